@@ -1,0 +1,128 @@
+"""What a task finds in its environment. Outside a job the same script is one replica over everything."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from insitu.errors import InputError
+from insitu.paths import HOME_ENV, JobPaths, Paths, default_home
+from insitu.spec import NodeId, TaskId
+
+JOB_ID_ENV = "INSITU_JOB_ID"
+CACHE_ENV = "INSITU_CACHE"
+TASK_ENV = "INSITU_TASK"
+SHARDS_ENV = "INSITU_SHARDS"
+NODE_ENV = "INSITU_NODE"
+SEED_ENV = "INSITU_SEED"
+ATTEMPT_ENV = "INSITU_ATTEMPT"
+STALL_TIMEOUT_ENV = "INSITU_STALL_TIMEOUT"
+TF_CONFIG_ENV = "TF_CONFIG"
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Who this process is.
+
+    `shards` are the shards that this task trains on, out of `num_shards` of the whole job. `workers` are
+    the `host:port` addresses of all worker tasks, by index; empty outside a job. `node` is None where the
+    process doesn't run on a node of the cluster. `checkpoint_dir` is None outside a job.
+    """
+
+    paths: Paths
+    job_id: str | None = None
+    task: TaskId = TaskId("worker", 0)  # noqa: RUF009 (frozen)
+    cache: str | None = None
+    shards: tuple[int, ...] = (0,)
+    num_shards: int = 1
+    node: NodeId | None = None
+    workers: tuple[str, ...] = ()
+    has_chief: bool = False
+    seed: int = 0
+    attempt: int = 1
+    stall_timeout: float = 600.0
+
+    @property
+    def role(self) -> str:
+        return self.task.role
+
+    @property
+    def index(self) -> int:
+        return self.task.index
+
+    @property
+    def is_chief(self) -> bool:
+        """The chief task, or worker 0 where there is none, as TensorFlow has it."""
+        return self.role == "chief" or (self.role == "worker" and self.index == 0 and not self.has_chief)
+
+    @property
+    def job(self) -> JobPaths | None:
+        return self.paths.job(self.job_id) if self.job_id else None
+
+    @property
+    def checkpoint_dir(self) -> Path | None:
+        return self.job.checkpoints if self.job else None
+
+    def secret(self) -> bytes:
+        """The job's secret, which peers prove to each other; empty outside a job."""
+        return self.job.secret.read_bytes() if self.job else b""
+
+
+def format_shards(shards: tuple[int, ...], num_shards: int) -> str:
+    """The value of INSITU_SHARDS: `0,1/4` is shards 0 and 1 out of 4; `/4` is none of them."""
+    return f"{','.join(map(str, shards))}/{num_shards}"
+
+
+def parse_shards(text: str) -> tuple[tuple[int, ...], int]:
+    """(shards, number of shards) of a value of INSITU_SHARDS. Raises InputError."""
+    listed, slash, total = text.partition("/")
+    try:
+        shards, num_shards = tuple(int(s) for s in listed.split(",") if s), int(total)
+    except ValueError:
+        slash = ""
+    if (
+        not slash
+        or num_shards < 1
+        or len(set(shards)) != len(shards)
+        or not all(0 <= s < num_shards for s in shards)
+    ):
+        raise InputError(
+            f"{SHARDS_ENV} lists distinct shards in [0, N), then '/' and N, such as 0,1/4. Received: {text!r}"
+        )
+    return shards, num_shards
+
+
+def read_context(environ: Mapping[str, str]) -> Context:
+    """The context that `environ` describes. Raises InputError where a value is not of its form."""
+    paths = Paths(
+        Path(environ[HOME_ENV]).expanduser().absolute() if environ.get(HOME_ENV) else default_home()
+    )
+    try:
+        cluster = json.loads(environ.get(TF_CONFIG_ENV) or "{}").get("cluster", {})
+    except (ValueError, AttributeError) as error:
+        raise InputError(
+            f"{TF_CONFIG_ENV} must be a JSON object. Received: {environ[TF_CONFIG_ENV]!r}"
+        ) from error
+    shards, num_shards = parse_shards(environ.get(SHARDS_ENV) or "0/1")
+    return Context(
+        paths=paths,
+        job_id=environ.get(JOB_ID_ENV) or None,
+        task=TaskId.parse(environ.get(TASK_ENV) or "worker:0"),
+        cache=environ.get(CACHE_ENV) or None,
+        shards=shards,
+        num_shards=num_shards,
+        node=NodeId(environ[NODE_ENV]) if environ.get(NODE_ENV) else None,
+        workers=tuple(cluster.get("worker", ())),
+        has_chief="chief" in cluster,
+        seed=int(environ.get(SEED_ENV) or 0),
+        attempt=int(environ.get(ATTEMPT_ENV) or 1),
+        stall_timeout=float(environ.get(STALL_TIMEOUT_ENV) or 600.0),
+    )
+
+
+def context() -> Context:
+    """The context of this process, read afresh from its environment."""
+    return read_context(os.environ)

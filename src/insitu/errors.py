@@ -1,0 +1,169 @@
+"""Every error that insitu raises on purpose, in one tree.
+
+    InsituError
+    ├── InputError              what the user gave is wrong: the message says what to change
+    │   ├── UnknownCache
+    │   ├── UnknownJob
+    │   ├── CacheExists
+    │   ├── SourceError         a source is missing, empty, truncated or of mixed shapes
+    │   ├── PlacementError      the job can't be laid out on the nodes as asked
+    │   └── JobSpecError        the job's folder, command or options can't be used
+    ├── GridError               what is stored is not as it must be
+    │   ├── CorruptPartition
+    │   ├── CorruptCatalog
+    │   ├── CacheBusy           another process imports into the same cache
+    │   └── StorageFull
+    ├── ClusterError            the controller or an engine can't do what is asked
+    ├── ExchangeError           buffers could not be moved between tasks
+    │   ├── JoinTimeout
+    │   ├── AuthenticationError
+    │   ├── StaleGeneration
+    │   └── PeerLost
+    └── TrainingError           a strategy, a model or a backend can't go on
+        ├── CheckpointError
+        └── Diverged
+
+Each error survives pickling, carries `exit_code` for the command line, and may carry `logs`, the path
+where more is to be read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class InsituError(Exception):
+    """Base of all. `logs` names a file or folder that says more, or is None."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, logs: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.logs = logs
+
+    def __str__(self) -> str:
+        return f"{self.message} (logs: {self.logs})" if self.logs else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), dict(self.__dict__)))
+
+
+def _rebuild(cls: type[InsituError], state: dict[str, Any]) -> InsituError:
+    error = cls.__new__(cls)
+    Exception.__init__(error, state.get("message", ""))
+    error.__dict__.update(state)
+    return error
+
+
+class InputError(InsituError):
+    """What the user gave is wrong."""
+
+    exit_code = 2
+
+
+class UnknownCache(InputError):
+    """No cache has this name."""
+
+
+class UnknownJob(InputError):
+    """No job has this id."""
+
+
+class CacheExists(InputError):
+    """The cache is there already, and `--overwrite` was not given."""
+
+
+class SourceError(InputError):
+    """A source of `insitu import` can't be read as rows of one schema."""
+
+
+class PlacementError(InputError):
+    """The job can't be laid out on the nodes as asked."""
+
+
+class JobSpecError(InputError):
+    """The job's folder, command or options can't be used."""
+
+
+class GridError(InsituError):
+    """What is stored is not as it must be."""
+
+
+class CorruptPartition(GridError):
+    """A partition's bytes differ from what was written."""
+
+
+class CorruptCatalog(GridError):
+    """The catalogue of caches can't be read."""
+
+
+class CacheBusy(GridError):
+    """Another process is importing into the same cache."""
+
+
+class StorageFull(GridError):
+    """No room is left on the device that a store or a checkpoint lies on."""
+
+
+class ClusterError(InsituError):
+    """The controller or an engine can't do what is asked."""
+
+
+class ExchangeError(InsituError):
+    """Buffers could not be moved between tasks."""
+
+
+class JoinTimeout(ExchangeError):
+    """Some peers did not join before the deadline. `missing` holds their ranks."""
+
+    def __init__(self, message: str, *, missing: tuple[int, ...] = (), logs: str | None = None) -> None:
+        super().__init__(message, logs=logs)
+        self.missing = missing
+
+
+class AuthenticationError(ExchangeError):
+    """A peer did not prove that it knows the job's secret."""
+
+
+class StaleGeneration(ExchangeError):
+    """A message of a generation that has ended."""
+
+
+class PeerLost(ExchangeError):
+    """A peer died, left, or made no progress within the stall timeout.
+
+    `rank` and `task` name the peer, `operation` and `sequence` the collective that was under way (its
+    number in this group, from 0), `last_completed` the number of the last one that every buffer of this
+    process has wholly been through (-1: none).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int,
+        task: str,
+        operation: str,
+        sequence: int,
+        last_completed: int,
+        logs: str | None = None,
+    ) -> None:
+        super().__init__(message, logs=logs)
+        self.rank = rank
+        self.task = task
+        self.operation = operation
+        self.sequence = sequence
+        self.last_completed = last_completed
+
+
+class TrainingError(InsituError):
+    """A strategy, a model or a backend can't go on."""
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint can't be written, read or trusted."""
+
+
+class Diverged(TrainingError):
+    """Replicas that must be equal are not."""

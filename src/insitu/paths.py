@@ -1,0 +1,158 @@
+"""Every name under $INSITU_HOME. No other module joins a path there.
+
+    $INSITU_HOME/
+      catalog.sqlite                    caches, versions, owners; written by `insitu import`
+      topology.json                     nodes that `insitu up` brought up
+      locks/CACHE.lock                  held by the one process that imports into a cache
+      staging/NAME/                     half-written versions; invisible, removed by whoever finds them dead
+      nodes/NODE/CACHE/vVERSION/        the store of one node
+        part-00000.arrow
+      jobs/JOB/                         one job; made by `insitu start`, then owned by its controller
+        job.json  secret  code/         what to run; `secret` is readable by its owner alone
+        journal.sqlite  controller.json controller.log
+        output.log                      all tasks' output, merged, each line with its task
+        shards/CACHE.json               the pinned shard map of each cache that the job has opened
+        tasks/ROLE-INDEX/               one task
+          attempt-1.log  progress  reads.json  failure.json
+        checkpoints/                    written by the chief
+        ledger/                         rows that have entered the model, by epoch and shard
+
+A cache's name becomes one folder's name by writing `@` for `/`, which no cache's name contains.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from insitu.spec import TaskId, check_cache_name, check_simple_name
+
+HOME_ENV = "INSITU_HOME"
+
+
+def default_home() -> Path:
+    """$INSITU_HOME, or ~/.insitu, absolute."""
+    return Path(os.environ.get(HOME_ENV) or "~/.insitu").expanduser().absolute()
+
+
+def cache_folder_name(cache: str) -> str:
+    return check_cache_name(cache).replace("/", "@")
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Names below one $INSITU_HOME. Nothing here touches the disk."""
+
+    home: Path
+
+    @classmethod
+    def default(cls) -> Paths:
+        return cls(default_home())
+
+    @property
+    def catalog(self) -> Path:
+        return self.home / "catalog.sqlite"
+
+    @property
+    def topology(self) -> Path:
+        return self.home / "topology.json"
+
+    @property
+    def staging(self) -> Path:
+        return self.home / "staging"
+
+    def cache_lock(self, cache: str) -> Path:
+        return self.home / "locks" / f"{cache_folder_name(cache)}.lock"
+
+    @property
+    def nodes(self) -> Path:
+        return self.home / "nodes"
+
+    def node(self, node: str) -> Path:
+        return self.nodes / check_simple_name("A node's name", node)
+
+    def version(self, node: str, cache: str, version: int) -> Path:
+        return self.node(node) / cache_folder_name(cache) / f"v{version}"
+
+    def partition(self, node: str, cache: str, version: int, index: int) -> Path:
+        return self.version(node, cache, version) / f"part-{index:05d}.arrow"
+
+    @property
+    def jobs(self) -> Path:
+        return self.home / "jobs"
+
+    def job(self, job_id: str) -> JobPaths:
+        return JobPaths(self.jobs / check_simple_name("A job's id", job_id))
+
+
+@dataclass(frozen=True, slots=True)
+class JobPaths:
+    """Names below one job's folder."""
+
+    root: Path
+
+    @property
+    def spec(self) -> Path:
+        return self.root / "job.json"
+
+    @property
+    def secret(self) -> Path:
+        return self.root / "secret"
+
+    @property
+    def code(self) -> Path:
+        return self.root / "code"
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal.sqlite"
+
+    @property
+    def controller(self) -> Path:
+        return self.root / "controller.json"
+
+    @property
+    def controller_log(self) -> Path:
+        return self.root / "controller.log"
+
+    @property
+    def output(self) -> Path:
+        return self.root / "output.log"
+
+    @property
+    def shard_maps(self) -> Path:
+        return self.root / "shards"
+
+    def shard_map(self, cache: str) -> Path:
+        return self.shard_maps / f"{cache_folder_name(cache)}.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def ledger(self) -> Path:
+        return self.root / "ledger"
+
+    def epoch_ledger(self, epoch: int, shard: int) -> Path:
+        return self.ledger / f"epoch-{epoch:05d}.shard-{shard:05d}.json"
+
+    @property
+    def tasks(self) -> Path:
+        return self.root / "tasks"
+
+    def task(self, task: TaskId) -> Path:
+        return self.tasks / f"{task.role}-{task.index}"
+
+    def task_log(self, task: TaskId, attempt: int) -> Path:
+        return self.task(task) / f"attempt-{attempt}.log"
+
+    def progress(self, task: TaskId) -> Path:
+        return self.task(task) / "progress"
+
+    def reads(self, task: TaskId) -> Path:
+        return self.task(task) / "reads.json"
+
+    def failure(self, task: TaskId) -> Path:
+        return self.task(task) / "failure.json"
