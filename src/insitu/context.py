@@ -22,6 +22,8 @@ ATTEMPT_ENV = "INSITU_ATTEMPT"
 STALL_TIMEOUT_ENV = "INSITU_STALL_TIMEOUT"
 TF_CONFIG_ENV = "TF_CONFIG"
 
+_FIRST_WORKER = TaskId("worker", 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -34,7 +36,7 @@ class Context:
 
     paths: Paths
     job_id: str | None = None
-    task: TaskId = TaskId("worker", 0)  # noqa: RUF009 (frozen)
+    task: TaskId = _FIRST_WORKER
     cache: str | None = None
     shards: tuple[int, ...] = (0,)
     num_shards: int = 1

@@ -26,8 +26,8 @@ def check_cache_name(name: str) -> str:
     """`name` itself. Raises InputError unless it is words of [A-Za-z0-9_.-] joined by '/'."""
     if not _CACHE_NAME.fullmatch(name) or len(name) > 200:
         raise InputError(
-            f"A cache's name is made of letters, digits, '_', '.', '-', in parts joined by '/', none of which "
-            f"starts with '.' or '-', 200 characters at most. Received: {name!r}"
+            f"A cache's name is made of letters, digits, '_', '.', '-', in parts joined by '/', none of "
+            f"which starts with '.' or '-', 200 characters at most. Received: {name!r}"
         )
     return name
 
@@ -36,8 +36,8 @@ def check_simple_name(what: str, name: str) -> str:
     """`name` itself. Raises InputError unless it is one word of [A-Za-z0-9_.-]."""
     if not _SIMPLE_NAME.fullmatch(name) or len(name) > 100:
         raise InputError(
-            f"{what} is made of letters, digits, '_', '.', '-', starts with a letter, a digit or '_', and has "
-            f"100 characters at most. Received: {name!r}"
+            f"{what} is made of letters, digits, '_', '.', '-', starts with a letter, a digit or '_', and "
+            f"has 100 characters at most. Received: {name!r}"
         )
     return name
 
@@ -193,14 +193,15 @@ class TaskId:
         role, _, index = text.partition(":")
         if role not in ROLES or not (index or "0").isdecimal():
             raise InputError(
-                f"A task is ROLE:INDEX with a role of {', '.join(ROLES)}, such as worker:0. Received: {text!r}"
+                f"A task is ROLE:INDEX with a role of {', '.join(ROLES)}, such as worker:0. "
+                f"Received: {text!r}"
             )
         return cls(role, int(index or 0))
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """Where a task runs and which shards it trains on (none for ps, evaluator, and a chief beside workers)."""
+    """Where a task runs and which shards it trains on: none for ps, evaluator, and a chief beside workers."""
 
     task: TaskId
     node: NodeId
