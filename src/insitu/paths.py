@@ -4,7 +4,9 @@
       catalog.sqlite                    caches, versions, owners; written by `insitu import`
       topology.json                     nodes that `insitu up` brought up
       locks/CACHE.lock                  held by the one process that imports into a cache
-      staging/NAME/                     half-written versions; invisible, removed by whoever finds them dead
+      staging/CACHE~TOKEN/              half-written versions; invisible, removed by whoever finds them dead
+        spool-DESTINATION-COLUMN        bytes of one column of one partition to be
+        stores/NODE/                    becomes vVERSION/ of that node's store
       nodes/NODE/CACHE/vVERSION/        the store of one node
         part-00000.arrow
       jobs/JOB/                         one job; made by `insitu start`, then owned by its controller
@@ -40,6 +42,15 @@ def cache_folder_name(cache: str) -> str:
     return check_cache_name(cache).replace("/", "@")
 
 
+def cache_name_of_folder(folder: str) -> str:
+    """The cache that `cache_folder_name` made `folder` of, or that a folder in staging belongs to."""
+    return folder.partition("~")[0].replace("@", "/")
+
+
+def partition_file_name(index: int) -> str:
+    return f"part-{index:05d}.arrow"
+
+
 @dataclass(frozen=True, slots=True)
 class Paths:
     """Names below one $INSITU_HOME. Nothing here touches the disk."""
@@ -62,6 +73,10 @@ class Paths:
     def staging(self) -> Path:
         return self.home / "staging"
 
+    def staged(self, cache: str, token: str) -> StagedPaths:
+        """Where one import puts its half-written version of `cache`; no cache's name contains `~`."""
+        return StagedPaths(self.staging / f"{cache_folder_name(cache)}~{token}")
+
     def cache_lock(self, cache: str) -> Path:
         return self.home / "locks" / f"{cache_folder_name(cache)}.lock"
 
@@ -72,11 +87,14 @@ class Paths:
     def node(self, node: str) -> Path:
         return self.nodes / check_simple_name("A node's name", node)
 
+    def cache_store(self, node: str, cache: str) -> Path:
+        return self.node(node) / cache_folder_name(cache)
+
     def version(self, node: str, cache: str, version: int) -> Path:
-        return self.node(node) / cache_folder_name(cache) / f"v{version}"
+        return self.cache_store(node, cache) / f"v{version}"
 
     def partition(self, node: str, cache: str, version: int, index: int) -> Path:
-        return self.version(node, cache, version) / f"part-{index:05d}.arrow"
+        return self.version(node, cache, version) / partition_file_name(index)
 
     @property
     def jobs(self) -> Path:
@@ -84,6 +102,22 @@ class Paths:
 
     def job(self, job_id: str) -> JobPaths:
         return JobPaths(self.jobs / check_simple_name("A job's id", job_id))
+
+
+@dataclass(frozen=True, slots=True)
+class StagedPaths:
+    """Names below one import's folder in staging."""
+
+    root: Path
+
+    def spool(self, destination: int, column: int, kind: str = "values") -> Path:
+        return self.root / f"spool-{destination:05d}-{column:03d}.{kind}"
+
+    def store(self, node: str) -> Path:
+        return self.root / "stores" / check_simple_name("A node's name", node)
+
+    def partition(self, node: str, index: int) -> Path:
+        return self.store(node) / partition_file_name(index)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,8 @@ class CacheSpec:
     """One version of a cache: immutable once published.
 
     `partitions[i].index == i`. `key` is the column whose hash chose each row's partition; None means the
-    row's index in the source did.
+    row's index in the source did. `labels[i]` names the class whose rows hold i in column `label`; empty
+    where the labels did not come from files' names. `created` is in seconds since 1970.
     """
 
     name: str
@@ -89,6 +90,7 @@ class CacheSpec:
     backups: int
     key: str | None
     created: float
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_cache_name(self.name)
@@ -103,6 +105,16 @@ class CacheSpec:
     def bytes(self) -> int:
         """Bytes of all partitions, each counted once (backups left out)."""
         return sum(p.bytes for p in self.partitions)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CacheSpec:
+        columns = tuple(Column(c["name"], c["dtype"], tuple(c["shape"])) for c in data["columns"])
+        partitions = tuple(PartitionInfo(**{**p, "owners": tuple(p["owners"])}) for p in data["partitions"])
+        changed = {"columns": columns, "partitions": partitions, "labels": tuple(data.get("labels", ()))}
+        return cls(**{**data, **changed})
 
 
 @dataclass(frozen=True, slots=True)
