@@ -1,0 +1,39 @@
+"""The grid: where rows live. This is its door; everything is loaded on first use, so it costs nothing."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from insitu.grid.affinity import owners_of_partition, shard_partitions
+    from insitu.grid.catalog import Catalog
+    from insitu.grid.topology import bring_up, load_topology, take_down
+
+_DOOR = {
+    "Catalog": "catalog",
+    "bring_up": "topology",
+    "load_topology": "topology",
+    "owners_of_partition": "affinity",
+    "shard_partitions": "affinity",
+    "take_down": "topology",
+}
+
+__all__ = [
+    "Catalog",
+    "bring_up",
+    "load_topology",
+    "owners_of_partition",
+    "shard_partitions",
+    "take_down",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _DOOR:
+        return getattr(import_module(f"insitu.grid.{_DOOR[name]}"), name)
+    raise AttributeError(f"module 'insitu.grid' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

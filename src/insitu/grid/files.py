@@ -1,0 +1,88 @@
+"""How the grid touches the disk: locks, durable writes, atomic publishing, and what "no room" looks like."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from insitu.errors import CacheBusy, StorageFull
+from insitu.paths import Paths
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+@contextlib.contextmanager
+def full_disk_as_error(where: Path) -> Iterator[None]:
+    """Turns the system's words for "no room" (device, quota, file size limit) into StorageFull."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise StorageFull(
+            f"No room is left for {where} ({os.strerror(error.errno or 0)}). Nothing of it was kept. Free "
+            f"some space, or put INSITU_HOME on a larger device"
+        ) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_staged(target: Path, data: bytes) -> Path:
+    """`data`, durable, in a new file beside `target` that only this process knows."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staged = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    with staged.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return staged
+
+
+def publish_file(target: Path, data: bytes) -> None:
+    """Replaces `target` by `data` as a whole: a reader sees the old or the new one. Raises StorageFull."""
+    with full_disk_as_error(target):
+        write_staged(target, data).replace(target)
+
+
+def publish_first(target: Path, data: bytes) -> bool:
+    """Publishes `data` at `target` unless somebody has done so before. Says whether it was us."""
+    with full_disk_as_error(target):
+        staged = write_staged(target, data)
+    try:
+        os.link(staged, target)
+    except FileExistsError:
+        return False
+    finally:
+        staged.unlink()
+    return True
+
+
+@contextlib.contextmanager
+def cache_locks(paths: Paths, caches: Sequence[str]) -> Iterator[None]:
+    """Holds the import locks of `caches`. Raises CacheBusy, at once, where another process has one.
+
+    The kernel drops a lock with its holder, so that a killed import leaves none.
+    """
+    with contextlib.ExitStack() as stack:
+        for cache in sorted(set(caches)):
+            path = paths.cache_lock(cache)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(path.open("a"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise CacheBusy(
+                    f"Another process is importing into {cache}. Wait for it to end, then try again"
+                ) from error
+        yield

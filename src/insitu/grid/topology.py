@@ -1,0 +1,83 @@
+"""The nodes of this cluster: which there are, bringing simulated ones up, taking them down.
+
+A simulated node is a store of its own below `$INSITU_HOME/nodes` on this machine. Where none were brought
+up there is one, `node-0`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+from insitu.errors import GridError, InputError
+from insitu.grid.catalog import Catalog
+from insitu.grid.files import cache_locks, publish_file
+from insitu.paths import Paths
+from insitu.spec import NodeId, Topology
+
+MAX_NODES = 1000
+
+
+def load_topology(paths: Paths) -> Topology:
+    """The nodes that were brought up, or the one that is always there. Raises GridError."""
+    try:
+        text = paths.topology.read_text()
+    except FileNotFoundError:
+        return Topology()
+    try:
+        return Topology(tuple(NodeId(str(node)) for node in json.loads(text)["nodes"]))
+    except (ValueError, KeyError, TypeError, InputError) as error:
+        raise GridError(
+            f"The list of nodes at {paths.topology} can't be read ({error}). Write it anew with "
+            f"`insitu up --nodes N`, after removing that file"
+        ) from error
+
+
+def bring_up(paths: Paths, nodes: int) -> Topology:
+    """Makes `nodes` simulated nodes, node-0 and so on, and returns them.
+
+    Caches that exist stay on the nodes that own them. Raises InputError where that is impossible, since a
+    node that would go owns rows.
+    """
+    if not 1 <= nodes <= MAX_NODES:
+        raise InputError(f"--nodes must be in [1, {MAX_NODES}]. Received: {nodes}")
+    topology = Topology(tuple(NodeId(f"node-{i}") for i in range(nodes)))
+    owning = {
+        owner: cache for cache in Catalog(paths).stored() for p in cache.partitions for owner in p.owners
+    }
+    gone = sorted(set(owning) - set(topology.nodes))
+    if gone:
+        raise InputError(
+            f"{nodes} node(s) would leave out {', '.join(gone)}, which hold partitions of "
+            f"{', '.join(sorted({owning[node].name for node in gone}))}. Ask for more nodes, or drop all "
+            f"stores with `insitu down --force` first"
+        )
+    for node in topology.nodes:
+        paths.node(node).mkdir(parents=True, exist_ok=True)
+    publish_file(paths.topology, json.dumps({"nodes": topology.nodes}).encode())
+    return topology
+
+
+def take_down(paths: Paths, *, force: bool = False) -> Topology:
+    """Drops the nodes and their stores; returns what they were.
+
+    Raises InputError where stores hold caches and `force` is not given, CacheBusy during an import.
+    """
+    topology = load_topology(paths)
+    catalog = Catalog(paths)
+    caches = sorted({cache.name for cache in catalog.stored()})
+    if caches and not force:
+        jobs = sorted({job for cache in caches for job in catalog.pinned_by(cache)})
+        raise InputError(
+            f"The stores hold {len(caches)} cache(s): {', '.join(caches)}"
+            f"{', in use by ' + ', '.join(jobs) if jobs else ''}. `insitu down --force` deletes them"
+        )
+    with cache_locks(paths, caches):
+        catalog.clear()
+        if paths.nodes.exists():
+            dropped = paths.nodes.with_name(f".dropped-{os.getpid()}")
+            paths.nodes.rename(dropped)
+            shutil.rmtree(dropped)
+        paths.topology.unlink(missing_ok=True)
+    return topology
