@@ -11,6 +11,7 @@
         part-00000.arrow
       jobs/JOB/                         one job; made by `insitu start`, then owned by its controller
         job.json  secret  code/         what to run; `secret` is readable by its owner alone
+        placement.json                  tasks, nodes and shards, and the cache as it was then
         journal.sqlite  controller.json controller.log
         output.log                      all tasks' output, merged, each line with its task
         shards/CACHE.json               the pinned shard map of each cache that the job has opened
@@ -129,6 +130,10 @@ class JobPaths:
     @property
     def spec(self) -> Path:
         return self.root / "job.json"
+
+    @property
+    def placement(self) -> Path:
+        return self.root / "placement.json"
 
     @property
     def secret(self) -> Path:
