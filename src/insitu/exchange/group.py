@@ -1,0 +1,295 @@
+"""The group: what a task calls to move buffers."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from insitu.errors import ExchangeError, InputError, PeerLost
+from insitu.exchange.arithmetic import Operation, bounds, check_reducible, check_weights
+from insitu.exchange.transport import Gone, Members, Reduction, Run, Transport
+
+_PLANS = 256
+"""Prepared operations kept at most."""
+
+
+@dataclass(slots=True)
+class OperationStats:
+    """What one kind of operation has cost this process so far.
+
+    `bytes` of the caller's arrays; `waiting` and `moving` in seconds: for the others to come, and for
+    everything else. `last` counts, by rank, who came last: a rank that always does is a straggler.
+    """
+
+    calls: int = 0
+    bytes: int = 0
+    waiting: float = 0.0
+    moving: float = 0.0
+    last: dict[int, int] | None = None
+
+
+@dataclass(slots=True)
+class _Plan:
+    """An operation on one array, prepared. `reference` tells whether it is still that array."""
+
+    reference: weakref.ref[np.ndarray]
+    run: Run
+    result: np.ndarray
+    nbytes: int
+
+
+class Group:
+    """Tasks that reduce buffers together. Made by `insitu.exchange.join`; a context manager.
+
+    All ranks call the same operations in the same order, with arrays of the same size and dtype. Arrays
+    must be C-contiguous. A rank that hosts one shard passes an array of any shape; one that hosts L > 1
+    shards passes (L, ...), one row per shard in ascending order, of which row 0 receives the result; one
+    that hosts none passes an array of a row's shape, which only receives.
+
+    Not for several threads at once. After an ExchangeError the group is broken and only `rejoin` and
+    `close` help; what `last_completed` says of the buffers holds.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        transport: Transport,
+        *,
+        generation: int = 0,
+        names: Sequence[str] | None = None,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        self._members = members
+        self._transport = transport
+        self._names = names
+        self._on_close = on_close
+        self._plans: dict[tuple[int, str], _Plan] = {}
+        self._sequence = -1
+        self._broken: ExchangeError | None = None
+        self._closed = False
+        self.rank = members.rank
+        self.size = members.size
+        self.shards = members.shards[members.rank]
+        self.num_shards = members.num_shards
+        self.generation = generation
+        self.transport = transport.name
+        self.last_completed = -1
+        """Number of the last operation that every buffer of this process has wholly been through."""
+        self.stats: dict[str, OperationStats] = {}
+        """By operation: "all_reduce", "all_gather", ..."""
+
+    def __repr__(self) -> str:
+        return (
+            f"<Group rank {self.rank} of {self.size} over {self.transport}, shards {list(self.shards)} of "
+            f"{self.num_shards}, generation {self.generation}, {self.last_completed + 1} operations>"
+        )
+
+    def task(self, rank: int) -> str:
+        """What messages call a rank: `worker:0`, or `rank 0`."""
+        return self._names[rank] if self._names else f"rank {rank}"
+
+    # Operations
+
+    def buffer(self, shape: int | Sequence[int], dtype: DTypeLike) -> np.ndarray:
+        """A new array of zeros in the transport's own memory: reducing it copies nothing.
+
+        All ranks call it together; shapes may differ by rank (a rank with L shards wants (L, n)). The
+        memory is kept until the group is closed and the array gone.
+        """
+        kind = np.dtype(dtype)
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        data = np.empty(0, np.uint8)
+
+        def allocate() -> None:
+            nonlocal data
+            data = self._transport.allocate(int(np.prod(sizes, dtype=np.int64)) * kind.itemsize)
+
+        self._perform("buffer", 0, allocate)
+        return data.view(kind).reshape(sizes)
+
+    def all_reduce(
+        self, array: np.ndarray, op: Operation = "sum", weights: Sequence[float] | None = None
+    ) -> np.ndarray:
+        """Reduces all shards' rows into every rank's array, in place; returns the view with the result.
+
+        The result is `((x_0 + x_1) + x_2) + ...` in shard order, bit for bit, in the array's dtype
+        (float16 and bfloat16 are accumulated in float32 and rounded once). "mean" then divides by the
+        number of shards. "weighted_mean" takes `weights`, one number >= 0 per local shard: each row is
+        multiplied by w_s / W (float64, rounded to the dtype) before it is added; rows of weight 0 are
+        not read at all, so they may hold anything. Where all weights are 0, nothing is touched.
+
+        Raises InputError for what can't be reduced, PeerLost, ExchangeError.
+        """
+        plan = self._plans.get((id(array), op))
+        if plan is None or plan.reference() is not array:
+            plan = self._prepare(array, op)
+        if weights is not None or op == "weighted_mean":
+            weights = self._check_weights(op, weights)
+        self._run("all_reduce", plan, weights)
+        return plan.result
+
+    def reduce_scatter(
+        self, array: np.ndarray, op: Operation = "sum", weights: Sequence[float] | None = None
+    ) -> np.ndarray:
+        """This rank's part of what `all_reduce` would give, as a new flat array; `array` isn't changed.
+
+        The parts of all ranks, one after the other, are the whole; see `part`.
+        """
+        rows, _ = self._rows_of(array, op)
+        length = rows[0].size if rows else array.size
+        start, stop = self.part(length, array.dtype)
+        result = np.zeros(stop - start, array.dtype)
+        checked = self._check_weights(op, weights) if weights is not None or op == "weighted_mean" else None
+        reduction = Reduction(op, array.dtype, length, rows, result, (start, stop))
+        run = self._transport.reduction(reduction)
+        self._run("reduce_scatter", _Plan(weakref.ref(array), run, result, array.nbytes), checked)
+        return result
+
+    def part(self, length: int, dtype: DTypeLike, rank: int | None = None) -> tuple[int, int]:
+        """The half-open interval of a row's elements that `reduce_scatter` gives to `rank` (this one)."""
+        rank = self.rank if rank is None else rank
+        return bounds(length, self.size, np.dtype(dtype).itemsize)[rank]
+
+    def all_gather(self, array: np.ndarray) -> np.ndarray:
+        """One row per shard, in shard order: a new array of (num_shards, *row shape)."""
+        rows, shape = self._split(array)
+        out = np.empty((self.num_shards, *shape), array.dtype)
+        size = int(np.prod(shape, dtype=np.int64)) * array.dtype.itemsize
+        flat = out.reshape(-1).view(np.uint8).reshape(self.num_shards, size)
+        self._perform("all_gather", array.nbytes, lambda: self._transport.gather([_bytes(r) for r in rows], flat))
+        return out
+
+    def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
+        """Copies the array of rank `root` into every other rank's, in place; returns `array`."""
+        if not 0 <= root < self.size:
+            raise InputError(f"root must be a rank in [0, {self.size}). Received: {root}")
+        if not array.flags.c_contiguous:
+            raise InputError("An array to broadcast must be C-contiguous")
+        data = _bytes(array.reshape(-1))
+        self._perform("broadcast", array.nbytes, lambda: self._transport.broadcast(data, root))
+        return array
+
+    def barrier(self) -> None:
+        """Returns once all ranks have called it."""
+        rows = [np.empty(0, np.uint8) for _ in self.shards]
+        out = np.empty((self.num_shards, 0), np.uint8)
+        self._perform("barrier", 0, lambda: self._transport.gather(rows, out))
+
+    # Life
+
+    def close(self) -> None:
+        """Leaves the group. Buffers stay valid as plain memory. May be called again."""
+        if not self._closed:
+            self._closed = True
+            self._plans.clear()
+            self._transport.close()
+            if self._on_close is not None:
+                self._on_close()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Within
+
+    def _check_weights(self, op: str, weights: Sequence[float] | None) -> list[float]:
+        if op != "weighted_mean" or weights is None:
+            raise InputError(f"weights belong to a weighted_mean, which needs them. Received: {op}, {weights}")
+        return check_weights(weights, len(self.shards))
+
+    def _split(self, array: np.ndarray) -> tuple[tuple[np.ndarray, ...], tuple[int, ...]]:
+        """(flat rows of the local shards, shape of a row). Raises InputError."""
+        if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
+            raise InputError("The exchange moves C-contiguous NumPy arrays; see numpy.ascontiguousarray")
+        count = len(self.shards)
+        if count == 0:
+            return (), array.shape
+        if count == 1:
+            return (array.reshape(-1),), array.shape
+        if array.ndim == 0 or array.shape[0] != count:
+            raise InputError(
+                f"This process hosts {count} shards, so an array must have {count} rows. Received: {array.shape}"
+            )
+        return tuple(row.reshape(-1) for row in array), array.shape[1:]
+
+    def _rows_of(self, array: np.ndarray, op: str) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+        """(flat rows of the local shards, the view that a result goes to). Raises InputError."""
+        rows, _ = self._split(array)
+        check_reducible(array.dtype, op)
+        return rows, array[0] if len(rows) > 1 else array
+
+    def _prepare(self, array: np.ndarray, op: Operation) -> _Plan:
+        rows, result = self._rows_of(array, op)
+        if not array.flags.writeable:
+            raise InputError("all_reduce writes to its array, which is read-only")
+        flat = rows[0] if rows else array.reshape(-1)
+        run = self._transport.reduction(Reduction(op, array.dtype, flat.size, rows, flat))
+        plan = _Plan(weakref.ref(array), run, result, array.nbytes)
+        if len(self._plans) >= _PLANS:
+            self._plans.pop(next(iter(self._plans)))
+        if self._transport.name != "solo" or array.size:
+            self._plans[id(array), op] = plan
+        return plan
+
+    def _run(self, name: str, plan: _Plan, weights: Sequence[float] | None) -> None:
+        self._perform(name, plan.nbytes, lambda: plan.run(weights))
+
+    def _perform(self, name: str, nbytes: int, action: Callable[[], Any]) -> None:
+        """Runs one operation, counts it, and turns a lost member into PeerLost."""
+        if self._closed or self._broken is not None:
+            raise self._unusable()
+        self._sequence += 1
+        account = self._transport.account
+        waited, start = account.waiting, time.perf_counter()
+        try:
+            action()
+        except Gone as gone:
+            if gone.completed:
+                self.last_completed = self._sequence
+            self._broken = self._peer_lost(name, gone)
+            raise self._broken from gone
+        except ExchangeError as error:
+            self._broken = error
+            raise
+        self.last_completed = self._sequence
+        stats = self.stats.get(name)
+        if stats is None:
+            stats = self.stats[name] = OperationStats(last={})
+        waited = account.waiting - waited
+        stats.calls += 1
+        stats.bytes += nbytes
+        stats.waiting += waited
+        stats.moving += time.perf_counter() - start - waited
+        if stats.last is not None:
+            stats.last[account.last] = stats.last.get(account.last, 0) + 1
+
+    def _peer_lost(self, name: str, gone: Gone) -> PeerLost:
+        return PeerLost(
+            f"{self.task(gone.rank)} {gone.why} during {name} number {self._sequence} of generation "
+            f"{self.generation}; the last operation completed here is number {self.last_completed}",
+            rank=gone.rank,
+            task=self.task(gone.rank),
+            operation=name,
+            sequence=self._sequence,
+            last_completed=self.last_completed,
+        )
+
+    def _unusable(self) -> ExchangeError:
+        if self._closed:
+            return ExchangeError("The group is closed")
+        return ExchangeError(f"The group is broken, rejoin or close it: {self._broken}")
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return array.view(np.uint8)

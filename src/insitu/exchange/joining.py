@@ -1,0 +1,172 @@
+"""`join`: from a rank and a list of addresses to a group."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from insitu.errors import ExchangeError, InputError
+from insitu.exchange import memory
+from insitu.exchange.group import Group
+from insitu.exchange.handshake import Card
+from insitu.exchange.rendezvous import Peer, Rendezvous
+from insitu.exchange.shm import Layout, SharedMemory
+from insitu.exchange.solo import Solo
+from insitu.exchange.transport import Gone, Members, Transport
+from insitu.exchange.wait import patience
+
+TransportName = Literal["auto", "shm", "tcp"]
+Compression = Literal["none", "bfloat16"]
+
+
+def join(
+    rank: int,
+    addresses: Sequence[str],
+    *,
+    transport: TransportName = "auto",
+    shards: Sequence[int] | None = None,
+    num_shards: int | None = None,
+    secret: bytes = b"",
+    timeout: float = 60.0,
+    stall_timeout: float = 600.0,
+    tasks: Sequence[str] | None = None,
+    generation: int = 0,
+    compression: Compression = "none",
+) -> Group:
+    """Meets the other ranks and returns the group.
+
+    `addresses[r]` is the `host:port` that rank r listens on while the group forms; nothing may listen there
+    before. `shards` are the shards that this process hosts, ascending (None: shard `rank`), out of
+    `num_shards` (None: as many as ranks); the ranks' shards together must be all of them, each once.
+    `secret` is proved, never sent. `timeout` bounds the forming, `stall_timeout` every wait afterwards, in
+    seconds. `tasks` names the ranks in messages. All ranks must give the same number of addresses,
+    `num_shards`, `transport`, `compression` and `generation`; peers of an older generation are refused.
+
+    Raises InputError, JoinTimeout (naming who is missing), AuthenticationError, StaleGeneration (where this
+    process is the old one), ExchangeError.
+    """
+    hosted, total = _check(rank, addresses, shards, num_shards, tasks)
+    if transport not in get_args(TransportName):
+        raise InputError(f"transport must be one of {', '.join(get_args(TransportName))}. Received: {transport!r}")
+    if len(addresses) == 1:
+        if hosted != tuple(range(total)):
+            raise InputError(f"A process alone hosts all {total} shards. Received: {hosted}")
+        members = Members(0, (hosted,), total)
+        return Group(members, Solo(members), generation=generation, names=tasks)
+    control = memory.create("insitu-exchange", Layout(len(addresses), total).size)
+    try:
+        card: Card = {
+            "rank": rank,
+            "size": len(addresses),
+            "num_shards": total,
+            "shards": list(hosted),
+            "generation": generation,
+            "transport": transport,
+            "compression": compression,
+            "host": memory.host_identity(),
+            "process": os.getpid(),
+            "control": control,
+        }
+        deadline = time.monotonic() + timeout
+        meeting = Rendezvous(rank, addresses, card, lambda other: _compare(card, other), secret, _namer(tasks))
+        peers = meeting.meet(timeout)
+        try:
+            return _form(card, peers, stall_timeout, max(0.1, deadline - time.monotonic()), tasks)
+        except BaseException:
+            for peer in peers.values():
+                peer.connection.close()
+            raise
+    finally:
+        os.close(control)
+
+
+def _namer(tasks: Sequence[str] | None):  # type: ignore[no-untyped-def]
+    return lambda rank: tasks[rank] if tasks and 0 <= rank < len(tasks) else f"rank {rank}"
+
+
+def _check(
+    rank: int,
+    addresses: Sequence[str],
+    shards: Sequence[int] | None,
+    num_shards: int | None,
+    tasks: Sequence[str] | None,
+) -> tuple[tuple[int, ...], int]:
+    """(shards hosted here, number of shards). Raises InputError."""
+    if not 0 <= rank < len(addresses):
+        raise InputError(f"rank must be in [0, {len(addresses)}), the addresses given. Received: {rank}")
+    if tasks is not None and len(tasks) != len(addresses):
+        raise InputError(f"tasks must name each of the {len(addresses)} ranks. Received: {len(tasks)} names")
+    total = len(addresses) if num_shards is None else num_shards
+    hosted = (rank,) if shards is None else tuple(shards)
+    if list(hosted) != sorted(set(hosted)) or any(not 0 <= s < total for s in hosted):
+        raise InputError(f"shards must be distinct, ascending and in [0, {total}). Received: {hosted}")
+    return hosted, total
+
+
+def _compare(mine: Card, theirs: Card) -> None:
+    """Raises ExchangeError unless both can be in one group."""
+    for key in ("size", "num_shards", "transport", "compression"):
+        if mine[key] != theirs.get(key):
+            raise ExchangeError(
+                f"All ranks must join with the same {key}. Rank {mine['rank']} has {mine[key]!r}, "
+                f"rank {theirs.get('rank')} has {theirs.get(key)!r}"
+            )
+
+
+def _members(cards: Sequence[Card], rank: int) -> Members:
+    """Raises ExchangeError unless each shard is hosted once."""
+    shards = tuple(tuple(int(s) for s in card["shards"]) for card in cards)
+    total = cards[rank]["num_shards"]
+    if sorted(s for hosted in shards for s in hosted) != list(range(total)):
+        raise ExchangeError(
+            f"The ranks together must host each of the {total} shards once. Received: {[list(s) for s in shards]}"
+        )
+    return Members(rank, shards, total)
+
+
+class _Lives:
+    """Watches the connections to all peers: a process that ends, however it ends, closes them."""
+
+    def __init__(self, peers: dict[int, Peer]) -> None:
+        self._poll = select.poll()
+        self._ranks: dict[int, int] = {}
+        self._connections = [peer.connection for peer in peers.values()]
+        for peer in peers.values():
+            self._ranks[peer.connection.fileno()] = peer.rank
+            self._poll.register(peer.connection, select.POLLIN | select.POLLRDHUP)
+
+    def dead(self) -> list[int]:
+        """Ranks whose connection has ended. Nothing is ever sent on these connections."""
+        return [self._ranks[file] for file, _ in self._poll.poll(0)]
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+
+
+def _form(
+    card: Card, peers: dict[int, Peer], stall_timeout: float, timeout: float, tasks: Sequence[str] | None
+) -> Group:
+    rank = card["rank"]
+    cards = [card if r == rank else peers[r].card for r in range(card["size"])]
+    members = _members(cards, rank)
+    lives = _Lives(peers)
+    leader = cards[0]
+    control = memory.attach(leader["process"], leader["control"], Layout(members.size, members.num_shards).size)
+    same_process = len({c["process"] for c in cards}) < len(cards)
+    shared: Transport = SharedMemory(
+        members,
+        control,
+        patience(members.size, len(os.sched_getaffinity(0)), same_process),
+        lives.dead,
+        stall_timeout,
+    )
+    group = Group(members, shared, generation=card["generation"], names=tasks, on_close=lives.close)
+    try:
+        group._transport.allocate(0)  # everybody has mapped the leader's segment once this returns
+    except Gone as gone:
+        raise ExchangeError(f"{group.task(gone.rank)} {gone.why} while the group was forming") from gone
+    return group

@@ -1,0 +1,126 @@
+"""Memory that processes of one host share, and the futex that they sleep on.
+
+A segment is an anonymous file (memfd): it has no name in the file system, only processes of the same user
+can open it through /proc, and the kernel frees it with its last mapping, so a crash leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import sys
+from typing import Any
+
+import numpy as np
+
+from insitu.errors import ExchangeError
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+_MAP_FIXED = 0x10
+_MAP_POPULATE = 0x8000
+_MADV_HUGEPAGE = 14
+_FAILED = ctypes.c_void_p(-1).value
+_SYS_FUTEX = 202
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
+_EVERYBODY = 2**31 - 1
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def supported() -> bool:
+    """Whether this machine can run the shared-memory transport.
+
+    It needs Linux, and a processor that makes stores visible in program order (x86-64): sequence numbers
+    are published after the data by plain stores, without fences.
+    """
+    return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64") and sys.maxsize > 2**32
+
+
+def host_identity() -> str:
+    """Equal for two processes that can open each other's segments: same boot, process numbers and user."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        boot = file.read().strip()
+    return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}/{os.getuid()}"
+
+
+class Segment:
+    """A mapping of shared memory of `size` bytes at `address`.
+
+    Arrays made by `array` keep it mapped; it is unmapped with the last of them.
+    """
+
+    def __init__(self, file: int, size: int) -> None:
+        self.size = size
+        self.address = 0
+        address = _libc.mmap(
+            None, max(size, 1), mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_POPULATE, file, 0
+        )
+        if address == _FAILED:
+            raise ExchangeError(f"{size} bytes of shared memory can't be mapped: {os.strerror(ctypes.get_errno())}")
+        self.address = address
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"version": 3, "data": (self.address, False), "shape": (self.size,), "typestr": "|u1"}
+
+    def array(self) -> np.ndarray:
+        """All bytes, as uint8[size]."""
+        return np.asarray(self)
+
+    def __del__(self) -> None:
+        if self.address:
+            _libc.munmap(self.address, max(self.size, 1))
+            self.address = 0
+
+
+def create(name: str, size: int) -> int:
+    """The descriptor of a new segment of `size` zero bytes. Raises ExchangeError where memory is short."""
+    file = os.memfd_create(name, os.MFD_CLOEXEC)
+    try:
+        if size:
+            os.posix_fallocate(file, 0, size)
+    except OSError as error:
+        os.close(file)
+        raise ExchangeError(f"{size} bytes of shared memory can't be had: {error.strerror}") from error
+    return file
+
+
+def attach(process: int, descriptor: int, size: int) -> Segment:
+    """Maps the segment that `process` of this host has open as `descriptor`."""
+    try:
+        file = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise ExchangeError(f"The shared memory of process {process} can't be opened: {error.strerror}") from error
+    try:
+        if os.fstat(file).st_size < size:
+            raise ExchangeError(f"The shared memory of process {process} is smaller than the {size} bytes it promised")
+        return Segment(file, size)
+    finally:
+        os.close(file)
+
+
+def futex_wait(address: int, value: int, seconds: float) -> None:
+    """Sleeps while the 32-bit word at `address` is `value`, until `futex_wake`, `seconds` at most."""
+    limit = _Timespec(int(seconds), int(seconds % 1 * 1e9))
+    _libc.syscall(
+        _SYS_FUTEX, ctypes.c_void_p(address), _FUTEX_WAIT, ctypes.c_uint32(value), ctypes.byref(limit), None, 0
+    )
+
+
+def futex_wake(address: int) -> None:
+    """Wakes all that sleep on the word at `address`."""
+    _libc.syscall(_SYS_FUTEX, ctypes.c_void_p(address), _FUTEX_WAKE, _EVERYBODY, None, None, 0)
+
+
+def yield_processor() -> None:
+    """Lets another process (or thread of this one) run."""
+    _libc.sched_yield()

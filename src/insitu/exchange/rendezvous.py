@@ -1,0 +1,260 @@
+"""How the ranks of a group find each other: one authenticated TCP connection for each pair.
+
+Each rank listens on its own address and dials every rank below it, again and again until the deadline.
+What calls and isn't a peer is hung up on and disturbs nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from insitu.errors import AuthenticationError, ExchangeError, InputError, JoinTimeout, StaleGeneration
+from insitu.exchange.handshake import Card, NotAPeer, Talk, accept, dial
+
+_PATIENCE = 5.0
+"""Seconds that a caller has for its handshake."""
+_RETRY = 0.02
+"""Seconds between two attempts to dial a rank that isn't there yet."""
+_CALLERS = 64
+"""Callers under way at most, beyond the number of ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another rank: its connection (non-blocking, TCP_NODELAY) and what it said of itself."""
+
+    rank: int
+    connection: socket.socket
+    card: Card
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """(host, port) of `host:port`; an IPv6 host may stand in brackets. Raises InputError."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InputError(f"An address is host:port with a port in [1, 65536). Received: {text!r}")
+    return host, int(port)
+
+
+class _Conversation:
+    """One handshake under way on one connection."""
+
+    def __init__(self, connection: socket.socket, talk: Talk, rank: int | None, deadline: float) -> None:
+        self.connection = connection
+        self.rank = rank  # whom we dialled; None: it called us
+        self.deadline = deadline
+        self._talk = talk
+        self._out = b""
+        self._in = b""
+        self._wanted = 0
+        self.card: Card | None = None
+        self._advance(None)
+
+    @property
+    def events(self) -> int:
+        return selectors.EVENT_WRITE if self._out else selectors.EVENT_READ
+
+    def _advance(self, data: bytes | None) -> None:
+        try:
+            step = next(self._talk) if data is None else self._talk.send(data)
+            while isinstance(step, bytes):
+                self._out += step
+                step = next(self._talk)
+            self._wanted = step
+        except StopIteration as end:
+            self.card = end.value
+
+    def go_on(self) -> None:
+        """Moves what can be moved. Raises OSError or ExchangeError where the peer fails."""
+        if self._out:
+            # Dialling a free port of this very host may connect a socket to itself, and hold the port.
+            if self.connection.getsockname() == self.connection.getpeername():
+                raise ConnectionError("nobody listens there yet")
+            self._out = self._out[self.connection.send(self._out) :]
+            return
+        data = self.connection.recv(self._wanted - len(self._in))
+        if not data:
+            raise ConnectionError("it hung up")
+        self._in += data
+        if len(self._in) == self._wanted:
+            complete, self._in = self._in, b""
+            self._advance(complete)
+
+    @property
+    def done(self) -> bool:
+        return self.card is not None and not self._out
+
+
+class Rendezvous:
+    """One rank's side of the meeting. `card` is what it says of itself; `check` raises ExchangeError for a
+    peer's card that can't be in the same group."""
+
+    def __init__(
+        self,
+        rank: int,
+        addresses: Sequence[str],
+        card: Card,
+        check: Callable[[Card], None],
+        secret: bytes,
+        name: Callable[[int], str],
+    ) -> None:
+        self._rank = rank
+        self._addresses = [parse_address(text) for text in addresses]
+        self._card = card
+        self._check = check
+        self._secret = secret
+        self._name = name
+        self._peers: dict[int, Peer] = {}
+        self._retry_at: dict[int, float] = dict.fromkeys(range(rank), 0.0)
+        self._notes: list[str] = []
+        self._selector = selectors.DefaultSelector()
+
+    def meet(self, timeout: float) -> dict[int, Peer]:
+        """All other ranks by number. Raises JoinTimeout, AuthenticationError, StaleGeneration,
+        ExchangeError; then no connection is left open."""
+        deadline = time.monotonic() + timeout
+        listener = self._listen(deadline)
+        try:
+            with listener:
+                self._selector.register(listener, selectors.EVENT_READ)
+                while len(self._peers) < len(self._addresses) - 1:
+                    self._turn(listener, deadline)
+        except BaseException:
+            for peer in self._peers.values():
+                peer.connection.close()
+            raise
+        finally:
+            for key in list(self._selector.get_map().values()):
+                if key.data is not None:
+                    key.data.connection.close()
+            self._selector.close()
+        return self._peers
+
+    def _listen(self, deadline: float) -> socket.socket:
+        """Bound to this rank's own address, never to every interface. The port may still be held for a
+        moment by the group before."""
+        host, port = self._addresses[self._rank]
+        while True:
+            try:
+                family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+                listener = socket.create_server((host, port), family=family, backlog=128)
+                listener.setblocking(False)
+                return listener
+            except OSError as error:
+                if time.monotonic() >= deadline:
+                    raise ExchangeError(
+                        f"{self._name(self._rank)} can't listen on {host}:{port}: {error.strerror or error}"
+                    ) from error
+                time.sleep(_RETRY)
+
+    def _turn(self, listener: socket.socket, deadline: float) -> None:
+        now = time.monotonic()
+        if now >= deadline:
+            raise self._timeout()
+        for rank, at in self._retry_at.items():
+            if at <= now:
+                self._dial(rank, deadline)
+        for key, _ in self._selector.select(min(_RETRY, deadline - now)):
+            if key.data is None:
+                self._answer(listener, now)
+            else:
+                self._go_on(key.data)
+        for key in list(self._selector.get_map().values()):
+            if key.data is not None and key.data.deadline < now:
+                self._drop(key.data, "it said nothing for too long")
+
+    def _answer(self, listener: socket.socket, now: float) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = listener.accept()
+            if len(self._selector.get_map()) > _CALLERS + len(self._addresses):
+                connection.close()
+                return
+            self._begin(connection, accept(self._secret, self._card), None, now + _PATIENCE)
+
+    def _dial(self, rank: int, deadline: float) -> None:
+        host, port = self._addresses[rank]
+        self._retry_at[rank] = float("inf")
+        connection: socket.socket | None = None
+        try:
+            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            connection = socket.socket(family, kind, protocol)
+            connection.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                connection.connect(address)
+        except OSError:
+            if connection is not None:
+                connection.close()
+            self._retry_at[rank] = time.monotonic() + _RETRY
+            return
+        until = min(deadline, time.monotonic() + _PATIENCE)
+        self._begin(connection, dial(self._secret, self._card), rank, until)
+
+    def _begin(self, connection: socket.socket, talk: Talk, rank: int | None, until: float) -> None:
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        conversation = _Conversation(connection, talk, rank, until)
+        self._selector.register(connection, conversation.events, conversation)
+
+    def _go_on(self, talk: _Conversation) -> None:
+        try:
+            talk.go_on()
+            if talk.done:
+                self._welcome(talk)
+            else:
+                self._selector.modify(talk.connection, talk.events, talk)
+        except BlockingIOError:
+            pass
+        except AuthenticationError as error:
+            self._drop(talk, str(error))
+            if talk.rank is not None:
+                host, port = self._addresses[talk.rank]
+                raise AuthenticationError(
+                    f"{self._name(talk.rank)} at {host}:{port} failed to prove itself. {error}"
+                ) from error
+        except (OSError, NotAPeer, json.JSONDecodeError, UnicodeDecodeError) as error:
+            self._drop(talk, str(error))
+
+    def _drop(self, talk: _Conversation, why: str) -> None:
+        self._selector.unregister(talk.connection)
+        talk.connection.close()
+        if talk.rank is not None:
+            self._retry_at[talk.rank] = time.monotonic() + _RETRY
+        if len(self._notes) < 5 and "refused" not in why and why not in self._notes:
+            self._notes.append(why)
+
+    def _welcome(self, talk: _Conversation) -> None:
+        card = talk.card or {}
+        mine, theirs = self._card["generation"], card.get("generation")
+        rank = card.get("rank")
+        if not isinstance(rank, int) or not isinstance(theirs, int):
+            self._drop(talk, "a card without a rank")
+        elif theirs > mine:
+            raise StaleGeneration(
+                f"{self._name(self._rank)} joins generation {mine}, but {self._name(rank)} is at {theirs}"
+            )
+        elif theirs < mine:
+            self._drop(talk, f"{self._name(rank)} is still at generation {theirs}, not {mine}")
+        elif rank == self._rank or rank in self._peers or (talk.rank is not None and rank != talk.rank):
+            raise ExchangeError(
+                f"Two processes say that they are {self._name(rank)}; each rank of a group is one process"
+            )
+        else:
+            self._check(card)
+            self._selector.unregister(talk.connection)
+            self._peers[rank] = Peer(rank, talk.connection, card)
+
+    def _timeout(self) -> JoinTimeout:
+        missing = tuple(
+            rank for rank in range(len(self._addresses)) if rank != self._rank and rank not in self._peers
+        )
+        names = ", ".join(f"{self._name(r)} ({':'.join(map(str, self._addresses[r]))})" for r in missing)
+        notes = f" Seen meanwhile: {'; '.join(self._notes)}." if self._notes else ""
+        return JoinTimeout(f"Did not join in time: {names}.{notes}", missing=missing)

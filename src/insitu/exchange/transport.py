@@ -1,0 +1,105 @@
+"""The seam between a group and what moves its buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from insitu.errors import ExchangeError
+from insitu.exchange.arithmetic import Operation
+
+
+class Gone(Exception):
+    """Internal: member `rank` won't arrive; `why` completes the sentence "worker:1 ...". The group makes a
+    PeerLost of it. `completed`: whether this process's buffers have wholly been through the operation."""
+
+    def __init__(self, rank: int, why: str, completed: bool = False) -> None:
+        super().__init__(rank, why)
+        self.rank = rank
+        self.why = why
+        self.completed = completed
+
+
+class Mismatch(ExchangeError):
+    """Ranks called different operations, or with different sizes or dtypes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Who takes part: `shards[rank]` are the shards that a rank hosts, ascending."""
+
+    rank: int
+    shards: tuple[tuple[int, ...], ...]
+    num_shards: int
+
+    @property
+    def size(self) -> int:
+        return len(self.shards)
+
+
+@dataclass(slots=True)
+class Account:
+    """What an operation cost this process so far. Seconds; bytes are those of the buffers reduced, gathered
+    or sent. `last` counts how often each rank arrived last."""
+
+    waiting: float = 0.0
+    moving: float = 0.0
+    last: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """One all_reduce or reduce_scatter on one array.
+
+    `rows[i]` is the flat view of local shard i; `result` the flat view that the result goes to (`rows[0]`,
+    or the whole array of a process without shards); for a reduce_scatter, `scatter` is the half-open
+    interval of elements that this rank wants, written to `result` of that length.
+    """
+
+    op: Operation
+    dtype: np.dtype[Any]
+    length: int
+    rows: tuple[np.ndarray, ...]
+    result: np.ndarray
+    scatter: tuple[int, int] | None = None
+
+    @property
+    def row_bytes(self) -> int:
+        return self.length * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        name = "all_reduce" if self.scatter is None else "reduce_scatter"
+        return f"{name} {self.op} of {self.dtype.name}[{self.length}]"
+
+
+Run = Callable[[Sequence[float] | None], bool]
+"""Performs a prepared reduction; takes the local shards' weights for a weighted mean. False: all weights
+were 0, and nothing was touched."""
+
+
+class Transport(Protocol):
+    """Moves buffers between the members of a group. All members call the same methods in the same order.
+
+    Any method raises Gone where a member is lost, and Mismatch where members disagree on what they do.
+    """
+
+    name: str
+    account: Account
+
+    def allocate(self, size: int) -> np.ndarray:
+        """`size` zero bytes in the transport's own memory, as uint8[size]. Sizes may differ by rank."""
+
+    def reduction(self, reduction: Reduction) -> Run:
+        """Prepares a reduction once, to be run many times."""
+
+    def gather(self, rows: Sequence[np.ndarray], out: np.ndarray) -> None:
+        """Copies `rows` (one uint8[n] per local shard) of all members to `out`, uint8[num_shards, n]."""
+
+    def broadcast(self, data: np.ndarray, root: int) -> None:
+        """Copies uint8[n] of rank `root` to all others."""
+
+    def close(self) -> None:
+        """Leaves. Arrays from `allocate` stay valid as plain memory."""
