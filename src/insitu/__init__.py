@@ -9,22 +9,43 @@ from typing import TYPE_CHECKING, Any
 
 from insitu._version import __version__
 
+# Not on first use: the name is that of the module too, which would stand in its place.
+from insitu.context import Context, context
+
 if TYPE_CHECKING:
     from insitu import errors, exchange
-    from insitu.context import Context, context
+    from insitu.grid import Dataset, dataset
+    from insitu.train import BackupAndRestore, MultiWorkerMirroredStrategy
 
 _LAZY = {
-    "Context": "insitu.context",
-    "context": "insitu.context",
+    "BackupAndRestore": "insitu.train",
+    "Dataset": "insitu.grid",
+    "MultiWorkerMirroredStrategy": "insitu.train",
 }
 _MODULES = ("errors", "exchange")
 
-__all__ = ["Context", "__version__", "context", "errors", "exchange"]
+__all__ = [
+    "BackupAndRestore",
+    "Context",
+    "Dataset",
+    "MultiWorkerMirroredStrategy",
+    "__version__",
+    "context",
+    "dataset",
+    "errors",
+    "exchange",
+]
 
 
 def __getattr__(name: str) -> Any:
     import importlib
+    import sys
 
+    if name == "dataset":
+        if "keras" in sys.modules:
+            # A script that trains by Keras alone, without a strategy, may give the dataset to fit too.
+            importlib.import_module("insitu.train.adapter").teach_keras()
+        return importlib.import_module("insitu.grid").dataset
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     if name in _MODULES:
