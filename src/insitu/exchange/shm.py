@@ -129,27 +129,36 @@ class SharedMemory:
 
     # Meeting
 
-    def _meet(self, sign: int, text: Callable[[], str]) -> None:
+    def _meet(self, sign: int, what: Callable[[], str]) -> None:
         """All members are here for the same thing, or Mismatch, Gone."""
+        if not self._agree(sign, what, ""):
+            raise ExchangeError(f"Members of one operation disagree on where its buffers are: {what()}")
+
+    def _agree(self, sign: int, what: Callable[[], str], place: str) -> bool:
+        """Meets. False: all came for the same operation, but their arrays are in different places, so that
+        it needs staging. Raises Mismatch where operations differ, Gone."""
         meeting = self._meeting
         try:
             meeting.meet(sign)
         except Disagreement:
-            raise self._mismatch(text()) from None
+            self._compare(what(), place)
+            return False
         self.account.waiting += meeting.waited
         self.account.last = meeting.last
+        return True
 
-    def _mismatch(self, text: str) -> Mismatch:
+    def _compare(self, what: str, place: str) -> None:
         """All members find that they disagree; each writes down what it came for, and reads the others'."""
-        self._write_directory(text.encode()[:_DIRECTORY_BYTES])
+        self._write_directory(what.encode()[:_DIRECTORY_BYTES])
         self._quarrel.meet(0)
         told = [bytes(row).rstrip(b"\0").decode(errors="replace") for row in self._directory]
         self._quarrel.meet(1)
-        other = next(rank for rank in range(len(told)) if told[rank] != text)
-        return Mismatch(
-            f"All ranks must call the same operations in the same order, with the same sizes and dtypes. "
-            f"Rank {self._rank} called {text}, rank {other} called {told[other]}"
-        )
+        for rank, other in enumerate(told):
+            if other != what:
+                raise Mismatch(
+                    f"All ranks must call the same operations in the same order, with the same sizes and dtypes. "
+                    f"Rank {self._rank} called {what}, rank {rank} called {other}"
+                )
 
     def _write_directory(self, text: bytes) -> None:
         row = self._directory[self._rank]
@@ -183,7 +192,6 @@ class SharedMemory:
     def _stage(self, row_bytes: int) -> Region:
         """The region for arrays from elsewhere; grown by all members together. Each has room for its rows."""
         if self._staging is None or row_bytes > self._staging.size // max(1, len(self._mine)):
-            self._staging = None
             self._staging = self._allocate(_round_up(row_bytes, 4096) * max(1, len(self._mine)))
         return self._staging
 
@@ -199,9 +207,11 @@ class SharedMemory:
     def reduction(self, reduction: Reduction) -> Run:
         if reduction.row_bytes <= SLOT_BYTES:
             return self._small(reduction)
-        first = reduction.rows[0] if reduction.rows else reduction.result
-        place = self._locate(first) if reduction.scatter is None or reduction.rows else None
-        return self._foreign(reduction) if place is None else self._large(reduction, *place)
+        place = self._locate(reduction.rows[0] if reduction.rows else reduction.result)
+        what = str(reduction)
+        if place is None:
+            return self._staged(reduction, signature(what))
+        return self._in_buffer(reduction, signature(f"{what} {place}"), *place)
 
     def _factors(self, weights: Sequence[float] | None, dtype: np.dtype) -> list[np.generic] | None:
         """Read after the meeting that `weights` were written before."""
@@ -233,20 +243,28 @@ class SharedMemory:
 
         return run
 
-    def _large(self, reduction: Reduction, number: int, offset: int) -> Run:
-        text = f"{reduction} in buffer {number} at byte {offset}"
-        return self._in_region(reduction, self._regions[number], offset, text)
-
-    def _in_region(self, reduction: Reduction, region: Region, offset: int, text: str) -> Run:
-        pieces = self._pieces(reduction, region, offset)
-        length = max((len(out) for _, out, _ in pieces), default=0)
-        reducer = Reducer(reduction.op, reduction.dtype, self._members.num_shards, length)
-        sign, done = signature(text), signature(text + " done")
+    def _in_buffer(self, reduction: Reduction, sign: int, number: int, offset: int) -> Run:
+        """For arrays in buffers: nothing to copy, where all members' are at the same place."""
+        reduce = self._in_region(reduction, self._regions[number], offset)
+        otherwise = self._staged(reduction, None)
 
         def run(weights: Sequence[float] | None) -> bool:
             if weights is not None:
                 self._weights[(self._meeting.tick + 1) & 1][self._mine] = weights
-            self._meet(sign, lambda: text)
+            if self._agree(sign, reduction.__str__, f"buffer {number}"):
+                return reduce(weights)
+            return otherwise(weights)
+
+        return run
+
+    def _in_region(self, reduction: Reduction, region: Region, offset: int) -> Run:
+        """What comes after the meeting where all said that their rows are there."""
+        pieces = self._pieces(reduction, region, offset)
+        length = max((len(out) for _, out, _ in pieces), default=0)
+        reducer = Reducer(reduction.op, reduction.dtype, self._members.num_shards, length)
+        done = signature(f"{reduction} done")
+
+        def run(weights: Sequence[float] | None) -> bool:
             factors = self._factors(weights, reduction.dtype)
             if weights is not None and factors is None:
                 return False
@@ -254,8 +272,32 @@ class SharedMemory:
                 reducer.reduce(rows, total, factors)
                 for target in targets:
                     np.copyto(target, total)
-            self._meet(done, lambda: text)
+            self._meet(done, reduction.__str__)
             return True
+
+        return run
+
+    def _staged(self, reduction: Reduction, sign: int | None) -> Run:
+        """For arrays from elsewhere: one copy in, one copy out. `sign` None: all know already."""
+        size, ready = reduction.row_bytes, signature(f"{reduction} staged")
+        prepared: list[tuple[Region, Run]] = []
+
+        def run(weights: Sequence[float] | None) -> bool:
+            if sign is not None:
+                self._agree(sign, reduction.__str__, "elsewhere")
+            region = self._stage(size)
+            if not prepared or prepared[0][0] is not region:
+                prepared[:] = [(region, self._in_region(reduction, region, 0))]
+            own = region.parts[self._rank][: size * max(1, len(self._mine))].view(reduction.dtype)
+            for index, row in enumerate(reduction.rows):
+                np.copyto(own[index * reduction.length : (index + 1) * reduction.length], row)
+            if weights is not None:
+                self._weights[(self._meeting.tick + 1) & 1][self._mine] = weights
+            self._meet(ready, reduction.__str__)
+            reduced = prepared[0][1](weights)
+            if reduced and reduction.scatter is None:
+                np.copyto(reduction.result, own[: reduction.length])
+            return reduced
 
         return run
 

@@ -1,0 +1,76 @@
+"""A peer dies, stops or leaves: the others hear of it, in time, and by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from exchange_ranks import SECRET, ranks
+
+from insitu import exchange
+from insitu.errors import ExchangeError, PeerLost
+
+NAMES = ["worker:0", "worker:1", "worker:2"]
+VICTIM = 1
+TRANSPORTS = ["shm"]
+
+
+def _reduce_for_ever(pipe: Any, rank: int, addresses: list[str], size: int, transport: str, stall: float) -> Any:
+    group = exchange.join(
+        rank, addresses, secret=SECRET, tasks=NAMES, stall_timeout=stall, transport=transport  # type: ignore[arg-type]
+    )
+    with group:
+        buffer = group.buffer(size, np.float32)
+        before = 0.0
+        while True:
+            buffer[:] = before = float(group.last_completed + 2)
+            try:
+                group.all_reduce(buffer)
+            except PeerLost as lost:
+                whole = bool((buffer == buffer[0]).all())
+                after = float(buffer[0])
+                with pytest.raises(ExchangeError, match="broken"):
+                    group.barrier()
+                return time.monotonic(), lost, group.last_completed, (whole, before, after)
+            if group.last_completed == 20:
+                pipe.send(("ready", None))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("size", [100], ids=["small"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_survivors_get_peer_lost(how: signal.Signals, size: int, transport: str) -> None:
+    stall = 1.0 if how is signal.SIGSTOP else 600.0
+    with ranks(3, _reduce_for_ever, size, transport, stall) as processes:
+        for process in processes:
+            process.hear()
+        os.kill(processes[VICTIM].pid, how)
+        struck = time.monotonic()
+        for survivor in (processes[0], processes[2]):
+            noticed, lost, completed, (whole, before, after) = survivor.result()
+            assert noticed - struck < 30
+            assert (lost.rank, lost.task, lost.operation) == (VICTIM, "worker:1", "all_reduce")
+            assert lost.sequence > 20
+            assert lost.last_completed == completed
+            assert whole
+            assert after == (3 * before if completed == lost.sequence else before)
+
+
+def _leave_early(pipe: Any, rank: int, addresses: list[str], transport: str) -> Any:
+    with exchange.join(rank, addresses, secret=SECRET, tasks=NAMES[:2], transport=transport) as group:  # type: ignore[arg-type]
+        group.barrier()
+        if rank == VICTIM:
+            return None
+        with pytest.raises(PeerLost, match="worker:1 left the group") as caught:
+            group.barrier()
+        return caught.value.rank
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_peer_that_leaves_is_named(transport: str) -> None:
+    with ranks(2, _leave_early, transport) as processes:
+        assert [process.result() for process in processes] == [VICTIM, None]
