@@ -1,0 +1,77 @@
+"""The cluster: what runs where. This is its door; everything is loaded on first use."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from insitu.cluster.following import follow
+    from insitu.cluster.journal import Entry, Journal
+    from insitu.cluster.output import split_prefix
+    from insitu.cluster.records import read_placement, read_spec
+    from insitu.cluster.status import (
+        BrokenJob,
+        JobEnded,
+        JobStatus,
+        exit_code,
+        find_job,
+        is_running,
+        job_ids,
+        list_jobs,
+        read_status,
+        stop_job,
+    )
+    from insitu.cluster.submission import Request, submit
+
+_DOOR = {
+    "BrokenJob": "status",
+    "Entry": "journal",
+    "JobEnded": "status",
+    "JobStatus": "status",
+    "Journal": "journal",
+    "Request": "submission",
+    "exit_code": "status",
+    "find_job": "status",
+    "follow": "following",
+    "is_running": "status",
+    "job_ids": "status",
+    "list_jobs": "status",
+    "read_placement": "records",
+    "read_spec": "records",
+    "read_status": "status",
+    "split_prefix": "output",
+    "stop_job": "status",
+    "submit": "submission",
+}
+
+__all__ = [
+    "BrokenJob",
+    "Entry",
+    "JobEnded",
+    "JobStatus",
+    "Journal",
+    "Request",
+    "exit_code",
+    "find_job",
+    "follow",
+    "is_running",
+    "job_ids",
+    "list_jobs",
+    "read_placement",
+    "read_spec",
+    "read_status",
+    "split_prefix",
+    "stop_job",
+    "submit",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _DOOR:
+        return getattr(import_module(f"insitu.cluster.{_DOOR[name]}"), name)
+    raise AttributeError(f"module 'insitu.cluster' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,72 @@
+"""The command line: `insitu`, also `python -m insitu`. This room turns words into calls, and answers into text.
+
+Exit codes: 0 done; 1 it failed; 2 what was asked for can't be used; 3 the job has ended already; 130 the user
+interrupted. `start` and `attach` exit with the code of the training.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+INTERRUPTED = 130
+
+
+def build_app() -> object:
+    """The whole command line, as a Typer application."""
+    import typer
+
+    from insitu._version import __version__
+    from insitu.cli import describe, jobs
+
+    app = typer.Typer(
+        name="insitu",
+        help="Train where the data lives: distributed Keras training on the nodes that hold the data.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+    )
+
+    def show_version(asked: bool) -> None:
+        if asked:
+            typer.echo(f"insitu {__version__}")
+            raise typer.Exit()
+
+    @app.callback()
+    def options(
+        version: bool = typer.Option(
+            False, "--version", help="Print the version.", callback=show_version, is_eager=True
+        ),
+    ) -> None:
+        pass
+
+    from importlib.util import find_spec
+
+    if find_spec("insitu.cli.data"):
+        from insitu.cli import data
+
+        data.register(app)
+    jobs.register(app)
+    describe.register(app)
+    return app
+
+
+def main() -> NoReturn:
+    """Runs the command line and exits."""
+    from insitu.cli.console import complain
+    from insitu.errors import InsituError
+
+    try:
+        build_app()()  # type: ignore[operator]
+        code = 0
+    except InsituError as error:
+        complain(str(error))
+        code = error.exit_code
+    except BrokenPipeError:
+        # Whoever read the output has had enough; nothing more may be written, also not at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    sys.exit(code)

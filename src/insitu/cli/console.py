@@ -1,0 +1,92 @@
+"""What the commands print with. Text goes to stdout, what is said about the command itself to stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, BinaryIO, TextIO
+
+_COLOURS = (36, 32, 35, 34, 33, 96, 92, 95, 94, 93)
+_RED, _DIM = 31, 2
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """On a terminal, unless $NO_COLOR is set (https://no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def painted(text: str, colour: int, stream: TextIO) -> str:
+    return f"\x1b[{colour}m{text}\x1b[0m" if wants_colour(stream) else text
+
+
+def complain(message: str) -> None:
+    """An error, for the user to read."""
+    print(f"{painted('error:', _RED, sys.stderr)} {message}", file=sys.stderr)
+
+
+def tell(message: str) -> None:
+    """Something about the command rather than its result."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Columns as wide as their widest cell, the header dimmed on a terminal."""
+    table = [list(row) for row in rows]
+    widths = [max(len(line[i]) for line in [list(header), *table]) for i in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+    print(painted(line(header), _DIM, sys.stdout))
+    for row in table:
+        print(line(row))
+
+
+def duration(seconds: float) -> str:
+    """Such as `42s`, `3m10s`, `2h05m`, `4d3h`."""
+    whole = max(0, int(seconds))
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if days:
+        return f"{days}d{hours % 24}h"
+    if hours:
+        return f"{hours}h{minutes % 60:02d}m"
+    return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"
+
+
+class OutputPrinter:
+    """Prints lines of a job's merged output, each with its task: in a colour of its own on a terminal.
+
+    insitu's own lines go to stderr, so that stdout holds what the training printed and nothing else.
+    """
+
+    def __init__(self, *, prefix: bool) -> None:
+        self._prefix = prefix
+        self._colours: dict[str, int] = {}
+
+    def print(self, lines: Iterable[bytes]) -> None:
+        from insitu.cluster import split_prefix
+
+        for line in lines:
+            source, text = split_prefix(line)
+            own = source == "insitu"
+            stream = sys.stderr if own else sys.stdout
+            head = ""
+            if self._prefix or own:
+                colour = self._colours.setdefault(source, _COLOURS[len(self._colours) % len(_COLOURS)])
+                head = painted(f"[{source}]", colour, stream) + " "
+            out: BinaryIO = stream.buffer
+            out.write(head.encode() + text + b"\n")
+        sys.stdout.buffer.flush()
+        sys.stderr.buffer.flush()
+
+    def print_raw(self, lines: Iterable[bytes]) -> None:
+        """Prints lines of one task's own log as they are."""
+        for line in lines:
+            sys.stdout.buffer.write(line + b"\n")
+        sys.stdout.buffer.flush()

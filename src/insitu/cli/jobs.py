@@ -1,0 +1,290 @@
+"""Commands that start, follow and stop jobs: start, attach, stop, ps, logs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from insitu.cli import INTERRUPTED
+from insitu.cli.console import OutputPrinter, duration, print_json, print_table, tell
+from insitu.errors import InputError
+from insitu.paths import Paths
+
+if TYPE_CHECKING:
+    from insitu.cluster import BrokenJob, JobStatus
+    from insitu.paths import JobPaths
+
+START_EXAMPLES = """
+Starts a training job on the nodes that hold CACHE, and streams its output.
+
+JOB_DIR is a folder or a .zip that holds the script; the job runs a copy of it. Options come before CACHE:
+everything after JOB_CMD belongs to the script. Ctrl-C detaches, the job goes on. The exit code is that of
+the training (128 + the signal's number if a signal ended it, 124 if it stood still, 143 if it was stopped).
+
+Examples:
+
+    insitu start digits/train ./my_job train.py
+    insitu start --workers 2 --seed 7 digits/train ./my_job train.py --epochs 3
+    insitu start --detach --name nightly quickdraw job.zip python train.py
+    insitu start --workers 2 --ps 1 --chief digits ./my_job parameter_server.py
+"""
+
+
+def complete_job(incomplete: str) -> list[str]:
+    """For the shell: job ids that begin with what was typed."""
+    from insitu.cluster import job_ids
+
+    return [job for job in job_ids(Paths.default()) if job.startswith(incomplete)]
+
+
+def complete_cache(incomplete: str) -> list[str]:
+    """For the shell: caches that begin with what was typed."""
+    from insitu.grid import Catalog
+
+    return [c.name for c in Catalog(Paths.default()).caches() if c.name.startswith(incomplete)]
+
+
+JobArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB_ID", help="The job's id, or enough of its beginning.", autocompletion=complete_job
+    ),
+]
+PrefixOption = Annotated[bool, typer.Option("--prefix/--no-prefix", help="Show each line's task before it.")]
+
+
+def start(
+    cache: Annotated[
+        str, typer.Argument(metavar="CACHE", help="The cache to train on.", autocompletion=complete_cache)
+    ],
+    job_dir: Annotated[Path, typer.Argument(metavar="JOB_DIR", help="Folder or .zip with the script.")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="JOB_CMD [JOB_ARGS]...", help="What to run in JOB_DIR.")
+    ],
+    workers: Annotated[
+        int | None, typer.Option(help="Worker tasks.", show_default="one per node that owns data")
+    ] = None,
+    ps: Annotated[int, typer.Option(help="Parameter server tasks.")] = 0,
+    chief: Annotated[bool, typer.Option("--chief", help="Add a chief task beside the workers.")] = False,
+    evaluator: Annotated[bool, typer.Option("--evaluator", help="Add an evaluator task.")] = False,
+    engine: Annotated[str, typer.Option(help="What runs the tasks.")] = "local",
+    name: Annotated[
+        str | None, typer.Option(help="Beginning of the job's id.", show_default="CACHE's last part")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Don't stream the output.")] = False,
+    max_restarts: Annotated[int, typer.Option(help="How often a failed job is started again.")] = 3,
+    seed: Annotated[int, typer.Option(help="What all randomness follows from.")] = 0,
+    stall_timeout: Annotated[
+        float, typer.Option(metavar="SEC", help="A job without progress for so long has failed.")
+    ] = 600.0,
+    threads: Annotated[
+        int | None, typer.Option(help="Backend threads per replica.", show_default="cores / workers")
+    ] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(help="Shards to train on, spread over the workers.", show_default="--workers"),
+    ] = None,
+    prefix: PrefixOption = True,
+) -> None:
+    from insitu.cluster import Request, submit
+
+    request = Request(
+        cache=cache,
+        job_dir=job_dir,
+        command=tuple(command),
+        workers=workers,
+        shards=shards,
+        ps=ps,
+        chief=chief,
+        evaluator=evaluator,
+        engine=engine,
+        name=name,
+        max_restarts=max_restarts,
+        seed=seed,
+        threads=threads,
+        stall_timeout=stall_timeout,
+    )
+    paths = Paths.default()
+    job_id = submit(paths, request)
+    tell(job_id)
+    if not detach:
+        raise typer.Exit(stream(paths.job(job_id), prefix=prefix))
+
+
+def stream(job: JobPaths, *, prefix: bool) -> int:
+    """Prints the job's output from its start to its end. Returns the exit code to end with."""
+    from insitu.cluster import exit_code, follow, is_running
+
+    printer = OutputPrinter(prefix=prefix)
+    try:
+        for lines in follow(job.output, lambda: not is_running(job)):
+            printer.print(lines)
+    except KeyboardInterrupt:
+        name = job.root.name
+        tell(f"\nDetached; {name} goes on. `insitu attach {name}` follows it, `insitu stop {name}` stops it.")
+        return INTERRUPTED
+    return exit_code(job)
+
+
+def attach(job_id: JobArgument, prefix: PrefixOption = True) -> None:
+    """Replays a job's output from its start, then follows it. Exits with the training's exit code.
+
+    Example:
+
+        insitu attach digits-3fa9c1
+    """
+    from insitu.cluster import find_job
+
+    raise typer.Exit(stream(find_job(Paths.default(), job_id), prefix=prefix))
+
+
+def stop(job_id: JobArgument) -> None:
+    """Stops a job: its tasks get SIGTERM, and SIGKILL ten seconds later. A second `stop` kills at once.
+
+    Waits until nothing of the job runs any more. Exits with 3 if the job had ended already.
+
+    Example:
+
+        insitu stop digits-3fa9c1
+    """
+    from insitu.cluster import find_job, is_running, read_status, stop_job
+
+    job = find_job(Paths.default(), job_id)
+    stop_job(job)
+    while is_running(job):
+        time.sleep(0.05)
+    tell(f"{job.root.name} has ended: {read_status(job).state.phase}")
+
+
+def ps(
+    all_jobs: Annotated[bool, typer.Option("--all", "-a", help="Show jobs that have ended, too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON (see docs/json.md).")] = False,
+) -> None:
+    """Lists the running jobs.
+
+    Examples:
+
+        insitu ps
+        insitu ps --all --json
+    """
+    from insitu.cluster import list_jobs
+
+    jobs = list_jobs(Paths.default(), all_jobs=all_jobs)
+    if as_json:
+        print_json([job_summary(job) for job in jobs])
+    elif jobs:
+        header = ("JOB", "STATE", "CACHE", "TASKS", "ATTEMPT", "PROGRESS", "AGE", "EXIT")
+        print_table(header, (_row(job_summary(job)) for job in jobs))
+    else:
+        tell(
+            "No jobs yet."
+            if all_jobs
+            else "No jobs are running; `insitu ps --all` shows those that have ended."
+        )
+
+
+def job_summary(job: JobStatus | BrokenJob) -> dict[str, Any]:
+    """One job as `ps --json` and `describe --json` have it (docs/json.md)."""
+    from insitu.cluster import BrokenJob
+
+    if isinstance(job, BrokenJob):
+        return {"job_id": job.job_id, "state": "unreadable", "reason": job.reason}
+    spec, state = job.spec, job.state
+    return {
+        "job_id": spec.job_id,
+        "state": state.phase,
+        "cache": spec.cache,
+        "command": list(spec.command),
+        "tasks": {
+            role: sum(1 for t in state.tasks if t.task.role == role)
+            for role in ("chief", "worker", "ps", "evaluator")
+        },
+        "attempt": len(state.attempts),
+        "progress": {"epoch": job.steps[0], "step": job.steps[1]} if job.steps else None,
+        "created": spec.created,
+        "ended": state.attempts[-1].ended if state.exit_code is not None and state.attempts else None,
+        "exit_code": state.exit_code,
+        "reason": state.reason,
+    }
+
+
+def _row(job: dict[str, Any]) -> tuple[str, ...]:
+    if job["state"] == "unreadable":
+        return (job["job_id"], "unreadable", *[""] * 6)
+    tasks = " ".join(f"{count} {role}" for role, count in job["tasks"].items() if count)
+    progress = job["progress"]
+    age = duration((job["ended"] or time.time()) - job["created"])
+    return (
+        job["job_id"],
+        job["state"],
+        job["cache"],
+        tasks,
+        str(job["attempt"]),
+        f"epoch {progress['epoch']} step {progress['step']}" if progress else "-",
+        age,
+        "-" if job["exit_code"] is None else str(job["exit_code"]),
+    )
+
+
+def logs(
+    job_id: JobArgument,
+    task: Annotated[
+        str | None, typer.Argument(metavar="TASK", help="Such as worker:0.", show_default="all, merged")
+    ] = None,
+    follow_it: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+    attempt: Annotated[
+        int | None, typer.Option(help="Which life of the task.", show_default="the latest", min=1)
+    ] = None,
+    prefix: PrefixOption = True,
+) -> None:
+    """Prints a job's output: of all tasks merged, or one task's own, as it wrote it.
+
+    Examples:
+
+        insitu logs digits-3fa9c1
+        insitu logs digits-3fa9c1 worker:1 --attempt 1
+        insitu logs -f digits-3fa9c1 chief
+    """
+    from insitu.cluster import find_job, follow, is_running
+
+    job = find_job(Paths.default(), job_id)
+    over = (lambda: not is_running(job)) if follow_it else (lambda: True)
+    if task is None:
+        if attempt is not None:
+            raise InputError("--attempt goes with a TASK: the merged output holds all attempts")
+        printer = OutputPrinter(prefix=prefix)
+        batches: Iterable[list[bytes]] = follow(job.output, over)
+        for lines in batches:
+            printer.print(lines)
+        return
+    raw = OutputPrinter(prefix=False)
+    for lines in follow(_task_log(job, task, attempt), over):
+        raw.print_raw(lines)
+
+
+def _task_log(job: JobPaths, text: str, attempt: int | None) -> Path:
+    from insitu.cluster import read_status
+    from insitu.spec import TaskId
+
+    task = TaskId.parse(text)
+    state = read_status(job).state
+    tasks = [t.task for t in state.tasks]
+    if task not in tasks:
+        raise InputError(f"{job.root.name} has no task {task}. It has {', '.join(map(str, tasks))}")
+    attempts = len(state.attempts)
+    path = job.task_log(task, attempts if attempt is None else attempt)
+    if not path.exists():
+        raise InputError(f"{task} has had {attempts} attempts. Received: --attempt {attempt or attempts}")
+    return path
+
+
+def register(app: typer.Typer) -> None:
+    """Adds this module's commands."""
+    options_first = {"allow_interspersed_args": False}
+    app.command(help=START_EXAMPLES, context_settings=options_first)(start)
+    for command in (attach, stop, ps, logs):
+        app.command()(command)

@@ -1,0 +1,138 @@
+"""Takes the job's own copy of JOB_DIR: a folder or a .zip. Later edits don't reach a running job."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from insitu.errors import JobSpecError
+
+MOST_BYTES = 256 * 1024 * 1024
+MOST_FILES = 20_000
+IGNORED = frozenset(
+    {
+        *(".git", ".hg", ".svn", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"),
+        *(".ipynb_checkpoints", ".hypothesis", ".tox", ".nox", "node_modules"),
+    }
+)
+"""Folders of JOB_DIR that are left out, as is each one that holds a virtual environment."""
+
+
+class _Budget:
+    """Counts what is copied. Raises JobSpecError at the limit."""
+
+    def __init__(self, source: Path) -> None:
+        self._source = source
+        self._bytes = self._files = 0
+
+    def add_file(self) -> None:
+        self._files += 1
+        if self._files > MOST_FILES:
+            raise self._too_much(f"more than {MOST_FILES} files")
+
+    def add_bytes(self, count: int) -> None:
+        self._bytes += count
+        if self._bytes > MOST_BYTES:
+            raise self._too_much(f"more than {MOST_BYTES // 2**20} MiB")
+
+    def _too_much(self, what: str) -> JobSpecError:
+        return JobSpecError(
+            f"JOB_DIR {self._source} holds {what}. It is copied for each job, so it should hold code alone: "
+            f"put data into a cache with `insitu import`, and scripts into a folder of their own."
+        )
+
+
+def copy_code(source: Path, destination: Path, leave_out: Path) -> None:
+    """Copies `source` to `destination`, which is made. `leave_out`, insitu's own home, is never copied.
+
+    Raises JobSpecError; then `destination` may be half-made.
+    """
+    if source.is_dir():
+        destination.mkdir()
+        _copy_folder(source, destination, _Budget(source), leave_out.resolve(), (source.resolve(),))
+    elif source.is_file() and source.suffix == ".zip":
+        destination.mkdir()
+        _extract(source, destination)
+    elif source.exists():
+        raise JobSpecError(f"JOB_DIR must be a folder or a .zip file. Received: {source}")
+    else:
+        raise JobSpecError(f"JOB_DIR {source} doesn't exist")
+
+
+def _copy_folder(
+    source: Path, destination: Path, budget: _Budget, leave_out: Path, above: tuple[Path, ...]
+) -> None:
+    """Links are followed; one that leads back to a folder it lies in is refused."""
+    for entry in _entries(source):
+        path = Path(entry.path)
+        if entry.is_dir():
+            real = path.resolve()
+            if entry.name in IGNORED or (path / "pyvenv.cfg").exists() or real == leave_out:
+                continue
+            if real in above:
+                raise JobSpecError(f"{path} of JOB_DIR is a link to a folder that it lies in")
+            (destination / entry.name).mkdir()
+            _copy_folder(path, destination / entry.name, budget, leave_out, (*above, real))
+        elif entry.is_file():
+            budget.add_file()
+            budget.add_bytes(entry.stat().st_size)
+            try:
+                shutil.copy2(path, destination / entry.name)
+            except PermissionError as error:
+                raise JobSpecError(f"{path} of JOB_DIR can't be read: {error.strerror}") from error
+        else:
+            kind = "a link to nothing" if entry.is_symlink() else "neither a file nor a folder"
+            raise JobSpecError(f"{path} of JOB_DIR is {kind}; it can't be copied")
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return sorted(found, key=lambda entry: entry.name)
+    except PermissionError as error:
+        raise JobSpecError(f"{folder} of JOB_DIR can't be read: {error.strerror}") from error
+
+
+def _extract(archive: Path, destination: Path) -> None:
+    budget = _Budget(archive)
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            for entry, name in list(_checked(opened, archive)):
+                target = destination / name
+                if entry.is_dir():
+                    target.mkdir(parents=True, exist_ok=True)
+                    continue
+                budget.add_file()
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with opened.open(entry) as packed, target.open("xb") as unpacked:
+                    # Counted as they come: the sizes that an archive declares can't be trusted.
+                    while chunk := packed.read(1 << 20):
+                        budget.add_bytes(len(chunk))
+                        unpacked.write(chunk)
+                if entry.external_attr >> 16 & 0o111:
+                    target.chmod(target.stat().st_mode | 0o111)
+    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
+        raise JobSpecError(f"JOB_DIR {archive} isn't a .zip file that can be read: {error}") from error
+    except (FileExistsError, NotADirectoryError) as error:
+        raise JobSpecError(f"JOB_DIR {archive} holds {error.filename} twice") from error
+
+
+def _checked(opened: zipfile.ZipFile, archive: Path) -> Iterator[tuple[zipfile.ZipInfo, PurePosixPath]]:
+    """Each entry with its name, once it is known to stay inside. Raises JobSpecError before any is written."""
+    for entry in opened.infolist():
+        name = PurePosixPath(entry.filename)
+        mode = entry.external_attr >> 16
+        if name.is_absolute() or ".." in name.parts or "\\" in entry.filename or "\0" in entry.filename:
+            raise JobSpecError(
+                f"JOB_DIR {archive} holds an entry that would land outside: {entry.filename!r}"
+            )
+        if mode and stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
+            raise JobSpecError(f"JOB_DIR {archive} holds a link or special file: {entry.filename!r}")
+        if entry.flag_bits & 1:
+            raise JobSpecError(f"JOB_DIR {archive} is encrypted: {entry.filename!r}")
+        if not set(name.parts) & IGNORED:
+            yield entry, name

@@ -1,0 +1,76 @@
+"""What JOB_CMD means in a job's folder. Looks at files, runs nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from insitu.errors import JobSpecError
+
+_PYTHON = re.compile(r"python(3(\.\d+)?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """`arguments[0]` is a script for this interpreter when `script` is True, else a program to execute."""
+
+    script: bool
+    arguments: tuple[str, ...]
+
+
+def resolve_command(folder: Path, command: Sequence[str], interpreter: str) -> Resolved:
+    """How to run `command` in `folder`. Raises JobSpecError, which says what is wrong and what is there.
+
+    - `train.py`, `python train.py`, `python3 train.py`: the script, by this interpreter;
+    - `python` with options (`-m`, `-c`, ...): this interpreter, executed;
+    - a path with `/`, or the name of a file in the folder: that file, executed;
+    - any other name: a program on PATH.
+    """
+    first, *rest = command
+    if _PYTHON.fullmatch(first):
+        if rest and not rest[0].startswith("-"):
+            return Resolved(True, (_script(folder, rest[0]), *rest[1:]))
+        if rest:
+            return Resolved(False, (interpreter, *rest))
+        raise JobSpecError(f"{first} alone runs nothing: name a script of JOB_DIR, such as {first} train.py")
+    if first.endswith(".py"):
+        return Resolved(True, (_script(folder, first), *rest))
+    inside = folder / first
+    if inside.is_file():
+        if not os.access(inside, os.X_OK):
+            raise JobSpecError(
+                f"{first} of JOB_DIR is not executable, and its name doesn't end in .py. Run chmod +x on it, or "
+                f"name its interpreter, such as: bash {first}"
+            )
+        return Resolved(False, (str(inside.absolute()), *rest))
+    program = shutil.which(first) if "/" not in first or Path(first).is_absolute() else None
+    if program is None:
+        raise JobSpecError(
+            f"{first!r} is neither a file of JOB_DIR nor a program on PATH. {_listing(folder)}{_quoted(first)}"
+        )
+    return Resolved(False, (program, *rest))
+
+
+def _script(folder: Path, name: str) -> str:
+    path = folder / name
+    if not path.is_file():
+        raise JobSpecError(f"JOB_DIR has no script {name!r}. {_listing(folder)}{_quoted(name)}")
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise JobSpecError(f"The script {name!r} can't be read: {error.strerror}") from error
+    return str(path.absolute())
+
+
+def _listing(folder: Path) -> str:
+    names = sorted(f"{entry.name}/" if entry.is_dir() else entry.name for entry in folder.iterdir())
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return f"It holds: {', '.join(names[:10])}{more}." if names else "It is empty."
+
+
+def _quoted(name: str) -> str:
+    return " Give the command and its arguments without quotes around them." if " " in name else ""

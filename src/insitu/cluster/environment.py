@@ -1,0 +1,75 @@
+"""What a task finds in its environment. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from insitu.context import (
+    ATTEMPT_ENV,
+    CACHE_ENV,
+    JOB_ID_ENV,
+    NODE_ENV,
+    SEED_ENV,
+    SHARDS_ENV,
+    STALL_TIMEOUT_ENV,
+    TASK_ENV,
+    TF_CONFIG_ENV,
+    format_shards,
+)
+from insitu.paths import HOME_ENV
+from insitu.spec import JobSpec, Placement, TaskId, TaskSpec
+
+THREAD_SETTINGS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "NPROC")
+"""What sizes the backends' thread pools: OpenMP (PyTorch, NumPy's BLAS), TensorFlow's two, and XLA's on CPUs."""
+
+
+def tf_config(placement: Placement, addresses: Mapping[TaskId, str], task: TaskId) -> dict[str, Any]:
+    """The value of TF_CONFIG for `task`.
+
+    As TensorFlow has it, an evaluator is no part of the cluster that trains: it sees itself, nobody else
+    sees it.
+    """
+    cluster: dict[str, list[str]] = {}
+    for spec in placement.tasks:
+        if spec.task.role != "evaluator" or spec.task == task:
+            cluster.setdefault(spec.task.role, []).append(addresses[spec.task])
+    return {"cluster": cluster, "task": {"type": task.role, "index": task.index}}
+
+
+def task_environment(
+    job: JobSpec,
+    placement: Placement,
+    spec: TaskSpec,
+    addresses: Mapping[TaskId, str],
+    attempt: int,
+    home: Path,
+    inherited: Mapping[str, str],
+) -> dict[str, str]:
+    """The whole environment of one task in one attempt: `inherited` with the contract's names on top.
+
+    The seed goes into PYTHONHASHSEED too unless the user chose one, so that the order of sets is the same in
+    each task and each attempt.
+    """
+    environment = dict(inherited)
+    environment.update(
+        {
+            TF_CONFIG_ENV: json.dumps(tf_config(placement, addresses, spec.task)),
+            HOME_ENV: str(home),
+            JOB_ID_ENV: job.job_id,
+            CACHE_ENV: job.cache,
+            TASK_ENV: str(spec.task),
+            SHARDS_ENV: format_shards(spec.shards, job.shards),
+            NODE_ENV: spec.node,
+            SEED_ENV: str(job.seed),
+            ATTEMPT_ENV: str(attempt),
+            STALL_TIMEOUT_ENV: repr(job.stall_timeout),
+            "PYTHONUNBUFFERED": "1",
+            **{name: str(job.threads) for name in THREAD_SETTINGS},
+        }
+    )
+    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    environment.setdefault("PYTHONHASHSEED", str(job.seed))
+    return environment

@@ -1,0 +1,79 @@
+"""The lock of a job: held from the moment its folder is made until the last of its processes has ended.
+
+It is an flock(2) on `controller.json`, so the system drops it with its last holder, however that ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+
+from insitu.errors import ClusterError
+
+_WAIT_FOR_PID = 10.0
+
+
+def take_lock(path: Path) -> int:
+    """Makes `path` and locks it. Returns the descriptor; whoever inherits it holds the lock too."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise ClusterError(f"{path} is locked by another process") from error
+    return descriptor
+
+
+def is_locked(path: Path) -> bool:
+    """Whether some process holds the lock at `path`."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def write_holder(descriptor: int) -> None:
+    """Notes this process as the controller, for `signal_holder`."""
+    record = json.dumps({"pid": os.getpid(), "started": time.time()}).encode()
+    os.pwrite(descriptor, record, 0)
+    os.ftruncate(descriptor, len(record))
+
+
+def signal_holder(path: Path, number: int) -> bool:
+    """Sends a signal to the controller. False where no controller is left.
+
+    The process is opened before the lock is looked at, so a number that was given to another process
+    meanwhile is never signalled. Raises ClusterError where the controller doesn't say who it is.
+    """
+    import signal
+
+    deadline = time.monotonic() + _WAIT_FOR_PID
+    while time.monotonic() < deadline:
+        try:
+            descriptor = os.pidfd_open(int(json.loads(path.read_text())["pid"]))
+        except (ValueError, KeyError, OSError):
+            # It has the lock but hasn't begun, or it has just ended.
+            if not is_locked(path):
+                return False
+            time.sleep(0.02)
+            continue
+        try:
+            if not is_locked(path):
+                return False
+            signal.pidfd_send_signal(descriptor, number)
+            return True
+        except ProcessLookupError:
+            time.sleep(0.02)
+        finally:
+            os.close(descriptor)
+    raise ClusterError("The job's controller holds its lock but can't be reached", logs=str(path))

@@ -1,0 +1,92 @@
+"""Turns the bytes that tasks print into whole lines, and lines into the job's merged output.
+
+A line of `output.log` is `[worker:0] text`. Text is kept as bytes: it is neither decoded nor reordered.
+"""
+
+from __future__ import annotations
+
+LONGEST_LINE = 16 * 1024
+"""Bytes of one line; a longer one is cut into several."""
+REDRAW_PAUSE = 1.0
+"""Seconds between two states of a progress bar (text that ends in a carriage return) in the merged output."""
+
+
+class LineAssembler:
+    """Cuts one task's stream into lines. Pure: the time is passed in.
+
+    A bare carriage return means that the text before it is about to be drawn over. Of such states one a
+    second at most becomes a line; the last one before the newline always does.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._drawn = b""
+        self._drawn_at = float("-inf")
+
+    def feed(self, data: bytes, now: float) -> list[bytes]:
+        """The lines that `data` completes, without their ends."""
+        lines: list[bytes] = []
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        for line in whole:
+            lines += self._redrawn(line.removesuffix(b"\r"), now, complete=True)
+        if b"\r" in self._rest[:-1]:
+            *states, self._rest = self._split_keeping_last_return(self._rest)
+            lines += self._redrawn(b"\r".join(states), now, complete=False)
+        while len(self._rest) > LONGEST_LINE:
+            head, self._rest = _cut(self._rest)
+            lines.append(head)
+        return lines
+
+    def flush(self) -> list[bytes]:
+        """What is left when the stream has ended."""
+        rest, self._rest = self._rest, b""
+        return self._redrawn(rest.rstrip(b"\r"), 0.0, complete=True) if rest or self._drawn else []
+
+    @staticmethod
+    def _split_keeping_last_return(text: bytes) -> list[bytes]:
+        """The states that have been drawn over; last, what may still grow (a return at its end stays)."""
+        head, _, tail = text[:-1].rpartition(b"\r")
+        return [*head.split(b"\r"), tail + text[-1:]]
+
+    def _redrawn(self, text: bytes, now: float, *, complete: bool) -> list[bytes]:
+        """The lines to print for `text`, whose carriage returns part it into states of one line."""
+        last = next((state for state in reversed(text.split(b"\r")) if state), b"")
+        if not complete:
+            if not last or now - self._drawn_at < REDRAW_PAUSE:
+                self._drawn = last or self._drawn
+                return []
+            self._drawn, self._drawn_at = b"", now
+            return _pieces(last)
+        last = last or self._drawn
+        self._drawn = b""
+        return _pieces(last)
+
+
+def _pieces(line: bytes) -> list[bytes]:
+    pieces = []
+    while len(line) > LONGEST_LINE:
+        head, line = _cut(line)
+        pieces.append(head)
+    return [*pieces, line]
+
+
+def _cut(line: bytes) -> tuple[bytes, bytes]:
+    """`line` in two, the first part of at most LONGEST_LINE bytes and not ending inside a UTF-8 character."""
+    end = LONGEST_LINE
+    while end > LONGEST_LINE - 4 and line[end] & 0xC0 == 0x80:
+        end -= 1
+    return line[:end], line[end:]
+
+
+def merged(source: str, lines: list[bytes]) -> bytes:
+    """`lines` of `source` as they stand in the merged output."""
+    prefix = f"[{source}] ".encode()
+    return b"".join(prefix + line + b"\n" for line in lines)
+
+
+def split_prefix(line: bytes) -> tuple[str, bytes]:
+    """(source, text) of one line of the merged output."""
+    source, found, text = line.partition(b"] ")
+    if not found or not source.startswith(b"["):
+        return "", line
+    return source[1:].decode(errors="replace"), text

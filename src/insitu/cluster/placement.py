@@ -1,0 +1,99 @@
+"""Lays a job out on the nodes. Pure: the same values give the same placement.
+
+Where shards are at home follows from (number of shards, cache, topology) alone, and which partitions
+they hold follows from that. So a job of S shards trains on the same shards whether one worker runs all of
+them or S workers run one each, which is what makes their weights equal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from fractions import Fraction
+
+from insitu.errors import PlacementError
+from insitu.spec import CacheSpec, JobSpec, NodeId, Placement, ShardMap, TaskId, TaskSpec, Topology
+
+
+def rows_by_node(cache: CacheSpec, topology: Topology) -> dict[NodeId, int]:
+    """Rows whose primary owner each node is, for the nodes that own any partition, in the topology's order.
+
+    Raises PlacementError where a partition's primary owner isn't a node of the cluster.
+    """
+    rows: Counter[NodeId] = Counter()
+    for partition in cache.partitions:
+        rows[partition.owners[0]] += partition.rows
+    strangers = sorted(set(rows) - set(topology.nodes))
+    if strangers:
+        raise PlacementError(
+            f"Cache {cache.name!r} lies on {', '.join(strangers)}, which this cluster doesn't have: its nodes "
+            f"are {', '.join(topology.nodes)}. Bring the nodes up again, or import the cache anew."
+        )
+    return {node: rows[node] for node in topology.nodes if node in rows}
+
+
+def default_workers(cache: CacheSpec, topology: Topology) -> int:
+    """One worker for each node that owns data."""
+    return len(rows_by_node(cache, topology))
+
+
+def default_threads(cores: int, workers: int, evaluator: bool) -> int:
+    """Backend threads per replica when `cores` are shared by the tasks that compute: workers and evaluator.
+
+    A chief beside workers coordinates and ps tasks apply updates; neither is counted.
+    """
+    return max(1, cores // (workers + int(evaluator)))
+
+
+def apportion(count: int, weights: Sequence[int]) -> list[int]:
+    """`count` things dealt out in proportion to `weights`, by largest remainders (ties: the earlier).
+
+    Where `count` allows it every weight gets at least one; where it doesn't, the `count` heaviest get
+    one each.
+    """
+    if count <= len(weights):
+        heaviest = sorted(range(len(weights)), key=lambda i: (-weights[i], i))[:count]
+        return [int(i in heaviest) for i in range(len(weights))]
+    total = sum(weights)
+    spare = count - len(weights)
+    quotas = [Fraction(w * count, total) if total else Fraction(count, len(weights)) for w in weights]
+    shares = [1] * len(weights)
+    for _ in range(spare):
+        neediest = max(range(len(weights)), key=lambda i: (quotas[i] - shares[i], -i))
+        shares[neediest] += 1
+    return shares
+
+
+def homes_of_shards(shards: int, cache: CacheSpec, topology: Topology) -> tuple[NodeId, ...]:
+    """The node that each shard is at home on: shards dealt to the owning nodes by their rows."""
+    rows = rows_by_node(cache, topology)
+    shares = apportion(shards, list(rows.values()))
+    return tuple(node for node, share in zip(rows, shares, strict=True) for _ in range(share))
+
+
+def place(job: JobSpec, cache: CacheSpec, topology: Topology) -> Placement:
+    """The tasks of `job` on nodes of `topology`, and the shards of `cache` on its workers.
+
+    Worker w of W runs shards [w*S/W, (w+1)*S/W) on the node that most of them are at home on. The ps
+    tasks go round-robin over the nodes; chief and evaluator run beside worker 0. Raises PlacementError.
+    """
+    from insitu.grid.affinity import shard_partitions
+
+    if job.shards > len(cache.partitions):
+        raise PlacementError(
+            f"Each worker needs a partition of its own: cache {cache.name!r} has {len(cache.partitions)} "
+            f"partitions, fewer than the {job.shards} shards asked for. Ask for at most "
+            f"{len(cache.partitions)} workers, or import the cache again with --partitions {job.shards} or more."
+        )
+    homes = homes_of_shards(job.shards, cache, topology)
+    workers = []
+    for worker in range(job.workers):
+        shards = range(worker * job.shards // job.workers, (worker + 1) * job.shards // job.workers)
+        node = Counter(homes[s] for s in shards).most_common(1)[0][0]
+        workers.append(TaskSpec(TaskId("worker", worker), node, tuple(shards)))
+    first = workers[0].node
+    chief = [TaskSpec(TaskId("chief", 0), first)] if job.chief else []
+    ps = [TaskSpec(TaskId("ps", i), topology.nodes[i % len(topology.nodes)]) for i in range(job.ps)]
+    evaluator = [TaskSpec(TaskId("evaluator", 0), first)] if job.evaluator else []
+    shard_map = ShardMap(cache.name, cache.version, shard_partitions(cache.partitions, homes))
+    return Placement((*chief, *workers, *ps, *evaluator), shard_map, homes)

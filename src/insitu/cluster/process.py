@@ -1,0 +1,59 @@
+"""What Linux offers to tie processes to each other's lives."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from insitu.errors import ClusterError
+
+_SET_PARENT_DEATH_SIGNAL = 1
+_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option: int, value: int) -> None:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        raise ClusterError(f"prctl({option}) failed: {os.strerror(ctypes.get_errno())}")
+
+
+def die_with_parent(number: int, parent: int) -> None:
+    """The system sends signal `number` to this process when `parent` ends; exits if it already has."""
+    _prctl(_SET_PARENT_DEATH_SIGNAL, number)
+    if os.getppid() != parent:
+        sys.exit("the process that started this one has ended")
+
+
+def adopt_orphans() -> None:
+    """From now on descendants whose parent ends become children of this process."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+
+
+def children() -> Iterator[int]:
+    """Process ids of this process's children."""
+    me = os.getpid()
+    for entry in os.scandir("/proc"):
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                # The name, in brackets, may hold anything; what follows it is: state, parent.
+                after_name = Path(entry.path, "stat").read_text(errors="replace").rpartition(")")[2].split()
+                if int(after_name[1]) == me:
+                    yield int(entry.name)
+
+
+def end_all_children() -> None:
+    """Kills every child, and every orphan that thereby becomes one, until none is left."""
+    while True:
+        for child in children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return

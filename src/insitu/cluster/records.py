@@ -1,0 +1,32 @@
+"""What a job's folder says about it, read back."""
+
+from __future__ import annotations
+
+import json
+
+from insitu.errors import ClusterError
+from insitu.paths import JobPaths
+from insitu.spec import CacheSpec, JobSpec, NodeId, Placement, ShardMap, TaskId, TaskSpec
+
+
+def read_spec(job: JobPaths) -> JobSpec:
+    """Raises ClusterError where the folder doesn't hold a job."""
+    try:
+        return JobSpec.from_json(json.loads(job.spec.read_text()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ClusterError(f"The job's specification can't be read: {error}", logs=str(job.spec)) from error
+
+
+def read_placement(job: JobPaths) -> tuple[Placement, CacheSpec]:
+    """The placement, and the cache as it was when the job was started. Raises ClusterError."""
+    try:
+        data = json.loads(job.placement.read_text())
+        cache = CacheSpec.from_json(data["cache"])
+        shards = json.loads(job.shard_map(cache.name).read_text())["shards"]
+        tasks = tuple(
+            TaskSpec(TaskId.parse(t["task"]), NodeId(t["node"]), tuple(t["shards"])) for t in data["tasks"]
+        )
+        shard_map = ShardMap(cache.name, cache.version, tuple(map(tuple, shards)))
+        return Placement(tasks, shard_map, tuple(map(NodeId, data["homes"]))), cache
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ClusterError(f"The job's placement can't be read: {error}", logs=str(job.placement)) from error

@@ -1,0 +1,187 @@
+"""Makes a job: checks what was asked for, lays it out, writes its folder, starts its controller.
+
+Until the folder is renamed into place nothing of the job is visible, and whatever fails before leaves
+nothing behind. A folder whose maker was killed is removed by the next `start`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from insitu.cluster.code import copy_code
+from insitu.cluster.command import resolve_command
+from insitu.cluster.job import new_job
+from insitu.cluster.journal import Journal
+from insitu.cluster.lock import is_locked, take_lock
+from insitu.cluster.placement import default_threads, default_workers, place
+from insitu.errors import ClusterError, JobSpecError, StorageFull
+from insitu.grid import Catalog, load_topology
+from insitu.paths import JobPaths, Paths
+from insitu.spec import CacheSpec, JobSpec, Placement, check_simple_name
+
+SECRET_BYTES = 32
+_STAGED = "."
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What `insitu start` was given. None: the default, which depends on the cache and the machine.
+
+    `shards` defaults to `workers`, `workers` to the number of nodes that own data, `threads` to the machine's
+    cores divided by the tasks that compute. `stall_timeout` is in seconds.
+    """
+
+    cache: str
+    job_dir: Path
+    command: tuple[str, ...]
+    workers: int | None = None
+    shards: int | None = None
+    ps: int = 0
+    chief: bool = False
+    evaluator: bool = False
+    engine: str = "local"
+    name: str | None = None
+    max_restarts: int = 3
+    seed: int = 0
+    threads: int | None = None
+    stall_timeout: float = 600.0
+
+
+def submit(paths: Paths, request: Request) -> str:
+    """Makes the job and starts its controller, which outlives this process. Returns the job's id.
+
+    Raises InputError or one of its kinds for what can't be used, StorageFull where the disk is full.
+    """
+    cache = Catalog(paths).get(request.cache)
+    topology = load_topology(paths)
+    spec = _spec(request, cache, default_workers(cache, topology))
+    placement = place(spec, cache, topology)
+    remove_dead_stagings(paths)
+    job = paths.job(spec.job_id)
+    lock = -1
+    try:
+        with _staged(paths, spec.job_id) as (staged, lock):
+            copy_code(request.job_dir, staged.code, paths.home)
+            resolve_command(staged.code, spec.command, sys.executable)
+            _write(staged, spec, placement, cache)
+            Catalog(paths).pin(cache.name, cache.version, spec.job_id)
+            staged.root.rename(job.root)
+        _start_controller(job, lock)
+    except BaseException as error:
+        Catalog(paths).unpin(spec.job_id)
+        shutil.rmtree(job.root, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno == 28:
+            raise StorageFull(f"No room is left for the job's folder in {paths.jobs}") from error
+        raise
+    finally:
+        if lock >= 0:
+            os.close(lock)
+    return spec.job_id
+
+
+def _spec(request: Request, cache: CacheSpec, default: int) -> JobSpec:
+    if request.engine != "local":
+        raise JobSpecError(
+            f"--engine must be local; ray isn't available in this version. Received: {request.engine}"
+        )
+    workers = default if request.workers is None else request.workers
+    if request.workers is None and request.shards is not None:
+        workers = min(workers, max(1, request.shards))
+    name = request.name or re.sub(r"[^A-Za-z0-9_.-]", "-", cache.name.rpartition("/")[2])
+    check_simple_name("A job's name (--name)", name)
+    cores = len(os.sched_getaffinity(0))
+    threads = default_threads(cores, max(1, workers), request.evaluator)
+    return JobSpec(
+        job_id=f"{name[:90]}-{secrets.token_hex(3)}",
+        name=name,
+        cache=cache.name,
+        command=request.command,
+        workers=workers,
+        shards=workers if request.shards is None else request.shards,
+        ps=request.ps,
+        chief=request.chief,
+        evaluator=request.evaluator,
+        engine=request.engine,
+        max_restarts=request.max_restarts,
+        seed=request.seed,
+        threads=threads if request.threads is None else request.threads,
+        stall_timeout=request.stall_timeout,
+        created=time.time(),
+    )
+
+
+@contextlib.contextmanager
+def _staged(paths: Paths, job_id: str) -> Iterator[tuple[JobPaths, int]]:
+    """A folder for the job that nobody sees, and its lock; gone after an error."""
+    paths.jobs.mkdir(parents=True, exist_ok=True)
+    staged = JobPaths(paths.jobs / f"{_STAGED}{job_id}")
+    staged.root.mkdir(mode=0o700)
+    try:
+        yield staged, take_lock(staged.controller)
+    except BaseException:
+        shutil.rmtree(staged.root, ignore_errors=True)
+        raise
+
+
+def remove_dead_stagings(paths: Paths) -> None:
+    """Removes what `start`s that were killed have left. One that is young may not have its lock yet."""
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.scandir(paths.jobs):
+            staged = JobPaths(Path(entry.path))
+            if entry.name.startswith(_STAGED) and not is_locked(staged.controller):
+                with contextlib.suppress(FileNotFoundError):
+                    if time.time() - entry.stat().st_mtime > 60.0:
+                        shutil.rmtree(staged.root, ignore_errors=True)
+
+
+def _write(job: JobPaths, spec: JobSpec, placement: Placement, cache: CacheSpec) -> None:
+    """Everything that the controller and the tasks read."""
+    secret = os.open(job.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(secret, "wb") as file:
+        file.write(secrets.token_bytes(SECRET_BYTES))
+    job.spec.write_text(json.dumps(spec.to_json(), indent=1))
+    tasks = [{"task": str(t.task), "node": t.node, "shards": t.shards} for t in placement.tasks]
+    job.placement.write_text(
+        json.dumps({"tasks": tasks, "homes": placement.homes, "cache": cache.to_json()}, indent=1)
+    )
+    job.shard_maps.mkdir()
+    shards = {**asdict(placement.shard_map), "homes": placement.homes}
+    job.shard_map(cache.name).write_text(json.dumps(shards, indent=1))
+    for task in placement.tasks:
+        job.task(task.task).mkdir(parents=True)
+    job.checkpoints.mkdir()
+    job.ledger.mkdir()
+    job.output.touch(0o600)
+    Journal(job.journal).create(new_job([t.task for t in placement.tasks], spec.max_restarts))
+
+
+def _start_controller(job: JobPaths, lock: int) -> None:
+    environment = dict(os.environ)
+    if "PYTHONPATH" in environment:
+        parts = environment["PYTHONPATH"].split(os.pathsep)
+        environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(part) for part in parts if part)
+    with job.controller_log.open("ab") as log:
+        try:
+            subprocess.Popen(
+                [sys.executable, "-P", "-m", "insitu.cluster.controller", str(job.root), str(lock)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=job.root,
+                env=environment,
+                pass_fds=(lock,),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ClusterError(f"Can't start the job's controller: {error}") from error

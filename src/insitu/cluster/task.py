@@ -1,0 +1,85 @@
+"""Entry of every task process: `python -P -m insitu.cluster.task JOB_CMD [JOB_ARGS...]`.
+
+Its environment is the contract already; this sets up what an environment can't: the tie to the
+controller's life, the stack dumps, the seed and the account of a failure. Loads the standard library only.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import random
+import signal
+import sys
+import types
+from typing import NoReturn
+
+PARENT_ENV = "INSITU_CONTROLLER_PID"
+"""Process id of the controller, so that a task can tell that it has been orphaned before it could be tied."""
+
+
+def main() -> None:
+    parent = int(os.environ.pop(PARENT_ENV, "0"))
+    from insitu.cluster.process import die_with_parent
+
+    if parent:
+        die_with_parent(signal.SIGKILL, parent)
+    from pathlib import Path
+
+    from insitu.cluster.command import resolve_command
+    from insitu.errors import JobSpecError
+
+    try:
+        resolved = resolve_command(Path.cwd(), sys.argv[1:], sys.executable)
+    except JobSpecError as error:
+        sys.exit(str(error))
+    if not resolved.script:
+        execute(resolved.arguments)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    random.seed(int(os.environ.get("INSITU_SEED", "0")))
+    for stream in (sys.stdout, sys.stderr):
+        # One write for each line: lines of two streams share one pipe and must not be mixed.
+        stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+    run_script(resolved.arguments)
+
+
+def execute(arguments: tuple[str, ...]) -> NoReturn:
+    """Becomes the program. It can't dump Python stacks, so the signal for that does nothing to it."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        os.execv(arguments[0], arguments)
+    except OSError as error:
+        sys.exit(f"{arguments[0]} can't be executed: {error.strerror}")
+
+
+def run_script(arguments: tuple[str, ...]) -> None:
+    """Runs the script in this interpreter as `python SCRIPT ARGS...` would."""
+    import io
+
+    script = arguments[0]
+    sys.argv[:] = arguments
+    sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
+    module = types.ModuleType("__main__")
+    module.__file__ = script
+    module.__dict__["__cached__"] = None
+    module.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = module
+    try:
+        with io.open_code(script) as file:
+            code = compile(file.read(), script, "exec", dont_inherit=True)
+        exec(code, module.__dict__)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        # The first frame is this function's; the user's begins after it.
+        error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
+        from insitu.cluster.failure import write_failure
+
+        write_failure(error)
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1)
+
+
+if __name__ == "__main__":
+    main()
