@@ -1,0 +1,28 @@
+"""The only room that imports Keras and a backend. Strategies, and what makes `fit` work under them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from insitu.train.backup import BackupAndRestore
+    from insitu.train.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
+
+_LAZY = {
+    "BackupAndRestore": "insitu.train.backup",
+    "MultiWorkerMirroredStrategy": "insitu.train.strategies.multi_worker_mirrored",
+}
+
+__all__ = ["BackupAndRestore", "MultiWorkerMirroredStrategy"]
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'insitu.train' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,58 @@
+"""One file per Keras backend behind one seam, `Replica`."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from insitu.errors import TrainingError
+
+Logs = dict[str, float]
+
+
+class Replica(Protocol):
+    """One copy of a model, compiled so that nothing but plain arrays crosses its border.
+
+    `gradient` and `evaluate` leave every variable as they found it: whatever happens between them and
+    `apply` or `merge`, the replica still stands at the step's beginning and can do the step again.
+
+    `floats` are flat arrays of `floats_size` elements of `floats_dtype`; `record` are float64 arrays of
+    `train_record_size` or `test_record_size`, whose first element is the number of rows.
+    """
+
+    floats_size: int
+    floats_dtype: np.dtype[Any]
+    train_record_size: int
+    test_record_size: int
+
+    def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
+        """Fills `floats` and `record` with what the shard's batch `data` gives."""
+
+    def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
+        """Updates the model by the mean `floats` and the `records` of all shards (one row each)."""
+
+    def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
+        """Fills `record` with the metric sums of a batch."""
+
+    def merge(self, records: NDArray[np.float64]) -> Logs:
+        """Adds the metric sums of all shards to the model's metrics."""
+
+    def predict(self, data: Any) -> Any:
+        """The model's outputs for a batch: a structure of NumPy arrays."""
+
+
+def make_replica(model: Any, data: Any) -> Replica:
+    """A replica of `model` on the active Keras backend. `data` is a batch, for its structure and dtypes."""
+    import keras
+
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        from insitu.train.backends.tensorflow import TensorFlowReplica
+
+        return TensorFlowReplica(model, data)
+    raise TrainingError(
+        f"This strategy runs on the TensorFlow backend of Keras in this version. Received: the {backend!r} "
+        "backend. Set KERAS_BACKEND=tensorflow before keras is imported."
+    )

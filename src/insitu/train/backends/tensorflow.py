@@ -1,0 +1,272 @@
+"""A replica on the TensorFlow backend: graphs without callbacks, between them plain arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from insitu.errors import TrainingError
+from insitu.train.backends import Logs
+from insitu.train.backends.record import EXTRA_LOGS, RecordLayout
+from insitu.train.flat import into_pieces, lay_out
+from insitu.train.recording import recorded
+from insitu.train.state import SEED_STRIDE, read_state
+
+
+class TensorFlowReplica:
+    """See `Replica`."""
+
+    def __init__(self, model: Any, data: Any) -> None:
+        self._model = model
+        self._state = read_state(model)
+        self._structure = data
+        self._train_record = RecordLayout(self._state, training=True)
+        self._test_record = RecordLayout(self._state, training=False)
+        self.train_record_size = self._train_record.size
+        self.test_record_size = self._test_record.size
+        self._lay_out_floats()
+        self._without_gradient: frozenset[int] = frozenset()
+        self._extra_logs: tuple[str, ...] = ()
+        self._copies_gradients = any(
+            getattr(v, "overwrite_with_gradient", False) for v in self._state.trainable
+        )
+        self._applied = False
+        batch = [_batch_spec(leaf) for leaf in keras.tree.flatten(data)]
+        shard = tf.TensorSpec((), tf.int64)
+        floats = [tf.TensorSpec((p.stop - p.start,), self.floats_dtype.name) for p in self._all_pieces]
+        self._gradient = self._compile(self._trace_gradient, [shard, *batch])
+        self._apply = self._compile(
+            self._trace_apply, [tf.TensorSpec((self.train_record_size,), tf.float64), *floats]
+        )
+        self._evaluate = self._compile(self._trace_evaluate, batch)
+        self._merge = self._compile(self._trace_merge, [tf.TensorSpec((self.test_record_size,), tf.float64)])
+        self._predict = self._compile(self._trace_predict, batch)
+
+    def _lay_out_floats(self) -> None:
+        trainable, mean = self._state.trainable, self._state.mean
+        self._gradient_spans = lay_out([tuple(v.shape) for v in trainable])
+        gradients_stop = self._gradient_spans[-1].stop if trainable else 0
+        self._mean_spans = lay_out([tuple(v.shape) for v in mean], gradients_stop)
+        self.floats_size = self._mean_spans[-1].stop if mean else gradients_stop
+        self._gradient_pieces = into_pieces(self._gradient_spans)
+        self._mean_pieces = into_pieces(self._mean_spans)
+        self._all_pieces = (*self._gradient_pieces, *self._mean_pieces)
+        wide = any(keras.backend.standardize_dtype(v.dtype) == "float64" for v in (*trainable, *mean))
+        self.floats_dtype: np.dtype[Any] = np.dtype("float64" if wide else "float32")
+
+    def _compile(self, function: Callable[..., Any], signature: Sequence[Any]) -> Callable[..., Any]:
+        if self._model.run_eagerly:
+            return function
+        # One trace for every batch size: a trace per size could round differently, and which sizes a
+        # process meets depends on the shards that it happens to host.
+        compiled: Callable[..., Any] = tf.function(
+            tf.autograph.experimental.do_not_convert(function),
+            input_signature=list(signature),
+            jit_compile=bool(self._model.jit_compile) or None,
+        )
+        return compiled
+
+    def trace(self) -> None:
+        """Traces the training step, so that a process whose shards have no rows knows its shape too."""
+        if not self._model.run_eagerly:
+            self._gradient.get_concrete_function()  # type: ignore[attr-defined]
+
+    # What crosses the border
+
+    def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
+        outputs = self._gradient(tf.constant(shard, tf.int64), *self._tensors(data))
+        for piece, tensor in zip(self._all_pieces, outputs[1:], strict=True):
+            np.copyto(floats[piece.start : piece.stop], _view(tensor))
+        np.copyto(record, _view(outputs[0]))
+
+    def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
+        combined = self._train_record.combine(records)
+        borrow = _copy if self._copies_gradients else _borrow
+        pieces = [borrow(floats[p.start : p.stop]) for p in self._gradient_pieces]
+        pieces += [_copy(floats[p.start : p.stop]) for p in self._mean_pieces]
+        logs = self._apply(tf.constant(combined), *pieces)
+        if not self._applied:
+            self._applied = True
+            self._stop_borrowing_if_kept(floats)
+        return self._to_logs(logs, combined)
+
+    def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
+        del shard  # nothing random happens in a test step
+        np.copyto(record, _view(self._evaluate(*self._tensors(data))))
+
+    def merge(self, records: NDArray[np.float64]) -> Logs:
+        combined = self._test_record.combine(records)
+        return self._to_logs(self._merge(tf.constant(combined)), None)
+
+    def predict(self, data: Any) -> Any:
+        return keras.tree.map_structure(lambda t: np.array(_view(t)), self._predict(*self._tensors(data)))
+
+    # What is traced
+
+    def _trace_gradient(self, shard: Any, *leaves: Any) -> list[Any]:
+        state = self._state
+        moved = (*state.mean, *state.seeds, *state.first, *state.sums, *state.metric_first)
+        with _restored(moved):
+            stride = tf.stack([shard * SEED_STRIDE, tf.zeros((), tf.int64)])
+            for variable in state.seeds:
+                variable.assign(variable.value + tf.cast(stride, variable.dtype))
+            for variable in state.sums:
+                variable.assign(tf.zeros_like(variable.value))
+            with recorded(self._model.optimizer) as recording:
+                logs = self._model.train_step(self._pack(leaves))
+            for variable in state.seeds:
+                variable.assign(variable.value - tf.cast(stride, variable.dtype))
+            rows = tf.shape(leaves[0])[0]
+            record = self._read_record(self._train_record, rows, self._pick_extra_logs(logs))
+            gradients = self._in_order(recording.variables, recording.gradients)
+            means = [tf.identity(variable.value) for variable in state.mean]
+        pieces = [self._join(piece.members, gradients) for piece in self._gradient_pieces]
+        pieces += [self._join(piece.members, means) for piece in self._mean_pieces]
+        return [record, *pieces]
+
+    def _trace_apply(self, combined: Any, *pieces: Any) -> Any:
+        state = self._state
+        gradients = self._split(
+            pieces[: len(self._gradient_pieces)], self._gradient_pieces, self._gradient_spans
+        )
+        means = self._split(pieces[len(self._gradient_pieces) :], self._mean_pieces, self._mean_spans)
+        for variable, value in zip(state.mean, means, strict=True):
+            variable.assign(tf.cast(value, variable.dtype))
+        self._write_record(self._train_record, combined)
+        updates = [
+            (None if index in self._without_gradient else tf.cast(gradient, variable.dtype), variable)
+            for index, (gradient, variable) in enumerate(zip(gradients, state.trainable, strict=True))
+        ]
+        self._model.optimizer.apply_gradients(updates)
+        return self._model.get_metrics_result()
+
+    def _trace_evaluate(self, *leaves: Any) -> Any:
+        state = self._state
+        with _restored((*state.sums, *state.metric_first)):
+            for variable in state.sums:
+                variable.assign(tf.zeros_like(variable.value))
+            self._model.test_step(self._pack(leaves))
+            return self._read_record(self._test_record, tf.shape(leaves[0])[0], [])
+
+    def _trace_merge(self, combined: Any) -> Any:
+        self._write_record(self._test_record, combined)
+        return self._model.get_metrics_result()
+
+    def _trace_predict(self, *leaves: Any) -> Any:
+        return self._model.predict_step(self._pack(leaves))
+
+    # Parts of it
+
+    def _pack(self, leaves: Sequence[Any]) -> Any:
+        return keras.tree.pack_sequence_as(self._structure, list(leaves))
+
+    def _tensors(self, data: Any) -> list[Any]:
+        return [tf.convert_to_tensor(leaf) for leaf in keras.tree.flatten(data)]
+
+    def _read_record(self, layout: RecordLayout, rows: Any, extra: list[Any]) -> Any:
+        parts = [tf.reshape(tf.cast(rows, tf.float64), (1,))]
+        parts += [tf.reshape(tf.cast(v.value, tf.float64), (-1,)) for v, _ in (*layout.sums, *layout.firsts)]
+        parts += [tf.reshape(tf.cast(value, tf.float64), (1,)) for value in extra]
+        parts.append(tf.zeros((EXTRA_LOGS - len(extra),), tf.float64))
+        return tf.concat(parts, 0)
+
+    def _write_record(self, layout: RecordLayout, combined: Any) -> None:
+        for variable, span in layout.firsts:
+            value = tf.reshape(combined[span.start : span.stop], span.shape)
+            variable.assign(tf.cast(value, variable.dtype))
+        for variable, span in layout.sums:
+            value = tf.reshape(combined[span.start : span.stop], span.shape)
+            variable.assign_add(tf.cast(value, variable.dtype))
+
+    def _pick_extra_logs(self, logs: Any) -> list[Any]:
+        known = set(self._model.get_metrics_result())
+        extra = {name: value for name, value in (logs or {}).items() if name not in known}
+        if len(extra) > EXTRA_LOGS or any(getattr(value, "shape", ()) != () for value in extra.values()):
+            received = [f"{name} of shape {getattr(value, 'shape', ())}" for name, value in extra.items()]
+            raise TrainingError(
+                f"A train_step may return up to {EXTRA_LOGS} scalars beside the model's metrics. "
+                f"Received: {', '.join(received)}"
+            )
+        self._extra_logs = tuple(extra)
+        return list(extra.values())
+
+    def _in_order(self, variables: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+        by_variable = {id(v): g for v, g in zip(variables, gradients, strict=True)}
+        ordered, missing = [], set()
+        for index, variable in enumerate(self._state.trainable):
+            gradient = by_variable.get(id(variable))
+            if gradient is None:
+                missing.add(index)
+                gradient = tf.zeros(variable.shape, self.floats_dtype.name)
+            ordered.append(tf.convert_to_tensor(gradient))
+        self._without_gradient = frozenset(missing)
+        return ordered
+
+    def _join(self, members: Sequence[int], tensors: Sequence[Any]) -> Any:
+        flat = [tf.reshape(tf.cast(tensors[i], self.floats_dtype.name), (-1,)) for i in members]
+        return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+
+    @staticmethod
+    def _split(tensors: Sequence[Any], pieces: Sequence[Any], spans: Sequence[Any]) -> list[Any]:
+        values = []
+        for piece, tensor in zip(pieces, tensors, strict=True):
+            for index in piece.members:
+                span = spans[index]
+                values.append(
+                    tf.reshape(tensor[span.start - piece.start : span.stop - piece.start], span.shape)
+                )
+        return values
+
+    def _to_logs(self, logs: Any, combined: NDArray[np.float64] | None) -> Logs:
+        values = {name: float(value) for name, value in logs.items()}
+        if combined is not None:
+            start = self._train_record.extra_start
+            values.update(zip(self._extra_logs, combined[start:].tolist(), strict=False))
+        return values
+
+    def _stop_borrowing_if_kept(self, floats: NDArray[Any]) -> None:
+        """TensorFlow lets a variable share the memory of the tensor that is assigned to it. An optimizer that
+        keeps a gradient as it is would thus keep our buffer, which the next step overwrites."""
+        start = floats.ctypes.data
+        for variable in (*self._state.trainable, *self._state.optimizer):
+            address = _view(variable.value.read_value()).ctypes.data
+            if start <= address < start + floats.nbytes:
+                self._copies_gradients = True
+                variable.assign(np.array(_view(variable.value.read_value())))
+
+
+@contextmanager
+def _restored(variables: Sequence[Any]) -> Iterator[None]:
+    """Gives `variables` back the values that they had before the block."""
+    saved = [tf.identity(variable.value) for variable in variables]
+    yield
+    for variable, value in zip(variables, saved, strict=True):
+        variable.assign(value)
+
+
+def _batch_spec(leaf: Any) -> Any:
+    array = np.asarray(leaf)
+    return tf.TensorSpec((None, *array.shape[1:]), tf.as_dtype(array.dtype))
+
+
+def _view(tensor: Any) -> NDArray[Any]:
+    """The tensor's own memory, without a copy."""
+    array: NDArray[Any] = np.asarray(tensor)
+    return array
+
+
+def _copy(array: NDArray[Any]) -> Any:
+    return tf.constant(array)
+
+
+def _borrow(array: NDArray[Any]) -> Any:
+    """A tensor in the array's own memory, where its alignment allows: to be used up before that changes."""
+    if array.ctypes.data % 64:
+        return tf.constant(array)
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())

@@ -1,0 +1,189 @@
+"""What a step trains on: for each shard of this task, its rows of the step's global batch.
+
+Two kinds of source. An `insitu.Dataset` gives each shard its own rows. Anything else that Keras takes
+(arrays, tf.data, PyDataset, generators) is a stream of *global* batches, the same in each process, of which
+each shard takes its slice. In both, every row enters the model once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+
+from insitu.errors import InputError, TrainingError
+from insitu.grid import Dataset
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One shard's rows of a step. `data` is None where `rows` is 0. `origins` as in `grid.Batch`."""
+
+    shard: int
+    rows: int
+    data: Any
+    origins: tuple[tuple[int, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step's parts, one for each shard of this task.
+
+    `epoch` is that of the data, which is not Keras' where `steps_per_epoch` cuts epochs of its own. A
+    skipped step was done before a restart.
+    """
+
+    epoch: int
+    parts: tuple[Part, ...]
+    skipped: bool = False
+
+
+SKIPPED = Step(-1, (), skipped=True)
+
+
+class Feed(Protocol):
+    """A source of steps. `num_steps` is None where it isn't known before the data has been read."""
+
+    num_steps: int | None
+    cache: str | None
+    """The name of the cache that the rows come from; None for other sources."""
+
+    def example(self) -> Any:
+        """A batch of at least one row that shows structure, dtypes and shapes."""
+
+    def steps(self, epoch: int, start_step: int) -> Iterator[Step]:
+        """The steps of `epoch` from `start_step` on."""
+
+
+class DatasetFeed:
+    """Steps of an `insitu.Dataset`."""
+
+    def __init__(self, dataset: Dataset, shards: Sequence[int], num_shards: int) -> None:
+        if dataset.num_shards != num_shards or tuple(dataset.shards) != tuple(shards):
+            raise TrainingError(
+                f"The dataset's shards must be the strategy's: {list(shards)} of {num_shards}. Received: "
+                f"{list(dataset.shards)} of {dataset.num_shards}."
+            )
+        self._dataset = dataset
+        self._shards = tuple(shards)
+        self.num_steps: int | None = dataset.num_steps
+        self.cache: str | None = dataset.cache.name
+
+    def example(self) -> Any:
+        return keras.tree.map_structure(
+            lambda spec: np.zeros((1, *spec.shape[1:]), spec.dtype), self._dataset.element_spec
+        )
+
+    def steps(self, epoch: int, start_step: int) -> Iterator[Step]:
+        streams = [self._dataset.shard_batches(s, epoch, start_step) for s in self._shards]
+        for batches in zip(*streams, strict=True):
+            yield Step(
+                epoch,
+                tuple(
+                    Part(shard, batch.rows, batch.data, batch.origins)
+                    for shard, batch in zip(self._shards, batches, strict=True)
+                ),
+            )
+
+
+class StreamFeed:
+    """Steps sliced out of global batches. `batches(epoch)` gives them, the same in each process."""
+
+    cache: str | None = None
+
+    def __init__(
+        self,
+        batches: Callable[[int], Iterator[Any]],
+        num_steps: int | None,
+        shards: Sequence[int],
+        num_shards: int,
+    ) -> None:
+        self._batches = batches
+        self._shards = tuple(shards)
+        self._num_shards = num_shards
+        self.num_steps = num_steps
+
+    def example(self) -> Any:
+        batch = next(iter(self._batches(0)), None)
+        if batch is None:
+            raise InputError("The data must have at least one batch. Received: none.")
+        return keras.tree.map_structure(lambda leaf: leaf[:1], _as_arrays(batch))
+
+    def steps(self, epoch: int, start_step: int) -> Iterator[Step]:
+        for index, batch in enumerate(self._batches(epoch)):
+            if index >= start_step:
+                yield Step(epoch, tuple(self._part(shard, _as_arrays(batch)) for shard in self._shards))
+
+    def _part(self, shard: int, batch: Any) -> Part:
+        rows = len(keras.tree.flatten(batch)[0])
+        start, stop = (rows * s // self._num_shards for s in (shard, shard + 1))
+        if start == stop:
+            return Part(shard, 0, None)
+        return Part(shard, stop - start, keras.tree.map_structure(lambda leaf: leaf[start:stop], batch))
+
+
+def _as_arrays(batch: Any) -> Any:
+    return keras.tree.map_structure(keras.ops.convert_to_numpy, batch)
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySource:
+    """Arrays of equal length, cut into global batches, each epoch in an order of its own when shuffled.
+
+    `data` is a structure of NumPy arrays; the order is a pure function of (seed, epoch).
+    """
+
+    data: Any
+    batch_size: int
+    shuffle: bool
+    seed: int
+    rows: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        lengths = {len(leaf) for leaf in keras.tree.flatten(self.data)}
+        if len(lengths) != 1 or not lengths.isdisjoint({0}):
+            raise InputError(
+                "All arrays must have the same number of rows, at least one. "
+                f"Received: {sorted(lengths)} rows."
+            )
+        object.__setattr__(self, "rows", lengths.pop())
+
+    @property
+    def num_steps(self) -> int:
+        return -(-self.rows // self.batch_size)
+
+    def __call__(self, epoch: int) -> Iterator[Any]:
+        order = None
+        if self.shuffle:
+            order = np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(self.rows)
+        for start in range(0, self.rows, self.batch_size):
+            rows: Any = slice(start, start + self.batch_size)
+            if order is not None:
+                rows = order[rows]
+            yield keras.tree.map_structure(lambda leaf, rows=rows: leaf[rows], self.data)
+
+
+def with_class_weight(batches: Callable[[int], Iterator[Any]], class_weight: dict[int, float]) -> Any:
+    """`batches`, each row weighted by the class of its label."""
+
+    def weighted(epoch: int) -> Iterator[Any]:
+        for batch in batches(epoch):
+            yield weigh_classes(batch, class_weight)
+
+    return weighted
+
+
+def weigh_classes(batch: Any, class_weight: dict[int, float]) -> Any:
+    """`(x, y)` with a third member: the weight of each row's class."""
+    from keras.src.trainers.data_adapters import data_adapter_utils
+
+    if not isinstance(batch, tuple) or len(batch) != 2:
+        raise InputError(
+            "class_weight needs batches of (x, y), without sample weights. "
+            f"Received: {type(batch).__name__} of {len(batch)}."
+        )
+    x, y = batch
+    return x, y, data_adapter_utils.class_weight_to_sample_weights(y, class_weight)

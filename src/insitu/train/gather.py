@@ -1,0 +1,69 @@
+"""Gathers rows whose number differs by shard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from insitu.exchange import Group
+
+
+def by_shard(array: NDArray[Any]) -> NDArray[Any]:
+    """What a group takes from `array` of shape (shards of this task, ...): no leading axis for one shard."""
+    return array[0] if len(array) == 1 else array
+
+
+def gather_sizes(group: Group, size: int) -> list[int]:
+    """What each shard's task gives for `size`, in shard order."""
+    own = np.full((len(group.shards), 1), size, np.int64)
+    sizes: list[int] = group.all_gather(by_shard(own)).reshape(-1).tolist()
+    return sizes
+
+
+def gather_bytes(group: Group, own: Sequence[bytes]) -> list[bytes]:
+    """The bytes of every shard, in shard order; `own` are those of this task's shards."""
+    rows = [np.frombuffer(data, np.uint8) if data else None for data in own]
+    counts = [len(data) for data in own]
+    everyones = group.all_gather(by_shard(np.array(counts, dtype=np.int64)[:, None])).reshape(-1).tolist()
+    if not any(everyones):
+        return [b""] * len(everyones)
+    joined = _gather_leaf(group, rows, np.zeros(1, np.uint8), everyones)
+    stops = np.cumsum(everyones)
+    return [joined[stop - count : stop].tobytes() for stop, count in zip(stops, everyones, strict=True)]
+
+
+def gather_rows(group: Group, outputs: Sequence[Any], example: Any) -> Any:
+    """The rows of every shard of every task, one after the other in shard order, the same in each task.
+
+    `outputs[i]` is a structure of arrays, rows first, for the i-th shard of this task, or None where it has
+    no rows; `example` is such a structure of any one row. Structures, dtypes and rows' shapes must agree.
+    """
+    counts = [0 if output is None else len(keras.tree.flatten(output)[0]) for output in outputs]
+    everyones = group.all_gather(by_shard(np.array(counts, dtype=np.int64)[:, None])).reshape(-1).tolist()
+    leaves = []
+    for index, like in enumerate(keras.tree.flatten(example)):
+        own = [None if output is None else keras.tree.flatten(output)[index] for output in outputs]
+        leaves.append(_gather_leaf(group, own, np.asarray(like), everyones))
+    return keras.tree.pack_sequence_as(example, leaves)
+
+
+def _gather_leaf(group: Group, own: Sequence[Any], like: NDArray[Any], counts: list[int]) -> NDArray[Any]:
+    """Rows travel as bytes in whole words, padded to the longest shard's."""
+    row_bytes = like[:1].nbytes
+    words = -(-max(counts) * row_bytes // 8)
+    padded = np.zeros((len(own), words), np.int64)
+    for place, rows in zip(padded, own, strict=True):
+        if rows is not None:
+            flat = np.ascontiguousarray(rows, dtype=like.dtype).reshape(-1).view(np.uint8)
+            place.view(np.uint8)[: flat.size] = flat
+    gathered = group.all_gather(by_shard(padded))
+    return np.concatenate(
+        [
+            row.view(np.uint8)[: count * row_bytes].view(like.dtype).reshape(count, *like.shape[1:])
+            for row, count in zip(gathered, counts, strict=True)
+        ]
+    )

@@ -1,0 +1,49 @@
+"""Takes the gradients out of a `train_step` before they reach the optimizer.
+
+Any `train_step`, Keras' own or a user's, ends in `optimizer.apply`. While it is traced that call is
+recorded instead of done: what comes before it (forward pass, loss, backward pass) and after it (metrics)
+stays as written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from insitu.errors import TrainingError
+
+
+class Recording:
+    """What `optimizer.apply` was called with: `gradients[i]` belongs to `variables[i]`, None where the
+    loss doesn't depend on it."""
+
+    def __init__(self) -> None:
+        self.gradients: list[Any] = []
+        self.variables: list[Any] = []
+        self.calls = 0
+
+
+@contextlib.contextmanager
+def recorded(optimizer: Any) -> Iterator[Recording]:
+    """While open, `optimizer.apply` fills the recording and changes nothing."""
+    recording = Recording()
+
+    def apply(grads: Any, trainable_variables: Any = None) -> None:
+        recording.calls += 1
+        recording.gradients = list(grads)
+        recording.variables = list(
+            optimizer._trainable_variables if trainable_variables is None else trainable_variables
+        )
+
+    # Around Keras' attribute tracking: this is no part of the optimizer's state.
+    object.__setattr__(optimizer, "apply", apply)
+    try:
+        yield recording
+    finally:
+        object.__delattr__(optimizer, "apply")
+    if recording.calls != 1:
+        raise TrainingError(
+            "A train_step must call its optimizer's apply() or apply_gradients() exactly once, so that the "
+            f"gradient can be combined over shards. Received: {recording.calls} calls."
+        )

@@ -1,0 +1,161 @@
+"""Which variables a model has, and how each is combined over shards. Works on every Keras backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from insitu.errors import CheckpointError, TrainingError
+from insitu.exchange import Group
+from insitu.train.gather import gather_sizes
+
+SEED_STRIDE = 0x9E3779B1
+"""What tells the shards' random streams apart: added to a seed generator's seed once per shard number.
+Odd, so that shards never meet modulo 2**32; shard 0 keeps the plain seed, as in a run without insitu."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """The variables of one model, each in exactly one list, in the order of Keras.
+
+    - `trainable`: updated by the optimizer from the mean gradient.
+    - `mean`: floating state that the forward pass moves; after a step it is the mean over shards by rows.
+    - `seeds`: states of seed generators, `[seed, counter]`.
+    - `first`: other state; after a step it is that of the first shard that had rows.
+    - `sums`: metric variables that add up over rows, hence over shards.
+    - `metric_first`: metric variables that don't add up; handled as `first`.
+    - `optimizer`: the same on every replica, since all apply the same update.
+    """
+
+    trainable: tuple[Any, ...]
+    mean: tuple[Any, ...]
+    seeds: tuple[Any, ...]
+    first: tuple[Any, ...]
+    sums: tuple[Any, ...]
+    metric_first: tuple[Any, ...]
+    optimizer: tuple[Any, ...]
+
+    def named(self) -> Iterator[tuple[str, Any]]:
+        """Every variable once, under a name that is the same in each run of the same script."""
+        for group in ("trainable", "mean", "seeds", "first", "sums", "metric_first", "optimizer"):
+            for index, variable in enumerate(getattr(self, group)):
+                yield f"{group}/{index}", variable
+
+
+def is_floating(variable: Any) -> bool:
+    return "float" in keras.backend.standardize_dtype(variable.dtype)
+
+
+def read_state(model: Any) -> ModelState:
+    """Sorts the variables of a built and compiled `model`."""
+    seeds = {id(v): v for v in _seed_states(model)}
+    optimizer = getattr(model, "optimizer", None)
+    metrics = {id(v): v for v in model.metrics_variables}
+    trainable = tuple(v.variable if hasattr(v, "variable") else v for v in model.trainable_variables)
+    mean, first = [], []
+    for variable in model.non_trainable_variables:
+        if id(variable) in seeds or id(variable) in metrics:
+            continue
+        averaged = is_floating(variable) and getattr(variable, "aggregation", "mean") in ("mean", "none")
+        (mean if averaged else first).append(variable)
+    sums = [v for v in metrics.values() if getattr(v, "aggregation", "sum") == "sum"]
+    others = [v for v in metrics.values() if getattr(v, "aggregation", "sum") != "sum"]
+    return ModelState(
+        trainable=trainable,
+        mean=tuple(mean),
+        seeds=tuple(seeds.values()),
+        first=tuple(first),
+        sums=tuple(sums),
+        metric_first=tuple(others),
+        optimizer=tuple(optimizer.variables) if optimizer is not None else (),
+    )
+
+
+def _seed_states(model: Any) -> list[Any]:
+    found: dict[int, Any] = {}
+    for layer in model._flatten_layers():
+        for generator in getattr(layer, "_seed_generators", ()):
+            found[id(generator.state)] = generator.state
+    return list(found.values())
+
+
+def check_trainable_by_shards(model: Any, num_shards: int) -> None:
+    """Raises TrainingError where the mean over shards would not be what the user's loss says."""
+    if num_shards == 1:
+        return
+    for loss in _losses(model):
+        reduction = getattr(loss, "reduction", "sum_over_batch_size")
+        if reduction not in ("sum_over_batch_size", "mean"):
+            raise TrainingError(
+                "A loss over several shards must be a mean over rows: reduction='sum_over_batch_size' (the "
+                f"default) or 'mean'. Received: {getattr(loss, 'name', loss)!r} with {reduction!r}. "
+                "Use the default, and scale the learning rate if you want the size of a sum."
+            )
+    others = [
+        name
+        for name, value in vars(model).items()
+        if isinstance(value, keras.optimizers.Optimizer) and value is not model.optimizer
+    ]
+    if others:
+        raise TrainingError(
+            "Gradients are combined over shards for the optimizer given to compile(). Received: a model with "
+            f"more optimizers ({', '.join(others)}), whose gradients would stay apart."
+        )
+
+
+def _losses(model: Any) -> list[Any]:
+    compiled = getattr(model, "_compile_loss", None)
+    entries = getattr(compiled, "_flat_losses", None) or []
+    return [entry.loss for entry in entries if entry is not None and entry.loss is not None]
+
+
+def to_numpy(variable: Any) -> NDArray[Any]:
+    """The variable's value as a NumPy array of its own dtype, a copy."""
+    return np.array(keras.ops.convert_to_numpy(variable.value))
+
+
+def snapshot(state: ModelState) -> dict[str, NDArray[Any]]:
+    """Every variable's value by name: all that a replica is, but for what Python objects hold."""
+    return {name: to_numpy(variable) for name, variable in state.named()}
+
+
+def load_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]]) -> None:
+    """Gives every variable its value. Raises CheckpointError, before anything is changed, where they differ
+    from the model's variables."""
+    variables = dict(state.named())
+    wrong = sorted(variables.keys() ^ values.keys())
+    wrong += [n for n, v in variables.items() if n in values and tuple(v.shape) != values[n].shape]
+    if wrong:
+        raise CheckpointError(
+            "The saved state belongs to another model: it must have the same variables of the same shapes. "
+            f"Different: {', '.join(wrong[:5])}{' and more' if len(wrong) > 5 else ''}"
+        )
+    for name, variable in variables.items():
+        variable.assign(values[name])
+
+
+def broadcast_state(state: ModelState, group: Group) -> None:
+    """Gives every replica the variables of rank 0. Raises TrainingError where the models differ in size."""
+    if group.size == 1:
+        return
+    values = snapshot(state)
+    data = b"".join(value.tobytes() for value in values.values())
+    sizes = gather_sizes(group, len(data))
+    if len(set(sizes)) != 1:
+        raise TrainingError(
+            "Every task must build the same model. Received: models of "
+            f"{', '.join(f'{size:,}' for size in sizes)} bytes, by shard."
+        )
+    words = np.zeros(-(-len(data) // 8), np.int64)
+    words.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
+    received = group.broadcast(words, root=0).tobytes()
+    start = 0
+    for name, variable in state.named():
+        like = values[name]
+        variable.assign(np.frombuffer(received, like.dtype, like.size, start).reshape(like.shape))
+        start += like.nbytes
