@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from insitu.grid.affinity import owners_of_partition, shard_partitions
     from insitu.grid.catalog import Catalog
+    from insitu.grid.datasets import Batch, Dataset, dataset
+    from insitu.grid.importer import import_cache
     from insitu.grid.topology import bring_up, load_topology, take_down
 
 _DOOR = {
+    "Batch": "datasets",
     "Catalog": "catalog",
+    "Dataset": "datasets",
     "bring_up": "topology",
+    "dataset": "datasets",
+    "import_cache": "importer",
     "load_topology": "topology",
     "owners_of_partition": "affinity",
     "shard_partitions": "affinity",
@@ -20,8 +26,12 @@ _DOOR = {
 }
 
 __all__ = [
+    "Batch",
     "Catalog",
+    "Dataset",
     "bring_up",
+    "dataset",
+    "import_cache",
     "load_topology",
     "owners_of_partition",
     "shard_partitions",

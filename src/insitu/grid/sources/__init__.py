@@ -1,0 +1,113 @@
+"""The files that `import` reads: finding them, choosing their format, checking that they agree."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import cast
+
+from insitu.errors import InputError, SourceError
+from insitu.grid.sources.base import Source, SourceOptions, describe_columns
+
+FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "npy": ("npy", "NpySource", (".npy",)),
+    "npz": ("npz", "NpzSource", (".npz",)),
+    "parquet": ("parquet", "ParquetSource", (".parquet", ".pq")),
+    "csv": ("csv", "CsvSource", (".csv", ".csv.gz")),
+    "arrow": ("ipc", "IpcSource", (".arrow", ".feather", ".ipc", ".arrows")),
+}
+"""Format -> (module, class, suffixes). A test checks it against the classes."""
+
+
+def find_sources(sources: Sequence[str], format: str | None) -> list[tuple[Path, str]]:
+    """(file, format) of all files that `sources` name, each once, in the order of their absolute paths.
+
+    A source is a file, a folder (all its files of a known format, at any depth, but those whose name or
+    folder starts with `.` or `_`) or a glob. `format` overrules the suffixes. Raises SourceError.
+    """
+    if format is not None and format not in FORMATS:
+        raise InputError(f"--format must be one of {', '.join(FORMATS)}. Received: {format!r}")
+    if not sources:
+        raise SourceError("Name at least one SOURCE: a file, a folder or a glob")
+    found: dict[Path, str] = {}
+    for source in sources:
+        for path, kind in _expand(os.path.expanduser(source), format):
+            found[path.resolve()] = kind
+    kinds = sorted(set(found.values()))
+    if len(kinds) > 1:
+        raise SourceError(
+            f"The sources are of several formats: {', '.join(kinds)}. Import them one at a time, or name the "
+            f"one to take with --format"
+        )
+    return sorted(found.items())
+
+
+def _expand(source: str, format: str | None) -> list[tuple[Path, str]]:
+    path = Path(source)
+    if path.is_dir():
+        files = sorted(p for p in path.rglob("*") if p.is_file() and not _hidden(p.relative_to(path)))
+        known = [(p, kind) for p in files if (kind := _format_of(p)) and format in (None, kind)]
+        if not known:
+            raise SourceError(f"Folder {source} holds no file that ends in {_suffixes(format)}")
+        return known
+    if path.exists():
+        kind = format or _format_of(path)
+        if kind is None:
+            raise SourceError(
+                f"The format of {source} is unknown: its name ends in none of {_suffixes(None)}. Name "
+                f"it with --format {'|'.join(FORMATS)}"
+            )
+        return [(path, kind)]
+    if not glob.has_magic(source):
+        raise SourceError(f"{source} doesn't exist")
+    matches = sorted(glob.glob(source, recursive=True))
+    if not matches:
+        raise SourceError(f"No file matches {source}")
+    return [pair for match in matches for pair in _expand(match, format)]
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith((".", "_")) for part in path.parts)
+
+
+def _format_of(path: Path) -> str | None:
+    name = path.name.lower()
+    return next((kind for kind, (*_, suffixes) in FORMATS.items() if name.endswith(suffixes)), None)
+
+
+def _suffixes(format: str | None) -> str:
+    return ", ".join(
+        s for kind, (*_, suffixes) in FORMATS.items() if format in (None, kind) for s in suffixes
+    )
+
+
+def stem(path: Path) -> str:
+    """A file's name without the suffix of its format."""
+    kind = _format_of(path)
+    suffixes = FORMATS[kind][2] if kind else (path.suffix,)
+    ends = [s for s in suffixes if path.name.lower().endswith(s)]
+    return path.name[: len(path.name) - max(map(len, ends), default=0)]
+
+
+def open_sources(files: Sequence[tuple[Path, str]], options: SourceOptions) -> list[Source]:
+    """Opens every file's header and checks that all have the same columns. Raises SourceError."""
+    opened: list[Source] = []
+    for path, kind in files:
+        module, name, _ = FORMATS[kind]
+        make = cast("type[Source]", getattr(import_module(f"insitu.grid.sources.{module}"), name))
+        try:
+            if path.stat().st_size == 0:
+                raise SourceError(f"{path} is empty (0 bytes). Leave it out, or fetch it again")
+            source = make(path, options)
+        except OSError as error:
+            raise SourceError(f"{path} can't be read: {error.strerror or error}") from error
+        if opened and source.columns != opened[0].columns:
+            raise SourceError(
+                f"The sources differ: {opened[0].path} has {describe_columns(opened[0].columns)}, but {path} "
+                f"has {describe_columns(source.columns)}. All must have the same columns, dtypes and shapes"
+            )
+        opened.append(source)
+    return opened

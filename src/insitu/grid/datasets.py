@@ -1,0 +1,250 @@
+"""What a script iterates: the rows of a cache by shard, in an order that (seed, epoch, shard) fixes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from insitu.context import Context
+from insitu.context import context as context_of_process
+from insitu.errors import InputError
+from insitu.grid.order import BatchPlan, Rows, batch_sizes, shuffled, steps_of_shard
+from insitu.grid.partition import TEXT
+from insitu.grid.reads import READS
+from insitu.grid.shards import resolve
+from insitu.grid.structure import Structure, apply_maps, concatenate, spec_of
+from insitu.grid.table import Table
+from insitu.paths import Paths
+from insitu.spec import CacheSpec, ShardMap
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One shard's part of one step.
+
+    `data` is the structure of arrays, `rows` rows each; None where `rows` is 0, since the shard has run out
+    before the longest one. `origins` says where the rows come from, in the order of the batch's rows: pairs
+    of a partition's index and int64 row indices in it.
+    """
+
+    data: Structure
+    rows: int
+    origins: tuple[tuple[int, Rows], ...]
+
+
+NO_ROWS = Batch(None, 0, ())
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """What shuffle, batch and map have asked for. `seed` is None without shuffle."""
+
+    seed: int | None = None
+    batch_size: int | None = None
+    maps: tuple[Callable[..., Any], ...] = ()
+
+
+class Dataset:
+    """The rows of one version of a cache, in the shards of a job. Made by `insitu.dataset`.
+
+    Immutable: `shuffle`, `batch` and `map` return new ones. Iterating gives the batches of this task's
+    shards as NumPy arrays, epoch 0 first, then epoch 1, and so on; `model.fit` under an insitu strategy takes
+    it apart by shard. Every row comes once an epoch. Arrays of an unshuffled dataset may be read-only views
+    of the file.
+    """
+
+    def __init__(self, table: Table, context: Context, chain: _Chain | None = None) -> None:
+        self._table = table
+        self._context = context
+        self._chain = chain or _Chain()
+        self._epochs = itertools.count()
+        self._element_spec: Structure = None
+
+    def shuffle(self, seed: int | None = None) -> Dataset:
+        """Rows of each shard in an order of its own each epoch. `seed` in [0, 2**63); None: the job's."""
+        seed = self._context.seed if seed is None else seed
+        if not 0 <= seed < 2**63:
+            raise InputError(f"The seed of shuffle must be in [0, 2**63). Received: {seed}")
+        return self._chained(replace(self._chain, seed=int(seed)))
+
+    def batch(self, global_size: int) -> Dataset:
+        """`global_size` rows a step over all shards together, spread as evenly as can be.
+
+        The last batch of each shard holds what is left. Raises InputError where a shard would get none.
+        """
+        if isinstance(global_size, bool) or global_size != int(global_size):
+            raise InputError(f"The global batch is a whole number of rows. Received: {global_size!r}")
+        batch_sizes(int(global_size), self.num_shards)
+        return self._chained(replace(self._chain, batch_size=int(global_size)))
+
+    def map(self, fn: Callable[..., Any]) -> Dataset:
+        """`fn` of each batch of each shard: `fn(features, label)` where a batch is a tuple, else `fn(batch)`.
+
+        It gets NumPy arrays of whole batches, never single rows, and returns any structure of arrays with
+        as many rows. Several maps compose in their order.
+        """
+        if not callable(fn):
+            raise InputError(f"Dataset.map takes a function of a batch. Received: {fn!r}")
+        return self._chained(replace(self._chain, maps=(*self._chain.maps, fn)))
+
+    def _chained(self, chain: _Chain) -> Dataset:
+        return Dataset(self._table, self._context, chain)
+
+    @property
+    def cache(self) -> CacheSpec:
+        """The version of the cache that is read."""
+        return self._table.cache
+
+    @property
+    def shard_map(self) -> ShardMap:
+        return self._table.shard_map
+
+    @property
+    def num_shards(self) -> int:
+        return len(self._table.shard_map.shards)
+
+    @property
+    def shards(self) -> tuple[int, ...]:
+        """The shards of this task."""
+        return self._table.shards
+
+    @property
+    def rows(self) -> int:
+        """Rows of all shards."""
+        return self.cache.rows
+
+    def rows_of_shard(self, shard: int) -> int:
+        return self._table.starts(shard)[-1]
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the order of rows; None where they come as they lie."""
+        return self._chain.seed
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a step over all shards. Raises InputError without `batch`."""
+        if self._chain.batch_size is None:
+            raise InputError(
+                f"This dataset isn't batched, so it can't be iterated. Call .batch(global size) first. "
+                f"Received: {self!r}"
+            )
+        return self._chain.batch_size
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of an epoch: what the shard that needs most needs."""
+        sizes = batch_sizes(self.batch_size, self.num_shards)
+        return max(steps_of_shard(self.rows_of_shard(s), size) for s, size in enumerate(sizes))
+
+    def __len__(self) -> int:
+        return self.num_steps
+
+    @property
+    def element_spec(self) -> Structure:
+        """The structure of a batch, after all maps, with an ArraySpec (shape, dtype) for each array.
+
+        Found by reading two rows.
+        """
+        if self._element_spec is None:
+            data, rows = self._table.probe()
+            self._element_spec = spec_of(apply_maps(self._chain.maps, data, rows))
+        return self._element_spec
+
+    def shard_batches(self, shard: int, epoch: int, start_step: int = 0) -> Iterator[Batch]:
+        """The batches of one shard in one epoch, from `start_step` to `num_steps`, without reading the rest.
+
+        Batches without rows follow where other shards last longer. Raises CorruptPartition.
+        """
+        size = batch_sizes(self.batch_size, self.num_shards)
+        if not 0 <= shard < self.num_shards:
+            raise InputError(f"A shard is in [0, {self.num_shards}). Received: {shard}")
+        if epoch < 0 or start_step < 0:
+            raise InputError(f"Epoch and step count from 0. Received: epoch {epoch}, step {start_step}")
+        return self._shard_batches(shard, epoch, start_step, size[shard])
+
+    def _shard_batches(self, shard: int, epoch: int, start_step: int, size: int) -> Iterator[Batch]:
+        table, seed, maps = self._table, self._chain.seed, self._chain.maps
+        starts = table.starts(shard)
+        order = None if seed is None else shuffled(starts[-1], seed, epoch, shard)
+        plan = BatchPlan(starts, size, order)
+        try:
+            for step in range(start_step, self.num_steps):
+                if step >= plan.steps:
+                    yield NO_ROWS
+                    continue
+                if order is None:
+                    data, rows, origins = table.read_ranges(shard, plan.ranges(step))
+                else:
+                    data, rows, origins = table.read_rows(shard, plan.pieces(step))
+                yield Batch(apply_maps(maps, data, rows) if maps else data, rows, origins)
+        finally:
+            READS.publish()
+
+    def __iter__(self) -> Iterator[Structure]:
+        """One epoch of this task's batches: each step's rows of its shards, in the order of the shards."""
+        epoch = next(self._epochs) if self.batch_size else 0
+        streams = [self.shard_batches(shard, epoch) for shard in self.shards]
+        for batches in zip(*streams, strict=True):
+            parts = [batch.data for batch in batches if batch.rows]
+            if parts:
+                yield concatenate(parts)
+
+    def __repr__(self) -> str:
+        cache, chain = self.cache, self._chain
+        columns = ", ".join(
+            f"{c.name}: {'text' if c.dtype == TEXT else c.dtype}{list(c.shape) or ''}"
+            for c in cache.columns
+            if c.name in self._table.names
+        )
+        steps = "" if chain.seed is None else f".shuffle({chain.seed})"
+        steps += "" if chain.batch_size is None else f".batch({chain.batch_size})"
+        steps += "".join(f".map({getattr(fn, '__name__', fn)})" for fn in chain.maps)
+        held = sum(self.rows_of_shard(s) for s in self.shards)
+        return (
+            f"<insitu.dataset({cache.name!r}){steps}: version {cache.version}, {columns}; {self.rows:,} rows "
+            f"in {self.num_shards} shard(s), here {held:,} in {', '.join(map(str, self.shards)) or 'none'}>"
+        )
+
+
+def dataset(
+    name: str,
+    *,
+    features: str | Sequence[str] | None = None,
+    label: str | None = "label",
+    shards: Sequence[int] | None = None,
+    paths: Paths | None = None,
+    context: Context | None = None,
+) -> Dataset:
+    """The rows of cache `name`, for this task's shards.
+
+    A batch is `(features, label)` where the cache has column `label`, else `features`; features are one
+    array for one column, a dict of arrays by column's name for several. `features` names the columns;
+    None: all but the label. `shards` overrides which shards this task iterates (an evaluator takes all of
+    them with `range(num_shards)`). Outside a job there is one shard with all partitions, of the latest
+    version. Raises UnknownCache, and InputError for an unknown column.
+    """
+    context = context or context_of_process()
+    paths = paths or context.paths
+    cache, shard_map = resolve(name, paths, context)
+    named = [column.name for column in cache.columns]
+    if label is not None and label not in named:
+        if label != "label":
+            raise InputError(f"Cache {name} has no column {label!r} for a label. It has {', '.join(named)}")
+        label = None
+    wanted = [features] if isinstance(features, str) else features
+    chosen = tuple(column for column in named if column != label) if wanted is None else tuple(wanted)
+    unknown = [column for column in chosen if column not in named]
+    if unknown or not chosen:
+        raise InputError(
+            f"features of cache {name} must be columns out of {', '.join(named)}. Received: {features!r}"
+        )
+    held = tuple(context.shards if shards is None else shards)
+    if any(not 0 <= shard < len(shard_map.shards) for shard in held):
+        raise InputError(f"Shards are in [0, {len(shard_map.shards)}). Received: {held}")
+    if context.job is not None:
+        READS.write_to(context.job.reads(context.task))
+    table = Table(paths, cache, shard_map, held, context.node, chosen, label)
+    return Dataset(table, context)

@@ -1,0 +1,320 @@
+"""`insitu import`: rows from sources into the partitions of a new version of a cache.
+
+    A  find the sources and read their headers; all must have the same columns
+    B  read them block by block; hash each row to its split and partition; append it to that one's spool
+    C  write each spool as one Arrow file into the staged store of its primary owner; copy it to the backups
+    D  rename the staged stores into the stores of their nodes
+    E  publish all versions in one transaction of the catalogue; only now does anybody see them
+
+Whoever dies before E leaves the old version as it was, and files that nobody sees; the next import
+removes them. The kernel's lock on the cache, which dies with its holder, tells dead files from live ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from insitu.errors import CacheBusy, CacheExists, GridError, InputError, SourceError
+from insitu.grid.affinity import (
+    check_split,
+    hash_integers,
+    hash_rows,
+    hash_texts,
+    owners_of_partition,
+    partition_of_rows,
+    split_of_rows,
+)
+from insitu.grid.catalog import Catalog
+from insitu.grid.files import cache_locks, full_disk_as_error, sync_folder
+from insitu.grid.partition import TEXT
+from insitu.grid.sources import find_sources, open_sources, stem
+from insitu.grid.sources.base import Block, Source, SourceOptions, describe_columns
+from insitu.grid.spool import Spools, text_buffers
+from insitu.grid.topology import load_topology
+from insitu.paths import Paths, StagedPaths, cache_name_of_folder
+from insitu.spec import CacheSpec, Column, PartitionInfo, Topology, check_cache_name
+
+LABEL = "label"
+DEFAULT_PARTITIONS = 8
+MAX_PARTITIONS = 1 << 16
+BLOCK_BYTES = 8 << 20
+
+ProgressCallback = Callable[[int, int, int | None], None]
+"""Called with (rows done, bytes of the sources done, bytes of the sources in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportPlan:
+    """What one import makes: `names[i]` takes about `fractions[i]` of the rows, all in equal partitions."""
+
+    names: tuple[str, ...]
+    fractions: tuple[float, ...]
+    sources: tuple[Source, ...]
+    columns: tuple[Column, ...]
+    labels: tuple[str, ...]
+    partitions: int
+    backups: int
+    key: str | None
+    topology: Topology
+    source_bytes: int
+
+
+def import_cache(
+    paths: Paths,
+    name: str,
+    sources: Sequence[str],
+    *,
+    partitions: int | None = None,
+    backups: int = 0,
+    format: str | None = None,
+    column: str = "x",
+    key: str | None = None,
+    label_from_filename: bool = False,
+    overwrite: bool = False,
+    split: Mapping[str, float] | None = None,
+    progress: ProgressCallback | None = None,
+) -> list[CacheSpec]:
+    """Imports `sources` as a new version of cache `name`; returns what was published.
+
+    `partitions` defaults to 8, or one per node where there are more nodes. `column` names the values of
+    `.npy` files. `key` is the column whose hash chooses a row's partition; None: its index in all sources,
+    in the order of their paths. `label_from_filename` adds an int64 column `label`, the index of the
+    file's name (without suffix) among all of them, sorted. `split` such as {"train": 0.9, "test": 0.1}
+    makes NAME/train and NAME/test instead, by a hash of the same, published together.
+
+    Raises InputError or SourceError for bad input, CacheExists, CacheBusy while another process imports
+    into the cache, StorageFull; after any of them all is as it was before.
+    """
+    check_cache_name(name)
+    if split is not None:
+        check_split(split)
+    names = tuple(f"{name}/{part}" for part in split) if split else (name,)
+    for each in names:
+        check_cache_name(each)
+    catalog = Catalog(paths)
+    _refuse_existing(catalog, names, overwrite)
+    files = find_sources(sources, format)
+    opened = open_sources(files, SourceOptions(column=column))
+    labels = tuple(sorted({stem(path) for path, _ in files})) if label_from_filename else ()
+    topology = load_topology(paths)
+    plan = ImportPlan(
+        names=names,
+        fractions=tuple(split.values()) if split else (1.0,),
+        sources=tuple(opened),
+        columns=_columns(opened[0], label_from_filename),
+        labels=labels,
+        partitions=_check_partitions(partitions, topology),
+        backups=backups,
+        key=key,
+        topology=topology,
+        source_bytes=sum(path.stat().st_size for path, _ in files),
+    )
+    _check_key(plan)
+    owners_of_partition(0, topology, backups)
+    with cache_locks(paths, names):
+        _refuse_existing(catalog, names, overwrite)
+        sweep(paths, names)
+        return _import(paths, catalog, plan, overwrite, progress or (lambda rows, done, total: None))
+
+
+def sweep(paths: Paths, locked: Sequence[str] = ()) -> None:
+    """Removes what dead imports left: staging, and version folders that the catalogue doesn't know.
+
+    Leaves alone what belongs to an import that is alive. `locked` are caches that the caller has locked.
+    """
+    stores = [s for node in _folders(paths.nodes) for s in _folders(node)]
+    suspects: dict[str, list[Path]] = {}
+    for folder in _folders(paths.staging):
+        suspects.setdefault(cache_name_of_folder(folder.name), []).append(folder)
+    for store in stores:
+        suspects.setdefault(cache_name_of_folder(store.name), [])
+    for cache, staged in suspects.items():
+        with contextlib.ExitStack() as stack:
+            try:
+                if cache not in locked:
+                    stack.enter_context(cache_locks(paths, [cache]))
+            except (CacheBusy, InputError):
+                continue
+            known = {spec.version for spec in Catalog(paths).stored() if spec.name == cache}
+            for store in stores:
+                if cache_name_of_folder(store.name) == cache:
+                    staged += [v for v in _folders(store) if v.name not in {f"v{n}" for n in known}]
+            for folder in staged:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folders(parent: Path) -> list[Path]:
+    return [p for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
+
+
+def _refuse_existing(catalog: Catalog, names: Sequence[str], overwrite: bool) -> None:
+    existing = [] if overwrite else [name for name in names if catalog.find(name)]
+    if existing:
+        raise CacheExists(
+            f"Cache {' and '.join(existing)} exists. Give --overwrite to put a new version in its place"
+        )
+
+
+def _columns(source: Source, label_from_filename: bool) -> tuple[Column, ...]:
+    if not label_from_filename:
+        return source.columns
+    if any(column.name == LABEL for column in source.columns):
+        raise SourceError(
+            f"{source.path} has a column {LABEL!r} of its own, so --label-from-filename can't add one"
+        )
+    return (*source.columns, Column(LABEL, "int64"))
+
+
+def _check_partitions(partitions: int | None, topology: Topology) -> int:
+    if partitions is None:
+        return max(DEFAULT_PARTITIONS, len(topology.nodes))
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        raise InputError(f"--partitions must be in [1, {MAX_PARTITIONS}]. Received: {partitions}")
+    return partitions
+
+
+def _check_key(plan: ImportPlan) -> None:
+    if plan.key is None:
+        return
+    column = next((c for c in plan.columns if c.name == plan.key), None)
+    if column is None:
+        raise InputError(
+            f"--key {plan.key} is no column of the sources, which have {describe_columns(plan.columns)}"
+        )
+    if column.shape or (column.dtype != TEXT and np.dtype(column.dtype).kind not in "iub"):
+        raise InputError(
+            f"--key must be a column of whole numbers or text, one a row. Received: {plan.key} of "
+            f"{column.dtype}{list(column.shape) if column.shape else ''}"
+        )
+
+
+def _import(
+    paths: Paths, catalog: Catalog, plan: ImportPlan, overwrite: bool, progress: ProgressCallback
+) -> list[CacheSpec]:
+    token = f"{os.getpid()}-{secrets.token_hex(4)}"
+    staged = paths.staged(plan.names[0], token)
+    published = False
+    versions: list[CacheSpec] = []
+    try:
+        with full_disk_as_error(paths.home):
+            staged.root.mkdir(parents=True)
+            spools = Spools(staged, plan.columns, len(plan.names) * plan.partitions)
+            _spool(plan, spools, progress)
+            for index, name in enumerate(plan.names):
+                versions.append(_seal(paths, catalog, plan, spools, token, index, name))
+            for cache in versions:
+                _move_into_stores(paths, paths.staged(cache.name, token), cache)
+            dropped = catalog.publish(versions, overwrite=overwrite)
+            published = True
+    finally:
+        for name in plan.names:
+            shutil.rmtree(paths.staged(name, token).root, ignore_errors=True)
+        if not published:
+            _remove_unpublished(catalog, versions)
+    catalog.remove_files(dropped)
+    return versions
+
+
+def _remove_unpublished(catalog: Catalog, versions: Sequence[CacheSpec]) -> None:
+    """Where we were interrupted just after the transaction, `versions` are published and must stay."""
+    with contextlib.suppress(GridError):
+        catalog.remove_files([v for v in versions if catalog.find(v.name, v.version) is None])
+
+
+def _spool(plan: ImportPlan, spools: Spools, progress: ProgressCallback) -> None:
+    """Step B."""
+    rows = bytes_before = 0
+    label_type = next((np.dtype(c.dtype) for c in plan.columns if c.name == LABEL and c.dtype != TEXT), None)
+    for source in plan.sources:
+        for block in source.blocks(BLOCK_BYTES):
+            block = _labelled(plan, source, block)
+            if label_type is not None and label_type.kind == "f":
+                _refuse_nan_labels(source, block, rows)
+            spools.append(block, _destinations(plan, block, rows))
+            rows += block.rows
+            progress(rows, bytes_before + block.source_bytes, plan.source_bytes)
+        bytes_before += source.path.stat().st_size
+    per_name = spools.rows.reshape(len(plan.names), -1).sum(axis=1)
+    for name, count in zip(plan.names, per_name, strict=True):
+        if not count:
+            raise SourceError(
+                f"{name} would have none of the {rows} row(s) of the sources. "
+                + ("Give its part of the split a larger fraction" if len(plan.names) > 1 else "")
+            )
+
+
+def _labelled(plan: ImportPlan, source: Source, block: Block) -> Block:
+    if not plan.labels:
+        return block
+    label = np.full(block.rows, plan.labels.index(stem(source.path)), dtype=np.int64)
+    return Block({**block.columns, LABEL: label}, block.rows, block.source_bytes)
+
+
+def _refuse_nan_labels(source: Source, block: Block, first_row: int) -> None:
+    bad = np.isnan(block.columns[LABEL]).reshape(block.rows, -1).any(axis=1)
+    if bad.any():
+        raise SourceError(
+            f"{source.path}: {int(bad.sum())} of the labels read so far are NaN, the first in row "
+            f"{first_row + int(bad.argmax())} of all sources. Drop or fill these rows"
+        )
+
+
+def _destinations(plan: ImportPlan, block: Block, first_row: int) -> npt.NDArray[np.int64] | None:
+    if len(plan.names) * plan.partitions == 1:
+        return None
+    if plan.key is None:
+        hashes = hash_rows(first_row, first_row + block.rows)
+    elif isinstance(values := block.columns[plan.key], np.ndarray):
+        hashes = hash_integers(values)
+    else:
+        offsets, data = text_buffers(values)
+        hashes = hash_texts(data, offsets)
+    partition = partition_of_rows(hashes, plan.partitions)
+    if len(plan.names) == 1:
+        return partition
+    return split_of_rows(hashes, plan.fractions) * plan.partitions + partition
+
+
+def _seal(
+    paths: Paths, catalog: Catalog, plan: ImportPlan, spools: Spools, token: str, index: int, name: str
+) -> CacheSpec:
+    """Step C for one of the names."""
+    staged = paths.staged(name, token)
+    infos = []
+    for partition in range(plan.partitions):
+        owners = owners_of_partition(partition, plan.topology, plan.backups)
+        targets = [staged.partition(owner, partition) for owner in owners]
+        for target in targets:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        destination = index * plan.partitions + partition
+        size, checksum = spools.seal(destination, targets[0])
+        for copy in targets[1:]:
+            shutil.copyfile(targets[0], copy)
+            with copy.open("rb") as file:
+                os.fsync(file.fileno())
+        infos.append(PartitionInfo(partition, int(spools.rows[destination]), size, checksum, owners))
+    version = max([0, *(spec.version for spec in catalog.stored() if spec.name == name)]) + 1
+    return CacheSpec(
+        name, version, plan.columns, tuple(infos), plan.backups, plan.key, time.time(), plan.labels
+    )
+
+
+def _move_into_stores(paths: Paths, staged: StagedPaths, cache: CacheSpec) -> None:
+    """Step D."""
+    for node in sorted({owner for p in cache.partitions for owner in p.owners}):
+        source = staged.store(node)
+        sync_folder(source)
+        target = paths.version(node, cache.name, cache.version)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source.rename(target)
+        sync_folder(target.parent)

@@ -1,0 +1,60 @@
+"""How much of the data this process has read, and from where: beside it, or on another node."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from insitu.grid.files import publish_file
+
+
+@dataclass(slots=True)
+class Reads:
+    """Rows and bytes that went into batches. Local is what lay in the store of this task's own node."""
+
+    local_bytes: int = 0
+    remote_bytes: int = 0
+    local_rows: int = 0
+    remote_rows: int = 0
+
+
+class ReadCounter:
+    """Counts for this process. `count` may be called by several threads."""
+
+    def __init__(self) -> None:
+        self._reads = Reads()
+        self._target: Path | None = None
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    @property
+    def reads(self) -> Reads:
+        with self._lock:
+            return Reads(**asdict(self._reads))
+
+    def count(self, local: bool, rows: int, size: int) -> None:
+        with self._lock:
+            if local:
+                self._reads.local_rows += rows
+                self._reads.local_bytes += size
+            else:
+                self._reads.remote_rows += rows
+                self._reads.remote_bytes += size
+
+    def write_to(self, target: Path) -> None:
+        """From now on `publish`, and the end of this process, write the counts to `target` as JSON."""
+        if self._target is None:
+            atexit.register(self.publish)
+        self._target = target
+
+    def publish(self) -> None:
+        """Writes the counts, where a target has been named, in one atomic step. A forked child doesn't."""
+        if self._target is not None and os.getpid() == self._pid:
+            publish_file(self._target, json.dumps(asdict(self.reads)).encode())
+
+
+READS = ReadCounter()

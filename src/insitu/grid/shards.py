@@ -1,0 +1,91 @@
+"""Which partitions each shard of this process's job holds: read, or agreed upon by the job's tasks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from insitu.context import Context
+from insitu.errors import GridError, UnknownCache
+from insitu.grid.affinity import shard_partitions
+from insitu.grid.catalog import Catalog
+from insitu.grid.files import publish_first
+from insitu.grid.topology import load_topology
+from insitu.paths import JobPaths, Paths
+from insitu.spec import CacheSpec, NodeId, ShardMap
+
+_ATTEMPTS = 5
+
+
+def shard_map_to_json(shard_map: ShardMap, homes: tuple[NodeId, ...]) -> str:
+    """What lies at `JobPaths.shard_map(cache)`: the map, and the node that each shard is at home on."""
+    return json.dumps(
+        {
+            "cache": shard_map.cache,
+            "version": shard_map.version,
+            "shards": shard_map.shards,
+            "homes": homes,
+        }
+    )
+
+
+def read_shard_map(path: Path) -> tuple[ShardMap, tuple[NodeId, ...]] | None:
+    """(map, homes) from `path`, or None where there is no such file. Raises GridError."""
+    try:
+        data = json.loads(path.read_text())
+        shards = tuple(tuple(int(p) for p in shard) for shard in data["shards"])
+        shard_map = ShardMap(str(data["cache"]), int(data["version"]), shards)
+        return shard_map, tuple(NodeId(str(home)) for home in data["homes"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise GridError(f"The shard map at {path} can't be read ({error}). Start the job again") from error
+
+
+def resolve(name: str, paths: Paths, context: Context) -> tuple[CacheSpec, ShardMap]:
+    """The version of cache `name` that this process reads, and its shards.
+
+    In a job all tasks and attempts get the same answer: `start` wrote it down for the job's own cache, and
+    for another one the first task that asks does, for the version that is then the latest, and pins it.
+    Raises UnknownCache, GridError.
+    """
+    catalog = Catalog(paths)
+    if context.job is None or context.job_id is None:
+        cache = catalog.get(name)
+        homes = _homes_in_turn(paths, context.num_shards)
+        return cache, ShardMap(name, cache.version, shard_partitions(cache.partitions, homes))
+    path = context.job.shard_map(name)
+    found = read_shard_map(path)
+    if found is None:
+        _agree(name, paths, context, context.job, context.job_id)
+        found = read_shard_map(path)
+    if found is None:
+        raise GridError(f"The shard map at {path} has gone. Start the job again")
+    shard_map, _ = found
+    if len(shard_map.shards) != context.num_shards:
+        raise GridError(
+            f"The shard map at {path} has {len(shard_map.shards)} shards, this task was told of "
+            f"{context.num_shards}. Start the job again"
+        )
+    return catalog.get(name, shard_map.version), shard_map
+
+
+def _agree(name: str, paths: Paths, context: Context, job: JobPaths, job_id: str) -> None:
+    own = read_shard_map(job.shard_map(context.cache)) if context.cache else None
+    homes = own[1] if own else _homes_in_turn(paths, context.num_shards)
+    catalog = Catalog(paths)
+    for attempt in range(_ATTEMPTS):
+        cache = catalog.get(name)
+        try:
+            catalog.pin(name, cache.version, job_id)
+            break
+        except UnknownCache:  # replaced by a newer version in this very moment
+            if attempt == _ATTEMPTS - 1:
+                raise
+    shard_map = ShardMap(name, cache.version, shard_partitions(cache.partitions, homes))
+    publish_first(job.shard_map(name), shard_map_to_json(shard_map, homes).encode())
+
+
+def _homes_in_turn(paths: Paths, shards: int) -> tuple[NodeId, ...]:
+    nodes = load_topology(paths).nodes
+    return tuple(nodes[s % len(nodes)] for s in range(shards))

@@ -1,0 +1,113 @@
+"""What `import` reads rows from: one Source per file, one module per format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from insitu.errors import SourceError
+from insitu.grid.partition import TEXT, row_bytes
+from insitu.spec import Column
+
+DTYPES = (
+    "bool",
+    *(f"{u}int{n}" for n in (8, 16, 32, 64) for u in ("u", "")),
+    "float16",
+    "float32",
+    "float64",
+)
+"""What NumPy's dtypes a column may have, besides text."""
+
+_TEXT_BYTES_GUESSED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """What the user says about sources that don't say it themselves. `column` names the values of a .npy."""
+
+    column: str = "x"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some consecutive rows. Per column a NumPy array [rows, *shape] in native byte order, or an Arrow
+    array of large strings for text; valid until the next block is asked for. `source_bytes` says how
+    much of the file has been read by the end of the block.
+    """
+
+    columns: Mapping[str, Any]
+    rows: int
+    source_bytes: int
+
+
+class Source(Protocol):
+    """One file of rows. Made with (path, options), which reads the header alone and keeps nothing open.
+
+    Raises SourceError, when it is made or while it is read, where the file is not what it says to be.
+    """
+
+    format: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]]
+    path: Path
+    columns: tuple[Column, ...]
+
+    def __init__(self, path: Path, options: SourceOptions) -> None: ...
+
+    def blocks(self, block_bytes: int) -> Iterator[Block]:
+        """All rows in order, in blocks of about `block_bytes` bytes, one row at least."""
+        ...
+
+
+def check_column(path: Path, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Column:
+    """The column for NumPy values of `dtype`, with `shape` per row. Raises SourceError."""
+    if not name:
+        raise SourceError(f"{path} has a column without a name")
+    if dtype.hasobject:
+        raise SourceError(
+            f"{path}: column {name!r} holds Python objects (dtype {dtype}), which are never unpickled. Save "
+            f"it with a numeric dtype, or as text (dtype '<U...')"
+        )
+    if dtype.kind == "U":
+        if shape:
+            raise SourceError(
+                f"{path}: column {name!r} holds {shape} texts per row. Text must be one per row"
+            )
+        return Column(name, TEXT)
+    if dtype.name not in DTYPES:
+        raise SourceError(
+            f"{path}: column {name!r} has dtype {dtype}, which a cache can't hold. Convert it to one of "
+            f"{', '.join(DTYPES)} or text"
+        )
+    if 0 in shape:
+        raise SourceError(f"{path}: column {name!r} has rows of shape {shape}, which hold no values")
+    return Column(name, dtype.name, shape)
+
+
+def rows_per_block(columns: tuple[Column, ...], block_bytes: int) -> int:
+    """How many rows make about `block_bytes`; text is guessed."""
+    size = sum(row_bytes(column) or _TEXT_BYTES_GUESSED for column in columns)
+    return max(1, block_bytes // size)
+
+
+def native(values: Any) -> Any:
+    """`values` as an array in the machine's byte order, contiguous."""
+    return np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
+
+
+def raw_bytes(values: npt.NDArray[Any]) -> memoryview:
+    """The bytes of a contiguous array, in place."""
+    flat: Any = values.reshape(-1).view(np.uint8)
+    return memoryview(flat)
+
+
+def describe_columns(columns: tuple[Column, ...]) -> str:
+    """`x uint8[28,28], label int64`, for messages."""
+    return ", ".join(
+        f"{c.name} {'text' if c.dtype == TEXT else c.dtype}{list(c.shape) if c.shape else ''}"
+        for c in columns
+    )

@@ -1,0 +1,117 @@
+"""`.npy`: one array, whose first axis counts rows."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from insitu.errors import SourceError
+from insitu.grid.partition import TEXT
+from insitu.grid.sources.base import Block, SourceOptions, check_column, native, raw_bytes, rows_per_block
+from insitu.spec import Column
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayHeader:
+    """What the header of a `.npy` says. `start` is where the values begin, in bytes."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    fortran: bool
+    start: int
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0]
+
+    @property
+    def row_items(self) -> int:
+        return math.prod(self.shape[1:])
+
+    @property
+    def value_bytes(self) -> int:
+        return self.rows * self.row_items * self.dtype.itemsize
+
+
+def read_header(file: IO[bytes], path: object) -> ArrayHeader:
+    """The header that `file` is at the start of. `path` is for the messages. Raises SourceError."""
+    try:
+        version = np.lib.format.read_magic(file)
+        read = (
+            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        )
+        shape, fortran, dtype = read(file)
+    except (ValueError, EOFError) as error:
+        raise SourceError(f"{path} is not a whole .npy file: {error}") from error
+    if not shape:
+        raise SourceError(f"{path} holds a single value. Rows are counted by the first axis of an array")
+    if shape[0] == 0:
+        raise SourceError(f"{path} has no rows (its shape is {shape}). Leave it out")
+    return ArrayHeader(shape, dtype, bool(fortran) and len(shape) > 1, file.tell())
+
+
+class NpySource:
+    format: ClassVar[str] = "npy"
+    suffixes: ClassVar[tuple[str, ...]] = (".npy",)
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            self._header = header = read_header(file, path)
+            held = file.seek(0, 2) - header.start
+        column = check_column(path, options.column, header.dtype, header.shape[1:])
+        self.columns: tuple[Column, ...] = (column,)
+        if held < header.value_bytes:
+            raise SourceError(
+                f"{path} is truncated: its header promises {header.value_bytes} bytes of values (shape "
+                f"{header.shape}, {header.dtype}), it has {held}. Fetch it again"
+            )
+
+    def blocks(self, block_bytes: int) -> Iterator[Block]:
+        header, (column,) = self._header, self.columns
+        with self.path.open("rb", buffering=0) as file:
+            done = 0
+            for values in array_blocks(file, header, rows_per_block(self.columns, block_bytes), self.path):
+                done += len(values)
+                source_bytes = header.start + header.value_bytes * done // header.rows
+                yield Block({column.name: values_of_column(values, column)}, len(values), source_bytes)
+
+
+def values_of_column(values: npt.NDArray[Any], column: Column) -> Any:
+    """`values` in the form that a Block holds."""
+    return pa.array(values.tolist(), pa.large_utf8()) if column.dtype == TEXT else native(values)
+
+
+def array_blocks(file: IO[bytes], header: ArrayHeader, rows: int, path: object) -> Iterator[npt.NDArray[Any]]:
+    """The values of a `.npy`, `rows` rows at a time, from `file`, which stands at `header.start` or can be
+    sought there. The same memory holds each block in turn.
+    """
+    if header.fortran:
+        yield from _column_major_blocks(file, header, rows)
+        return
+    with contextlib.suppress(OSError):
+        file.seek(header.start)
+    room = np.empty((min(rows, header.rows), *header.shape[1:]), header.dtype)
+    for start in range(0, header.rows, rows):
+        block = room[: min(rows, header.rows - start)]
+        rest = raw_bytes(block)
+        while rest:
+            size = file.readinto(rest)  # type: ignore[attr-defined]
+            if not size:
+                raise SourceError(f"{path} is truncated: row {start} and what follows is not all there")
+            rest = rest[size:]
+        yield block
+
+
+def _column_major_blocks(file: IO[bytes], header: ArrayHeader, rows: int) -> Iterator[npt.NDArray[Any]]:
+    mapped = np.memmap(file, header.dtype, "r", header.start, header.shape, order="F")
+    for start in range(0, header.rows, rows):
+        yield np.ascontiguousarray(mapped[start : start + rows])

@@ -1,0 +1,87 @@
+"""The partitions that a process reads: which copy of each, and whether it can be trusted.
+
+Every opening checks size, footer, schema and row count. Before its rows are read, a partition's whole
+checksum is taken once per process, at the speed of memory where the file is cached (and it is then). A copy
+that fails is passed over for one on a backup owner, with a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from insitu.errors import CorruptPartition
+from insitu.grid.partition import Partition, corrupt, file_checksum
+from insitu.paths import Paths
+from insitu.spec import CacheSpec, NodeId, PartitionInfo
+
+logger = logging.getLogger("insitu.grid")
+
+_verified: set[tuple[Path, int, int]] = set()
+"""(path, inode, time of change in ns) of each file whose checksum this process has found right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One copy of a partition, open. `local`: it lies on the node that this process runs on."""
+
+    partition: Partition
+    info: PartitionInfo
+    node: NodeId
+    local: bool
+
+
+def verify_file(path: Path, info: PartitionInfo) -> None:
+    """Compares a file with what was written, byte for byte by its checksum. Raises CorruptPartition."""
+    check_size(path, info)
+    stat = path.stat()
+    key = (path, stat.st_ino, stat.st_mtime_ns)
+    if key in _verified:
+        return
+    found = file_checksum(path)
+    if found != info.checksum:
+        raise corrupt(path, f"its checksum is {found}, expected {info.checksum}")
+    _verified.add(key)
+
+
+def check_size(path: Path, info: PartitionInfo) -> None:
+    """Raises CorruptPartition unless the file is there, with the bytes that it must have."""
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise corrupt(path, f"it can't be found ({error.strerror})") from error
+    if size != info.bytes:
+        raise corrupt(path, f"it has {size} bytes, expected {info.bytes}")
+
+
+def open_copy(
+    paths: Paths, cache: CacheSpec, index: int, node: NodeId | None, *, verify: bool = True
+) -> Copy:
+    """The best copy of a partition: the one on `node` where there is one, then in the order of its owners.
+
+    Outside a job `node` is None, and every copy counts as local. Raises CorruptPartition where no copy can
+    be trusted, with what is wrong with each.
+    """
+    info = cache.partitions[index]
+    owners = sorted(info.owners, key=lambda owner: owner != node)
+    failures: list[CorruptPartition] = []
+    for owner in owners:
+        path = paths.partition(owner, cache.name, cache.version, index)
+        try:
+            check_size(path, info)
+            if verify:
+                verify_file(path, info)
+            partition = Partition(path, cache.columns, info.rows)
+        except CorruptPartition as error:
+            failures.append(error)
+            if len(failures) < len(owners):
+                logger.warning("%s Trying the copy on another node.", error)
+            continue
+        return Copy(partition, info, owner, local=node is None or owner == node)
+    if len(failures) == 1:
+        raise failures[0]
+    raise CorruptPartition(
+        f"None of the {len(failures)} copies of partition {index} of {cache.name} version {cache.version} "
+        f"can be read. " + " ".join(str(error) for error in failures)
+    ) from failures[0]

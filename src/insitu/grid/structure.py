@@ -1,0 +1,82 @@
+"""Batches as structures: an array, or tuples, lists and dicts of structures. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from insitu.errors import InputError
+
+Structure = Any
+"""An array, or a tuple, list or dict (with text keys) of structures."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """One array of a batch: `shape` begins with None, which stands for the rows."""
+
+    shape: tuple[int | None, ...]
+    dtype: np.dtype[Any]
+
+
+def map_leaves(fn: Callable[[Any], Any], structure: Structure) -> Structure:
+    """The same structure with `fn` of each array."""
+    if isinstance(structure, dict):
+        return {key: map_leaves(fn, value) for key, value in structure.items()}
+    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
+        return type(structure)(*(map_leaves(fn, value) for value in structure))
+    if isinstance(structure, (tuple, list)):
+        return type(structure)(map_leaves(fn, value) for value in structure)
+    return fn(structure)
+
+
+def leaves(structure: Structure) -> Iterator[Any]:
+    """The arrays of a structure, in its order."""
+    if isinstance(structure, dict):
+        structure = list(structure.values())
+    if isinstance(structure, (tuple, list)):
+        for value in structure:
+            yield from leaves(value)
+    else:
+        yield structure
+
+
+def concatenate(structures: Sequence[Structure]) -> Structure:
+    """Structures of the same form, joined row by row."""
+    first = structures[0]
+    if len(structures) == 1:
+        return first
+    if isinstance(first, dict):
+        return {key: concatenate([s[key] for s in structures]) for key in first}
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*(concatenate(parts) for parts in zip(*structures, strict=True)))
+    if isinstance(first, (tuple, list)):
+        return type(first)(concatenate(parts) for parts in zip(*structures, strict=True))
+    return np.concatenate(structures)
+
+
+def spec_of(structure: Structure) -> Structure:
+    """The structure with an ArraySpec in place of each array."""
+    return map_leaves(lambda array: ArraySpec((None, *array.shape[1:]), array.dtype), structure)
+
+
+def apply_maps(maps: Sequence[Callable[..., Any]], data: Structure, rows: int) -> Structure:
+    """`data` through each of `maps` in turn: `fn(*data)` where data is a tuple, else `fn(data)`.
+
+    Raises InputError where the outcome doesn't have as many rows: each row must be trained on once.
+    """
+    for fn in maps:
+        data = fn(*data) if isinstance(data, tuple) else fn(data)
+        for leaf in leaves(data):
+            shape = np.shape(leaf)
+            if not shape or shape[0] != rows:
+                name = getattr(fn, "__qualname__", repr(fn))
+                raise InputError(
+                    f"A function given to Dataset.map must return arrays with one entry per row of the "
+                    f"batch: it may change rows, not drop or add any. Received from {name}: shape {shape} "
+                    f"for {rows} rows"
+                )
+    return map_leaves(np.asarray, data) if maps else data

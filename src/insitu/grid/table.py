@@ -1,0 +1,115 @@
+"""The columns of a cache as a dataset reads them: partitions opened once, rows taken, bytes counted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from insitu.grid.order import Rows
+from insitu.grid.partition import TEXT
+from insitu.grid.reads import READS
+from insitu.grid.store import Copy, open_copy
+from insitu.grid.structure import Structure
+from insitu.paths import Paths
+from insitu.spec import CacheSpec, Column, NodeId, ShardMap
+
+Read = tuple[Structure, int, tuple[tuple[int, Rows], ...]]
+"""(structure of arrays, rows, origins) of one batch of one shard."""
+
+
+class Table:
+    """The chosen columns of one version of a cache. Shared by all datasets that are chained from one.
+
+    `names` are the columns that are read: `features`, then `label` where there is one.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        cache: CacheSpec,
+        shard_map: ShardMap,
+        shards: tuple[int, ...],
+        node: NodeId | None,
+        features: tuple[str, ...],
+        label: str | None,
+    ) -> None:
+        self.cache = cache
+        self.shard_map = shard_map
+        self.shards = shards
+        self.names = features if label is None else (*features, label)
+        self._paths = paths
+        self._node = node
+        self._features = features
+        self._label = label
+        columns = {column.name: column for column in cache.columns}
+        self._columns = [columns[name] for name in self.names]
+        self._copies: dict[int, tuple[Copy, float]] = {}
+        self._opening = threading.Lock()
+
+    def starts(self, shard: int) -> list[int]:
+        """The place in the shard of each of its partitions' first row; then the number of its rows."""
+        starts = [0]
+        for index in self.shard_map.shards[shard]:
+            starts.append(starts[-1] + self.cache.partitions[index].rows)
+        return starts
+
+    def read_rows(self, shard: int, pieces: Sequence[tuple[int, Rows]]) -> Read:
+        """Copies the given rows of the shard's k-th partitions, in the order of `pieces`."""
+        held = self.shard_map.shards[shard]
+        copies = [self._counted(held[k], len(rows)) for k, rows in pieces]
+        total = sum(len(rows) for _, rows in pieces)
+        arrays = []
+        for column in self._columns:
+            out = np.empty((total, *column.shape), _dtype(column))
+            start = 0
+            for copy, (_, rows) in zip(copies, pieces, strict=True):
+                copy.partition.take(column.name, rows, out[start : start + len(rows)])
+                start += len(rows)
+            arrays.append(out)
+        return self._structure(arrays), total, tuple((held[k], rows) for k, rows in pieces)
+
+    def read_ranges(self, shard: int, ranges: Sequence[tuple[int, int, int]]) -> Read:
+        """Rows [start, stop) of the shard's k-th partitions; in place where they lie in one."""
+        held = self.shard_map.shards[shard]
+        copies = [self._counted(held[k], stop - start) for k, start, stop in ranges]
+        arrays = []
+        for column in self._columns:
+            parts = [
+                copy.partition.slice(column.name, start, stop)
+                for copy, (_, start, stop) in zip(copies, ranges, strict=True)
+            ]
+            arrays.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
+        origins = tuple((held[k], np.arange(start, stop)) for k, start, stop in ranges)
+        return self._structure(arrays), sum(stop - start for _, start, stop in ranges), origins
+
+    def probe(self) -> tuple[Structure, int]:
+        """(structure, rows) of the first rows of the cache, two at most. They count as no read."""
+        index = next(p.index for p in self.cache.partitions if p.rows)
+        partition = open_copy(self._paths, self.cache, index, self._node, verify=False).partition
+        rows = min(2, partition.rows)
+        return self._structure([np.array(partition.slice(name, 0, rows)) for name in self.names]), rows
+
+    def _counted(self, index: int, rows: int) -> Copy:
+        copy, row_bytes = self._copies.get(index) or self._open(index)
+        READS.count(copy.local, rows, round(rows * row_bytes))
+        return copy
+
+    def _open(self, index: int) -> tuple[Copy, float]:
+        with self._opening:
+            if index not in self._copies:
+                copy = open_copy(self._paths, self.cache, index, self._node)
+                row_bytes = sum(copy.partition.bytes_per_row(name) for name in self.names)
+                self._copies[index] = (copy, row_bytes)
+            return self._copies[index]
+
+    def _structure(self, arrays: list[Any]) -> Structure:
+        count = len(self._features)
+        features = arrays[0] if count == 1 else dict(zip(self._features, arrays[:count], strict=True))
+        return features if self._label is None else (features, arrays[count])
+
+
+def _dtype(column: Column) -> Any:
+    return object if column.dtype == TEXT else column.dtype
