@@ -10,17 +10,23 @@ if TYPE_CHECKING:
     from insitu.grid.catalog import Catalog
     from insitu.grid.datasets import Batch, Dataset, dataset
     from insitu.grid.importer import import_cache
+    from insitu.grid.ledger import EpochAudit, PartitionAudit, ShardLedger, audit, read_ledgers
     from insitu.grid.topology import bring_up, load_topology, take_down
 
 _DOOR = {
     "Batch": "datasets",
     "Catalog": "catalog",
     "Dataset": "datasets",
+    "EpochAudit": "ledger",
+    "PartitionAudit": "ledger",
+    "ShardLedger": "ledger",
+    "audit": "ledger",
     "bring_up": "topology",
     "dataset": "datasets",
     "import_cache": "importer",
     "load_topology": "topology",
     "owners_of_partition": "affinity",
+    "read_ledgers": "ledger",
     "shard_partitions": "affinity",
     "take_down": "topology",
 }
@@ -29,11 +35,16 @@ __all__ = [
     "Batch",
     "Catalog",
     "Dataset",
+    "EpochAudit",
+    "PartitionAudit",
+    "ShardLedger",
+    "audit",
     "bring_up",
     "dataset",
     "import_cache",
     "load_topology",
     "owners_of_partition",
+    "read_ledgers",
     "shard_partitions",
     "take_down",
 ]

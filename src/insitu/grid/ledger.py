@@ -1,0 +1,223 @@
+"""The ledger: which rows of which partition have entered the model, by epoch.
+
+Rows are not listed but counted, with a sum over hashes of their indices. What it can prove: if each
+partition's count and sum are those of all its rows, then every row was counted once, but for a chance of
+about 2**-64 that other rows add up to the same sum. If the count differs, it tells how many rows more or
+fewer there were, not which; rows lost and others repeated in the same number show only as a sum that
+disagrees.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from insitu.errors import GridError
+from insitu.grid.affinity import splitmix64
+from insitu.grid.files import publish_file
+from insitu.paths import JobPaths
+from insitu.spec import CacheSpec, ShardMap
+
+_MASK = 2**64 - 1
+_PENDING_ROWS = 1 << 16
+_CHUNK_ROWS = 1 << 20
+
+
+@dataclass(slots=True)
+class Account:
+    """Rows of one partition that entered the model: how many, and the sum of their hashes modulo 2**64."""
+
+    rows: int = 0
+    checksum: int = 0
+
+
+class ShardLedger:
+    """What one shard has put into the model in one epoch. Belongs to whoever runs the shard.
+
+    `complete` says that the epoch has ended for this shard. Save `to_json()` with each checkpoint and go on
+    from it: rows after the checkpoint are trained on again, and must then be counted anew.
+    """
+
+    def __init__(self, epoch: int, shard: int) -> None:
+        self.epoch = epoch
+        self.shard = shard
+        self.complete = False
+        self._accounts: dict[int, Account] = {}
+        self._pending: dict[int, list[npt.NDArray[np.int64]]] = {}
+        self._pending_rows = 0
+
+    def add(self, partition: int, row_indices: npt.NDArray[np.int64]) -> None:
+        """Counts these rows of a partition. The array must not change afterwards."""
+        self._pending.setdefault(partition, []).append(row_indices)
+        self._pending_rows += len(row_indices)
+        if self._pending_rows >= _PENDING_ROWS:
+            self._settle()
+
+    @property
+    def accounts(self) -> Mapping[int, Account]:
+        """Partition -> its account."""
+        self._settle()
+        return self._accounts
+
+    def _settle(self) -> None:
+        for partition, pieces in self._pending.items():
+            rows = np.concatenate(pieces)
+            account = self._accounts.setdefault(partition, Account())
+            account.rows += len(rows)
+            account.checksum = (account.checksum + checksum_of_rows(rows)) & _MASK
+        self._pending.clear()
+        self._pending_rows = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"epoch", "shard", "complete", "partitions": {INDEX: {"rows", "checksum" (16 hex digits)}}}`."""
+        partitions = {
+            str(index): {"rows": account.rows, "checksum": f"{account.checksum:016x}"}
+            for index, account in sorted(self.accounts.items())
+        }
+        return {
+            "epoch": self.epoch,
+            "shard": self.shard,
+            "complete": self.complete,
+            "partitions": partitions,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ShardLedger:
+        """The ledger that `to_json` gave. Raises GridError where it isn't one."""
+        try:
+            ledger = cls(int(data["epoch"]), int(data["shard"]))
+            ledger.complete = bool(data["complete"])
+            for index, account in data["partitions"].items():
+                ledger._accounts[int(index)] = Account(int(account["rows"]), int(account["checksum"], 16))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise GridError(f"This is no ledger of a shard: {error!r}") from error
+        return ledger
+
+    def publish(self, job: JobPaths) -> None:
+        """Writes the ledger to the job's folder in one atomic step. Raises StorageFull."""
+        publish_file(job.epoch_ledger(self.epoch, self.shard), json.dumps(self.to_json()).encode())
+
+
+def checksum_of_rows(rows: npt.NDArray[np.int64]) -> int:
+    """The sum, modulo 2**64, of the hashes of these row indices; their order doesn't matter."""
+    return int(splitmix64(rows.astype(np.uint64)).sum(dtype=np.uint64))
+
+
+@functools.lru_cache(maxsize=4096)
+def checksum_of_all_rows(rows: int) -> int:
+    """`checksum_of_rows` of 0, 1, ..., rows - 1."""
+    total = 0
+    for start in range(0, rows, _CHUNK_ROWS):
+        total += checksum_of_rows(np.arange(start, min(rows, start + _CHUNK_ROWS)))
+    return total & _MASK
+
+
+def read_ledgers(job: JobPaths) -> list[ShardLedger]:
+    """All ledgers that the tasks of a job have published, by epoch and shard. Raises GridError."""
+    ledgers = []
+    for path in sorted(job.ledger.glob("epoch-*.json")):
+        try:
+            ledgers.append(ShardLedger.from_json(json.loads(path.read_text())))
+        except (ValueError, GridError) as error:
+            raise GridError(f"The ledger at {path} can't be read ({error})") from error
+    return sorted(ledgers, key=lambda ledger: (ledger.epoch, ledger.shard))
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionAudit:
+    """One partition in one epoch. `clean`: every row was counted once, as far as count and sum can prove
+    it; in an epoch under way, that no more rows were counted than there are.
+    """
+
+    partition: int
+    expected: int
+    counted: int
+    clean: bool
+
+    @property
+    def lost(self) -> int:
+        """Rows fewer than there are, at least."""
+        return max(0, self.expected - self.counted)
+
+    @property
+    def repeated(self) -> int:
+        """Rows more than there are, at least."""
+        return max(0, self.counted - self.expected)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochAudit:
+    """One epoch. Where it isn't `complete`, rows are still to come, and none are called lost."""
+
+    epoch: int
+    complete: bool
+    partitions: tuple[PartitionAudit, ...]
+
+    @property
+    def expected(self) -> int:
+        return sum(p.expected for p in self.partitions)
+
+    @property
+    def counted(self) -> int:
+        return sum(p.counted for p in self.partitions)
+
+    @property
+    def lost(self) -> int:
+        return sum(p.lost for p in self.partitions) if self.complete else 0
+
+    @property
+    def repeated(self) -> int:
+        return sum(p.repeated for p in self.partitions)
+
+    @property
+    def clean(self) -> bool:
+        return all(p.clean for p in self.partitions)
+
+
+def audit(cache: CacheSpec, shard_map: ShardMap, ledgers: Iterable[ShardLedger]) -> list[EpochAudit]:
+    """What `ledgers` prove about each epoch that one of them speaks of, in order.
+
+    An epoch is complete once each shard that has rows has said so. A partition that a shard counted
+    without holding it makes the epoch unclean. Raises GridError where the map is of another version, or
+    a ledger of a shard or partition that there isn't.
+    """
+    if (cache.name, cache.version) != (shard_map.cache, shard_map.version):
+        raise GridError(
+            f"The shard map is of {shard_map.cache} version {shard_map.version}, the cache of {cache.name} "
+            f"version {cache.version}"
+        )
+    by_epoch: dict[int, list[ShardLedger]] = {}
+    for ledger in ledgers:
+        if not 0 <= ledger.shard < len(shard_map.shards) or not set(ledger.accounts) <= set(
+            range(len(cache.partitions))
+        ):
+            raise GridError(f"Shard {ledger.shard}'s ledger of epoch {ledger.epoch} is of another cache")
+        by_epoch.setdefault(ledger.epoch, []).append(ledger)
+    return [_audit_epoch(cache, shard_map, epoch, by_epoch[epoch]) for epoch in sorted(by_epoch)]
+
+
+def _audit_epoch(
+    cache: CacheSpec, shard_map: ShardMap, epoch: int, ledgers: Sequence[ShardLedger]
+) -> EpochAudit:
+    with_rows = {s for s, held in enumerate(shard_map.shards) if any(cache.partitions[p].rows for p in held)}
+    complete = with_rows <= {ledger.shard for ledger in ledgers if ledger.complete}
+    counted = [Account() for _ in cache.partitions]
+    strayed: set[int] = set()
+    for ledger in ledgers:
+        for partition, account in ledger.accounts.items():
+            counted[partition].rows += account.rows
+            counted[partition].checksum = (counted[partition].checksum + account.checksum) & _MASK
+            if partition not in shard_map.shards[ledger.shard]:
+                strayed.add(partition)
+    partitions = []
+    for info, account in zip(cache.partitions, counted, strict=True):
+        whole = account.rows == info.rows and account.checksum == checksum_of_all_rows(info.rows)
+        clean = (whole or (not complete and account.rows < info.rows)) and info.index not in strayed
+        partitions.append(PartitionAudit(info.index, info.rows, account.rows, clean))
+    return EpochAudit(epoch, complete, tuple(partitions))
