@@ -41,7 +41,7 @@ def _reduce_for_ever(pipe: Any, rank: int, addresses: list[str], size: int, tran
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("size", [100], ids=["small"])
+@pytest.mark.parametrize("size", [100, 300_000], ids=["small", "large"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_survivors_get_peer_lost(how: signal.Signals, size: int, transport: str) -> None:
     stall = 1.0 if how is signal.SIGSTOP else 600.0

@@ -20,12 +20,13 @@ from insitu.errors import ExchangeError
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.mremap.restype = ctypes.c_void_p
+_libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
-_MAP_FIXED = 0x10
+_MAP_PRIVATE = 0x22  # and anonymous
 _MAP_POPULATE = 0x8000
-_MADV_HUGEPAGE = 14
+_MREMAP_TO = 3  # may move, to the address given
 _FAILED = ctypes.c_void_p(-1).value
 _SYS_FUTEX = 202
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
@@ -53,12 +54,13 @@ def host_identity() -> str:
 
 
 class Segment:
-    """A mapping of shared memory of `size` bytes at `address`.
+    """A mapping of shared memory of `size` bytes at `address`. Owns `file`, a descriptor of it.
 
     Arrays made by `array` keep it mapped; it is unmapped with the last of them.
     """
 
     def __init__(self, file: int, size: int) -> None:
+        self.file = file
         self.size = size
         self.address = 0
         address = _libc.mmap(
@@ -76,10 +78,29 @@ class Segment:
         """All bytes, as uint8[size]."""
         return np.asarray(self)
 
+    def isolate(self) -> None:
+        """Puts a private copy in the place of the shared memory: nobody else can change it any more. Arrays
+        keep their addresses and contents."""
+        if not self.size:
+            return
+        copy = _libc.mmap(None, self.size, mmap.PROT_READ | mmap.PROT_WRITE, _MAP_PRIVATE, -1, 0)
+        if copy == _FAILED:
+            raise ExchangeError(f"{self.size} bytes of memory can't be had: {os.strerror(ctypes.get_errno())}")
+        ctypes.memmove(copy, self.address, self.size)
+        if _libc.mremap(copy, self.size, self.size, _MREMAP_TO, self.address) == _FAILED:
+            raise ExchangeError(f"Memory can't be moved: {os.strerror(ctypes.get_errno())}")
+
+    def close_file(self) -> None:
+        """The mapping stays."""
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
+
     def __del__(self) -> None:
+        if self.file >= 0:
+            os.close(self.file)
         if self.address:
             _libc.munmap(self.address, max(self.size, 1))
-            self.address = 0
 
 
 def create(name: str, size: int) -> int:
@@ -100,12 +121,10 @@ def attach(process: int, descriptor: int, size: int) -> Segment:
         file = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise ExchangeError(f"The shared memory of process {process} can't be opened: {error.strerror}") from error
-    try:
-        if os.fstat(file).st_size < size:
-            raise ExchangeError(f"The shared memory of process {process} is smaller than the {size} bytes it promised")
-        return Segment(file, size)
-    finally:
+    if os.fstat(file).st_size < size:
         os.close(file)
+        raise ExchangeError(f"The shared memory of process {process} is smaller than the {size} bytes it promised")
+    return Segment(file, size)
 
 
 def futex_wait(address: int, value: int, seconds: float) -> None:

@@ -16,23 +16,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from insitu.errors import ExchangeError
-from insitu.exchange.arithmetic import Reducer, bounds, chunks, coefficients
+from insitu.exchange.arithmetic import Reducer, chunks, coefficients
 from insitu.exchange.memory import Segment, attach, create
-from insitu.exchange.transport import Account, Members, Mismatch, Reduction, Run
+from insitu.exchange.plan import SCRATCH_BYTES, Piece, Plan
+from insitu.exchange.transport import Account, Gone, Members, Mismatch, Reduction, Run
 from insitu.exchange.wait import (
     LINE,
     SIGNATURE_MASK,
     Disagreement,
     Meeting,
     Patience,
+    as_words,
     meeting_bytes,
 )
 
 SLOT_BYTES = 64 * 1024
 """A row up to this size goes through the slots."""
-SCRATCH_BYTES = 512 * 1024
-_CACHE_BYTES = 1024 * 1024
-"""What the rows of one piece and its sum may take, so that they stay in the processor's second-level cache."""
+_WORK_WORDS = LINE // 8
+_PIECE_BITS, _MEMBER_BITS = 20, 12
+_MEMBER_MASK = (1 << _MEMBER_BITS) - 1
 _DIRECTORY_BYTES = 256
 """Per member: where its new segment is, or what it came for, in words."""
 
@@ -54,8 +56,13 @@ class Layout:
         return 2 * _round_up(meeting_bytes(self.members))
 
     @property
-    def directory(self) -> int:
+    def work(self) -> int:
+        """Two words per member: how far it is with its part, and how far the others are who finish it."""
         return self.weights + 2 * _round_up(8 * self.shards)
+
+    @property
+    def directory(self) -> int:
+        return self.work + LINE * self.members
 
     @property
     def scratch(self) -> int:
@@ -83,12 +90,12 @@ class Region:
     """Memory that all members made together: `parts[m]` is that of member m, mapped here."""
 
     parts: tuple[np.ndarray, ...]
-    address: int
+    own: Segment
     size: int
 
     def offset_of(self, array: np.ndarray) -> int | None:
         """Where in this member's part `array` begins, or None where it doesn't lie in it."""
-        start = array.__array_interface__["data"][0] - self.address
+        start = array.__array_interface__["data"][0] - self.own.address
         return start if 0 <= start and start + max(array.nbytes, 1) <= self.size else None
 
 
@@ -119,10 +126,11 @@ class SharedMemory:
         self._slots = (slots[0], slots[1])
         common = data[layout.common : layout.slots].reshape(2, SLOT_BYTES)
         self._common = (common[0], common[1])
-        weights = data[layout.weights : layout.directory].view(np.float64).reshape(2, -1)
+        weights = data[layout.weights : layout.work].view(np.float64).reshape(2, -1)
         self._weights = (weights[0][: members.num_shards], weights[1][: members.num_shards])
         self._directory = data[layout.directory :][: _DIRECTORY_BYTES * members.size].reshape(members.size, -1)
-        self._scratch = data[layout.scratch + SCRATCH_BYTES * self._rank :][:SCRATCH_BYTES]
+        self._scratch = data[layout.scratch : layout.common].reshape(members.size, SCRATCH_BYTES)
+        self._work = as_words(data[layout.work : layout.directory])
         self._mine = list(members.shards[self._rank])
         self._regions: list[Region] = []
         self._staging: Region | None = None
@@ -186,8 +194,9 @@ class SharedMemory:
             self._meet(signature("mapped"), lambda: "buffer")
         finally:
             os.close(file)
-        own = segments[self._rank]
-        return Region(tuple(segment.array() for segment in segments), own.address, size)
+        for segment in segments:
+            segment.close_file()
+        return Region(tuple(segment.array() for segment in segments), segments[self._rank], size)
 
     def _stage(self, row_bytes: int) -> Region:
         """The region for arrays from elsewhere; grown by all members together. Each has room for its rows."""
@@ -259,20 +268,23 @@ class SharedMemory:
 
     def _in_region(self, reduction: Reduction, region: Region, offset: int) -> Run:
         """What comes after the meeting where all said that their rows are there."""
-        pieces = self._pieces(reduction, region, offset)
-        length = max((len(out) for _, out, _ in pieces), default=0)
-        reducer = Reducer(reduction.op, reduction.dtype, self._members.num_shards, length)
+        plan = Plan(reduction, self._members, [part[offset:] for part in region.parts], self._scratch)
+        pieces = plan.pieces(self._rank)
+        reducer = Reducer(reduction.op, reduction.dtype, self._members.num_shards, plan.longest)
         done = signature(f"{reduction} done")
+        scatter = reduction.scatter is not None
 
         def run(weights: Sequence[float] | None) -> bool:
             factors = self._factors(weights, reduction.dtype)
             if weights is not None and factors is None:
                 return False
-            for rows, total, targets in pieces:
-                reducer.reduce(rows, total, factors)
-                for target in targets:
-                    np.copyto(target, total)
-            self._meet(done, reduction.__str__)
+            if scatter:
+                for rows, total, _ in pieces:
+                    reducer.reduce(rows, total, factors)
+                self._meet(done, reduction.__str__)
+            else:
+                self._work_off(pieces, reducer, factors)
+                self._finish(done, plan, reducer, factors)
             return True
 
         return run
@@ -294,73 +306,65 @@ class SharedMemory:
             if weights is not None:
                 self._weights[(self._meeting.tick + 1) & 1][self._mine] = weights
             self._meet(ready, reduction.__str__)
-            reduced = prepared[0][1](weights)
+            try:
+                reduced = prepared[0][1](weights)
+            except Gone as gone:
+                if gone.completed and reduction.scatter is None:
+                    np.copyto(reduction.result, own[: reduction.length])
+                raise
             if reduced and reduction.scatter is None:
                 np.copyto(reduction.result, own[: reduction.length])
             return reduced
 
         return run
 
-    def _pieces(
-        self, reduction: Reduction, region: Region, offset: int
-    ) -> list[tuple[list[np.ndarray], np.ndarray, list[np.ndarray]]]:
-        """What this member reduces: (a piece of every shard's row, where its sum goes first, the pieces of
-        all members' results)."""
-        rows, results = self._rows(reduction, region, offset)
-        size = min(SCRATCH_BYTES, _round_up(_CACHE_BYTES // (len(rows) + 1), 4096)) // reduction.dtype.itemsize
-        total = self._scratch.view(reduction.dtype)
-        if reduction.scatter is not None:
-            start, stop = reduction.scatter
-            return [
-                ([row[low:high] for row in rows], reduction.result[low - start : high - start], [])
-                for low, high in chunks(start, stop, size)
-            ]
-        start, stop = bounds(reduction.length, self._members.size, reduction.dtype.itemsize)[self._rank]
-        return [
-            ([row[low:high] for row in rows], total[: high - low], [result[low:high] for result in results])
-            for low, high in chunks(start, stop, size)
-        ]
+    # Work that outlives who does it
 
-    def _rows(
-        self, reduction: Reduction, region: Region, offset: int
-    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """(every shard's row in shard order, every member's result), in this process's mappings."""
-        rows: dict[int, np.ndarray] = {}
-        results = []
-        size = reduction.row_bytes
-        for rank, part in enumerate(region.parts):
-            shards = self._members.shards[rank]
-            if len(part) < offset + max(1, len(shards)) * size:
-                raise ExchangeError(
-                    f"{reduction}: rank {rank} has {len(part)} bytes in this buffer, "
-                    f"{offset + max(1, len(shards)) * size} are needed"
-                )
-            for index, shard in enumerate(shards):
-                low = offset + index * size
-                rows[shard] = part[low : low + size].view(reduction.dtype)
-            results.append(part[offset : offset + size].view(reduction.dtype))
-        return [rows[shard] for shard in range(self._members.num_shards)], results
+    def _work_off(
+        self, pieces: Sequence[Piece], reducer: Reducer, factors: Sequence[np.generic] | None
+    ) -> None:
+        """Reduces this member's part, saying at each moment how far it is, so that others can finish it."""
+        work, meeting = self._work, self._meeting
+        mine = self._rank * _WORK_WORDS
+        base = meeting.tick << _PIECE_BITS
+        for number, (rows, total, targets) in enumerate(pieces):
+            work[mine] = base + 2 * number
+            reducer.reduce(rows, total, factors)
+            work[mine] = base + 2 * number + 1
+            if meeting.is_out():
+                raise Gone(self._rank, "was given up by the others")
+            for target in targets:
+                np.copyto(target, total)
+        work[mine] = base + 2 * len(pieces)
 
-    def _foreign(self, reduction: Reduction) -> Run:
-        """For arrays from elsewhere: one copy in, one copy out."""
-        text = f"{reduction} of arrays outside of buffers"
-        sign = signature(text)
-        prepared: list[tuple[Region, Run]] = []
+    def _finish(self, done: int, plan: Plan, reducer: Reducer, factors: Sequence[np.generic] | None) -> None:
+        """Meets at the end. The part of a lost member is finished by whoever has the lock, from where that
+        member, or one who finished for it and was lost too, left off."""
+        base = self._meeting.tick << _PIECE_BITS
 
-        def run(weights: Sequence[float] | None) -> bool:
-            self._meet(sign, lambda: text)
-            region = self._stage(reduction.row_bytes)
-            if not prepared or prepared[0][0] is not region:
-                prepared[:] = [(region, self._in_region(reduction, region, 0, text + " staged"))]
-            own = region.parts[self._rank][: reduction.row_bytes * max(1, len(self._mine))].view(reduction.dtype)
-            for index, row in enumerate(reduction.rows):
-                np.copyto(own[index * reduction.length : (index + 1) * reduction.length], row)
-            reduced = prepared[0][1](weights)
-            if reduced and reduction.scatter is None:
-                np.copyto(reduction.result, own[: reduction.length])
-            return reduced
+        def roll(member: int) -> None:
+            pieces = plan.pieces(member)
+            own, taken = member * _WORK_WORDS, member * _WORK_WORDS + 1
+            state, helper = self._work[own], member
+            if self._work[taken] >> _PIECE_BITS >> _MEMBER_BITS == self._meeting.tick - 1:
+                state, helper = self._work[taken] >> _MEMBER_BITS, self._work[taken] & _MEMBER_MASK
+            at = max(0, state - base)
+            for number in range(at // 2, len(pieces)):
+                rows, _, targets = pieces[number]
+                total = self._scratch[helper].view(plan.dtype)[: len(targets[0])]
+                if number > at // 2 or at % 2 == 0:
+                    helper = self._rank
+                    total = self._scratch[helper].view(plan.dtype)[: len(targets[0])]
+                    self._work[taken] = (base + 2 * number) << _MEMBER_BITS | helper
+                    reducer.reduce(rows, total, factors)
+                    self._work[taken] = (base + 2 * number + 1) << _MEMBER_BITS | helper
+                for target in targets:
+                    np.copyto(target, total)
+            self._work[taken] = (base + 2 * len(pieces)) << _MEMBER_BITS | self._rank
 
-        return run
+        meeting = self._meeting
+        meeting.finish(done, roll)
+        self.account.waiting += meeting.waited
 
     # Copies
 
@@ -376,14 +380,21 @@ class SharedMemory:
 
     def broadcast(self, data: np.ndarray, root: int) -> None:
         text = f"broadcast of {len(data)} bytes from rank {root}"
-        sign = signature(text)
-        for low, high in chunks(0, len(data), SLOT_BYTES) or [(0, 0)]:
-            common = self._common[(self._meeting.tick + 1) & 1][: high - low]
-            if self._rank == root:
-                common[...] = data[low:high]
-            self._meet(sign, lambda: text)
-            if self._rank != root:
-                data[low:high] = common
+        if len(data) <= SLOT_BYTES:
+            source = self._common[(self._meeting.tick + 1) & 1][: len(data)]
+        else:
+            self._meet(signature(text), lambda: text)
+            source = self._stage(len(data)).parts[root][: len(data)]
+        if self._rank == root:
+            source[...] = data
+        self._meet(signature(text + " ready"), lambda: text)
+        if self._rank != root:
+            data[...] = source
+
+    def isolate(self) -> None:
+        """After a loss: no other process can change the buffers of this one any more."""
+        for region in self._regions:
+            region.own.isolate()
 
     def close(self) -> None:
         self._meeting.leave()

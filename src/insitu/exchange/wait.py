@@ -7,12 +7,15 @@ sleeps on a futex, waking now and then to see whether somebody died.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from insitu.errors import ExchangeError
 from insitu.exchange.memory import Segment, futex_wait, futex_wake, yield_processor
 from insitu.exchange.transport import Gone
 
@@ -22,9 +25,9 @@ SIGNATURE_MASK = (1 << SIGNATURE_BITS) - 1
 LINE = 64
 """Bytes of a cache line: what one member writes never shares one with what another writes."""
 _WORDS = LINE // 8
-_LEFT, _LOST, _BELL = 2, 3, 8
-"""Words of a member, beside its two arrival words (of even and of odd meetings): whether it has left; 1 +
-the rank that it has found lost; the word it sleeps on, on a line of its own."""
+_LEFT, _OUT, _BELL = 2, 3, 8
+"""Words of a member, beside its two arrival words (of even and of odd meetings): whether it has left;
+whether the others have given it up; the word it sleeps on, on a line of its own."""
 _PER_MEMBER = 2 * _WORDS
 
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 0.0005, 0.04
@@ -53,12 +56,20 @@ def patience(members: int, processors: int, same_process: bool) -> Patience:
 
 
 def meeting_bytes(members: int) -> int:
-    """Bytes of shared memory that a Meeting of so many members needs."""
-    return _PER_MEMBER * 8 * members + -(-members // LINE) * LINE
+    """Bytes of shared memory that a Meeting of so many members needs: two lines for each, one for the
+    alarm, and one byte for each that says whether it sleeps."""
+    return LINE * (2 * members + 1 + -(-members // LINE))
 
 
 class Meeting:
-    """The place where members of one host meet. Not for several threads of one member."""
+    """The place where members of one host meet. Not for several threads of one member.
+
+    Who is given up is decided once, under a lock, for all: a member is out for good if it had not come when
+    that was decided, and everybody who comes to a meeting looks at the decisions after having seen all
+    others come. (The store of a decision precedes the look at the arrival word, and the look at the
+    decisions follows the look at the arrival words; on a processor with ordered stores, two members can't
+    conclude differently.)
+    """
 
     def __init__(
         self,
@@ -74,9 +85,10 @@ class Meeting:
         data = memoryview(segment.array())[offset : offset + meeting_bytes(members)]  # type: ignore[arg-type]
         self._words = data.cast("Q")
         self._bells = data.cast("I")
-        self._sleeping = data[_PER_MEMBER * 8 * members :]
-        self._nobody = bytes(members)
-        self._asleep = self._sleeping[:members]
+        self._alarm = _PER_MEMBER * members
+        sleepers = self._alarm + _WORDS
+        self._asleep = data[8 * sleepers : 8 * sleepers + members]
+        self._sleepers = range(sleepers, sleepers + -(-members // 8))
         self._address = segment.address + offset
         self._member = member
         self._members = members
@@ -104,47 +116,87 @@ class Meeting:
         words[self._own[parity]] = word
         for index in self._others[parity]:
             if words[index] != word:
-                self._wait(tick, word)
+                self._wait(word, frozenset())
                 break
         else:
             self.waited = 0.0
             self.last = self._member
-        if self._asleep != self._nobody:
-            self._wake()
+        if words[self._alarm]:
+            self._heed(frozenset())
+        for index in self._sleepers:
+            if words[index]:
+                self._wake()
 
-    def _wait(self, tick: int, word: int) -> None:
+    def finish(self, signature: int, roll: Callable[[int], None]) -> None:
+        """The meeting at the end of work that all have begun. Where members are lost, the others do that
+        work to its end: `roll(member)` is called under the lock, by every other member, for each that is
+        lost and didn't come. Then raises Gone with `completed` set."""
+        try:
+            return self.meet(signature)
+        except Gone as gone:
+            if gone.rank == self._member:
+                raise
+            first = gone
+        word = self.tick << SIGNATURE_BITS | signature
+        excused: set[int] = set()
+        while True:
+            for member in self._out() - excused:
+                if self._words[member * _PER_MEMBER + (self.tick & 1)] != word:
+                    with self._locked():
+                        roll(member)
+                excused.add(member)
+            try:
+                self._wait(word, excused)
+                self._heed(excused)
+            except Gone as gone:
+                if gone.rank == self._member:
+                    raise
+                continue
+            raise Gone(first.rank, first.why, completed=True) from first
+
+    def is_out(self) -> bool:
+        """Whether the others have given this member up."""
+        return bool(self._words[self._own[0] + _OUT])
+
+    # Waiting
+
+    def _wait(self, word: int, excused: Collection[int]) -> None:
         start = time.monotonic()
-        missing = list(self._others[tick & 1])
+        parity = word >> SIGNATURE_BITS & 1
+        missing = [index for index in self._others[parity] if index // _PER_MEMBER not in excused]
         words = self._words
         looks = 0
         spins, yields = self._patience.spins, self._patience.yields + self._patience.spins
         pause = _SHORTEST_SLEEP
+        last = self._member
         while True:
-            late = [index for index in missing if words[index] != word]
-            if not late:
+            missing = [index for index in missing if words[index] != word]
+            if not missing:
                 break
-            missing = late
+            last = missing[-1] // _PER_MEMBER
             looks += 1
             if looks <= spins:
                 continue
-            self._check_words(missing, tick, word)
+            self._check_words(missing, word)
             if looks <= yields:
                 yield_processor()
                 continue
             self._sleep(missing, word, pause)
             pause = min(2 * pause, _LONGEST_SLEEP)
+            if words[self._alarm]:
+                self._heed(excused)
             self._check_lives(missing, word, start)
         self.waited = time.monotonic() - start
-        self.last = missing[-1] // _PER_MEMBER
+        self.last = last
 
-    def _check_words(self, missing: Sequence[int], tick: int, word: int) -> None:
+    def _check_words(self, missing: Sequence[int], word: int) -> None:
         for index in missing:
             seen = self._words[index]
-            if seen != word and seen >> SIGNATURE_BITS == tick:
+            if seen != word and seen >> SIGNATURE_BITS == word >> SIGNATURE_BITS:
                 raise Disagreement
 
     def _sleep(self, missing: Sequence[int], word: int, seconds: float) -> None:
-        bell = self._member * _PER_MEMBER * 2 + _BELL * 2
+        bell = 2 * (self._own[0] + _BELL)
         self._asleep[self._member] = 1
         value = self._bells[bell]
         if any(self._words[index] != word for index in missing):
@@ -154,37 +206,76 @@ class Meeting:
     def _wake(self) -> None:
         for member in range(self._members):
             if self._asleep[member] and member != self._member:
-                bell = member * _PER_MEMBER * 2 + _BELL * 2
+                bell = 2 * (member * _PER_MEMBER + _BELL)
                 self._bells[bell] = (self._bells[bell] + 1) & 0xFFFFFFFF
                 futex_wake(self._address + bell * 4)
 
-    def _check_lives(self, missing: Sequence[int], word: int, start: float) -> None:
-        dead = set(self._dead())
-        # A member that came and died after coming is not missed in this meeting, so look again.
-        late = {index // _PER_MEMBER for index in missing if self._words[index] != word}
-        lost = late & dead
-        if lost:
-            raise self._lost(sorted(lost))
-        if late and time.monotonic() - start > self._stall_timeout:
-            member = min(late)
-            self._words[self._member * _PER_MEMBER + _LOST] = member + 1
-            raise Gone(member, f"made no progress for {self._stall_timeout:g} s")
+    # Loss
 
-    def _lost(self, lost: Sequence[int]) -> Gone:
-        """Whom to blame: where a member left because it lost another one, that other one."""
-        for member in lost:
-            blamed = self._words[member * _PER_MEMBER + _LOST]
-            if blamed and blamed - 1 != self._member:
-                self._words[self._member * _PER_MEMBER + _LOST] = blamed
-                return Gone(blamed - 1, "was lost")
-        member = lost[0]
-        self._words[self._member * _PER_MEMBER + _LOST] = member + 1
-        left = self._words[member * _PER_MEMBER + _LEFT]
-        return Gone(member, "left the group" if left else "died")
+    def _check_lives(self, missing: Sequence[int], word: int, start: float) -> None:
+        """Gives up those that died, and the first that is late beyond the stall timeout."""
+        dead = set(self._dead())
+        late = [index for index in missing if self._words[index] != word]
+        lost = [index for index in late if index // _PER_MEMBER in dead]
+        if not lost and late and time.monotonic() - start > self._stall_timeout:
+            lost = late[:1]
+        if lost:
+            with self._locked():
+                self._give_up(lost[0], word)
+
+    def _give_up(self, index: int, word: int) -> None:
+        """Decides on the member whose arrival word is at `index`; call under the lock."""
+        words = self._words
+        out = index // _PER_MEMBER * _PER_MEMBER + _OUT
+        if words[out] or self._out():
+            words[self._alarm] = 1
+            return
+        words[self._alarm] = 1
+        words[out] = 1
+        yield_processor()  # its system call orders the store above before the look below
+        if words[index] == word:
+            words[out] = 0  # it came after all
+
+    def _out(self) -> set[int]:
+        return {m for m in range(self._members) if self._words[m * _PER_MEMBER + _OUT]}
+
+    def _heed(self, excused: Collection[int]) -> None:
+        """Raises Gone for a member that was given up."""
+        with self._locked():
+            out = self._out()
+            if not out:
+                self._words[self._alarm] = 0
+        if self._member in out:
+            raise Gone(self._member, "was given up by the others")
+        for member in sorted(out.difference(excused)):
+            raise Gone(member, self._why(member))
+
+    def _why(self, member: int) -> str:
+        if self._words[member * _PER_MEMBER + _LEFT]:
+            return "left the group"
+        return "died" if member in self._dead() else f"made no progress for {self._stall_timeout:g} s"
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Excludes the other members; the system frees the lock of one that dies. One that is stopped while
+        it holds the lock is waited for as long as for anything else."""
+        deadline = time.monotonic() + self._stall_timeout
+        while True:
+            try:
+                fcntl.flock(self._segment.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ExchangeError("The lock of the group's shared memory is not given back") from None
+                time.sleep(_SHORTEST_SLEEP)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._segment.file, fcntl.LOCK_UN)
 
     def leave(self) -> None:
         """Tells the others that this member won't come again."""
-        self._words[self._member * _PER_MEMBER + _LEFT] = 1
+        self._words[self._own[0] + _LEFT] = 1
 
 
 def as_words(array: np.ndarray) -> memoryview:
