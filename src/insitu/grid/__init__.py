@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from insitu.grid.datasets import Batch, Dataset, dataset
     from insitu.grid.importer import import_cache
     from insitu.grid.ledger import EpochAudit, PartitionAudit, ShardLedger, audit, read_ledgers
+    from insitu.grid.store import verify_copies
     from insitu.grid.topology import bring_up, load_topology, take_down
 
 _DOOR = {
@@ -29,6 +30,7 @@ _DOOR = {
     "read_ledgers": "ledger",
     "shard_partitions": "affinity",
     "take_down": "topology",
+    "verify_copies": "store",
 }
 
 __all__ = [
@@ -47,6 +49,7 @@ __all__ = [
     "read_ledgers",
     "shard_partitions",
     "take_down",
+    "verify_copies",
 ]
 
 

@@ -85,3 +85,19 @@ def open_copy(
         f"None of the {len(failures)} copies of partition {index} of {cache.name} version {cache.version} "
         f"can be read. " + " ".join(str(error) for error in failures)
     ) from failures[0]
+
+
+def verify_copies(paths: Paths, cache: CacheSpec) -> list[tuple[int, NodeId, CorruptPartition | None]]:
+    """(partition, owner, what is wrong with the copy or None) for every copy of a version of a cache."""
+    checks: list[tuple[int, NodeId, CorruptPartition | None]] = []
+    for info in cache.partitions:
+        for owner in info.owners:
+            path = paths.partition(owner, cache.name, cache.version, info.index)
+            try:
+                verify_file(path, info)
+                Partition(path, cache.columns, info.rows)
+            except CorruptPartition as error:
+                checks.append((info.index, owner, error))
+            else:
+                checks.append((info.index, owner, None))
+    return checks

@@ -1,0 +1,372 @@
+"""Commands about data and nodes: import, caches, up, down, nodes; and what `describe` says of a cache."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from insitu.cli.console import print_json, print_table, tell
+from insitu.errors import InputError
+from insitu.paths import Paths
+
+if TYPE_CHECKING:
+    from insitu.spec import CacheSpec, Column
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, in the form of docs/json.md.")]
+
+_IMPORT_HELP = """
+Reads SOURCE files into a new version of CACHE, split into partitions over the nodes.
+
+A SOURCE is a file, a folder or a glob: .npy, .npz, Parquet, CSV or Arrow IPC. The old version stands
+until the new one is whole. Options may also follow SOURCE.
+
+Examples:
+
+    insitu import digits digits.npz
+    insitu import quickdraw data/quickdraw --label-from-filename --split train=0.9,test=0.1
+    insitu import clicks 'clicks/*.parquet' --key user --partitions 32 --backups 1 --overwrite
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Adds these commands to the command line."""
+    app.command("import", help=_IMPORT_HELP)(import_command)
+    app.command("caches")(caches)
+    app.command("up")(up)
+    app.command("down")(down)
+    app.command("nodes")(nodes)
+
+
+def import_command(
+    cache: Annotated[str, typer.Argument(metavar="CACHE", help="The cache's name, such as quickdraw/train.")],
+    sources: Annotated[list[str], typer.Argument(metavar="SOURCE...", help="Files, folders or globs.")],
+    partitions: Annotated[
+        int | None, typer.Option(help="Number of partitions.", show_default="8, or one per node if more")
+    ] = None,
+    backups: Annotated[int, typer.Option(help="Copies of each partition on further nodes.")] = 0,
+    format: Annotated[
+        str | None,
+        typer.Option(help="npy, npz, parquet, csv or arrow.", show_default="by the files' suffixes"),
+    ] = None,
+    column: Annotated[str, typer.Option(help="The column that the values of .npy files make.")] = "x",
+    key: Annotated[
+        str | None,
+        typer.Option(help="Column whose hash chooses the partition.", show_default="the row's index"),
+    ] = None,
+    label_from_filename: Annotated[
+        bool, typer.Option("--label-from-filename", help="One file per class: add a column label.")
+    ] = False,
+    split: Annotated[
+        str | None,
+        typer.Option(help="Make CACHE/train and CACHE/test instead, by train=0.9,test=0.1.", metavar="PARTS"),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Put a new version in the place of an existing one.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    from insitu.grid import import_cache
+
+    started = time.monotonic()
+    with _shown_progress(cache) as progress:
+        published = import_cache(
+            Paths.default(),
+            cache,
+            sources,
+            partitions=partitions,
+            backups=backups,
+            format=format,
+            column=column,
+            key=key,
+            label_from_filename=label_from_filename,
+            split=None if split is None else parse_split(split),
+            overwrite=overwrite,
+            progress=progress.report,
+        )
+    seconds = max(1e-9, time.monotonic() - started)
+    tell(
+        f"Imported {sum(c.rows for c in published):,} rows in {seconds:.1f} s "
+        f"({progress.bytes_done / seconds / 1e6:.0f} MB/s)"
+    )
+    _print_caches(published, as_json)
+
+
+def parse_split(text: str) -> dict[str, float]:
+    """`train=0.9,test=0.1` as a dict. Raises InputError."""
+    split: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, fraction = part.partition("=")
+        try:
+            if not equals or name.strip() in split:
+                raise ValueError
+            split[name.strip()] = float(fraction)
+        except ValueError:
+            raise InputError(
+                f"--split lists parts, each once, with their fractions, such as train=0.9,test=0.1. "
+                f"Received: {text!r}"
+            ) from None
+    return split
+
+
+class _Progress:
+    """What the import has done so far, for the line at the end and for `show`."""
+
+    def __init__(self, show: Callable[[int, int, int | None], None] = lambda rows, done, total: None) -> None:
+        self.bytes_done = 0
+        self._show = show
+
+    def report(self, rows: int, bytes_done: int, bytes_total: int | None) -> None:
+        self.bytes_done = bytes_done
+        self._show(rows, bytes_done, bytes_total)
+
+
+@contextlib.contextmanager
+def _shown_progress(cache: str) -> Iterator[_Progress]:
+    """A progress bar on stderr where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield _Progress()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TextColumn("{task.fields[rows]:,} rows"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"import {cache}", rows=0, total=None)
+
+        def show(rows: int, bytes_done: int, bytes_total: int | None) -> None:
+            done = bytes_total is not None and bytes_done >= bytes_total
+            bar.update(
+                task,
+                completed=bytes_done,
+                total=bytes_total,
+                rows=rows,
+                description=f"write {cache}" if done else f"import {cache}",
+            )
+
+        yield _Progress(show)
+
+
+def caches(as_json: JsonOption = False) -> None:
+    """Lists the caches.
+
+    Example: insitu caches
+    """
+    from insitu.grid import Catalog
+
+    _print_caches(Catalog(Paths.default()).caches(), as_json)
+
+
+def _print_caches(specs: list[CacheSpec], as_json: bool) -> None:
+    if as_json:
+        print_json([cache_summary(cache) for cache in specs])
+        return
+    if not specs:
+        tell("There are no caches yet. Make one with `insitu import`.")
+        return
+    header = ("CACHE", "VERSION", "ROWS", "SIZE", "PARTITIONS", "BACKUPS", "COLUMNS")
+    print_table(
+        header,
+        [
+            (
+                cache.name,
+                str(cache.version),
+                f"{cache.rows:,}",
+                size_text(cache.bytes),
+                str(len(cache.partitions)),
+                str(cache.backups),
+                ", ".join(map(column_text, cache.columns)),
+            )
+            for cache in specs
+        ],
+    )
+
+
+def cache_summary(cache: CacheSpec) -> dict[str, Any]:
+    """What `insitu caches --json` says of one cache."""
+    return {
+        "name": cache.name,
+        "version": cache.version,
+        "rows": cache.rows,
+        "bytes": cache.bytes,
+        "partitions": len(cache.partitions),
+        "backups": cache.backups,
+        "columns": [{"name": c.name, "dtype": c.dtype, "shape": list(c.shape)} for c in cache.columns],
+        "created": cache.created,
+    }
+
+
+def describe_cache(name: str, as_json: bool, verify: bool) -> None:
+    """Prints all about a cache: schema, rows, bytes, partitions and their owners.
+
+    `verify` reads every copy of every partition and compares it with its checksum. Raises UnknownCache;
+    CorruptPartition after all has been printed.
+    """
+    from insitu.grid import Catalog, verify_copies
+
+    paths = Paths.default()
+    catalog = Catalog(paths)
+    cache = catalog.get(name)
+    jobs = catalog.pinned_by(name)
+    checks = verify_copies(paths, cache) if verify else []
+    if as_json:
+        print_json(_cache_details(cache, jobs, checks if verify else None))
+    else:
+        _print_cache(cache, jobs)
+        if verify and not any(problem for _, _, problem in checks):
+            typer.echo(f"\nverified: {len(checks)} file(s), all as they were written")
+    problems = [problem for _, _, problem in checks if problem is not None]
+    if problems:
+        for problem in problems[:-1]:
+            tell(str(problem))
+        raise problems[-1]
+
+
+def _cache_details(
+    cache: CacheSpec, jobs: list[str], checks: Sequence[tuple[int, str, Exception | None]] | None
+) -> dict[str, Any]:
+    partitions = [
+        {
+            "index": p.index,
+            "rows": p.rows,
+            "bytes": p.bytes,
+            "checksum": p.checksum,
+            "primary": p.owners[0],
+            "backups": list(p.owners[1:]),
+        }
+        for p in cache.partitions
+    ]
+    details = {
+        **cache_summary(cache),
+        "kind": "cache",
+        "key": cache.key,
+        "labels": list(cache.labels),
+        "jobs": jobs,
+        "partitions": partitions,
+    }
+    if checks is not None:
+        details["verified"] = [
+            {"partition": index, "node": node, "problem": str(problem) if problem else None}
+            for index, node, problem in checks
+        ]
+    return details
+
+
+def _print_cache(cache: CacheSpec, jobs: list[str]) -> None:
+    made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(cache.created))
+    typer.echo(f"cache      {cache.name}, version {cache.version}, made {made}")
+    typer.echo(f"rows       {cache.rows:,}")
+    typer.echo(f"size       {size_text(cache.bytes)}, each partition counted once")
+    typer.echo(f"placed by  {'column ' + cache.key if cache.key else 'row index'}, {cache.backups} backup(s)")
+    for index, column in enumerate(cache.columns):
+        typer.echo(f"{'columns' if index == 0 else '':10} {column_text(column)}")
+    if cache.labels:
+        typer.echo(f"labels     {', '.join(f'{i} {label}' for i, label in enumerate(cache.labels))}")
+    if jobs:
+        typer.echo(f"used by    {', '.join(jobs)}")
+    typer.echo()
+    print_table(
+        ("PARTITION", "ROWS", "SIZE", "PRIMARY", "BACKUPS"),
+        [
+            (str(p.index), f"{p.rows:,}", size_text(p.bytes), p.owners[0], ", ".join(p.owners[1:]))
+            for p in cache.partitions
+        ],
+    )
+
+
+def column_text(column: Column) -> str:
+    shape = "[" + ",".join(map(str, column.shape)) + "]" if column.shape else ""
+    return f"{column.name}: {'text' if column.dtype == 'str' else column.dtype}{shape}"
+
+
+def size_text(size: int) -> str:
+    """Bytes for people: 24.9 MB."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size} B"
+
+
+def up(nodes: Annotated[int, typer.Option(help="How many simulated nodes.")] = 1) -> None:
+    """Brings up simulated nodes on this machine, each with a store of its own.
+
+    Caches that exist stay where they are; import them again with --overwrite to spread them.
+
+    Example: insitu up --nodes 3
+    """
+    from insitu.grid import Catalog, bring_up
+
+    paths = Paths.default()
+    topology = bring_up(paths, nodes)
+    tell(f"{len(topology.nodes)} node(s) up: {', '.join(topology.nodes)}")
+    names = [
+        cache.name
+        for cache in Catalog(paths).caches()
+        if not set(topology.nodes) <= {owner for p in cache.partitions for owner in p.owners}
+    ]
+    if names:
+        tell(f"Some nodes own nothing of {', '.join(names)}: import again with --overwrite to spread them.")
+
+
+def down(
+    force: Annotated[bool, typer.Option("--force", "--yes", help="Also where stores hold caches.")] = False,
+) -> None:
+    """Takes the nodes down and deletes their stores, with all caches in them.
+
+    Example: insitu down --force
+    """
+    from insitu.grid import take_down
+
+    topology = take_down(Paths.default(), force=force)
+    tell(f"{len(topology.nodes)} node(s) down: {', '.join(topology.nodes)}")
+
+
+def nodes(as_json: JsonOption = False) -> None:
+    """Lists the nodes, with what they store.
+
+    Example: insitu nodes
+    """
+    from insitu.grid import Catalog, load_topology
+
+    paths = Paths.default()
+    stored = Catalog(paths).stored()
+    listed: list[dict[str, Any]] = []
+    for node in load_topology(paths).nodes:
+        owned = [p for cache in stored for p in cache.partitions if node in p.owners]
+        listed.append(
+            {
+                "node": node,
+                "primaries": sum(p.owners[0] == node for p in owned),
+                "backups": sum(p.owners[0] != node for p in owned),
+                "rows": sum(p.rows for p in owned if p.owners[0] == node),
+                "bytes": sum(p.bytes for p in owned),
+                "store": str(paths.node(node)),
+            }
+        )
+    if as_json:
+        print_json(listed)
+        return
+    print_table(
+        ("NODE", "PRIMARIES", "BACKUPS", "ROWS", "SIZE", "STORE"),
+        [
+            (
+                n["node"],
+                str(n["primaries"]),
+                str(n["backups"]),
+                f"{n['rows']:,}",
+                size_text(n["bytes"]),
+                n["store"],
+            )
+            for n in listed
+        ],
+    )
