@@ -1,7 +1,7 @@
-"""The command line: `insitu`, also `python -m insitu`. This room turns words into calls, and answers into text.
+"""The command line: `insitu`, also `python -m insitu`. It turns words into calls, and answers into text.
 
-Exit codes: 0 done; 1 it failed; 2 what was asked for can't be used; 3 the job has ended already; 130 the user
-interrupted. `start` and `attach` exit with the code of the training.
+Exit codes: 0 done; 1 it failed; 2 what was asked for can't be used; 3 the job has ended already; 130 the
+user interrupted. `start` and `attach` exit with the code of the training.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, BinaryIO, TextIO
 
@@ -23,16 +24,17 @@ def painted(text: str, colour: int, stream: TextIO) -> str:
 
 def complain(message: str) -> None:
     """An error, for the user to read."""
-    print(f"{painted('error:', _RED, sys.stderr)} {message}", file=sys.stderr)
+    sys.stderr.write(f"{painted('error:', _RED, sys.stderr)} {message}\n")
 
 
 def tell(message: str) -> None:
     """Something about the command rather than its result."""
-    print(message, file=sys.stderr, flush=True)
+    sys.stderr.write(f"{message}\n")
+    sys.stderr.flush()
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2))
+    sys.stdout.write(f"{json.dumps(value, indent=2)}\n")
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -43,9 +45,8 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     def line(cells: Sequence[str]) -> str:
         return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
-    print(painted(line(header), _DIM, sys.stdout))
-    for row in table:
-        print(line(row))
+    sys.stdout.write(f"{painted(line(header), _DIM, sys.stdout)}\n")
+    sys.stdout.writelines(f"{line(row)}\n" for row in table)
 
 
 def duration(seconds: float) -> str:
@@ -57,6 +58,11 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours}h{minutes % 60:02d}m"
     return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"
+
+
+def clock(at: float) -> str:
+    """Local date and time of `at`, in seconds since 1970."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 class OutputPrinter:

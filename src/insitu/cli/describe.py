@@ -2,15 +2,268 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
 
-from insitu.cli.jobs import complete_cache, complete_job
+from insitu.cli.console import clock, duration, print_json, print_table, tell
+from insitu.cli.jobs import complete_cache, complete_job, job_summary
+from insitu.errors import UnknownCache, UnknownJob
+from insitu.paths import Paths
+
+if TYPE_CHECKING:
+    from insitu.paths import JobPaths
 
 
 def complete_either(incomplete: str) -> list[str]:
-    """For the shell: jobs and caches that begin with what was typed."""
+    """For the shell: caches and jobs that begin with what was typed."""
     return [*complete_cache(incomplete), *complete_job(incomplete)]
+
+
+def describe(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="CACHE_OR_JOB",
+            help="A cache's name, or a job's id or enough of its beginning.",
+            autocompletion=complete_either,
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON (see docs/json.md).")] = False,
+    ledger: Annotated[bool, typer.Option("--ledger", help="Of a job: audit the rows of each epoch.")] = False,
+    events: Annotated[bool, typer.Option("--events", help="Of a job: everything that happened.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Of a cache: check every partition.")] = False,
+) -> None:
+    """Tells everything about a cache, or about a job. A cache goes first where both have the name.
+
+    Examples:
+
+        insitu describe digits/train --verify
+        insitu describe digits-3fa9c1 --ledger
+        insitu describe digits-3fa9c1 --json
+    """
+    from insitu.cluster import find_job
+    from insitu.grid import Catalog
+
+    paths = Paths.default()
+    if Catalog(paths).find(name) is None:
+        try:
+            job = find_job(paths, name)
+        except UnknownJob as error:
+            _neither(paths, name, error)
+        else:
+            describe_job(job, as_json=as_json, ledger=ledger, events=events)
+            return
+    from insitu.cli.data import describe_cache
+
+    describe_cache(name, as_json, verify)
+
+
+def _neither(paths: Paths, name: str, no_job: UnknownJob) -> None:
+    """Raises what says the most: that no cache has the name, or why no job matches."""
+    from insitu.grid import Catalog
+
+    if "could be any" in no_job.message:
+        raise no_job
+    try:
+        Catalog(paths).get(name)
+    except UnknownCache as no_cache:
+        raise UnknownJob(f"{no_cache.message}. {no_job.message}") from None
+
+
+def describe_job(job: JobPaths, *, as_json: bool, ledger: bool, events: bool) -> None:
+    """Prints one job."""
+    account = job_account(job, ledger=ledger, events=events)
+    if as_json:
+        print_json(account)
+        return
+    _print_job(account)
+    if ledger:
+        _print_ledger(account["ledger"])
+    if events:
+        for entry in account["events"]:
+            tell_event = ", ".join(f"{k}={v}" for k, v in entry["event"].items() if k != "event" and v)
+            typer.echo(f"{clock(entry['at'])}  {entry['event']['event']}  {tell_event}".rstrip())
+
+
+def job_account(job: JobPaths, *, ledger: bool, events: bool) -> dict[str, Any]:
+    """What `describe JOB --json` prints (docs/json.md)."""
+    from insitu.cluster import Journal, read_placement, read_status
+
+    status = read_status(job)
+    placement, _ = read_placement(job)
+    spec, state = status.spec, status.state
+    account = job_summary(status)
+    account |= {
+        "folder": str(job.root),
+        "name": spec.name,
+        "cache_version": placement.shard_map.version,
+        "workers": spec.workers,
+        "shards": [
+            {"shard": index, "home": home, "partitions": list(partitions)}
+            for index, (home, partitions) in enumerate(
+                zip(placement.homes, placement.shard_map.shards, strict=True)
+            )
+        ],
+        "engine": spec.engine,
+        "threads": spec.threads,
+        "seed": spec.seed,
+        "max_restarts": spec.max_restarts,
+        "stall_timeout": spec.stall_timeout,
+        "task_list": _tasks(job, status.state.to_json()["tasks"], placement.tasks),
+        "attempts": [
+            {**attempt, "progress": _steps(attempt["progress"])} for attempt in state.to_json()["attempts"]
+        ],
+        "checkpoints": sorted(e.name for e in os.scandir(job.checkpoints) if not e.name.startswith(".")),
+    }
+    if ledger:
+        account["ledger"] = _audits(job)
+    if events:
+        account["events"] = [
+            {"at": e.at, "event": e.event, "actions": e.actions} for e in Journal(job.journal).entries()[1:]
+        ]
+    return account
+
+
+def _steps(progress: list[int] | None) -> dict[str, int] | None:
+    return {"epoch": progress[0], "step": progress[1]} if progress else None
+
+
+def _tasks(job: JobPaths, states: list[dict[str, Any]], placed: Any) -> list[dict[str, Any]]:
+    from insitu.progress import read_progress
+
+    tasks = []
+    for spec, state in zip(placed, states, strict=True):
+        progress = read_progress(job.progress(spec.task))
+        tasks.append(
+            {
+                "task": str(spec.task),
+                "node": spec.node,
+                "shards": list(spec.shards),
+                "alive": state["alive"],
+                "code": state["code"],
+                "progress": progress
+                and {
+                    "epoch": progress.epoch,
+                    "step": progress.step,
+                    "rows": progress.rows,
+                    "place": progress.place,
+                },
+                "reads": _read_json(job.reads(spec.task)),
+            }
+        )
+    return tasks
+
+
+def _read_json(path: Any) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+
+
+def _audits(job: JobPaths) -> list[dict[str, Any]]:
+    from insitu.cluster import read_placement
+    from insitu.grid import audit, read_ledgers
+
+    placement, cache = read_placement(job)
+    return [
+        {
+            "epoch": epoch.epoch,
+            "complete": epoch.complete,
+            "clean": epoch.clean,
+            "expected": epoch.expected,
+            "counted": epoch.counted,
+            "lost": epoch.lost,
+            "repeated": epoch.repeated,
+            "partitions": [
+                {"partition": p.partition, "expected": p.expected, "counted": p.counted, "clean": p.clean}
+                for p in epoch.partitions
+            ],
+        }
+        for epoch in audit(cache, placement.shard_map, read_ledgers(job))
+    ]
+
+
+def _print_job(job: dict[str, Any]) -> None:
+    ended = f", {duration(job['ended'] - job['created'])} after its start" if job["ended"] else ""
+    code = f" with exit code {job['exit_code']}" if job["exit_code"] is not None else ""
+    facts = {
+        "Job": job["job_id"],
+        "State": f"{job['state']}{code}{ended}",
+        "Reason": job["reason"],
+        "Started": f"{clock(job['created'])} ({duration(time.time() - job['created'])} ago)",
+        "Cache": f"{job['cache']} version {job['cache_version']}",
+        "Command": " ".join(job["command"]),
+        "Settings": f"{job['workers']} workers, {len(job['shards'])} shards, "
+        f"{job['threads']} threads per replica, seed {job['seed']}, stall timeout {job['stall_timeout']:g} s, engine {job['engine']}",
+        "Checkpoints": ", ".join(job["checkpoints"]) or "none",
+        "Folder": job["folder"],
+    }
+    for name, fact in facts.items():
+        if fact:
+            typer.echo(f"{name + ':':<13}{fact}")
+    typer.echo("")
+    header = ("TASK", "NODE", "SHARDS", "STATE", "PROGRESS", "ROWS", "READ LOCALLY", "READ REMOTELY")
+    print_table(header, (_task_row(task) for task in job["task_list"]))
+    typer.echo("")
+    print_table(
+        ("ATTEMPT", "STARTED", "LASTED", "CAME TO", "ENDED BECAUSE"),
+        (_attempt_row(attempt) for attempt in job["attempts"]),
+    )
+
+
+def _task_row(task: dict[str, Any]) -> tuple[str, ...]:
+    progress, reads = task["progress"], task["reads"]
+    ended = "ended" if task["code"] == 0 else f"ended ({task['code']})"
+    return (
+        task["task"],
+        task["node"],
+        ",".join(map(str, task["shards"])) or "-",
+        "running" if task["alive"] else "-" if task["code"] is None else ended,
+        f"epoch {progress['epoch']} step {progress['step']}" if progress else "-",
+        f"{progress['rows']:,}" if progress else "-",
+        f"{reads['local_bytes']:,} B" if reads else "-",
+        f"{reads['remote_bytes']:,} B" if reads else "-",
+    )
+
+
+def _attempt_row(attempt: dict[str, Any]) -> tuple[str, ...]:
+    progress, cause = attempt["progress"], attempt["cause"]
+    lasted = duration(attempt["ended"] - attempt["started"]) if attempt["ended"] else "under way"
+    return (
+        str(attempt["number"]),
+        clock(attempt["started"]),
+        lasted,
+        f"epoch {progress['epoch']} step {progress['step']}" if progress else "-",
+        cause["text"] if cause else "-",
+    )
+
+
+def _print_ledger(epochs: list[dict[str, Any]]) -> None:
+    typer.echo("")
+    if not epochs:
+        tell("No rows have been accounted for yet.")
+        return
+    print_table(
+        ("EPOCH", "ROWS", "COUNTED", "LOST", "REPEATED", "VERDICT"),
+        (
+            (
+                str(e["epoch"]),
+                f"{e['expected']:,}",
+                f"{e['counted']:,}",
+                f"{e['lost']:,}",
+                f"{e['repeated']:,}",
+                ("each row once" if e["complete"] else "under way") if e["clean"] else "DOESN'T ADD UP",
+            )
+            for e in epochs
+        ),
+    )
 
 
 def register(app: typer.Typer) -> None:
     """Adds this module's command."""
+    app.command()(describe)

@@ -122,7 +122,7 @@ def _extract(archive: Path, destination: Path) -> None:
 
 
 def _checked(opened: zipfile.ZipFile, archive: Path) -> Iterator[tuple[zipfile.ZipInfo, PurePosixPath]]:
-    """Each entry with its name, once it is known to stay inside. Raises JobSpecError before any is written."""
+    """Each entry with its name, known to stay inside. Raises JobSpecError before any is written."""
     for entry in opened.infolist():
         name = PurePosixPath(entry.filename)
         mode = entry.external_attr >> 16

@@ -43,21 +43,22 @@ def resolve_command(folder: Path, command: Sequence[str], interpreter: str) -> R
     if inside.is_file():
         if not os.access(inside, os.X_OK):
             raise JobSpecError(
-                f"{first} of JOB_DIR is not executable, and its name doesn't end in .py. Run chmod +x on it, or "
-                f"name its interpreter, such as: bash {first}"
+                f"{first} of JOB_DIR is not executable, and its name doesn't end in .py. Run chmod +x on it, "
+                f"or name its interpreter, such as: bash {first}"
             )
         return Resolved(False, (str(inside.absolute()), *rest))
     program = shutil.which(first) if "/" not in first or Path(first).is_absolute() else None
     if program is None:
         raise JobSpecError(
-            f"{first!r} is neither a file of JOB_DIR nor a program on PATH. {_listing(folder)}{_quoted(first)}"
+            f"{first!r} is neither a file of JOB_DIR nor a program on PATH. "
+            f"{_listing(folder)}{_quoted(first)}"
         )
     return Resolved(False, (program, *rest))
 
 
 def _script(folder: Path, name: str) -> str:
     path = folder / name
-    if not path.is_file():
+    if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
         raise JobSpecError(f"JOB_DIR has no script {name!r}. {_listing(folder)}{_quoted(name)}")
     try:
         path.open("rb").close()

@@ -19,7 +19,8 @@ from pathlib import Path
 from insitu.cluster.engine import Command, Ended, Engine, Output
 from insitu.cluster.environment import task_environment
 from insitu.cluster.failure import read_failure
-from insitu.cluster.job import (
+from insitu.cluster.job import advance
+from insitu.cluster.job_state import (
     ENDED,
     Action,
     ControllerLost,
@@ -36,7 +37,6 @@ from insitu.cluster.job import (
     Submitted,
     TaskExited,
     Tick,
-    advance,
 )
 from insitu.cluster.journal import Journal
 from insitu.cluster.logs import JobLogs
@@ -186,7 +186,7 @@ def furthest(records: dict[TaskId, Progress | None]) -> Steps | None:
 
 
 def settle_lost_job(job: JobPaths) -> None:
-    """Writes down that the controller is gone; no-op where the job had ended. Nothing of it may be running."""
+    """Writes down that the controller is gone, unless the job had ended. Nothing of it may be running."""
     journal = Journal(job.journal)
     now = time.time()
     state, actions = advance(journal.state(), ControllerLost(), now)

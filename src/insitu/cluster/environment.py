@@ -23,7 +23,7 @@ from insitu.paths import HOME_ENV
 from insitu.spec import JobSpec, Placement, TaskId, TaskSpec
 
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "NPROC")
-"""What sizes the backends' thread pools: OpenMP (PyTorch, NumPy's BLAS), TensorFlow's two, and XLA's on CPUs."""
+"""What sizes thread pools: of OpenMP (PyTorch, NumPy's BLAS), TensorFlow (two), and XLA on CPUs."""
 
 
 def tf_config(placement: Placement, addresses: Mapping[TaskId, str], task: TaskId) -> dict[str, Any]:

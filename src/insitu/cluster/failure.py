@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from insitu.cluster.job import Failure
+from insitu.cluster.job_state import Failure
 from insitu.context import context
 
 LONGEST_MESSAGE = 2000
@@ -51,7 +51,7 @@ def describe_failure(error: BaseException) -> Failure:
 
 
 def write_failure(error: BaseException) -> None:
-    """Publishes the account of `error`; outside a job, or where the disk refuses it, the traceback must do."""
+    """Publishes the account of `error`; outside a job, or on a full disk, the traceback must do."""
     me = context()
     if me.job is None:
         return

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from insitu.cluster.job import Action, Event, JobState, plain
+from insitu.cluster.job_state import Action, Event, JobState, plain
 from insitu.errors import ClusterError
 
 _SCHEMA = """

@@ -13,7 +13,7 @@ OWN_SOURCE = "insitu"
 
 
 class JobLogs:
-    """Owned by the controller. A full disk costs lines, never the job; the loss is told once there is room."""
+    """Owned by the controller. A full disk costs lines, never the job; the loss is told once it can be."""
 
     def __init__(self, job: JobPaths) -> None:
         self._job = job

@@ -26,8 +26,8 @@ def rows_by_node(cache: CacheSpec, topology: Topology) -> dict[NodeId, int]:
     strangers = sorted(set(rows) - set(topology.nodes))
     if strangers:
         raise PlacementError(
-            f"Cache {cache.name!r} lies on {', '.join(strangers)}, which this cluster doesn't have: its nodes "
-            f"are {', '.join(topology.nodes)}. Bring the nodes up again, or import the cache anew."
+            f"Cache {cache.name!r} lies on {', '.join(strangers)}, which this cluster doesn't have: its "
+            f"nodes are {', '.join(topology.nodes)}. Bring the nodes up again, or import the cache anew."
         )
     return {node: rows[node] for node in topology.nodes if node in rows}
 
@@ -83,7 +83,8 @@ def place(job: JobSpec, cache: CacheSpec, topology: Topology) -> Placement:
         raise PlacementError(
             f"Each worker needs a partition of its own: cache {cache.name!r} has {len(cache.partitions)} "
             f"partitions, fewer than the {job.shards} shards asked for. Ask for at most "
-            f"{len(cache.partitions)} workers, or import the cache again with --partitions {job.shards} or more."
+            f"{len(cache.partitions)} workers, or import the cache again with --partitions {job.shards} or "
+            f"more."
         )
     homes = homes_of_shards(job.shards, cache, topology)
     workers = []

@@ -1,7 +1,7 @@
 """Ports for tasks to listen on.
 
-A task opens its port only seconds after it was given the number, when its framework has been loaded. A
-port that the system chose for a bind to port 0 may by then have been given to anybody's outgoing connection. So
+A task opens its port only seconds after it was given the number, when its framework has been loaded. A port
+that the system chose for a bind to port 0 may by then have been given to anybody's outgoing connection. So
 ports are drawn from outside the system's ephemeral range, where nothing appears unasked, and each is
 verified by binding it. The socket is held until just before the task starts.
 """

@@ -6,7 +6,8 @@ import os
 import signal
 from dataclasses import dataclass
 
-from insitu.cluster.job import ENDED, ControllerLost, JobState, Steps, advance
+from insitu.cluster.job import advance
+from insitu.cluster.job_state import ENDED, ControllerLost, JobState, Steps
 from insitu.cluster.journal import Journal
 from insitu.cluster.lock import is_locked, signal_holder
 from insitu.cluster.records import read_spec

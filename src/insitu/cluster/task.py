@@ -58,7 +58,7 @@ def run_script(arguments: tuple[str, ...]) -> None:
     import io
 
     script = arguments[0]
-    sys.argv[:] = arguments
+    sys.argv[:] = [os.path.relpath(script), *arguments[1:]]
     sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
     module = types.ModuleType("__main__")
     module.__file__ = script

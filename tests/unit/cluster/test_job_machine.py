@@ -1,0 +1,357 @@
+"""The decisions about a job, without processes: named cases, then random sequences of events."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from insitu.cluster import job as machine
+from insitu.cluster.job import advance, new_job
+from insitu.cluster.job_state import (
+    ENDED,
+    Action,
+    ControllerLost,
+    Event,
+    Failure,
+    Finish,
+    JobState,
+    Launch,
+    LaunchFailed,
+    Say,
+    Signal,
+    Stalled,
+    StopRequested,
+    Submitted,
+    TaskExited,
+    Tick,
+    validate,
+)
+from insitu.spec import TaskId
+
+CHIEF, W0, W1, PS, EVALUATOR = (TaskId.parse(t) for t in ("chief", "worker:0", "worker:1", "ps", "evaluator"))
+BUG = Failure("ValueError", "no", "f00d")
+PEER_LOST = Failure("PeerLost", "worker:1 has gone", "beef", peer_lost=True)
+
+
+class Run:
+    """A job's life, fed by hand; every state is validated and survives JSON."""
+
+    def __init__(self, *tasks: TaskId, max_restarts: int = 3) -> None:
+        self.state: JobState = new_job(tasks, max_restarts)
+        self.now = 100.0
+
+    def feed(self, event: Event, after: float = 0.0) -> list[Action]:
+        self.now += after
+        self.state, actions = advance(self.state, event, self.now)
+        validate(self.state)
+        assert JobState.from_json(json.loads(json.dumps(self.state.to_json()))) == self.state
+        return actions
+
+    def exits(
+        self, task: TaskId, code: int = 0, failure: Failure | None = None, **more: object
+    ) -> list[Action]:
+        return self.feed(TaskExited(task, code, failure, **more))  # type: ignore[arg-type]
+
+    def tick(self) -> list[Action]:
+        assert self.state.due is not None
+        self.now = max(self.now, self.state.due)
+        return self.feed(Tick())
+
+
+def running(*tasks: TaskId, max_restarts: int = 3) -> Run:
+    run = Run(*tasks, max_restarts=max_restarts)
+    assert run.feed(Submitted()) == [Launch(1)]
+    return run
+
+
+def signals(actions: list[Action]) -> list[tuple[str, str]]:
+    return [(str(a.task), a.name) for a in actions if isinstance(a, Signal)]
+
+
+def said(actions: list[Action]) -> str:
+    return "\n".join(a.text for a in actions if isinstance(a, Say))
+
+
+def test_a_job_whose_workers_end_well_is_finished() -> None:
+    run = running(W0, W1)
+    assert run.exits(W1) == []
+    assert run.exits(W0)[-1] == Finish(0)
+    assert (run.state.phase, run.state.exit_code) == ("finished", 0)
+
+
+def test_a_killed_task_stops_the_rest_and_restarts_all() -> None:
+    run = running(W0, W1)
+    actions = run.exits(W1, -signal.SIGKILL)
+    assert signals(actions) == [("worker:0", "term")]
+    assert "worker:1 was killed by SIGKILL" in said(actions)
+    actions = run.exits(W0, -signal.SIGTERM)
+    assert run.state.phase == "restarting" and "(1 of 3)" in said(actions)
+    actions = run.tick()
+    assert actions[-1] == Launch(2) and run.state.phase == "running"
+    cause = run.state.attempts[0].cause
+    assert cause is not None and cause.task == W1 and cause.code == 128 + signal.SIGKILL
+
+
+def test_pauses_grow_up_to_a_limit_and_restarts_are_counted() -> None:
+    run = running(W0, max_restarts=7)
+    pauses = []
+    for _ in range(7):
+        run.exits(W0, -signal.SIGKILL)
+        assert run.state.restart_at is not None
+        pauses.append(run.state.restart_at - run.now)
+        run.tick()
+    assert pauses == [1, 2, 4, 8, 16, 30, 30]
+    actions = run.exits(W0, -signal.SIGKILL)
+    assert actions[-1] == Finish(137) and run.state.phase == "failed"
+    assert "7 of 7 restarts were used" in run.state.reason
+
+
+def test_a_task_that_ignores_sigterm_is_killed_after_the_grace() -> None:
+    run = running(W0, W1)
+    run.exits(W1, 1)
+    assert run.state.due == run.now + machine.TERM_GRACE
+    assert signals(run.tick()) == [("worker:0", "kill")]
+    assert run.state.due is None
+    run.exits(W0, -signal.SIGKILL)
+    cause = run.state.attempts[0].cause
+    assert cause is not None and cause.task == W1
+
+
+@pytest.mark.parametrize("first", [W0, W1])
+def test_the_cause_is_who_died_and_not_who_lost_a_peer(first: TaskId) -> None:
+    run = running(W0, W1)
+    ends = {W0: (1, PEER_LOST), W1: (-signal.SIGKILL, None)}
+    for task in (first, W1 if first == W0 else W0):
+        run.exits(task, *ends[task])
+    cause = run.state.attempts[0].cause
+    assert cause is not None and cause.task == W1
+
+
+def test_a_task_that_is_killed_while_it_is_asked_to_end_is_the_cause_of_a_lost_peer() -> None:
+    run = running(W0, W1)
+    run.exits(W0, 1, PEER_LOST)
+    run.exits(W1, -signal.SIGTERM)
+    cause = run.state.attempts[0].cause
+    assert cause is not None and cause.task == W0  # nothing better is known: SIGTERM was ours
+
+
+def test_the_same_traceback_without_progress_is_not_tried_again() -> None:
+    run = running(W0)
+    run.exits(W0, 1, BUG, progress=(2, 7))
+    run.tick()
+    actions = run.exits(W0, 1, BUG, progress=(2, 7))
+    assert actions[-1] == Finish(1) and "same traceback twice" in run.state.reason
+
+
+@pytest.mark.parametrize(
+    ("failure", "progress"), [(BUG, (2, 8)), (Failure("ValueError", "no", "other"), (2, 7)), (None, None)]
+)
+def test_progress_or_another_failure_earns_another_restart(
+    failure: Failure | None, progress: tuple[int, int] | None
+) -> None:
+    run = running(W0)
+    run.exits(W0, 1, BUG, progress=(2, 7))
+    run.tick()
+    run.exits(W0, 1, failure, progress=progress)
+    assert run.state.phase == "restarting"
+
+
+def test_parameter_servers_are_stopped_when_training_has_ended() -> None:
+    run = running(W0, W1, PS)
+    assert run.exits(W0) == []
+    assert signals(run.exits(W1)) == [("ps:0", "term")]
+    assert run.exits(PS, -signal.SIGTERM)[-1] == Finish(0)
+
+
+def test_workers_that_serve_a_chief_get_a_grace_once_it_has_ended() -> None:
+    run = running(CHIEF, W0, W1, PS)
+    assert signals(run.exits(CHIEF)) == []
+    assert run.state.due == run.now + machine.WORKER_GRACE
+    assert signals(run.tick()) == [("worker:0", "term"), ("worker:1", "term")]
+    run.exits(W0, -signal.SIGTERM)
+    assert signals(run.exits(W1, -signal.SIGTERM)) == [("ps:0", "term")]
+    assert run.exits(PS, -signal.SIGTERM)[-1] == Finish(0)
+
+
+def test_workers_that_still_train_are_waited_for_after_the_chief() -> None:
+    run = running(CHIEF, W0)
+    run.exits(CHIEF, reporting=(W0,))
+    assert run.state.due is None
+    assert run.exits(W0)[-1] == Finish(0)
+
+
+def test_a_worker_that_fails_after_its_chief_has_ended_costs_nothing() -> None:
+    run = running(CHIEF, W0)
+    run.exits(CHIEF)
+    assert "exit code 1" in said(run.exits(W0, 1))
+    assert run.state.exit_code == 0
+
+
+def test_the_evaluator_may_finish_by_itself() -> None:
+    run = running(W0, EVALUATOR)
+    run.exits(W0)
+    assert run.state.due == run.now + machine.EVALUATOR_GRACE
+    assert run.exits(EVALUATOR)[-1] == Finish(0)
+
+
+def test_an_evaluator_that_does_not_end_is_stopped() -> None:
+    run = running(W0, EVALUATOR)
+    run.exits(W0)
+    assert signals(run.tick()) == [("evaluator:0", "term")]
+    assert run.exits(EVALUATOR, -signal.SIGTERM)[-1] == Finish(0)
+
+
+def test_a_stall_dumps_stacks_before_anything_is_stopped() -> None:
+    run = running(W0, W1, max_restarts=0)
+    actions = run.feed(Stalled("no task made progress for 5 s", (1, 2)))
+    assert signals(actions) == [("worker:0", "dump"), ("worker:1", "dump")]
+    assert signals(run.tick()) == [("worker:0", "term"), ("worker:1", "term")]
+    run.exits(W0, -signal.SIGTERM)
+    assert run.exits(W1, -signal.SIGTERM)[-1] == Finish(machine.STALL_CODE)
+    assert run.state.attempts[0].progress == (1, 2)
+
+
+def test_a_stop_ends_the_job_and_a_second_one_kills() -> None:
+    run = running(W0, PS)
+    assert signals(run.feed(StopRequested())) == [("worker:0", "term"), ("ps:0", "term")]
+    assert signals(run.feed(StopRequested())) == [("worker:0", "kill"), ("ps:0", "kill")]
+    assert signals(run.feed(StopRequested())) == []
+    run.exits(W0, -signal.SIGKILL)
+    assert run.exits(PS, -signal.SIGKILL)[-1] == Finish(143)
+    assert run.state.phase == "stopped"
+
+
+def test_a_stop_while_a_restart_is_due_ends_the_job_at_once() -> None:
+    run = running(W0)
+    run.exits(W0, 1)
+    assert run.feed(StopRequested())[-1] == Finish(143)
+
+
+def test_a_stop_takes_the_place_of_a_restart_under_way() -> None:
+    run = running(W0, W1)
+    run.exits(W0, 1)
+    run.feed(StopRequested())
+    assert run.exits(W1, -signal.SIGTERM)[-1] == Finish(143)
+
+
+def test_a_stop_does_not_undo_training_that_has_ended() -> None:
+    run = running(CHIEF, W0)
+    run.exits(CHIEF)
+    assert signals(run.feed(StopRequested())) == [("worker:0", "term")]
+    assert run.exits(W0, -signal.SIGTERM)[-1] == Finish(0)
+
+
+def test_tasks_that_cannot_be_launched_fail_the_attempt() -> None:
+    run = running(W0, W1, max_restarts=1)
+    assert signals(run.feed(LaunchFailed((W1,), "no memory"))) == [("worker:0", "term")]
+    run.exits(W0, -signal.SIGTERM)
+    assert run.state.phase == "restarting"
+    run.tick()
+    assert run.feed(LaunchFailed((W0, W1), "no memory"))[-1] == Finish(1)
+    assert "no memory" in run.state.reason
+
+
+def test_a_lost_controller_fails_the_job() -> None:
+    run = running(W0)
+    assert run.feed(ControllerLost())[-1] == Finish(1)
+    assert "controller died" in run.state.reason
+
+
+def test_events_of_an_ended_job_change_nothing() -> None:
+    run = running(W0)
+    run.exits(W0)
+    before = run.state
+    for event in (Submitted(), TaskExited(W0, 1), StopRequested(), Stalled("x"), Tick(), ControllerLost()):
+        assert run.feed(event) == []
+    assert run.state == before
+
+
+ALL = (CHIEF, W0, W1, PS, EVALUATOR)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Whatever happens in whatever order: invariants hold, and the job can always be brought to an end."""
+
+    @initialize(
+        tasks=st.sets(st.sampled_from([CHIEF, W1, PS, EVALUATOR])),
+        max_restarts=st.integers(min_value=0, max_value=3),
+    )
+    def begin(self, tasks: set[TaskId], max_restarts: int) -> None:
+        self.run = Run(W0, *sorted(tasks), max_restarts=max_restarts)
+        self.launches = self.finishes = 0
+        self.feed(Submitted())
+
+    def feed(self, event: Event, after: float = 0.0) -> None:
+        actions = self.run.feed(event, after)
+        self.launches += sum(isinstance(a, Launch) for a in actions)
+        self.finishes += sum(isinstance(a, Finish) for a in actions)
+        alive = {t.task for t in self.run.state.alive}
+        assert all(a.task in alive for a in actions if isinstance(a, Signal))
+
+    @precondition(lambda self: self.run.state.alive)
+    @rule(
+        data=st.data(),
+        code=st.sampled_from([0, 0, 1, -9, -15, -11]),
+        failure=st.sampled_from([None, BUG, PEER_LOST]),
+        progress=st.none() | st.tuples(st.integers(-1, 3), st.integers(-1, 3)),
+    )
+    def a_task_ends(
+        self, data: st.DataObject, code: int, failure: Failure | None, progress: tuple[int, int] | None
+    ) -> None:
+        alive = [t.task for t in self.run.state.alive]
+        task = data.draw(st.sampled_from(alive))
+        reporting = data.draw(st.sets(st.sampled_from(alive)))
+        self.feed(
+            TaskExited(task, code, failure if code > 0 else None, progress, tuple(sorted(reporting - {task})))
+        )
+
+    @rule(event=st.sampled_from([StopRequested(), Stalled("still"), Submitted(), Tick(), TaskExited(PS, 1)]))
+    def anything(self, event: Event) -> None:
+        if not isinstance(event, TaskExited) or event.task in [t.task for t in self.run.state.tasks]:
+            self.feed(event)
+
+    @precondition(lambda self: self.run.state.alive)
+    @rule()
+    def a_launch_fails(self) -> None:
+        self.feed(LaunchFailed((self.run.state.alive[-1].task,), "no"))
+
+    @rule(seconds=st.floats(0, 40))
+    def time_passes(self, seconds: float) -> None:
+        self.feed(Tick(), seconds)
+
+    @invariant()
+    def launches_are_bounded_and_it_finishes_once(self) -> None:
+        assert self.launches == len(self.run.state.attempts) <= self.run.state.max_restarts + 1
+        assert self.finishes == (self.run.state.phase in ENDED)
+
+    def teardown(self) -> None:
+        """From any state, obedient tasks and a stop bring the end."""
+        if not hasattr(self, "run"):
+            return
+        self.feed(StopRequested())
+        for _ in range(20):
+            if self.run.state.phase in ENDED:
+                return
+            asked = [t for t in self.run.state.alive if t.asked]
+            if asked:
+                self.feed(TaskExited(asked[0].task, -signal.SIGKILL))
+            elif self.run.state.due is not None:
+                self.feed(Tick(), max(0.0, self.run.state.due - self.run.now))
+        raise AssertionError(f"does not end: {self.run.state}")
+
+
+AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+TestAnyOrder = AnyOrder.TestCase
+
+
+@given(st.lists(st.sampled_from([StopRequested(), Tick(), Stalled("x")]), max_size=8))
+def test_the_same_events_give_the_same_states(events: list[Event]) -> None:
+    first, second = running(W0, PS), running(W0, PS)
+    for event in events:
+        assert first.feed(event, 1.0) == second.feed(event, 1.0)
+    assert first.state == second.state
