@@ -199,7 +199,8 @@ def _print_job(job: dict[str, Any]) -> None:
         "Cache": f"{job['cache']} version {job['cache_version']}",
         "Command": " ".join(job["command"]),
         "Settings": f"{job['workers']} workers, {len(job['shards'])} shards, "
-        f"{job['threads']} threads per replica, seed {job['seed']}, stall timeout {job['stall_timeout']:g} s, engine {job['engine']}",
+        f"{job['threads']} threads per replica, seed {job['seed']}, "
+        f"stall timeout {job['stall_timeout']:g} s, engine {job['engine']}",
         "Checkpoints": ", ".join(job["checkpoints"]) or "none",
         "Folder": job["folder"],
     }

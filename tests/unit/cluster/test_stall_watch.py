@@ -1,0 +1,57 @@
+"""A job that stands still is noticed, one that moves or doesn't tell is left alone."""
+
+from __future__ import annotations
+
+from insitu.cluster.stall import StallWatch
+from insitu.progress import Progress
+from insitu.spec import TaskId
+
+W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
+
+
+def at(epoch: int, step: int, place: str = "exchange") -> Progress:
+    return Progress(epoch, step, 0, 0.0, place)
+
+
+def test_a_job_that_stands_still_is_named_with_its_places() -> None:
+    watch = StallWatch(5.0)
+    assert watch.observe({W0: at(1, 2), W1: at(1, 3, "")}, 0.0) is None
+    assert watch.observe({W0: at(1, 2), W1: at(1, 3, "")}, 4.9) is None
+    assert watch.observe({W0: at(1, 2), W1: at(1, 3, "")}, 5.0) == (
+        "no task made progress for 5 s: worker:0 at epoch 1 step 2 (exchange); "
+        "worker:1 at epoch 1 step 3 (place unknown)"
+    )
+
+
+def test_one_task_that_moves_is_enough() -> None:
+    watch = StallWatch(5.0)
+    for second in range(20):
+        assert watch.observe({W0: at(0, 0), W1: at(0, second)}, float(second)) is None
+
+
+def test_tasks_that_tell_nothing_or_do_not_train_yet_are_not_judged() -> None:
+    watch = StallWatch(5.0)
+    for second in (0.0, 100.0, 200.0):
+        assert watch.observe({W0: None, W1: at(-1, -1)}, second) is None
+
+
+def test_a_task_that_has_ended_is_forgotten() -> None:
+    watch = StallWatch(5.0)
+    watch.observe({W0: at(0, 0), W1: at(0, 9)}, 0.0)
+    watch.observe({W0: at(0, 1)}, 3.0)
+    assert watch.observe({W0: at(0, 1)}, 7.0) is None
+    assert watch.observe({W0: at(0, 1)}, 8.0) is not None
+
+
+def test_a_record_that_is_just_being_written_counts_as_no_change() -> None:
+    watch = StallWatch(5.0)
+    watch.observe({W0: at(0, 0)}, 0.0)
+    watch.observe({W0: None}, 3.0)
+    assert watch.observe({W0: at(0, 0)}, 5.0) is not None
+
+
+def test_a_new_attempt_starts_afresh() -> None:
+    watch = StallWatch(5.0)
+    watch.observe({W0: at(0, 0)}, 0.0)
+    watch.reset()
+    assert watch.observe({W0: at(0, 0)}, 9.0) is None

@@ -1,0 +1,77 @@
+"""What a task finds in its environment, read back as a task does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from insitu.cluster.environment import THREAD_SETTINGS, task_environment, tf_config
+from insitu.context import read_context
+from insitu.spec import JobSpec, NodeId, Placement, ShardMap, TaskId, TaskSpec
+
+NODE = NodeId("node-1")
+TASKS = tuple(
+    TaskSpec(TaskId.parse(name), NODE, shards)
+    for name, shards in [
+        ("chief", ()),
+        ("worker:0", (0, 1)),
+        ("worker:1", (2,)),
+        ("ps", ()),
+        ("evaluator", ()),
+    ]
+)
+PLACEMENT = Placement(TASKS, ShardMap("d/train", 1, ((0,), (1,), (2,))), (NODE,) * 3)
+ADDRESSES = {spec.task: f"127.0.0.1:{1000 + i}" for i, spec in enumerate(TASKS)}
+JOB = JobSpec(
+    "d-1",
+    "d",
+    "d/train",
+    ("t.py",),
+    2,
+    3,
+    ps=1,
+    chief=True,
+    evaluator=True,
+    seed=7,
+    threads=2,
+    stall_timeout=9.5,
+)
+
+
+def environment(task: int, **inherited: str) -> dict[str, str]:
+    return task_environment(JOB, PLACEMENT, TASKS[task], ADDRESSES, 2, Path("/home/i"), inherited)
+
+
+def test_a_task_reads_what_the_job_says() -> None:
+    context = read_context(environment(1, PATH="/bin", TF_CONFIG="old"))
+    assert (context.job_id, context.cache, str(context.task)) == ("d-1", "d/train", "worker:0")
+    assert (context.shards, context.num_shards, context.node) == ((0, 1), 3, "node-1")
+    assert (context.seed, context.attempt, context.stall_timeout) == (7, 2, 9.5)
+    assert context.workers == ("127.0.0.1:1001", "127.0.0.1:1002") and context.has_chief
+    assert context.paths.home == Path("/home/i") and not context.is_chief
+    assert read_context(environment(0)).is_chief
+
+
+def test_a_task_without_shards_has_none() -> None:
+    assert read_context(environment(3)).shards == ()
+
+
+def test_tf_config_lists_all_but_the_evaluator() -> None:
+    trained_by = {
+        "chief": ["127.0.0.1:1000"],
+        "worker": ["127.0.0.1:1001", "127.0.0.1:1002"],
+        "ps": ["127.0.0.1:1003"],
+    }
+    assert json.loads(environment(2)["TF_CONFIG"]) == {
+        "cluster": trained_by,
+        "task": {"type": "worker", "index": 1},
+    }
+    own = tf_config(PLACEMENT, ADDRESSES, TaskId("evaluator", 0))
+    assert own["cluster"] == {**trained_by, "evaluator": ["127.0.0.1:1004"]}
+
+
+def test_threads_are_the_jobs_and_the_users_other_choices_stay() -> None:
+    found = environment(1, OMP_NUM_THREADS="64", TF_CPP_MIN_LOG_LEVEL="0", PYTHONHASHSEED="5", OTHER="x")
+    assert {found[name] for name in THREAD_SETTINGS} == {"2"}
+    assert (found["TF_CPP_MIN_LOG_LEVEL"], found["PYTHONHASHSEED"], found["OTHER"]) == ("0", "5", "x")
+    assert (environment(1)["TF_CPP_MIN_LOG_LEVEL"], environment(1)["PYTHONHASHSEED"]) == ("2", "7")
