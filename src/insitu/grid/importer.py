@@ -208,7 +208,7 @@ def _import(
     try:
         with full_disk_as_error(paths.home):
             staged.root.mkdir(parents=True)
-            spools = Spools(staged, plan.columns, len(plan.names) * plan.partitions)
+            spools = Spools(staged, plan.columns, _make_targets(paths, plan, token))
             _spool(plan, spools, progress)
             for index, name in enumerate(plan.names):
                 versions.append(_seal(paths, catalog, plan, spools, token, index, name))
@@ -229,6 +229,18 @@ def _remove_unpublished(catalog: Catalog, versions: Sequence[CacheSpec]) -> None
     """Where we were interrupted just after the transaction, `versions` are published and must stay."""
     with contextlib.suppress(GridError):
         catalog.remove_files([v for v in versions if catalog.find(v.name, v.version) is None])
+
+
+def _make_targets(paths: Paths, plan: ImportPlan, token: str) -> list[Path]:
+    """Each destination's file in the staged store of its primary owner, all of the first name first."""
+    targets = []
+    for name in plan.names:
+        for partition in range(plan.partitions):
+            primary, *_ = owners_of_partition(partition, plan.topology, plan.backups)
+            target = paths.staged(name, token).partition(primary, partition)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            targets.append(target)
+    return targets
 
 
 def _spool(plan: ImportPlan, spools: Spools, progress: ProgressCallback) -> None:
@@ -293,13 +305,12 @@ def _seal(
     infos = []
     for partition in range(plan.partitions):
         owners = owners_of_partition(partition, plan.topology, plan.backups)
-        targets = [staged.partition(owner, partition) for owner in owners]
-        for target in targets:
-            target.parent.mkdir(parents=True, exist_ok=True)
         destination = index * plan.partitions + partition
-        size, checksum = spools.seal(destination, targets[0])
-        for copy in targets[1:]:
-            shutil.copyfile(targets[0], copy)
+        size, checksum = spools.seal(destination)
+        for backup in owners[1:]:
+            copy = staged.partition(backup, partition)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(staged.partition(owners[0], partition), copy)
             with copy.open("rb") as file:
                 os.fsync(file.fileno())
         infos.append(PartitionInfo(partition, int(spools.rows[destination]), size, checksum, owners))

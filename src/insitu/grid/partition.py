@@ -2,8 +2,9 @@
 
 The file holds ONE record batch, so each column is one contiguous buffer, and that buffer starts at a
 multiple of 64 bytes: NumPy reads it in place. Rows of shape () are plain Arrow columns, others
-`fixed_shape_tensor`; bools are stored as uint8, since Arrow's are bits; text is `large_utf8` and comes
-after all other columns, whatever the order in the catalogue. Nothing is compressed and nothing is null.
+`fixed_shape_tensor`; bools are stored as uint8, since Arrow's are bits; text is `large_utf8`. In the file
+the widest column comes first and text last, whatever the order in the catalogue. Nothing is compressed
+and nothing is null.
 """
 
 from __future__ import annotations
@@ -22,14 +23,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from insitu.errors import CorruptPartition
+from insitu.grid.checksum import checksum_text, combined
 from insitu.spec import Column
 
 ALIGNMENT = 64
 TEXT = "str"
 _SLICE_BYTES = 4 << 20
-_CHECKSUM = "crc32"
-"""zlib's CRC-32: 3 to 4 GB/s here, where blake2b does 0.8 and SHA-256 1.8; it is there against decay and
-half-written files, not against forgery."""
 
 
 def value_type(column: Column) -> Any:
@@ -45,8 +44,8 @@ def row_bytes(column: Column) -> int:
 
 
 def file_order(columns: Sequence[Column]) -> list[Column]:
-    """`columns` as they lie in the file: text last."""
-    return sorted(columns, key=lambda column: column.dtype == TEXT)
+    """`columns` as they lie in the file: the widest first, text last."""
+    return sorted(columns, key=lambda column: (column.dtype == TEXT, -row_bytes(column)))
 
 
 @functools.lru_cache(maxsize=64)
@@ -71,27 +70,49 @@ class Buffers:
     offsets: Any = None
 
 
+@functools.lru_cache(maxsize=64)
+def body_layout(columns: tuple[Column, ...]) -> tuple[Any, int]:
+    """(schema with padding, where the first buffer lies in the file).
+
+    The metadata before it has the same size for any number of rows but 0; the padding makes it end at a
+    multiple of ALIGNMENT.
+    """
+    zeros = pa.py_buffer(bytes(max(ALIGNMENT, *(row_bytes(c) + ALIGNMENT for c in columns))))
+    arrays = [_array(c, 1, Buffers(zeros, pa.py_buffer(bytes(ALIGNMENT)))) for c in file_order(columns)]
+    padding = 0
+    while True:
+        schema = arrow_schema(columns).with_metadata({"padding": " " * padding})
+        sink = _MeasuringSink()
+        _write_file(sink, schema, arrays)
+        if sink.body_start % ALIGNMENT == 0:
+            return schema, sink.body_start
+        padding += ALIGNMENT - sink.body_start % ALIGNMENT
+
+
 def write_partition(
     path: Path,
     columns: tuple[Column, ...],
     rows: int,
     buffers: Mapping[str, Buffers],
+    *,
+    in_place: int | None = None,
     written: Callable[[], None] = lambda: None,
 ) -> tuple[int, str]:
-    """Writes one partition, durable, to the new file `path`. Returns (bytes, checksum).
+    """Writes one partition, durable, to `path`. Returns (bytes, checksum).
 
+    Where `in_place` is given, `path` is there already and holds the first column (in `file_order`) from
+    `body_layout` on, and `in_place` is the CRC-32 of these bytes with their padding; else it is made.
     `written` is called after every few MiB, to let the caller drop what it has mapped.
     """
-    schema = arrow_schema(columns)
-    arrays = [_array(column, rows, buffers[column.name]) for column in file_order(columns)]
-    padding = 0
-    while (start := _body_start(schema, arrays, padding)) % ALIGNMENT:
-        padding += ALIGNMENT - start % ALIGNMENT
-    with path.open("xb", buffering=0) as file:
-        sink = _ChecksumSink(file, written)
-        _write_file(sink, schema, arrays, padding)
+    schema, _ = body_layout(columns)
+    order = file_order(columns)
+    arrays = [_array(column, rows, buffers[column.name]) for column in order]
+    skipped = None if in_place is None else (buffers[order[0].name].values.address, in_place)
+    with path.open("xb" if in_place is None else "r+b", buffering=0) as file:
+        sink = _ChecksumSink(file, written, skipped)
+        _write_file(sink, schema, arrays)
         os.fsync(file.fileno())
-    return sink.position, f"{_CHECKSUM}:{sink.crc32:08x}"
+    return sink.position, checksum_text(sink.crc32)
 
 
 def _array(column: Column, rows: int, buffers: Buffers) -> Any:
@@ -106,17 +127,9 @@ def _array(column: Column, rows: int, buffers: Buffers) -> Any:
     return pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(value_type(column), column.shape), storage)
 
 
-def _write_file(sink: Any, schema: Any, arrays: list[Any], padding: int) -> None:
-    padded = schema.with_metadata({"padding": " " * padding})
-    with pa.PythonFile(sink, "w") as file, pa.ipc.new_file(file, padded) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=padded))
-
-
-def _body_start(schema: Any, arrays: list[Any], padding: int) -> int:
-    """Where the first buffer comes to lie, which depends on the size of the metadata before it."""
-    sink = _MeasuringSink()
-    _write_file(sink, schema, arrays, padding)
-    return sink.body_start
+def _write_file(sink: Any, schema: Any, arrays: list[Any]) -> None:
+    with pa.PythonFile(sink, "w") as file, pa.ipc.new_file(file, schema) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
 
 
 class _MeasuringSink:
@@ -146,34 +159,35 @@ class _MeasuringSink:
 
 
 class _ChecksumSink(_MeasuringSink):
-    """Writes slice by slice, taking each slice's checksum while it is in the processor's cache."""
+    """Writes slice by slice, taking each slice's checksum while it is in the processor's cache.
 
-    def __init__(self, file: Any, written: Callable[[], None]) -> None:
+    `skipped` is (address, CRC-32) of a buffer that lies in its place already.
+    """
+
+    def __init__(self, file: Any, written: Callable[[], None], skipped: tuple[int, int] | None) -> None:
         super().__init__()
         self.crc32 = 0
         self._file = file
         self._written = written
+        self._skipped = skipped
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
+        if self._skipped and isinstance(data, pa.Buffer) and data.address == self._skipped[0]:
+            self.crc32 = combined(self.crc32, self._skipped[1], len(view))
+            self._file.seek(len(view), os.SEEK_CUR)
+        else:
+            self._write(view)
+        self.position += len(view)
+        return len(view)
+
+    def _write(self, view: memoryview) -> None:
         for start in range(0, len(view), _SLICE_BYTES):
             part = view[start : start + _SLICE_BYTES]
             self.crc32 = zlib.crc32(part, self.crc32)
             while part:
                 part = part[self._file.write(part) :]
             self._written()
-        self.position += len(view)
-        return len(view)
-
-
-def file_checksum(path: Path) -> str:
-    """The checksum of a whole file, read in slices; leaves it in the page cache."""
-    crc32 = 0
-    slice_buffer = memoryview(bytearray(_SLICE_BYTES))
-    with path.open("rb", buffering=0) as file:
-        while size := file.readinto(slice_buffer):
-            crc32 = zlib.crc32(slice_buffer[:size], crc32)
-    return f"{_CHECKSUM}:{crc32:08x}"
 
 
 class Partition:

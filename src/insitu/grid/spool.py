@@ -1,14 +1,15 @@
 """Rows on their way from sources to partitions: one file per column and destination, appended to.
 
-Memory stays bounded whatever the size of the source, and each column of a partition ends up contiguous.
+Memory stays bounded whatever the size of the source, each column of a partition ends up contiguous, and
+the widest column, which is most of the bytes of images and the like, is written once.
 """
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
-from collections.abc import Iterator
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +17,39 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from insitu.grid.partition import ALIGNMENT, TEXT, Buffers, write_partition
+from insitu.grid.partition import (
+    ALIGNMENT,
+    TEXT,
+    Buffers,
+    body_layout,
+    file_order,
+    row_bytes,
+    write_partition,
+)
 from insitu.grid.sources.base import Block, raw_bytes
 from insitu.paths import StagedPaths
 from insitu.spec import Column
 
 
 class Spools:
-    """Spool files of `destinations` partitions to be. `rows[d]` counts what destination d has so far.
+    """Spool files of partitions to be, one destination for each of `targets`, the files that they become.
 
-    Files are opened for each append: an import of a thousand partitions needs no thousand descriptors.
+    The widest column is appended to the target itself, behind the room for the file's header; the others
+    to spools of their own, which follow it when the target is sealed. `rows[d]` counts what destination d
+    has so far. Files are opened for each append: a thousand partitions need no thousand descriptors.
     """
 
-    def __init__(self, staged: StagedPaths, columns: tuple[Column, ...], destinations: int) -> None:
-        self.rows = np.zeros(destinations, dtype=np.int64)
+    def __init__(self, staged: StagedPaths, columns: tuple[Column, ...], targets: Sequence[Path]) -> None:
+        self.rows = np.zeros(len(targets), dtype=np.int64)
         self._staged = staged
         self._columns = columns
-        self._text_bytes = np.zeros((destinations, len(columns)), dtype=np.int64)
+        self._targets = targets
+        self._text_bytes = np.zeros((len(targets), len(columns)), dtype=np.int64)
         self._sorted: dict[int, npt.NDArray[Any]] = {}
+        widest = file_order(columns)[0]
+        self._main = None if widest.dtype == TEXT else columns.index(widest)
+        self._main_start = body_layout(columns)[1]
+        self._main_crc32 = [0] * len(targets)
 
     def append(self, block: Block, destinations: npt.NDArray[np.int64] | None) -> None:
         """Adds the rows of `block`, row i to `destinations[i]`, or all to destination 0 where it is None."""
@@ -63,46 +79,60 @@ class Spools:
         return np.take(values, order, axis=0, out=room[: len(values)], mode="clip")
 
     def _append_values(self, index: int, values: npt.NDArray[Any], bounds: npt.NDArray[np.int64]) -> None:
-        for destination in np.flatnonzero(np.diff(bounds)):
+        for destination in np.flatnonzero(np.diff(bounds)).tolist():
             part = values[bounds[destination] : bounds[destination + 1]]
-            _append(self._staged.spool(int(destination), index), part)
+            if index == self._main:
+                crc32 = self._main_crc32[destination]
+                self._main_crc32[destination] = zlib.crc32(raw_bytes(part), crc32)
+                _append(self._targets[destination], part, self._main_start)
+            else:
+                _append(self._staged.spool(destination, index), part)
 
     def _append_text(self, index: int, texts: Any, bounds: npt.NDArray[np.int64]) -> None:
         offsets, data = text_buffers(texts)
-        for destination in np.flatnonzero(np.diff(bounds)):
+        for destination in np.flatnonzero(np.diff(bounds)).tolist():
             ends = offsets[bounds[destination] : bounds[destination + 1] + 1]
             before = self._text_bytes[destination, index]
-            _append(self._staged.spool(int(destination), index), data[ends[0] : ends[-1]])
+            _append(self._staged.spool(destination, index), data[ends[0] : ends[-1]])
             running = ends[1:] - ends[0] + before
             if not self.rows[destination]:
                 running = np.concatenate(([0], running))
-            _append(self._staged.spool(int(destination), index, "offsets"), running)
+            _append(self._staged.spool(destination, index, "offsets"), running)
             self._text_bytes[destination, index] = running[-1]
 
-    def seal(self, destination: int, target: Path) -> tuple[int, str]:
-        """Writes `destination` as the partition `target` and drops its spools. Returns (bytes, checksum)."""
-        rows = int(self.rows[destination])
-        with contextlib.ExitStack() as stack:
-            maps: list[mmap.mmap] = []
-            buffers = {}
-            for index, column in enumerate(self._columns):
-                values = stack.enter_context(_mapped(self._staged.spool(destination, index), maps))
-                offsets = None
-                if column.dtype == TEXT:
-                    path = self._staged.spool(destination, index, "offsets")
-                    offsets = stack.enter_context(_mapped(path, maps))
-                buffers[column.name] = Buffers(values, offsets)
+    def seal(self, destination: int) -> tuple[int, str]:
+        """Completes the target of `destination` and drops its spools. Returns (bytes, checksum)."""
+        target, rows = self._targets[destination], int(self.rows[destination])
+        maps: list[mmap.mmap] = []
+        buffers: dict[str, Buffers] = {}
+        in_place = None
+        for index, column in enumerate(self._columns):
+            if index == self._main and rows:
+                values, in_place = self._sealed_main(destination, rows * row_bytes(column))
+                buffers[column.name] = Buffers(values)
+                continue
+            values = _mapped(self._staged.spool(destination, index), maps)
+            path = self._staged.spool(destination, index, "offsets")
+            buffers[column.name] = Buffers(values, _mapped(path, maps) if column.dtype == TEXT else None)
 
-            def drop_pages() -> None:
-                for mapping in maps:
-                    mapping.madvise(mmap.MADV_DONTNEED)
+        def drop_pages() -> None:
+            for mapping in maps:
+                mapping.madvise(mmap.MADV_DONTNEED)
 
-            sealed = write_partition(target, self._columns, rows, buffers, drop_pages)
-            del buffers, values, offsets
+        sealed = write_partition(target, self._columns, rows, buffers, in_place=in_place, written=drop_pages)
         for index in range(len(self._columns)):
             self._staged.spool(destination, index).unlink(missing_ok=True)
             self._staged.spool(destination, index, "offsets").unlink(missing_ok=True)
         return sealed
+
+    def _sealed_main(self, destination: int, size: int) -> tuple[Any, int]:
+        """(buffer, CRC-32) of the widest column with its padding, which is written."""
+        padding = bytes(-size % ALIGNMENT)
+        crc32 = zlib.crc32(padding, self._main_crc32[destination])
+        with self._targets[destination].open("r+b") as file:
+            file.truncate(self._main_start + size + len(padding))
+            mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        return pa.py_buffer(mapping).slice(self._main_start), crc32
 
 
 def text_buffers(texts: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
@@ -112,23 +142,24 @@ def text_buffers(texts: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint
     return all_offsets, np.frombuffer(data if data is not None else b"", dtype=np.uint8)
 
 
-def _append(path: Path, values: npt.NDArray[Any]) -> None:
+def _append(path: Path, values: npt.NDArray[Any], start: int = 0) -> None:
+    """Appends to `path`, or writes at `start` where that is beyond its end."""
     with path.open("ab", buffering=0) as file:
+        if file.tell() < start:
+            file.truncate(start)
         rest = raw_bytes(values)
         while rest:
             rest = rest[file.write(rest) :]
 
 
-@contextlib.contextmanager
-def _mapped(path: Path, maps: list[mmap.mmap]) -> Iterator[Any]:
-    """The bytes of a spool as an Arrow buffer, padded to ALIGNMENT."""
+def _mapped(path: Path, maps: list[mmap.mmap]) -> Any:
+    """The bytes of a spool as an Arrow buffer, padded to ALIGNMENT; some zeros where it was never written."""
     if not path.exists():
-        yield pa.py_buffer(bytes(ALIGNMENT))
-        return
+        return pa.py_buffer(bytes(ALIGNMENT))
     with path.open("r+b") as file:
         size = file.seek(0, os.SEEK_END)
         file.truncate(size + -size % ALIGNMENT)
         mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     mapping.madvise(mmap.MADV_SEQUENTIAL)
     maps.append(mapping)
-    yield pa.py_buffer(mapping)
+    return pa.py_buffer(mapping)

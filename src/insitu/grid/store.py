@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from insitu.errors import CorruptPartition
-from insitu.grid.partition import Partition, corrupt, file_checksum
+from insitu.grid.checksum import file_checksum
+from insitu.grid.partition import Partition, corrupt
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, NodeId, PartitionInfo
 

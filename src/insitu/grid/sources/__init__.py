@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import cast
@@ -94,20 +95,36 @@ def stem(path: Path) -> str:
 
 def open_sources(files: Sequence[tuple[Path, str]], options: SourceOptions) -> list[Source]:
     """Opens every file's header and checks that all have the same columns. Raises SourceError."""
-    opened: list[Source] = []
-    for path, kind in files:
-        module, name, _ = FORMATS[kind]
-        make = cast("type[Source]", getattr(import_module(f"insitu.grid.sources.{module}"), name))
-        try:
-            if path.stat().st_size == 0:
-                raise SourceError(f"{path} is empty (0 bytes). Leave it out, or fetch it again")
-            source = make(path, options)
-        except OSError as error:
-            raise SourceError(f"{path} can't be read: {error.strerror or error}") from error
-        if opened and source.columns != opened[0].columns:
+    opened = [_open(path, kind, options) for path, kind in files]
+    floats = _columns_of_any_number(opened)
+    if floats:
+        options = replace(options, float_columns=floats)
+        opened = [_open(path, kind, options) for path, kind in files]
+    for source in opened:
+        if source.columns != opened[0].columns:
             raise SourceError(
-                f"The sources differ: {opened[0].path} has {describe_columns(opened[0].columns)}, but {path} "
-                f"has {describe_columns(source.columns)}. All must have the same columns, dtypes and shapes"
+                f"The sources differ: {opened[0].path} has {describe_columns(opened[0].columns)}, but "
+                f"{source.path} has {describe_columns(source.columns)}. All must have the same columns, "
+                f"dtypes and shapes, in the same order"
             )
-        opened.append(source)
     return opened
+
+
+def _open(path: Path, kind: str, options: SourceOptions) -> Source:
+    module, name, _ = FORMATS[kind]
+    make = cast("type[Source]", getattr(import_module(f"insitu.grid.sources.{module}"), name))
+    try:
+        if path.stat().st_size == 0:
+            raise SourceError(f"{path} is empty (0 bytes). Leave it out, or fetch it again")
+        return make(path, options)
+    except OSError as error:
+        raise SourceError(f"{path} can't be read: {error.strerror or error}") from error
+
+
+def _columns_of_any_number(opened: Sequence[Source]) -> frozenset[str]:
+    """Columns that are int64 in some and float64 in others of files whose types are only inferred."""
+    dtypes: dict[str, set[str]] = {}
+    for source in opened:
+        for column in source.columns if source.format == "csv" else ():
+            dtypes.setdefault(column.name, set()).add(column.dtype)
+    return frozenset(name for name, found in dtypes.items() if found == {"int64", "float64"})

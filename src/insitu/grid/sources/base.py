@@ -28,9 +28,14 @@ _TEXT_BYTES_GUESSED = 64
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What the user says about sources that don't say it themselves. `column` names the values of a .npy."""
+    """What the user says about sources that don't say it themselves.
+
+    `column` names the values of a .npy; `float_columns` are to be read as float64 where a file's types are
+    only inferred.
+    """
 
     column: str = "x"
+    float_columns: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

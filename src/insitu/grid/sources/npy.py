@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -91,14 +90,14 @@ def values_of_column(values: npt.NDArray[Any], column: Column) -> Any:
 
 
 def array_blocks(file: IO[bytes], header: ArrayHeader, rows: int, path: object) -> Iterator[npt.NDArray[Any]]:
-    """The values of a `.npy`, `rows` rows at a time, from `file`, which stands at `header.start` or can be
-    sought there. The same memory holds each block in turn.
+    """The values of a `.npy`, `rows` rows at a time, from `file`, which can seek.
+
+    The same memory holds each block in turn.
     """
     if header.fortran:
         yield from _column_major_blocks(file, header, rows)
         return
-    with contextlib.suppress(OSError):
-        file.seek(header.start)
+    file.seek(header.start)
     room = np.empty((min(rows, header.rows), *header.shape[1:]), header.dtype)
     for start in range(0, header.rows, rows):
         block = room[: min(rows, header.rows - start)]

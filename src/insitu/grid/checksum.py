@@ -1,0 +1,60 @@
+"""CRC-32 of files, and of parts that are put together.
+
+zlib's CRC-32 does 3 to 4 GB/s here, where blake2b does 0.8 and SHA-256 1.8. It is there against decay and
+half-written files, not against forgery.
+"""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+_NAME = "crc32"
+_SLICE_BYTES = 4 << 20
+_POLYNOMIAL = 0xEDB88320
+"""CRC-32's polynomial, the highest power in the lowest bit."""
+_ONE = 1 << 31
+
+
+def checksum_text(crc32: int) -> str:
+    """A checksum as the catalogue has it: `crc32:` and 8 hex digits."""
+    return f"{_NAME}:{crc32:08x}"
+
+
+def file_checksum(path: Path) -> str:
+    """The checksum of a whole file, read in slices; leaves it in the page cache."""
+    crc32 = 0
+    room = memoryview(bytearray(_SLICE_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while size := file.readinto(room):
+            crc32 = zlib.crc32(room[:size], crc32)
+    return checksum_text(crc32)
+
+
+def combined(first: int, second: int, second_bytes: int) -> int:
+    """The CRC-32 of two parts in a row, given each one's and the size of the second.
+
+    Appending n bytes multiplies the first part's remainder by x**(8 n) modulo the polynomial, over GF(2);
+    CRC-32's conditioning before and after cancels out. As in zlib's `crc32_combine`, after Mark Adler.
+    """
+    return _product(_power_of_x(8 * second_bytes), first) ^ second
+
+
+def _power_of_x(exponent: int) -> int:
+    power, square = _ONE, _ONE >> 1
+    while exponent:
+        if exponent & 1:
+            power = _product(power, square)
+        square = _product(square, square)
+        exponent >>= 1
+    return power
+
+
+def _product(left: int, right: int) -> int:
+    """left * right modulo the polynomial, over GF(2), the highest power in the lowest bit."""
+    product = 0
+    for bit in range(31, -1, -1):
+        if left >> bit & 1:
+            product ^= right
+        right = right >> 1 ^ (_POLYNOMIAL if right & 1 else 0)
+    return product

@@ -1,0 +1,84 @@
+"""CSV with a header line, read block by block; `.csv.gz` is unpacked on the way.
+
+Types follow from the first 8 MiB of each file, as Arrow infers them: whole numbers are int64, other
+numbers float64, `true` and `false` bool, all else text (dates too). Where files differ, int64 gives way
+to float64. An empty field is NaN in a float64 column and the empty text in a text one. A value further on
+that doesn't fit its column's type is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from insitu.errors import SourceError
+from insitu.grid.partition import TEXT
+from insitu.grid.sources.base import Block, SourceOptions
+from insitu.grid.sources.tables import arrow_errors, values_of_batch
+from insitu.spec import Column
+
+_INFERENCE_BYTES = 8 << 20
+_DTYPES = {pa.int64(): "int64", pa.float64(): "float64", pa.bool_(): "bool", pa.large_utf8(): TEXT}
+
+
+class CsvSource:
+    format: ClassVar[str] = "csv"
+    suffixes: ClassVar[tuple[str, ...]] = (".csv", ".csv.gz")
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        self.path = path
+        with arrow_errors(path), self._opened(_INFERENCE_BYTES, {}) as (reader, _):
+            self._types = {field.name: _kept_type(field.type) for field in reader.schema}
+            if len(self._types) != len(reader.schema) or "" in self._types:
+                raise SourceError(
+                    f"{path}: each column needs a name of its own. Received: {reader.schema.names}"
+                )
+            if not next((batch.num_rows for batch in reader if batch.num_rows), 0):
+                raise SourceError(f"{path} has no rows below its header. Leave it out")
+        for name in options.float_columns & self._types.keys():
+            self._types[name] = pa.float64()
+        self.columns: tuple[Column, ...] = tuple(
+            Column(name, _DTYPES[kind]) for name, kind in self._types.items()
+        )
+
+    def blocks(self, block_bytes: int) -> Iterator[Block]:
+        with self._explained(), self._opened(block_bytes, self._types) as (reader, file):
+            for batch in reader:
+                if batch.num_rows:
+                    values = values_of_batch(batch, self.columns, self.path)
+                    yield Block(values, batch.num_rows, file.tell())
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except pa.ArrowException as error:
+            raise SourceError(
+                f"{self.path}: {error}. The types of columns follow from the first "
+                f"{_INFERENCE_BYTES >> 20} MiB of each file; where later rows don't fit them, correct "
+                f"those rows or convert the file to Parquet with the types that you want"
+            ) from error
+
+    @contextlib.contextmanager
+    def _opened(self, block_bytes: int, types: Mapping[str, Any]) -> Iterator[tuple[Any, IO[bytes]]]:
+        """(reader of batches, the file below it, whose position tells how far the reading has come)."""
+        convert = pa_csv.ConvertOptions(column_types=dict(types), timestamp_parsers=[])
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(self.path.open("rb"))
+            stream: Any = stack.enter_context(pa.PythonFile(file, "r"))
+            if self.path.name.lower().endswith(".gz"):
+                stream = stack.enter_context(pa.CompressedInputStream(stream, "gzip"))
+            read = pa_csv.ReadOptions(block_size=block_bytes)
+            yield stack.enter_context(pa_csv.open_csv(stream, read, convert_options=convert)), file
+
+
+def _kept_type(inferred: Any) -> Any:
+    """The type to read a column with, given the one that Arrow infers."""
+    if pa.types.is_null(inferred):
+        return pa.float64()
+    return inferred if inferred in _DTYPES else pa.large_utf8()

@@ -1,0 +1,56 @@
+"""Arrow IPC, the file and the stream format (Feather version 2 is the file format)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from insitu.errors import SourceError
+from insitu.grid.sources.base import Block, SourceOptions, rows_per_block
+from insitu.grid.sources.tables import arrow_errors, columns_of_batch, values_of_batch
+from insitu.spec import Column
+
+_FILE_MAGIC = b"ARROW1"
+_FEATHER_1_MAGIC = b"FEA1"
+
+
+class IpcSource:
+    format: ClassVar[str] = "arrow"
+    suffixes: ClassVar[tuple[str, ...]] = (".arrow", ".feather", ".ipc", ".arrows")
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            magic = file.read(len(_FILE_MAGIC))
+        if magic.startswith(_FEATHER_1_MAGIC):
+            raise SourceError(f"{path} is of Feather's old version 1. Write it anew as version 2 or Parquet")
+        self._is_file = magic == _FILE_MAGIC
+        with arrow_errors(path):
+            first = next((batch for batch, _ in self._batches() if batch.num_rows), None)
+            if first is None:
+                raise SourceError(f"{path} has no rows. Leave it out")
+            self.columns: tuple[Column, ...] = columns_of_batch(first, path)
+
+    def blocks(self, block_bytes: int) -> Iterator[Block]:
+        rows = rows_per_block(self.columns, block_bytes)
+        with arrow_errors(self.path):
+            for batch, source_bytes in self._batches():
+                for start in range(0, batch.num_rows, rows):
+                    part = batch.slice(start, rows)
+                    yield Block(values_of_batch(part, self.columns, self.path), part.num_rows, source_bytes)
+
+    def _batches(self) -> Iterator[tuple[Any, int]]:
+        """(batch, bytes of the file so far). Mapped, so that a batch larger than memory is no trouble."""
+        with pa.memory_map(str(self.path)) as file:
+            size = file.size()
+            if self._is_file:
+                reader = pa.ipc.open_file(file)
+                count = reader.num_record_batches
+                for index in range(count):
+                    yield reader.get_batch(index), size * (index + 1) // count
+            else:
+                for batch in pa.ipc.open_stream(file):
+                    yield batch, file.tell()

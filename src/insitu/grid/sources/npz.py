@@ -1,0 +1,97 @@
+"""`.npz`: one column per array, read from the zip as they come, compressed or not."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, ClassVar, cast
+
+import numpy.typing as npt
+
+from insitu.errors import SourceError
+from insitu.grid.sources.base import Block, SourceOptions, check_column, rows_per_block
+from insitu.grid.sources.npy import ArrayHeader, array_blocks, read_header, values_of_column
+from insitu.spec import Column
+
+_BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
+"""What zipfile raises for a damaged, encrypted or unknown member."""
+
+
+class NpzSource:
+    format: ClassVar[str] = "npz"
+    suffixes: ClassVar[tuple[str, ...]] = (".npz",)
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        self.path = path
+        headers: dict[str, ArrayHeader] = {}
+        with _readable(path), zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                with archive.open(name) as member:
+                    headers[name.removesuffix(".npy")] = read_header(member, f"{path}:{name}")
+        if not headers:
+            raise SourceError(f"{path} holds no arrays")
+        rows = {name: header.rows for name, header in headers.items()}
+        if len(set(rows.values())) > 1:
+            counts = ", ".join(f"{name} has {count}" for name, count in rows.items())
+            raise SourceError(f"{path}: all arrays must have the same number of rows. Received: {counts}")
+        self._headers = headers
+        self._rows = next(iter(rows.values()))
+        self.columns: tuple[Column, ...] = tuple(
+            check_column(path, name, header.dtype, header.shape[1:]) for name, header in headers.items()
+        )
+
+    def blocks(self, block_bytes: int) -> Iterator[Block]:
+        size = self.path.stat().st_size
+        rows = rows_per_block(self.columns, block_bytes)
+        done = 0
+        with _readable(self.path), zipfile.ZipFile(self.path) as archive, contextlib.ExitStack() as members:
+            streams = []
+            for column in self.columns:
+                header = self._headers[column.name]
+                member = _member(members, archive, column.name, header)
+                streams.append(_checked_blocks(member, header, rows, f"{self.path}:{column.name}"))
+            for parts in zip(*streams, strict=True):
+                done += len(parts[0])
+                values = {
+                    column.name: values_of_column(part, column)
+                    for column, part in zip(self.columns, parts, strict=True)
+                }
+                yield Block(values, len(parts[0]), size * done // self._rows)
+
+
+def _checked_blocks(
+    member: IO[bytes], header: ArrayHeader, rows: int, path: str
+) -> Iterator[npt.NDArray[Any]]:
+    yield from array_blocks(member, header, rows, path)
+    member.read(1)  # meets the end, where zipfile compares the checksum
+
+
+def _member(
+    members: contextlib.ExitStack, archive: zipfile.ZipFile, name: str, header: ArrayHeader
+) -> IO[bytes]:
+    """An array's bytes. One in column order needs random access: it is unpacked into
+    a temporary file that has no name.
+    """
+    entry = name if name in archive.namelist() else f"{name}.npy"
+    member = members.enter_context(archive.open(entry))
+    if header.fortran:
+        unpacked = members.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (it is one)
+        shutil.copyfileobj(member, unpacked, 1 << 20)
+        unpacked.flush()
+        return cast("IO[bytes]", unpacked)
+    return member
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except _BROKEN as error:
+        raise SourceError(
+            f"{path} is no whole .npz file ({error}). It may be truncated; fetch it again"
+        ) from error

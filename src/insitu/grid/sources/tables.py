@@ -1,0 +1,139 @@
+"""Arrow record batches as blocks: what Parquet, CSV and Arrow IPC have in common.
+
+Lists whose rows all have the same lengths, at any depth, are tensors; so are fixed-size lists and
+fixed-shape tensors. Dictionaries are decoded. A missing value of a floating column is NaN; of any other it
+is refused, since it would have to be made up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from insitu.errors import SourceError
+from insitu.grid.partition import TEXT
+from insitu.grid.sources.base import check_column, native
+from insitu.spec import Column
+
+
+@contextlib.contextmanager
+def arrow_errors(path: Path) -> Iterator[None]:
+    """Turns what Arrow raises for a file that isn't whole or of another format into SourceError."""
+    try:
+        yield
+    except (pa.ArrowException, EOFError, OSError) as error:
+        if (
+            isinstance(error, OSError)
+            and error.errno is not None
+            and not isinstance(error, pa.ArrowException)
+        ):
+            raise  # the system's own, such as a file that may not be read
+        raise SourceError(
+            f"{path} can't be read: {error}. It may be truncated or of another format (see --format)"
+        ) from error
+
+
+def columns_of_batch(batch: Any, path: Path) -> tuple[Column, ...]:
+    """The columns of all rows of a file, from its first batch, which has rows. Raises SourceError."""
+    names = batch.schema.names
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SourceError(f"{path} has several columns of one name: {', '.join(twice)}")
+    if not names:
+        raise SourceError(f"{path} has no columns")
+    columns = []
+    for name, values in zip(names, batch.columns, strict=True):
+        if _is_text(values.type):
+            columns.append(Column(name, TEXT))
+        else:
+            array = _tensor(values.slice(0, 1), name, path)
+            columns.append(check_column(path, name, array.dtype, array.shape[1:]))
+    return tuple(columns)
+
+
+def values_of_batch(batch: Any, columns: tuple[Column, ...], path: Path) -> dict[str, Any]:
+    """The values of a batch in the form that a Block holds. Raises SourceError where rows differ in shape."""
+    found: dict[str, Any] = {}
+    for column in columns:
+        values = batch.column(batch.schema.get_field_index(column.name))
+        if column.dtype == TEXT:
+            found[column.name] = _texts(values, column.name, path)
+            continue
+        array = _tensor(values, column.name, path)
+        if array.shape[1:] != column.shape or array.dtype != np.dtype(column.dtype):
+            raise SourceError(
+                f"{path}: column {column.name!r} is of mixed shapes: first {list(column.shape)}, then "
+                f"{list(array.shape[1:])}"
+            )
+        found[column.name] = native(array)
+    return found
+
+
+def _is_text(kind: Any) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view())
+
+
+def _texts(values: Any, name: str, path: Path) -> Any:
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    _refuse_missing(values, name, path)
+    return values.cast(pa.large_utf8())
+
+
+def _tensor(values: Any, name: str, path: Path) -> Any:
+    """`values` as one array [rows, ...]. Raises SourceError."""
+    kind = values.type
+    if isinstance(kind, pa.BaseExtensionType):
+        if not isinstance(kind, pa.FixedShapeTensorType):
+            raise SourceError(f"{path}: column {name!r} is of type {kind}, which a cache can't hold")
+        if kind.permutation and list(kind.permutation) != sorted(kind.permutation):
+            raise SourceError(f"{path}: column {name!r} holds permuted tensors. Store them in row order")
+        flat = _tensor(values.storage, name, path)
+        return flat.reshape(len(values), *kind.shape)
+    if pa.types.is_dictionary(kind):
+        return _tensor(values.dictionary_decode(), name, path)
+    if pa.types.is_fixed_size_list(kind):
+        _refuse_missing(values, name, path)
+        inner = _tensor(values.flatten(), name, path)
+        return inner.reshape(len(values), kind.list_size, *inner.shape[1:])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _equal_lists(values, name, path)
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        raise SourceError(
+            f"{path}: column {name!r} is of type {kind}, which a cache can't hold. Convert it to numbers, "
+            f"bools, text, or lists of equal length of numbers or bools"
+        )
+    if pa.types.is_floating(kind) and values.null_count:
+        values = pc.fill_null(values, pa.scalar(float("nan"), kind))
+    _refuse_missing(values, name, path)
+    return values.to_numpy(zero_copy_only=False)
+
+
+def _equal_lists(values: Any, name: str, path: Path) -> Any:
+    _refuse_missing(values, name, path)
+    lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False)
+    length = int(lengths[0]) if len(lengths) else 0
+    if (lengths != length).any():
+        row = int(np.argmax(lengths != length))
+        raise SourceError(
+            f"{path}: column {name!r} is of mixed shapes: lists of {length} and of {int(lengths[row])} "
+            f"values. Pad or cut them to one length"
+        )
+    inner = _tensor(values.flatten(), name, path)
+    return inner.reshape(len(values), length, *inner.shape[1:])
+
+
+def _refuse_missing(values: Any, name: str, path: Path) -> None:
+    if values.null_count:
+        raise SourceError(
+            f"{path}: column {name!r} of type {values.type} misses {values.null_count} value(s) in a block "
+            f"of {len(values)}. Fill them or drop these rows"
+        )
