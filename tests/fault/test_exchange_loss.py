@@ -16,7 +16,7 @@ from insitu.errors import ExchangeError, PeerLost
 
 NAMES = ["worker:0", "worker:1", "worker:2"]
 VICTIM = 1
-TRANSPORTS = ["shm"]
+TRANSPORTS = ["shm", "tcp"]
 
 
 def _reduce_for_ever(pipe: Any, rank: int, addresses: list[str], size: int, transport: str, stall: float) -> Any:

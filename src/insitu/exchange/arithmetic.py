@@ -20,11 +20,14 @@ Array = np.ndarray
 Operation = Literal["sum", "mean", "weighted_mean"]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 
+Factors = Sequence[np.generic]
+
 NARROW = ("float16", "bfloat16")
 """Accumulated in float32."""
 FLOATING = ("float32", "float64", *NARROW)
 DTYPES = (*FLOATING, "int32", "int64")
 PAGE = 4096
+_FLOAT32 = np.dtype(np.float32)
 
 
 def check_reducible(dtype: np.dtype, op: str) -> None:
@@ -39,7 +42,7 @@ def check_reducible(dtype: np.dtype, op: str) -> None:
 
 def accumulator(dtype: np.dtype) -> np.dtype:
     """The dtype in which buffers of `dtype` are summed."""
-    return np.dtype(np.float32) if dtype.name in NARROW else dtype
+    return _FLOAT32 if dtype.name in NARROW else dtype
 
 
 def coefficients(weights: Sequence[float], dtype: np.dtype) -> list[np.generic] | None:
@@ -90,63 +93,76 @@ class Reducer:
         check_reducible(dtype, op)
         self.op = op
         self.dtype = dtype
+        self.wide = accumulator(dtype)
         self._divisor = num_shards
-        self._wide = accumulator(dtype) != dtype
         self._limit = limit
         self._spare: Array | None = None
-        self._sum: Array | None = None
+        self._total: Array | None = None
 
-    def reduce(self, rows: Sequence[Array], out: Array, factors: Sequence[np.generic] | None = None) -> None:
+    def reduce(self, rows: Sequence[Array], out: Array, factors: Factors | None = None) -> None:
         """Writes the reduction of `rows` (one per shard, in shard order) to `out`.
 
         `out` may be the first of the rows, none of the others. `factors` come from `coefficients`; a row
         whose factor is 0 is not read. At least one factor is not 0.
         """
-        if self.op == "weighted_mean":
-            if factors is None:
-                raise InputError("A weighted_mean needs weights")
-            pairs = [(row, factor) for row, factor in zip(rows, factors, strict=True) if factor != 0]
-            self._weighted(pairs, out)
-        elif self._wide:
-            self._narrow(rows, out)
+        if self.wide is not self.dtype:
+            if self._total is None:
+                self._total = np.empty(self._limit, self.wide)
+            total = self._total[: len(out)]
         else:
-            self._plain(rows, out)
+            total = out
+        self.extend(total, rows, factors, True)
+        self.finish(total, out)
 
-    def _scratch(self, length: int) -> tuple[Array, Array]:
-        if self._spare is None or self._sum is None:
-            kind = accumulator(self.dtype)
-            self._spare = np.empty(self._limit, kind)
-            self._sum = np.empty(self._limit, kind)
-        return self._spare[:length], self._sum[:length]
+    def extend(self, total: Array, rows: Sequence[Array], factors: Factors | None, fresh: bool) -> bool:
+        """Adds `rows` to `total`, which holds the sum of all rows before, in the dtype of summation, or
+        nothing yet where `fresh`. Returns whether it still holds nothing."""
+        if factors is not None:
+            return self._weighted(total, rows, factors, fresh)
+        if not rows:
+            return fresh
+        if self.wide is not self.dtype:
+            return self._narrow(total, rows, fresh)
+        if fresh and len(rows) == 1:
+            if rows[0] is not total:
+                np.copyto(total, rows[0])
+            return False
+        rest = rows
+        if fresh:
+            np.add(rows[0], rows[1], total)
+            rest = rows[2:]
+        for row in rest:
+            np.add(total, row, total)
+        return False
 
-    def _plain(self, rows: Sequence[Array], out: Array) -> None:
-        if len(rows) == 1:
-            if rows[0] is not out:
-                np.copyto(out, rows[0])
-        else:
-            np.add(rows[0], rows[1], out)
-            for row in rows[2:]:
-                np.add(out, row, out)
-        if self.op == "mean":
-            np.true_divide(out, self._divisor, out)
-
-    def _narrow(self, rows: Sequence[Array], out: Array) -> None:
-        spare, total = self._scratch(len(out))
-        np.copyto(total, rows[0], casting="unsafe")
-        for row in rows[1:]:
-            np.copyto(spare, row, casting="unsafe")
-            np.add(total, spare, total)
+    def finish(self, total: Array, out: Array) -> None:
+        """Turns the sum of all rows into the result."""
         if self.op == "mean":
             np.true_divide(total, self._divisor, total)
-        np.copyto(out, total, casting="unsafe")
+        if out is not total:
+            np.copyto(out, total, casting="unsafe")
 
-    def _weighted(self, pairs: Sequence[tuple[Array, np.generic]], out: Array) -> None:
-        spare, total = self._scratch(len(out))
-        first, factor = pairs[0]
-        target = total if self._wide else out
-        np.multiply(first, factor, target, dtype=target.dtype)
-        for row, factor in pairs[1:]:
-            np.multiply(row, factor, spare, dtype=spare.dtype)
-            np.add(target, spare, target)
-        if self._wide:
-            np.copyto(out, target, casting="unsafe")
+    def _scratch(self, length: int) -> Array:
+        if self._spare is None:
+            self._spare = np.empty(self._limit, self.wide)
+        return self._spare[:length]
+
+    def _narrow(self, total: Array, rows: Sequence[Array], fresh: bool) -> bool:
+        spare = self._scratch(len(total))
+        if fresh:
+            np.copyto(total, rows[0], casting="unsafe")
+        for row in rows[1:] if fresh else rows:
+            np.copyto(spare, row, casting="unsafe")
+            np.add(total, spare, total)
+        return False
+
+    def _weighted(self, total: Array, rows: Sequence[Array], factors: Factors, fresh: bool) -> bool:
+        spare = self._scratch(len(total))
+        for row, factor in zip(rows, factors, strict=True):
+            if factor == 0:
+                continue
+            np.multiply(row, factor, total if fresh else spare, dtype=self.wide)
+            if not fresh:
+                np.add(total, spare, total)
+            fresh = False
+        return fresh

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import select
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 from insitu.errors import ExchangeError, InputError
 from insitu.exchange import memory
 from insitu.exchange.group import Group
 from insitu.exchange.handshake import Card
+from insitu.exchange.links import Links
 from insitu.exchange.rendezvous import Peer, Rendezvous
 from insitu.exchange.shm import Layout, SharedMemory
 from insitu.exchange.solo import Solo
+from insitu.exchange.tcp import Tcp
 from insitu.exchange.transport import Gone, Members, Transport
 from insitu.exchange.wait import patience
 
@@ -66,19 +67,15 @@ def join(
             "generation": generation,
             "transport": transport,
             "compression": compression,
-            "host": memory.host_identity(),
+            "host": memory.host_identity() if memory.supported() else "",
             "process": os.getpid(),
             "control": control,
         }
-        deadline = time.monotonic() + timeout
-        meeting = Rendezvous(rank, addresses, card, lambda other: _compare(card, other), secret, _namer(tasks))
-        peers = meeting.meet(timeout)
-        try:
-            return _form(card, peers, stall_timeout, max(0.1, deadline - time.monotonic()), tasks)
-        except BaseException:
-            for peer in peers.values():
-                peer.connection.close()
-            raise
+        with Rendezvous(
+            rank, addresses, card, lambda other: _compare(card, other), secret, _namer(tasks), timeout
+        ) as meeting:
+            peers = meeting.meet(range(len(addresses)), "control")
+            return _form(card, meeting, peers, stall_timeout, tasks)
     finally:
         os.close(control)
 
@@ -148,25 +145,56 @@ class _Lives:
 
 
 def _form(
-    card: Card, peers: dict[int, Peer], stall_timeout: float, timeout: float, tasks: Sequence[str] | None
+    card: Card, meeting: Rendezvous, peers: dict[int, Peer], stall_timeout: float, tasks: Sequence[str] | None
 ) -> Group:
     rank = card["rank"]
     cards = [card if r == rank else peers[r].card for r in range(card["size"])]
     members = _members(cards, rank)
+    name = _namer(tasks)
+    try:
+        if _shares_memory(cards):
+            transport, close = _form_shared(members, cards, peers, stall_timeout)
+        else:
+            transport, close = _form_tcp(members, meeting, peers, stall_timeout, card["generation"])
+    except Gone as gone:
+        raise ExchangeError(f"{name(gone.rank)} {gone.why} while the group was forming") from gone
+    return Group(members, transport, generation=card["generation"], names=tasks, on_close=close)
+
+
+def _shares_memory(cards: Sequence[Card]) -> bool:
+    """Whether all are on one host. Raises ExchangeError where they must be and aren't."""
+    wanted = cards[0]["transport"]
+    shared = all(card["host"] and card["host"] == cards[0]["host"] for card in cards)
+    if wanted == "shm" and not shared:
+        hosts = sorted({str(card["host"]) for card in cards})
+        raise ExchangeError(
+            f'transport="shm" needs all ranks on one x86-64 Linux host, as one user, who see each other\'s '
+            f"processes. Received ranks on: {hosts}"
+        )
+    return wanted != "tcp" and shared
+
+
+def _form_shared(
+    members: Members, cards: Sequence[Card], peers: dict[int, Peer], stall_timeout: float
+) -> tuple[Transport, Callable[[], None]]:
     lives = _Lives(peers)
     leader = cards[0]
     control = memory.attach(leader["process"], leader["control"], Layout(members.size, members.num_shards).size)
-    same_process = len({c["process"] for c in cards}) < len(cards)
-    shared: Transport = SharedMemory(
-        members,
-        control,
-        patience(members.size, len(os.sched_getaffinity(0)), same_process),
-        lives.dead,
+    same_process = len({card["process"] for card in cards}) < len(cards)
+    how = patience(members.size, len(os.sched_getaffinity(0)), same_process)
+    shared = SharedMemory(members, control, how, lives.dead, stall_timeout)
+    shared.allocate(0)  # everybody has mapped the leader's segment once this returns
+    return shared, lives.close
+
+
+def _form_tcp(
+    members: Members, meeting: Rendezvous, peers: dict[int, Peer], stall_timeout: float, generation: int
+) -> tuple[Transport, Callable[[], None] | None]:
+    data = meeting.meet(range(members.size), "data")
+    links = Links(
+        members.rank,
+        {rank: peer.connection for rank, peer in peers.items()},
+        {rank: peer.connection for rank, peer in data.items()},
         stall_timeout,
     )
-    group = Group(members, shared, generation=card["generation"], names=tasks, on_close=lives.close)
-    try:
-        group._transport.allocate(0)  # everybody has mapped the leader's segment once this returns
-    except Gone as gone:
-        raise ExchangeError(f"{group.task(gone.rank)} {gone.why} while the group was forming") from gone
-    return group
+    return Tcp(members, links, generation), None

@@ -1,7 +1,8 @@
-"""How the ranks of a group find each other: one authenticated TCP connection for each pair.
+"""How the ranks of a group find each other: authenticated TCP connections between pairs.
 
-Each rank listens on its own address and dials every rank below it, again and again until the deadline.
-What calls and isn't a peer is hung up on and disturbs nobody.
+Each rank listens on its own address and dials the ranks below it, again and again until the deadline. What
+calls and isn't a peer is hung up on and disturbs nobody. A pair may have several connections, one for each
+`channel`: "control" to watch each other's life, "data" to move buffers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import selectors
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from insitu.errors import AuthenticationError, ExchangeError, InputError, JoinTimeout, StaleGeneration
@@ -25,9 +26,13 @@ _CALLERS = 64
 """Callers under way at most, beyond the number of ranks."""
 
 
+Key = tuple[int, str]
+"""(rank, channel)"""
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another rank: its connection (non-blocking, TCP_NODELAY) and what it said of itself."""
+    """Another rank: a connection to it (non-blocking, TCP_NODELAY) and what it said of itself."""
 
     rank: int
     connection: socket.socket
@@ -46,9 +51,9 @@ def parse_address(text: str) -> tuple[str, int]:
 class _Conversation:
     """One handshake under way on one connection."""
 
-    def __init__(self, connection: socket.socket, talk: Talk, rank: int | None, deadline: float) -> None:
+    def __init__(self, connection: socket.socket, talk: Talk, key: Key | None, deadline: float) -> None:
         self.connection = connection
-        self.rank = rank  # whom we dialled; None: it called us
+        self.key = key  # whom we dialled; None: it called us
         self.deadline = deadline
         self._talk = talk
         self._out = b""
@@ -93,8 +98,8 @@ class _Conversation:
 
 
 class Rendezvous:
-    """One rank's side of the meeting. `card` is what it says of itself; `check` raises ExchangeError for a
-    peer's card that can't be in the same group."""
+    """One rank's side of the meeting; a context manager that listens while it is open. `card` is what it
+    says of itself; `check` raises ExchangeError for a peer's card that can't be in the same group."""
 
     def __init__(
         self,
@@ -104,6 +109,7 @@ class Rendezvous:
         check: Callable[[Card], None],
         secret: bytes,
         name: Callable[[int], str],
+        timeout: float,
     ) -> None:
         self._rank = rank
         self._addresses = [parse_address(text) for text in addresses]
@@ -111,31 +117,36 @@ class Rendezvous:
         self._check = check
         self._secret = secret
         self._name = name
-        self._peers: dict[int, Peer] = {}
-        self._retry_at: dict[int, float] = dict.fromkeys(range(rank), 0.0)
+        self._deadline = time.monotonic() + timeout
+        self._peers: dict[Key, Peer] = {}
+        self._retry_at: dict[Key, float] = {}
         self._notes: list[str] = []
         self._selector = selectors.DefaultSelector()
+        self._listener = self._listen(self._deadline)
+        self._selector.register(self._listener, selectors.EVENT_READ)
 
-    def meet(self, timeout: float) -> dict[int, Peer]:
-        """All other ranks by number. Raises JoinTimeout, AuthenticationError, StaleGeneration,
-        ExchangeError; then no connection is left open."""
-        deadline = time.monotonic() + timeout
-        listener = self._listen(deadline)
-        try:
-            with listener:
-                self._selector.register(listener, selectors.EVENT_READ)
-                while len(self._peers) < len(self._addresses) - 1:
-                    self._turn(listener, deadline)
-        except BaseException:
+    def meet(self, ranks: Iterable[int], channel: str) -> dict[int, Peer]:
+        """A connection to each of `ranks`, which ask for this one at the same time. Raises JoinTimeout,
+        AuthenticationError, StaleGeneration, ExchangeError."""
+        wanted = [(rank, channel) for rank in ranks if rank != self._rank]
+        self._retry_at = {key: 0.0 for key in wanted if key[0] < self._rank and key not in self._peers}
+        while any(key not in self._peers for key in wanted):
+            self._turn(wanted)
+        return {key[0]: self._peers[key] for key in wanted}
+
+    def __enter__(self) -> Rendezvous:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Stops listening. After an error no connection stays open."""
+        for key in list(self._selector.get_map().values()):
+            if key.data is not None:
+                key.data.connection.close()
+        self._selector.close()
+        self._listener.close()
+        if kind is not None:
             for peer in self._peers.values():
                 peer.connection.close()
-            raise
-        finally:
-            for key in list(self._selector.get_map().values()):
-                if key.data is not None:
-                    key.data.connection.close()
-            self._selector.close()
-        return self._peers
 
     def _listen(self, deadline: float) -> socket.socket:
         """Bound to this rank's own address, never to every interface. The port may still be held for a
@@ -154,33 +165,33 @@ class Rendezvous:
                     ) from error
                 time.sleep(_RETRY)
 
-    def _turn(self, listener: socket.socket, deadline: float) -> None:
+    def _turn(self, wanted: Sequence[Key]) -> None:
         now = time.monotonic()
-        if now >= deadline:
-            raise self._timeout()
-        for rank, at in self._retry_at.items():
+        if now >= self._deadline:
+            raise self._timeout([key[0] for key in wanted if key not in self._peers])
+        for key, at in self._retry_at.items():
             if at <= now:
-                self._dial(rank, deadline)
-        for key, _ in self._selector.select(min(_RETRY, deadline - now)):
-            if key.data is None:
-                self._answer(listener, now)
+                self._dial(key)
+        for ready, _ in self._selector.select(min(_RETRY, self._deadline - now)):
+            if ready.data is None:
+                self._answer(now)
             else:
-                self._go_on(key.data)
-        for key in list(self._selector.get_map().values()):
-            if key.data is not None and key.data.deadline < now:
-                self._drop(key.data, "it said nothing for too long")
+                self._go_on(ready.data)
+        for entry in list(self._selector.get_map().values()):
+            if entry.data is not None and entry.data.deadline < now:
+                self._drop(entry.data, "it said nothing for too long")
 
-    def _answer(self, listener: socket.socket, now: float) -> None:
+    def _answer(self, now: float) -> None:
         with contextlib.suppress(OSError):
-            connection, _ = listener.accept()
+            connection, _ = self._listener.accept()
             if len(self._selector.get_map()) > _CALLERS + len(self._addresses):
                 connection.close()
                 return
             self._begin(connection, accept(self._secret, self._card), None, now + _PATIENCE)
 
-    def _dial(self, rank: int, deadline: float) -> None:
-        host, port = self._addresses[rank]
-        self._retry_at[rank] = float("inf")
+    def _dial(self, key: Key) -> None:
+        host, port = self._addresses[key[0]]
+        self._retry_at[key] = float("inf")
         connection: socket.socket | None = None
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -191,16 +202,16 @@ class Rendezvous:
         except OSError:
             if connection is not None:
                 connection.close()
-            self._retry_at[rank] = time.monotonic() + _RETRY
+            self._retry_at[key] = time.monotonic() + _RETRY
             return
-        until = min(deadline, time.monotonic() + _PATIENCE)
-        self._begin(connection, dial(self._secret, self._card), rank, until)
+        until = min(self._deadline, time.monotonic() + _PATIENCE)
+        self._begin(connection, dial(self._secret, {**self._card, "channel": key[1]}), key, until)
 
-    def _begin(self, connection: socket.socket, talk: Talk, rank: int | None, until: float) -> None:
+    def _begin(self, connection: socket.socket, talk: Talk, key: Key | None, until: float) -> None:
         connection.setblocking(False)
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        conversation = _Conversation(connection, talk, rank, until)
+        conversation = _Conversation(connection, talk, key, until)
         self._selector.register(connection, conversation.events, conversation)
 
     def _go_on(self, talk: _Conversation) -> None:
@@ -214,10 +225,10 @@ class Rendezvous:
             pass
         except AuthenticationError as error:
             self._drop(talk, str(error))
-            if talk.rank is not None:
-                host, port = self._addresses[talk.rank]
+            if talk.key is not None:
+                host, port = self._addresses[talk.key[0]]
                 raise AuthenticationError(
-                    f"{self._name(talk.rank)} at {host}:{port} failed to prove itself. {error}"
+                    f"{self._name(talk.key[0])} at {host}:{port} failed to prove itself. {error}"
                 ) from error
         except (OSError, NotAPeer, json.JSONDecodeError, UnicodeDecodeError) as error:
             self._drop(talk, str(error))
@@ -225,8 +236,8 @@ class Rendezvous:
     def _drop(self, talk: _Conversation, why: str) -> None:
         self._selector.unregister(talk.connection)
         talk.connection.close()
-        if talk.rank is not None:
-            self._retry_at[talk.rank] = time.monotonic() + _RETRY
+        if talk.key is not None:
+            self._retry_at[talk.key] = time.monotonic() + _RETRY
         if len(self._notes) < 5 and "refused" not in why and why not in self._notes:
             self._notes.append(why)
 
@@ -234,7 +245,8 @@ class Rendezvous:
         card = talk.card or {}
         mine, theirs = self._card["generation"], card.get("generation")
         rank = card.get("rank")
-        if not isinstance(rank, int) or not isinstance(theirs, int):
+        channel = card.get("channel") if talk.key is None else talk.key[1]
+        if not isinstance(rank, int) or not isinstance(theirs, int) or not isinstance(channel, str):
             self._drop(talk, "a card without a rank")
         elif theirs > mine:
             raise StaleGeneration(
@@ -242,19 +254,16 @@ class Rendezvous:
             )
         elif theirs < mine:
             self._drop(talk, f"{self._name(rank)} is still at generation {theirs}, not {mine}")
-        elif rank == self._rank or rank in self._peers or (talk.rank is not None and rank != talk.rank):
+        elif rank == self._rank or (rank, channel) in self._peers or (talk.key and rank != talk.key[0]):
             raise ExchangeError(
                 f"Two processes say that they are {self._name(rank)}; each rank of a group is one process"
             )
         else:
             self._check(card)
             self._selector.unregister(talk.connection)
-            self._peers[rank] = Peer(rank, talk.connection, card)
+            self._peers[rank, channel] = Peer(rank, talk.connection, card)
 
-    def _timeout(self) -> JoinTimeout:
-        missing = tuple(
-            rank for rank in range(len(self._addresses)) if rank != self._rank and rank not in self._peers
-        )
+    def _timeout(self, missing: Sequence[int]) -> JoinTimeout:
         names = ", ".join(f"{self._name(r)} ({':'.join(map(str, self._addresses[r]))})" for r in missing)
         notes = f" Seen meanwhile: {'; '.join(self._notes)}." if self._notes else ""
-        return JoinTimeout(f"Did not join in time: {names}.{notes}", missing=missing)
+        return JoinTimeout(f"Did not join in time: {names}.{notes}", missing=tuple(missing))

@@ -14,7 +14,7 @@ from insitu.errors import InputError
 from insitu.exchange.group import Group
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.int64]
-TRANSPORTS = ["shm"]
+TRANSPORTS = ["shm", "tcp"]
 LENGTHS = st.one_of(st.integers(0, 40), st.sampled_from([1023, 4097, 16384, 16385, 40001, 70001]))
 
 

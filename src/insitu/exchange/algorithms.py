@@ -1,0 +1,258 @@
+"""Three ways to reduce over a stream, all with the one order of summation. See `costs` for when each wins.
+
+Each is made once for its rows and run many times. `rows` are the flat rows of the shards hosted here;
+`target` is memory of the transport's own for the whole result, which `run` returns True for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from insitu.exchange.arithmetic import Factors, Reducer, bounds, chunks, coefficients
+from insitu.exchange.costs import chain_order
+from insitu.exchange.stream import Stream, as_bytes
+from insitu.exchange.transport import Reduction
+
+CHUNK_BYTES = 256 * 1024
+DEPTH = 4
+"""Chunks that may be under way between two members before they are summed."""
+
+
+class Algorithm(Protocol):
+    def run(self, weights: Sequence[float] | None) -> bool:
+        """Reduces. False: all weights were 0, and the target means nothing."""
+
+
+class _Base:
+    def __init__(self, stream: Stream, reduction: Reduction, limit: int) -> None:
+        members = stream.members
+        self.stream = stream
+        self.members = members
+        self.reduction = reduction
+        self.reducer = Reducer(reduction.op, reduction.dtype, members.num_shards, limit)
+        self.text = str(reduction)
+        self.mine = members.shards[members.rank]
+
+    def factors(self) -> Factors | None:
+        return coefficients(self.stream.weights(), self.reduction.dtype)
+
+
+class Gather(_Base):
+    """Everybody sends its rows to everybody."""
+
+    def __init__(self, stream: Stream, reduction: Reduction, target: np.ndarray) -> None:
+        super().__init__(stream, reduction, reduction.length)
+        self._table = np.empty((self.members.num_shards, reduction.length), reduction.dtype)
+        self._target = target
+        start, stop = reduction.scatter or (0, reduction.length)
+        self._summands = [row[start:stop] for row in self._table]
+
+    def run(self, weights: Sequence[float] | None) -> bool:
+        stream = self.stream
+        stream.begin(self.text, weights)
+        if self.reduction.length:
+            for shard, row in zip(self.mine, self.reduction.rows, strict=True):
+                self._table[shard] = row
+            for peer in stream.peers:
+                channel = stream.channel(peer)
+                for shard in self.mine:
+                    channel.send(as_bytes(self._table[shard]))
+                for shard in self.members.shards[peer]:
+                    channel.receive(as_bytes(self._table[shard]))
+        stream.pump(lambda: stream.agreed() and stream.idle())
+        factors = None if weights is None else self.factors()
+        if weights is not None and factors is None:
+            return False
+        self.reducer.reduce(self._summands, self._target, factors)
+        return True
+
+
+class Direct(_Base):
+    """Everybody sums one part of the length for all."""
+
+    def __init__(self, stream: Stream, reduction: Reduction, target: np.ndarray) -> None:
+        size = CHUNK_BYTES // reduction.dtype.itemsize
+        super().__init__(stream, reduction, size)
+        members = self.members
+        parts = bounds(reduction.length, members.size, reduction.dtype.itemsize)
+        self._chunks = [chunks(*part, size) for part in parts]
+        self._own = self._chunks[members.rank]
+        self._offset = reduction.scatter[0] if reduction.scatter else 0
+        self._target = target
+        self._senders = [peer for peer in stream.peers if members.shards[peer]]
+        self._ring = {
+            peer: np.empty((DEPTH, len(members.shards[peer]), size), reduction.dtype) for peer in self._senders
+        }
+
+    def run(self, weights: Sequence[float] | None) -> bool:
+        stream, own = self.stream, self._own
+        stream.begin(self.text, weights)
+        self._contribute()
+        asked, summed = 0, 0
+        factors: Factors | None = None
+        answered = False
+
+        def step() -> bool:
+            nonlocal asked, summed, factors, answered
+            while asked < len(own) and asked < summed + DEPTH:
+                self._ask(asked)
+                asked += 1
+            if asked == len(own) and not answered:
+                answered = True
+                self._expect()
+            if not stream.agreed():
+                return False
+            if weights is not None and factors is None:
+                factors = self.factors()
+            while summed < asked and self._came(summed):
+                self._sum(summed, factors, weights is None or factors is not None)
+                summed += 1
+            return summed == len(own) and answered and stream.idle()
+
+        stream.pump(step)
+        return weights is None or factors is not None
+
+    def _contribute(self) -> None:
+        """This member's rows, to whoever sums each part."""
+        for peer in self.stream.peers:
+            channel = self.stream.channel(peer)
+            for low, high in self._chunks[peer]:
+                for row in self.reduction.rows:
+                    channel.send(as_bytes(row[low:high]))
+
+    def _ask(self, number: int) -> None:
+        low, high = self._own[number]
+        for peer in self._senders:
+            channel = self.stream.channel(peer)
+            for row in self._ring[peer][number % DEPTH]:
+                channel.receive(as_bytes(row[: high - low]))
+
+    def _expect(self) -> None:
+        """The sums of the parts of others."""
+        if self.reduction.scatter is None:
+            for peer in self.stream.peers:
+                channel = self.stream.channel(peer)
+                for low, high in self._chunks[peer]:
+                    channel.receive(as_bytes(self._target[low:high]))
+
+    def _came(self, number: int) -> bool:
+        return all(
+            self.stream.channel(peer).received
+            >= self.stream.ahead[peer] + (number + 1) * len(self.members.shards[peer])
+            for peer in self._senders
+        )
+
+    def _sum(self, number: int, factors: Factors | None, meant: bool) -> None:
+        low, high = self._own[number]
+        rows: list[np.ndarray] = [np.empty(0)] * self.members.num_shards
+        for shard, row in zip(self.mine, self.reduction.rows, strict=True):
+            rows[shard] = row[low:high]
+        for peer in self._senders:
+            for shard, row in zip(self.members.shards[peer], self._ring[peer][number % DEPTH], strict=True):
+                rows[shard] = row[: high - low]
+        out = self._target[low - self._offset : high - self._offset]
+        if meant:
+            self.reducer.reduce(rows, out, factors)
+        if self.reduction.scatter is None:
+            for peer in self.stream.peers:
+                self.stream.channel(peer).send(as_bytes(out))
+
+
+class Chain(_Base):
+    """A running sum goes through all members in shard order, and the result comes back."""
+
+    def __init__(self, stream: Stream, reduction: Reduction, target: np.ndarray) -> None:
+        size = CHUNK_BYTES // reduction.dtype.itemsize
+        super().__init__(stream, reduction, size)
+        order = chain_order(self.members)
+        assert order is not None  # noqa: S101 (chosen only where there is one)
+        at = order.index(self.members.rank)
+        self._before = [shard for rank in order[:at] for shard in self.members.shards[rank]]
+        self._previous = order[at - 1] if at else None
+        self._next = order[at + 1] if at + 1 < len(order) else None
+        self._chunks = chunks(0, reduction.length, size)
+        self._target = target
+        self._ring = np.empty((DEPTH, min(size, reduction.length)), self.reducer.wide)
+
+    def run(self, weights: Sequence[float] | None) -> bool:
+        stream = self.stream
+        stream.begin(self.text, weights)
+        factors: Factors | None = None
+        meant = True
+        ready = False
+        asked = summed = returned = 0
+        if self._next is not None:
+            for low, high in self._chunks:
+                stream.channel(self._next).receive(as_bytes(self._target[low:high]))
+
+        def step() -> bool:
+            nonlocal factors, meant, ready, asked, summed, returned
+            if not ready and stream.agreed():
+                ready = True
+                if weights is not None:
+                    factors = self.factors()
+                    meant = factors is not None
+            asked = self._ask(asked, self._free(summed))
+            while ready and summed < self._free(summed) and self._came(summed):
+                self._sum(summed, factors, meant)
+                summed += 1
+            returned = self._hand_back(returned)
+            return ready and summed == len(self._chunks) and stream.idle() and self._all_back(returned)
+
+        stream.pump(step)
+        return meant
+
+    def _free(self, summed: int) -> int:
+        """Chunks that may be begun: the ring is full of sums that the next member hasn't been sent yet."""
+        done = summed if self._next is None else self.stream.channel(self._next).sent - self._sent_ahead(self._next)
+        return min(len(self._chunks), max(0, done) + DEPTH)
+
+    def _sent_ahead(self, peer: int) -> int:
+        return 1 + (1 if self.reduction.op == "weighted_mean" and self.mine else 0)
+
+    def _ask(self, asked: int, free: int) -> int:
+        if self._previous is not None:
+            while asked < free:
+                low, high = self._chunks[asked]
+                self.stream.channel(self._previous).receive(as_bytes(self._ring[asked % DEPTH][: high - low]))
+                asked += 1
+        return asked
+
+    def _came(self, number: int) -> bool:
+        peer = self._previous
+        return peer is None or self.stream.channel(peer).received > self.stream.ahead[peer] + number
+
+    def _sum(self, number: int, factors: Factors | None, meant: bool) -> None:
+        low, high = self._chunks[number]
+        total = self._ring[number % DEPTH][: high - low]
+        if meant:
+            own = None if factors is None else [factors[shard] for shard in self.mine]
+            fresh = not any(factors is None or factors[shard] != 0 for shard in self._before)
+            self.reducer.extend(total, [row[low:high] for row in self.reduction.rows], own, fresh)
+        if self._next is not None:
+            self.stream.channel(self._next).send(as_bytes(total))
+        else:
+            out = self._target[low:high]
+            if meant:
+                self.reducer.finish(total, out)
+            if self._previous is not None:
+                self.stream.channel(self._previous).send(as_bytes(out))
+
+    def _hand_back(self, returned: int) -> int:
+        """Sends what came back from the next member on to the previous one."""
+        if self._next is not None and self._previous is not None:
+            came = self.stream.channel(self._next).received - self.stream.ahead[self._next]
+            while returned < came:
+                low, high = self._chunks[returned]
+                self.stream.channel(self._previous).send(as_bytes(self._target[low:high]))
+                returned += 1
+        return returned
+
+    def _all_back(self, returned: int) -> bool:
+        return self._next is None or self._previous is None or returned == len(self._chunks)
+
+
+ALGORITHMS = {"gather": Gather, "direct": Direct, "chain": Chain}

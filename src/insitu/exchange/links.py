@@ -1,0 +1,267 @@
+"""Connections to other members, and moving bytes over all of them at once without ever hanging.
+
+Each peer has two connections. "data" carries nothing but what operations move. "control" carries small
+frames: a beat while its sender waits, so that a vanished host is noticed (the kernel gives up on a
+connection whose bytes aren't acknowledged) and a waiting peer is not taken for a stuck one; who was lost;
+and good-bye.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from insitu.exchange.transport import Gone
+
+_FRAME = struct.Struct("!cxxxi")
+"""Kind; a rank."""
+_BEAT, _LOST, _BYE = b"b", b"l", b"q"
+_BEAT_EVERY = 0.15
+_UNACKNOWLEDGED = 600
+"""Milliseconds after which a host that acknowledges nothing is gone."""
+_RECENT = 1.0
+"""Seconds since its last beat for which a peer counts as waiting itself."""
+_LOOKS = 40
+"""Rounds of asking all connections before sleeping."""
+_VIEWS = 16
+"""Buffers given to one system call at most."""
+
+
+class Channel:
+    """One data connection: what is still to be sent, and where what comes is to be put."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.out: deque[memoryview] = deque()
+        self.into: deque[memoryview] = deque()
+        self.sent = 0
+        """Buffers sent since `restart`."""
+        self.received = 0
+        """Buffers filled since `restart`."""
+        self.ended = False
+
+    def restart(self) -> None:
+        self.sent = self.received = 0
+
+    def send(self, data: memoryview) -> None:
+        """Puts bytes (not none) in the queue. They must not change until they are sent."""
+        self.out.append(data)
+
+    def receive(self, data: memoryview) -> None:
+        """Says where the next bytes (not none) go."""
+        self.into.append(data)
+
+    def push(self) -> bool:
+        """Sends what the system takes now. Returns whether anything moved."""
+        out = self.out
+        if not out:
+            return False
+        try:
+            if len(out) == 1:
+                count = self.connection.send(out[0])
+            else:
+                count = self.connection.sendmsg([out[i] for i in range(min(len(out), _VIEWS))])
+        except BlockingIOError:
+            return False
+        except OSError:
+            self.ended = True
+            return False
+        while out and count >= len(out[0]):
+            count -= len(out.popleft())
+            self.sent += 1
+        if count:
+            out[0] = out[0][count:]
+        return True
+
+    def pull(self) -> bool:
+        """Takes what has come. Returns whether anything moved."""
+        into = self.into
+        if not into:
+            return False
+        try:
+            if len(into) == 1:
+                count = self.connection.recv_into(into[0])
+            else:
+                count = self.connection.recvmsg_into([into[i] for i in range(min(len(into), _VIEWS))])[0]
+        except BlockingIOError:
+            return False
+        except OSError:
+            count = 0
+        if not count:
+            self.ended = True
+            return False
+        while into and count >= len(into[0]):
+            count -= len(into.popleft())
+            self.received += 1
+        if count:
+            into[0] = into[0][count:]
+        return True
+
+    @property
+    def idle(self) -> bool:
+        return not self.out and not self.into
+
+
+class Links:
+    """All connections of one member. Not for several threads."""
+
+    def __init__(
+        self,
+        rank: int,
+        control: Mapping[int, socket.socket],
+        data: Mapping[int, socket.socket],
+        stall_timeout: float,
+    ) -> None:
+        self._rank = rank
+        self._control = dict(control)
+        self.channels = {peer: Channel(connection) for peer, connection in sorted(data.items())}
+        self._all = list(self.channels.values())
+        self._stall_timeout = stall_timeout
+        self._heard = dict.fromkeys(control, 0.0)
+        self._awaits = dict.fromkeys(control, rank)
+        self._left: set[int] = set()
+        self._ended: set[int] = set()
+        self._rest = dict.fromkeys(control, b"")
+        self._lost: int | None = None
+        self._last_beat = 0.0
+        self.waited = 0.0
+        """Seconds spent asleep so far."""
+        for connection in self._control.values():
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED)
+
+    def pump(self, step: Callable[[], bool]) -> None:
+        """Moves bytes until `step`, called after every move, returns True. Raises Gone."""
+        looks = 0
+        progress = time.monotonic()
+        while not step():
+            moved = False
+            for channel in self._all:
+                if channel.out and channel.push():
+                    moved = True
+                if channel.into and channel.pull():
+                    moved = True
+            if moved:
+                looks = 0
+            elif looks < _LOOKS:
+                looks += 1
+                if not looks % 4:
+                    time.sleep(0)
+            else:
+                if looks == _LOOKS:
+                    looks += 1
+                    progress = time.monotonic()
+                self._sleep(progress)
+
+    # Waiting
+
+    def _needed(self) -> list[int]:
+        """Peers that this member waits for."""
+        return [peer for peer, channel in self.channels.items() if not channel.idle]
+
+    def _sleep(self, progress: float) -> None:
+        """Waits for any connection, and looks after the peers' lives."""
+        start = time.monotonic()
+        poll = select.poll()
+        for channel in self._all:
+            if not channel.ended and not channel.idle:
+                events = (select.POLLIN if channel.into else 0) | (select.POLLOUT if channel.out else 0)
+                poll.register(channel.connection, events)
+        for peer, connection in self._control.items():
+            if peer not in self._ended:
+                poll.register(connection, select.POLLIN)
+        until = min(self._last_beat + _BEAT_EVERY, progress + self._stall_timeout) - start
+        ready = {file for file, _ in poll.poll(max(1.0, until * 1000) if until > 0 else 0)}
+        now = time.monotonic()
+        self.waited += now - start
+        for peer, connection in self._control.items():
+            if connection.fileno() in ready:
+                self._listen(peer, connection, now)
+        self._judge(progress, now)
+        if now >= self._last_beat + _BEAT_EVERY:
+            needed = self._needed()
+            self._tell(_BEAT, needed[0] if needed else self._rank)
+            self._last_beat = now
+
+    def _listen(self, peer: int, connection: socket.socket, now: float) -> None:
+        try:
+            data = connection.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._ended.add(peer)
+            return
+        data = self._rest[peer] + data
+        whole = len(data) - len(data) % _FRAME.size
+        self._rest[peer] = data[whole:]
+        for kind, rank in _FRAME.iter_unpack(data[:whole]):
+            self._heard[peer] = now
+            self._awaits[peer] = rank
+            if kind == _BYE:
+                self._left.add(peer)
+            elif kind == _LOST and self._lost is None:
+                self._lost = rank
+
+    def _tell(self, kind: bytes, rank: int) -> None:
+        frame = _FRAME.pack(kind, rank)
+        for peer, connection in self._control.items():
+            if peer not in self._ended:
+                with contextlib.suppress(OSError):
+                    connection.send(frame)
+
+    # Loss
+
+    def _judge(self, progress: float, now: float) -> None:
+        """Raises Gone where a peer that is needed has ended, was lost by another one, or is stuck."""
+        needed = self._needed()
+        ended = [peer for peer in needed if peer in self._ended or self.channels[peer].ended]
+        if ended or self._lost is not None:
+            # What came before the end still counts.
+            if any(self.channels[peer].pull() for peer in needed):
+                return
+            if self._lost is None:
+                self._await_reason(ended)
+            if self._lost is not None:
+                raise self.lose(self._lost, "was given up by the others" if self._lost == self._rank else "was lost")
+            raise self.lose(ended[0], "left the group" if ended[0] in self._left else "died")
+        if needed and now - progress >= self._stall_timeout:
+            raise self.lose(self._stuck(needed, now), f"made no progress for {self._stall_timeout:g} s")
+
+    def _await_reason(self, ended: Sequence[int]) -> None:
+        """A peer that ends because it lost another one has said so, right before."""
+        for peer in ended:
+            connection = self._control.get(peer)
+            if connection is not None and peer not in self._ended:
+                with contextlib.suppress(OSError):
+                    self._listen(peer, connection, time.monotonic())
+
+    def _stuck(self, needed: Sequence[int], now: float) -> int:
+        """Of the peers needed, the one not heard of for longest; where all wait themselves, whom they wait for."""
+        silent = min(needed, key=lambda peer: self._heard.get(peer, 0.0))
+        seen = {self._rank}
+        while now - self._heard.get(silent, 0.0) < _RECENT and silent not in seen:
+            seen.add(silent)
+            following = self._awaits.get(silent, silent)
+            if following == self._rank:
+                break
+            silent = following
+        return silent
+
+    def lose(self, rank: int, why: str) -> Gone:
+        """Tells all others who was lost, so that they blame nobody else."""
+        self._lost = rank
+        self._tell(_LOST, rank)
+        return Gone(rank, why)
+
+    def close(self) -> None:
+        self._tell(_BYE, self._rank)
+        for channel in self._all:
+            channel.connection.close()
+        for connection in self._control.values():
+            connection.close()

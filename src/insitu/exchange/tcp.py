@@ -1,0 +1,167 @@
+"""The transport between hosts: TCP.
+
+Results are put together in memory of the transport's own and take the place of the caller's data only when
+they are complete, so that a loss leaves buffers as they were.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from insitu.exchange.algorithms import ALGORITHMS, CHUNK_BYTES, Algorithm
+from insitu.exchange.arithmetic import chunks
+from insitu.exchange.costs import Costs, choose
+from insitu.exchange.links import Links
+from insitu.exchange.pages import Exchanger, Pages
+from insitu.exchange.stream import Stream, as_bytes
+from insitu.exchange.transport import Account, Members, Reduction, Run
+
+_PROBES = (64, 512 * 1024)
+"""Bytes of the messages that latency and bandwidth are measured with."""
+_PROBE_ROUNDS = 5
+
+
+class Tcp:
+    """A Transport for members that are connected in pairs."""
+
+    name = "tcp"
+
+    def __init__(self, members: Members, links: Links, generation: int = 0) -> None:
+        self._members = members
+        self._stream = Stream(members, links, generation)
+        self._pages: list[Pages] = []
+        self._staging: Pages | None = None
+        self._exchanger = Exchanger()
+        self.costs = self._measure()
+
+    @property
+    def account(self) -> Account:
+        return self._stream.account
+
+    def _measure(self) -> Costs:
+        """Latency and bandwidth, the same on all members: the worst that any of them saw."""
+        times = []
+        for size in _PROBES:
+            rounds = []
+            rows = [np.zeros(size, np.uint8) for _ in self._members.shards[self._members.rank]]
+            out = np.empty((self._members.num_shards, size), np.uint8)
+            for _ in range(_PROBE_ROUNDS):
+                start = time.perf_counter()
+                self.gather(rows, out)
+                rounds.append(time.perf_counter() - start)
+            times.append(min(rounds))
+        moved = (self._members.size - 1) * max(map(len, self._members.shards)) * (_PROBES[1] - _PROBES[0])
+        seen = np.array([times[0], moved / max(times[1] - times[0], 1e-6)])
+        latency, bandwidth = self._everybodys(seen).T
+        return Costs(float(latency.max()), float(bandwidth.min()))
+
+    def _everybodys(self, values: np.ndarray) -> np.ndarray:
+        """One row of values from each member."""
+        stream = self._stream
+        out = np.zeros((self._members.size, values.size))
+        out[self._members.rank] = values
+        stream.begin("measurements")
+        for peer in stream.peers:
+            stream.channel(peer).send(as_bytes(out[self._members.rank]))
+            stream.channel(peer).receive(as_bytes(out[peer]))
+        stream.pump(lambda: stream.agreed() and stream.idle())
+        return out
+
+    def allocate(self, size: int) -> np.ndarray:
+        stream = self._stream
+        stream.begin("buffer")
+        stream.pump(lambda: stream.agreed() and stream.idle())
+        pages = Pages(size)
+        self._pages.append(pages)
+        return pages.array()
+
+    def reduction(self, reduction: Reduction) -> Run:
+        way = choose(self._members, reduction.row_bytes, CHUNK_BYTES, self.costs)
+        if reduction.scatter is not None:
+            way = "gather" if way == "gather" else "direct"
+            return ALGORITHMS[way](self._stream, reduction, reduction.result).run
+        if way == "gather":
+            # Nothing is written before all has come, so the result needs no other place first.
+            return ALGORITHMS[way](self._stream, reduction, reduction.result).run
+        return self._staged(reduction, way)
+
+    def _staged(self, reduction: Reduction, way: str) -> Run:
+        result = reduction.result.view(np.uint8)
+        swappable = any(pages.holds(result) for pages in self._pages)
+        prepared: list[tuple[Pages, Algorithm]] = []
+
+        def run(weights: Sequence[float] | None) -> bool:
+            staging = self._stage(reduction.row_bytes)
+            if not prepared or prepared[0][0] is not staging:
+                target = staging.array()[: reduction.row_bytes].view(reduction.dtype)
+                prepared[:] = [(staging, ALGORITHMS[way](self._stream, reduction, target))]
+            if not prepared[0][1].run(weights):
+                return False
+            self._exchanger.put(staging, result, swappable)
+            return True
+
+        return run
+
+    def _stage(self, size: int) -> Pages:
+        if self._staging is None or self._staging.size < size:
+            self._staging = Pages(size)
+        return self._staging
+
+    def gather(self, rows: Sequence[np.ndarray], out: np.ndarray) -> None:
+        stream, shards = self._stream, self._members.shards
+        stream.begin(f"all_gather of {out.shape[1]} bytes a shard")
+        mine = shards[self._members.rank]
+        for shard, row in zip(mine, rows, strict=True):
+            out[shard] = row
+        if out.shape[1]:
+            for peer in stream.peers:
+                for shard in mine:
+                    stream.channel(peer).send(as_bytes(out[shard]))
+                for shard in shards[peer]:
+                    stream.channel(peer).receive(as_bytes(out[shard]))
+        stream.pump(lambda: stream.agreed() and stream.idle())
+
+    def broadcast(self, data: np.ndarray, root: int) -> None:
+        """The root sends each other member one part, and that one sends it on to the rest."""
+        stream, rank = self._stream, self._members.rank
+        stream.begin(f"broadcast of {len(data)} bytes from rank {root}")
+        others = [r for r in range(self._members.size) if r != root]
+        cuts = [len(data) * i // len(others) for i in range(len(others) + 1)]
+        part = {r: (cuts[i], cuts[i + 1]) for i, r in enumerate(others)}
+        if rank == root:
+            for peer, (low, high) in part.items():
+                self._send(peer, data, low, high)
+            stream.pump(lambda: stream.agreed() and stream.idle())
+            return
+        staging = self._stage(len(data)).array()[: len(data)]
+        pieces = chunks(*part[rank], CHUNK_BYTES)
+        for low, high in pieces:
+            stream.channel(root).receive(as_bytes(staging[low:high]))
+        for peer in others:
+            if peer != rank:
+                for low, high in chunks(*part[peer], CHUNK_BYTES):
+                    stream.channel(peer).receive(as_bytes(staging[low:high]))
+        passed = 0
+
+        def step() -> bool:
+            nonlocal passed
+            came = stream.channel(root).received - stream.ahead[root]
+            while passed < came:
+                for peer in others:
+                    if peer != rank:
+                        self._send(peer, staging, *pieces[passed])
+                passed += 1
+            return stream.agreed() and passed == len(pieces) and stream.idle()
+
+        stream.pump(step)
+        np.copyto(data, staging)
+
+    def _send(self, peer: int, data: np.ndarray, low: int, high: int) -> None:
+        for start, stop in chunks(low, high, CHUNK_BYTES):
+            self._stream.channel(peer).send(as_bytes(data[start:stop]))
+
+    def close(self) -> None:
+        self._stream.close()
