@@ -6,7 +6,7 @@ user interrupted. `start` and `attach` exit with the code of the training.
 
 from __future__ import annotations
 
-import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -18,7 +18,7 @@ def build_app() -> object:
     import typer
 
     from insitu._version import __version__
-    from insitu.cli import describe, jobs
+    from insitu.cli import data, describe, jobs
 
     app = typer.Typer(
         name="insitu",
@@ -41,12 +41,7 @@ def build_app() -> object:
     ) -> None:
         pass
 
-    from importlib.util import find_spec
-
-    if find_spec("insitu.cli.data"):
-        from insitu.cli import data
-
-        data.register(app)
+    data.register(app)
     jobs.register(app)
     describe.register(app)
     return app
@@ -57,16 +52,14 @@ def main() -> NoReturn:
     from insitu.cli.console import complain
     from insitu.errors import InsituError
 
+    # Whoever reads the output may have had enough: end as other programs do, without a word.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         build_app()()  # type: ignore[operator]
         code = 0
     except InsituError as error:
         complain(str(error))
         code = error.exit_code
-    except BrokenPipeError:
-        # Whoever read the output has had enough; nothing more may be written, also not at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     except KeyboardInterrupt:
         code = INTERRUPTED
     sys.exit(code)

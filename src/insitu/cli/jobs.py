@@ -63,7 +63,7 @@ def start(
     ],
     job_dir: Annotated[Path, typer.Argument(metavar="JOB_DIR", help="Folder or .zip with the script.")],
     command: Annotated[
-        list[str], typer.Argument(metavar="JOB_CMD [JOB_ARGS]...", help="What to run in JOB_DIR.")
+        list[str], typer.Argument(metavar="JOB_CMD [JOB_ARGS]", help="What to run in JOB_DIR.")
     ],
     workers: Annotated[
         int | None, typer.Option(help="Worker tasks.", show_default="one per node that owns data")

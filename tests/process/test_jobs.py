@@ -1,0 +1,414 @@
+"""Jobs as a user meets them: real processes, started, followed, stopped and killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from job_runs import PATIENCE, Insitu, insitu_at, wait_for
+
+ONE = ("--workers", "1")
+TWO = ("--workers", "2")
+
+WAITS = """
+import os, pathlib, time
+print("waiting", os.environ["INSITU_TASK"])
+while not pathlib.Path(os.environ["INSITU_HOME"], "go").exists():
+    time.sleep(0.02)
+print("went on")
+"""
+
+
+@pytest.fixture
+def insitu(tmp_path: Path) -> Iterator[Insitu]:
+    with insitu_at(tmp_path) as insitu:
+        yield insitu
+
+
+def wait_for_output(insitu: Insitu, job_id: str, text: str) -> None:
+    wait_for(f"{text!r} in the output", lambda: text in insitu.output(job_id))
+
+
+# Following.
+
+
+def test_start_streams_the_output_and_ends_with_the_training(insitu: Insitu) -> None:
+    insitu.script("import sys; print('out', sys.argv[1:]); print('err', file=sys.stderr)")
+    run = insitu.start(*ONE, command=("train.py", "--workers", "3", "--", "-x"))
+    assert run.out == "[worker:0] out ['--workers', '3', '--', '-x']\n[worker:0] err\n"
+    assert run.err.splitlines() == [run.job_id, "[insitu] job finished"]
+    assert run.job_id.startswith("train-")
+    assert insitu.json("ps") == []
+
+
+def test_the_exit_code_is_that_of_the_task_that_failed(insitu: Insitu) -> None:
+    insitu.script("import sys; sys.exit(7)")
+    run = insitu.start(*TWO, "--max-restarts", "0", code=7)
+    assert "exit code 7" in run.err
+
+
+def test_no_prefix_leaves_the_text_alone(insitu: Insitu) -> None:
+    insitu.script("print('text')")
+    assert insitu.start(*ONE, "--no-prefix").out == "text\n"
+
+
+def test_ctrl_c_detaches_attach_replays_and_stop_ends(insitu: Insitu) -> None:
+    insitu.script(WAITS)
+    command = insitu.command("start", *ONE, "data/train", str(insitu.folder), "train.py")
+    start = subprocess.Popen(
+        command, env=insitu.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert start.stderr is not None and start.stdout is not None
+    job_id = start.stderr.readline().strip()
+    assert start.stdout.readline() == "[worker:0] waiting worker:0\n"
+    start.send_signal(signal.SIGINT)
+    _, told = start.communicate(timeout=PATIENCE)
+    assert start.returncode == 130
+    assert f"insitu attach {job_id}" in told and f"insitu stop {job_id}" in told
+    assert insitu.state(job_id) == "running"
+
+    attach = subprocess.Popen(
+        insitu.command("attach", job_id[:-2]), env=insitu.environment, stdout=subprocess.PIPE, text=True
+    )
+    assert attach.stdout is not None
+    assert attach.stdout.readline() == "[worker:0] waiting worker:0\n"
+    stopped = insitu.run("stop", job_id)
+    assert "has ended: stopped" in stopped.stderr
+    attach.communicate(timeout=PATIENCE)
+    assert attach.returncode == 143
+    again = insitu.run("stop", job_id, code=3)
+    assert "has ended already: stopped" in again.stderr
+    assert insitu.run("attach", job_id, code=143).stdout == "[worker:0] waiting worker:0\n"
+
+
+def test_a_job_outlives_the_terminal_it_was_started_from(insitu: Insitu) -> None:
+    insitu.script(WAITS)
+    leader, follower = os.openpty()
+    start = subprocess.Popen(
+        # setsid gives it the terminal; its hang-up reaches everything that belongs to that session.
+        [
+            "setsid",
+            "--ctty",
+            "--wait",
+            *insitu.command("start", *ONE, "data/train", str(insitu.folder), "train.py"),
+        ],
+        env=insitu.environment,
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+    )
+    os.close(follower)
+    job_id = wait_for("the job", lambda: [p.name for p in insitu.paths.jobs.glob("train-*")])[0]
+    wait_for_output(insitu, job_id, "waiting")
+    os.close(leader)
+    start.wait(PATIENCE)
+    (insitu.paths.home / "go").touch()
+    assert "went on" in insitu.run("attach", job_id).stdout
+
+
+def test_logs_show_the_merged_output_and_each_tasks_own(insitu: Insitu) -> None:
+    insitu.script(
+        "import os; print('from', os.environ['INSITU_TASK'], os.environ['INSITU_ATTEMPT'])\n"
+        "if os.environ['INSITU_ATTEMPT'] == '1': os.kill(os.getpid(), 9)"
+    )
+    job_id = insitu.start(*ONE).job_id
+    assert insitu.run("logs", job_id).stdout == "[worker:0] from worker:0 1\n[worker:0] from worker:0 2\n"
+    assert insitu.run("logs", "-f", job_id, "worker").stdout == "from worker:0 2\n"
+    assert insitu.run("logs", job_id, "worker:0", "--attempt", "1").stdout == "from worker:0 1\n"
+    assert "had 2 attempts" in insitu.run("logs", job_id, "worker:0", "--attempt", "3", code=2).stderr
+    assert "no task ps:0" in insitu.run("logs", job_id, "ps", code=2).stderr
+    assert "ROLE:INDEX" in insitu.run("logs", job_id, "boss", code=2).stderr
+    assert "goes with a TASK" in insitu.run("logs", job_id, "--attempt", "1", code=2).stderr
+
+
+def test_a_reader_that_has_had_enough_is_no_error(insitu: Insitu) -> None:
+    insitu.script("print('line\\n' * 200_000)")
+    job_id = insitu.start(*ONE).job_id
+    logs = subprocess.Popen(
+        insitu.command("logs", job_id), env=insitu.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert logs.stdout is not None and logs.stderr is not None
+    logs.stdout.readline()
+    logs.stdout.close()
+    assert (logs.stderr.read(), logs.wait(PATIENCE)) == (b"", -signal.SIGPIPE)
+    logs.stderr.close()
+
+
+# What a task finds.
+
+
+def test_a_script_finds_what_plain_python_would_give_it(insitu: Insitu) -> None:
+    insitu.script(
+        "from helper import double; import multiprocessing as m\n"
+        "def work(x): return double(x)\n"
+        "if __name__ == '__main__':\n"
+        "    import os, sys, pickle\n"
+        "    print(sys.argv[0], os.path.basename(__file__), os.path.samefile(sys.path[0], os.getcwd()))\n"
+        "    print(pickle.loads(pickle.dumps(work))(1), sys.stdin.read() == '')\n"
+        "    with m.get_context('spawn').Pool(1) as pool: print(pool.map(work, [1, 2]))\n"
+    )
+    insitu.script("def double(x): return 2 * x", name="helper.py")
+    assert insitu.start(*ONE, "--no-prefix").out == "train.py train.py True\n2 True\n[2, 4]\n"
+
+
+def test_a_file_of_the_job_does_not_stand_in_for_a_module_that_starts_it(insitu: Insitu) -> None:
+    insitu.script("print('reached')")
+    insitu.script("raise RuntimeError('shadowed')", name="shutil.py")
+    assert insitu.start(*ONE, "--no-prefix").out == "reached\n"
+
+
+def test_the_code_is_a_copy(insitu: Insitu) -> None:
+    insitu.script(WAITS + "\nimport late")
+    insitu.script("print('late, but the old one')", name="late.py")
+    job_id = insitu.detach(*ONE)
+    wait_for_output(insitu, job_id, "waiting")
+    insitu.script("print('edited')", name="late.py")
+    (insitu.paths.home / "go").touch()
+    assert "late, but the old one" in insitu.run("attach", job_id).stdout
+
+
+def test_an_archive_is_a_job(insitu: Insitu, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "job.zip", "w") as opened:
+        opened.writestr("lib/train.py", "print('zipped')")
+    done = insitu.run("start", *ONE, "data/train", str(tmp_path / "job.zip"), "python", "lib/train.py")
+    assert done.stdout == "[worker:0] zipped\n"
+
+
+def test_any_program_can_be_a_job(insitu: Insitu) -> None:
+    insitu.script("#!/bin/sh\necho $INSITU_TASK $1 $OMP_NUM_THREADS; exit 5", name="run.sh", mode=0o755)
+    run = insitu.start(*ONE, "--threads", "3", "--max-restarts", "0", command=("run.sh", "a b"), code=5)
+    assert run.out == "[worker:0] worker:0 a b 3\n"
+
+
+def test_the_seed_makes_runs_equal(insitu: Insitu) -> None:
+    insitu.script("import random; print(random.random(), hash('text'))")
+    first, second, other = (insitu.start(*ONE, "--seed", seed).out for seed in ("4", "4", "5"))
+    assert first == second != other
+
+
+def test_the_secret_is_the_owners_alone(insitu: Insitu) -> None:
+    insitu.script(
+        "import insitu, os; c = insitu.context(); print(len(c.secret()), c.secret().hex() in str(os.environ))"
+    )
+    run = insitu.start(*ONE)
+    assert run.out == "[worker:0] 32 False\n"
+    assert stat.S_IMODE(run.job.secret.stat().st_mode) == 0o600
+    assert stat.S_IMODE(run.job.root.stat().st_mode) == 0o700
+
+
+# Failing and recovering.
+
+
+def test_a_killed_worker_is_recovered_from_and_told_about(insitu: Insitu) -> None:
+    insitu.script(
+        "import os, signal\n"
+        "if os.environ['INSITU_ATTEMPT'] == '1' and os.environ['INSITU_TASK'] == 'worker:1':\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import time; time.sleep(60 if os.environ['INSITU_ATTEMPT'] == '1' else 0)"
+    )
+    run = insitu.start(*TWO)
+    assert "worker:1 was killed by SIGKILL; restarting every task in 1 s (1 of 3)" in run.err
+    described = insitu.json("describe", run.job_id)
+    first, second = described["attempts"]
+    assert first["cause"]["task"] == "worker:1" and first["cause"]["code"] == 137
+    assert second["cause"] is None and described["state"] == "finished"
+    assert "worker:1 was killed by SIGKILL" in insitu.run("describe", run.job_id).stdout
+
+
+def test_each_attempt_has_addresses_of_its_own(insitu: Insitu) -> None:
+    insitu.script("import os; print(os.environ['TF_CONFIG']); assert os.environ['INSITU_ATTEMPT'] == '2'")
+    run = insitu.start(*TWO, "--no-prefix")
+    clusters = [
+        tuple(json.loads(line)["cluster"]["worker"]) for line in run.out.splitlines() if line[0] == "{"
+    ]
+    addresses = {address for cluster in clusters for address in cluster}
+    assert len(set(clusters)) == 2 and len(addresses) == 4
+
+
+def test_a_bug_is_not_tried_for_ever(insitu: Insitu) -> None:
+    insitu.script("def f():\n    import os; raise ValueError(os.getpid())\nf()")
+    run = insitu.start(*ONE, "--max-restarts", "5", code=1)
+    assert "the same traceback twice" in run.err
+    assert len(insitu.json("describe", run.job_id)["attempts"]) == 2
+    traceback = insitu.run("logs", run.job_id, "worker:0").stdout
+    assert "insitu/cluster" not in traceback and "in f" in traceback
+
+
+def test_parameter_servers_end_with_the_training(insitu: Insitu) -> None:
+    insitu.script("import os, time\nif os.environ['INSITU_TASK'] == 'ps:0': time.sleep(600)")
+    run = insitu.start(*ONE, "--ps", "1")
+    codes = {t["task"]: t["code"] for t in insitu.json("describe", run.job_id)["task_list"]}
+    assert codes == {"worker:0": 0, "ps:0": -signal.SIGTERM}
+
+
+def test_a_job_that_stands_still_is_stopped_with_its_stacks_in_the_logs(insitu: Insitu) -> None:
+    insitu.script(
+        "import insitu, time\nfrom insitu.progress import ProgressWriter\n"
+        "c = insitu.context(); w = ProgressWriter(c.job.progress(c.task))\n"
+        "def stuck():\n    time.sleep(600)\n"
+        "w.write(1, 7, 70, 'exchange')\nstuck()"
+    )
+    run = insitu.start(*TWO, "--stall-timeout", "1", "--max-restarts", "0", code=124)
+    assert "no task made progress for 1 s: worker:0 at epoch 1 step 7 (exchange); worker:1 at" in run.err
+    for task in ("worker:0", "worker:1"):
+        assert "in stuck" in insitu.run("logs", run.job_id, task).stdout
+    assert insitu.json("describe", run.job_id)["attempts"][0]["progress"] == {"epoch": 1, "step": 7}
+
+
+STUBBORN = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, lambda *_: print("ignored"))
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print("ready")
+while True:
+    time.sleep(0.1)
+"""
+
+
+def test_nothing_outlives_a_controller_that_is_killed(insitu: Insitu) -> None:
+    insitu.script(STUBBORN)
+    job_id = insitu.detach(*TWO)
+    wait_for("both tasks", lambda: insitu.output(job_id).count("ready") == 2)
+    assert len(insitu.processes()) == 2 + 2 * 3
+    os.kill(insitu.controller(job_id), signal.SIGKILL)
+    wait_for("all processes to end", lambda: not insitu.processes())
+    described = insitu.json("describe", job_id)
+    assert described["state"] == "failed" and "controller died" in described["reason"]
+    assert "controller died" in insitu.run("attach", job_id, code=1).stderr
+    assert insitu.run("stop", job_id, code=3)
+
+
+def test_a_job_ends_with_its_guard(insitu: Insitu) -> None:
+    insitu.script(WAITS)
+    job_id = insitu.detach(*ONE)
+    wait_for_output(insitu, job_id, "waiting")
+    controller = insitu.controller(job_id)
+    guard = int(Path(f"/proc/{controller}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(guard, signal.SIGKILL)
+    wait_for("all processes to end", lambda: not insitu.processes())
+    assert insitu.state(job_id) == "stopped"
+
+
+def test_whatever_a_task_leaves_behind_ends_with_the_job(insitu: Insitu) -> None:
+    insitu.script(STUBBORN.replace("while True:\n    time.sleep(0.1)\n", ""))
+    insitu.start(*ONE)
+    assert insitu.processes() == {}
+
+
+def test_a_second_stop_kills_what_ignores_the_first(insitu: Insitu) -> None:
+    insitu.script(STUBBORN)
+    job_id = insitu.detach(*ONE)
+    wait_for_output(insitu, job_id, "ready")
+    first = subprocess.Popen(insitu.command("stop", job_id), env=insitu.environment, stderr=subprocess.PIPE)
+    wait_for_output(insitu, job_id, "ignored")
+    insitu.run("stop", job_id)
+    assert first.wait(PATIENCE) == 0
+    assert first.stderr is not None
+    first.stderr.close()
+    assert insitu.state(job_id) == "stopped"
+
+
+# Questions.
+
+
+def test_ps_and_describe_tell_what_the_documents_say(insitu: Insitu) -> None:
+    insitu.script(WAITS)
+    job_id = insitu.detach(*TWO, "--ps", "1", "--name", "nightly", "--seed", "3", "--threads", "2")
+    wait_for("all tasks", lambda: insitu.output(job_id).count("waiting") == 3)
+    (shown,) = insitu.json("ps")
+    documented = {"job_id", "state", "cache", "command", "tasks", "attempt", "progress", "created", "ended"}
+    assert set(shown) == documented | {"exit_code", "reason"}
+    assert shown["tasks"] == {"chief": 0, "worker": 2, "ps": 1, "evaluator": 0}
+    assert (shown["state"], shown["cache"], shown["attempt"]) == ("running", "data/train", 1)
+    assert job_id.startswith("nightly-") and job_id in insitu.run("ps").stdout
+    described = insitu.json("describe", job_id, "--ledger", "--events")
+    assert {k: described[k] for k in ("workers", "seed", "threads")} == {
+        "workers": 2,
+        "seed": 3,
+        "threads": 2,
+    }
+    assert described["shards"] == [
+        {"shard": 0, "home": "node-0", "partitions": [0, 2]},
+        {"shard": 1, "home": "node-0", "partitions": [1, 3]},
+    ]
+    assert [t["shards"] for t in described["task_list"]] == [[0], [1], []]
+    assert described["ledger"] == [] and described["events"][0]["event"] == {"event": "Submitted"}
+    assert "PLACEHOLDER" not in insitu.run("describe", job_id, "--ledger", "--events").stdout
+    (insitu.paths.home / "go").touch()
+    insitu.run("attach", job_id)
+    assert insitu.json("ps") == [] and insitu.json("ps", "--all")[0]["state"] == "finished"
+
+
+def test_the_shell_completes_jobs_and_caches(insitu: Insitu) -> None:
+    insitu.script("")
+    job_id = insitu.start(*ONE, "--name", "nightly").job_id
+
+    def completed(line: str) -> list[str]:
+        environment = {
+            **insitu.environment,
+            "_PYTHON _M INSITU_COMPLETE": "complete_bash",
+            "_INSITU_COMPLETE": "complete_bash",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(line.split(" ")) - 1),
+        }
+        program = "from insitu.cli import main; import sys; sys.argv[0] = 'insitu'; main()"
+        done = subprocess.run(
+            [insitu.command()[0], "-c", program],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        return done.stdout.split()
+
+    assert completed("insitu attach nigh") == [job_id]
+    assert completed("insitu start da") == ["data/train"]
+
+
+# What can't be used.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--workers", "0", "data/train", "JOB", "train.py"), "--workers must be at least 1"),
+        (("--workers", "5", "data/train", "JOB", "train.py"), "4 partitions, fewer than the 5 shards"),
+        (("--workers", "2", "--shards", "1", "data/train", "JOB", "train.py"), "--shards must be at least 2"),
+        (("--threads", "0", "data/train", "JOB", "train.py"), "--threads must be at least 1"),
+        (("--stall-timeout", "0", "data/train", "JOB", "train.py"), "--stall-timeout must be positive"),
+        (("--engine", "ray", "data/train", "JOB", "train.py"), "ray isn't available in this version"),
+        (("--name", "a/b", "data/train", "JOB", "train.py"), "A job's name"),
+        (("data/trian", "JOB", "train.py"), "Did you mean data/train"),
+        (("data/train", "JOB", "gone.py"), "no script 'gone.py'. It holds: data.txt, train.py"),
+        (("data/train", "JOB", "data.txt"), "not executable"),
+        (("data/train", "JOB/gone", "train.py"), "doesn't exist"),
+        (("data/train", "EVIL.zip", "train.py"), "would land outside: '../evil.py'"),
+    ],
+)
+def test_what_cannot_be_started_leaves_nothing_behind(
+    insitu: Insitu, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    insitu.script("")
+    insitu.script("", name="data.txt")
+    with zipfile.ZipFile(tmp_path / "EVIL.zip", "w") as opened:
+        opened.writestr("train.py", "")
+        opened.writestr("../evil.py", "")
+    named = [a.replace("JOB", str(insitu.folder)).replace("EVIL", str(tmp_path / "EVIL")) for a in arguments]
+    done = insitu.run("start", *named, code=2)
+    assert message in done.stderr and "Traceback" not in done.stderr
+    assert not insitu.paths.jobs.exists() or list(insitu.paths.jobs.iterdir()) == []
+    assert not list(tmp_path.rglob("evil.py"))
+
+
+@pytest.mark.parametrize("command", ["attach", "stop", "logs", "describe"])
+def test_an_unknown_job_is_named(insitu: Insitu, command: str) -> None:
+    done = insitu.run(command, "nothing-1", code=2)
+    assert "'nothing-1'" in done.stderr and "insitu ps --all" in done.stderr
