@@ -36,14 +36,12 @@ class ReadCounter:
         with self._lock:
             return Reads(**asdict(self._reads))
 
-    def count(self, local: bool, rows: int, size: int) -> None:
+    def count(self, local_bytes: int, remote_bytes: int, local_rows: int, remote_rows: int) -> None:
         with self._lock:
-            if local:
-                self._reads.local_rows += rows
-                self._reads.local_bytes += size
-            else:
-                self._reads.remote_rows += rows
-                self._reads.remote_bytes += size
+            self._reads.local_bytes += local_bytes
+            self._reads.remote_bytes += remote_bytes
+            self._reads.local_rows += local_rows
+            self._reads.remote_rows += remote_rows
 
     def write_to(self, target: Path) -> None:
         """From now on `publish`, and the end of this process, write the counts to `target` as JSON."""

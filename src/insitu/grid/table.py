@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from insitu.grid.order import Rows
-from insitu.grid.partition import TEXT
+from insitu.grid.partition import TEXT, Partition, take
 from insitu.grid.reads import READS
-from insitu.grid.store import Copy, open_copy
+from insitu.grid.store import open_copy
 from insitu.grid.structure import Structure
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, Column, NodeId, ShardMap
 
 Read = tuple[Structure, int, tuple[tuple[int, Rows], ...]]
 """(structure of arrays, rows, origins) of one batch of one shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A partition with the chosen columns' values at hand, and the bytes that a row of them takes."""
+
+    partition: Partition
+    values: tuple[Any, ...]
+    local: bool
+    row_bytes: float
 
 
 class Table:
@@ -46,7 +57,7 @@ class Table:
         self._label = label
         columns = {column.name: column for column in cache.columns}
         self._columns = [columns[name] for name in self.names]
-        self._copies: dict[int, tuple[Copy, float]] = {}
+        self._opened: dict[int, _Opened] = {}
         self._opening = threading.Lock()
 
     def starts(self, shard: int) -> list[int]:
@@ -59,31 +70,35 @@ class Table:
     def read_rows(self, shard: int, pieces: Sequence[tuple[int, Rows]]) -> Read:
         """Copies the given rows of the shard's k-th partitions, in the order of `pieces`."""
         held = self.shard_map.shards[shard]
-        copies = [self._counted(held[k], len(rows)) for k, rows in pieces]
-        total = sum(len(rows) for _, rows in pieces)
+        origins = tuple([(held[k], rows) for k, rows in pieces])
+        opened = [self._opened.get(index) or self._open(index) for index, _ in origins]
+        lengths = [len(rows) for _, rows in origins]
         arrays = []
-        for column in self._columns:
-            out = np.empty((total, *column.shape), _dtype(column))
+        for number, column in enumerate(self._columns):
+            out = np.empty((sum(lengths), *column.shape), _dtype(column))
             start = 0
-            for copy, (_, rows) in zip(copies, pieces, strict=True):
-                copy.partition.take(column.name, rows, out[start : start + len(rows)])
-                start += len(rows)
+            for source, (_, rows), length in zip(opened, origins, lengths, strict=True):
+                take(source.values[number], rows, out[start : start + length])
+                start += length
             arrays.append(out)
-        return self._structure(arrays), total, tuple((held[k], rows) for k, rows in pieces)
+        self._count(opened, lengths)
+        return self._structure(arrays), sum(lengths), origins
 
     def read_ranges(self, shard: int, ranges: Sequence[tuple[int, int, int]]) -> Read:
         """Rows [start, stop) of the shard's k-th partitions; in place where they lie in one."""
         held = self.shard_map.shards[shard]
-        copies = [self._counted(held[k], stop - start) for k, start, stop in ranges]
+        opened = [self._opened.get(held[k]) or self._open(held[k]) for k, _, _ in ranges]
         arrays = []
         for column in self._columns:
             parts = [
-                copy.partition.slice(column.name, start, stop)
-                for copy, (_, start, stop) in zip(copies, ranges, strict=True)
+                source.partition.slice(column.name, start, stop)
+                for source, (_, start, stop) in zip(opened, ranges, strict=True)
             ]
             arrays.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
         origins = tuple((held[k], np.arange(start, stop)) for k, start, stop in ranges)
-        return self._structure(arrays), sum(stop - start for _, start, stop in ranges), origins
+        lengths = [stop - start for _, start, stop in ranges]
+        self._count(opened, lengths)
+        return self._structure(arrays), sum(lengths), origins
 
     def probe(self) -> tuple[Structure, int]:
         """(structure, rows) of the first rows of the cache, two at most. They count as no read."""
@@ -92,18 +107,25 @@ class Table:
         rows = min(2, partition.rows)
         return self._structure([np.array(partition.slice(name, 0, rows)) for name in self.names]), rows
 
-    def _counted(self, index: int, rows: int) -> Copy:
-        copy, row_bytes = self._copies.get(index) or self._open(index)
-        READS.count(copy.local, rows, round(rows * row_bytes))
-        return copy
-
-    def _open(self, index: int) -> tuple[Copy, float]:
+    def _open(self, index: int) -> _Opened:
         with self._opening:
-            if index not in self._copies:
+            if index not in self._opened:
                 copy = open_copy(self._paths, self.cache, index, self._node)
+                copy.partition.prefault()
+                values = tuple(copy.partition.values[name] for name in self.names)
                 row_bytes = sum(copy.partition.bytes_per_row(name) for name in self.names)
-                self._copies[index] = (copy, row_bytes)
-            return self._copies[index]
+                self._opened[index] = _Opened(copy.partition, values, copy.local, row_bytes)
+            return self._opened[index]
+
+    def _count(self, opened: Sequence[_Opened], lengths: Sequence[int]) -> None:
+        local = local_rows = rows = size = 0.0
+        for source, length in zip(opened, lengths, strict=True):
+            rows += length
+            size += length * source.row_bytes
+            if source.local:
+                local_rows += length
+                local += length * source.row_bytes
+        READS.count(round(local), round(size - local), int(local_rows), int(rows - local_rows))
 
     def _structure(self, arrays: list[Any]) -> Structure:
         count = len(self._features)
