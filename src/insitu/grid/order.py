@@ -70,7 +70,7 @@ class BatchPlan:
         self.steps = steps_of_shard(self.rows, size)
         self._starts = np.asarray(starts, dtype=np.int64)
         self._order = order
-        self._window_steps = max(1, self.WINDOW_ROWS // size)
+        self.window_steps = max(1, self.WINDOW_ROWS // size)
         self._planned: tuple[int, list[list[tuple[int, Rows]]]] = (-1, [])
 
     def pieces(self, step: int) -> list[tuple[int, Rows]]:
@@ -79,8 +79,8 @@ class BatchPlan:
             return []
         if self._order is None:
             return [(k, np.arange(a, b)) for k, a, b in self.ranges(step)]
-        window, within = divmod(step, self._window_steps)
-        span = self._window_steps * self.size
+        window, within = divmod(step, self.window_steps)
+        span = self.window_steps * self.size
         if self._planned[0] != window:
             self._planned = (window, self._group(self._order[window * span : (window + 1) * span]))
         return self._planned[1][within]

@@ -1,0 +1,83 @@
+"""The order of rows and how it is cut into batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from insitu.errors import InputError
+from insitu.grid.order import BatchPlan, batch_sizes, shuffled, steps_of_shard
+
+
+def test_the_order_is_that_of_every_release() -> None:
+    """A job that goes on after an upgrade must find its rows in the order that it left them in."""
+    assert shuffled(12, seed=7, epoch=0, shard=0).tolist() == PINNED_0
+    assert shuffled(12, seed=7, epoch=1, shard=0).tolist() == PINNED_1
+    assert shuffled(12, seed=7, epoch=0, shard=1).tolist() == PINNED_2
+
+
+PINNED_0 = [8, 4, 1, 6, 3, 2, 11, 7, 5, 9, 10, 0]
+PINNED_1 = [11, 3, 7, 10, 8, 1, 9, 6, 4, 5, 0, 2]
+PINNED_2 = [11, 3, 9, 1, 6, 2, 5, 4, 8, 0, 7, 10]
+
+
+@given(st.integers(0, 3000), st.integers(0, 2**63 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
+def test_an_order_is_a_permutation(rows: int, seed: int, epoch: int, shard: int) -> None:
+    order = shuffled(rows, seed, epoch, shard)
+    assert np.array_equal(np.sort(order), np.arange(rows))
+    assert np.array_equal(order, shuffled(rows, seed, epoch, shard))
+
+
+def test_orders_are_well_mixed() -> None:
+    """Every row comes at every place about equally often."""
+    firsts = [int(shuffled(8, seed, 0, 0)[0]) for seed in range(4000)]
+    assert np.bincount(firsts, minlength=8).min() > 400 and np.bincount(firsts).max() < 600
+
+
+@given(st.integers(1, 1000), st.integers(1, 50))
+def test_batch_sizes_are_even(size: int, shards: int) -> None:
+    if size < shards:
+        with pytest.raises(InputError, match="at least one row per shard"):
+            batch_sizes(size, shards)
+        return
+    sizes = batch_sizes(size, shards)
+    assert sum(sizes) == size and max(sizes) - min(sizes) <= 1 and list(sizes) == sorted(sizes, reverse=True)
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=6),
+    st.integers(1, 30),
+    st.booleans(),
+    st.integers(1, 60),
+)
+def test_batches_hold_each_row_once(lengths: list[int], size: int, shuffle: bool, window: int) -> None:
+    starts = [0, *np.cumsum(lengths).tolist()]
+    order = shuffled(starts[-1], 3, 1, 2) if shuffle else None
+    plan = BatchPlan(starts, size, order)
+    plan.window_steps = max(1, window // size)
+    assert plan.steps == steps_of_shard(starts[-1], size)
+    seen: list[tuple[int, int]] = []
+    for step in range(plan.steps):
+        pieces = plan.pieces(step)
+        rows = [(k, int(row)) for k, of_partition in pieces for row in of_partition]
+        assert len(rows) == min(size, starts[-1] - step * size)
+        assert [k for k, _ in pieces] == sorted({k for k, _ in pieces})
+        places = sorted(starts[k] + row for k, row in rows)
+        expected = np.arange(starts[-1]) if order is None else order
+        assert places == sorted(expected[step * size : (step + 1) * size].tolist())
+        seen += rows
+    assert sorted(seen) == [(k, row) for k, length in enumerate(lengths) for row in range(length)]
+    assert plan.pieces(plan.steps) == []
+
+
+def test_any_step_can_be_the_first() -> None:
+    order = shuffled(10_000, 0, 0, 0)
+    through = BatchPlan([0, 4000, 10_000], 32, order)
+    expected = [through.pieces(step) for step in range(through.steps)]
+    for step in (300, 0, 17, 312, 16):
+        pieces = BatchPlan([0, 4000, 10_000], 32, order).pieces(step)
+        assert [(k, rows.tolist()) for k, rows in pieces] == [
+            (k, rows.tolist()) for k, rows in expected[step]
+        ]
