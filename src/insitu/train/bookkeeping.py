@@ -40,16 +40,18 @@ class Bookkeeper:
                 ledger = self._ledger(step.epoch, part.shard)
                 for partition, rows in part.origins:
                     ledger.add(partition, rows)
+                if step.last:
+                    ledger.complete = True
+                    self._publish(ledger)
 
     def _ledger(self, epoch: int, shard: int) -> ShardLedger:
         ledger = self._ledgers.get(shard)
         if ledger is None or ledger.epoch != epoch:
-            self._publish(ledger)
             ledger = self._ledgers[shard] = ShardLedger(epoch, shard)
         return ledger
 
-    def _publish(self, ledger: ShardLedger | None) -> None:
-        if ledger is not None and self._context.job is not None:
+    def _publish(self, ledger: ShardLedger) -> None:
+        if self._context.job is not None:
             ledger.publish(self._context.job)
 
     def snapshot(self) -> list[bytes]:

@@ -32,12 +32,13 @@ class Part:
 class Step:
     """One step's parts, one for each shard of this task.
 
-    `epoch` is that of the data, which is not Keras' where `steps_per_epoch` cuts epochs of its own. A
-    skipped step was done before a restart.
+    `epoch` is that of the data, which is not Keras' where `steps_per_epoch` cuts epochs of its own; `last`
+    says that no step of that epoch follows. A skipped step was done before a restart.
     """
 
     epoch: int
     parts: tuple[Part, ...]
+    last: bool = False
     skipped: bool = False
 
 
@@ -79,14 +80,12 @@ class DatasetFeed:
 
     def steps(self, epoch: int, start_step: int) -> Iterator[Step]:
         streams = [self._dataset.shard_batches(s, epoch, start_step) for s in self._shards]
-        for batches in zip(*streams, strict=True):
-            yield Step(
-                epoch,
-                tuple(
-                    Part(shard, batch.rows, batch.data, batch.origins)
-                    for shard, batch in zip(self._shards, batches, strict=True)
-                ),
+        for index, batches in enumerate(zip(*streams, strict=True), start_step):
+            parts = tuple(
+                Part(shard, batch.rows, batch.data, batch.origins)
+                for shard, batch in zip(self._shards, batches, strict=True)
             )
+            yield Step(epoch, parts, last=index + 1 == self.num_steps)
 
 
 class StreamFeed:

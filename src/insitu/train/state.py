@@ -116,7 +116,7 @@ def _losses(model: Any) -> list[Any]:
 
 def to_numpy(variable: Any) -> NDArray[Any]:
     """The variable's value as a NumPy array of its own dtype, a copy."""
-    return np.array(keras.ops.convert_to_numpy(variable.value))
+    return np.array(variable.numpy())
 
 
 def snapshot(state: ModelState) -> dict[str, NDArray[Any]]:

@@ -65,17 +65,13 @@ class TensorFlowReplica:
             return function
         # One trace for every batch size: a trace per size could round differently, and which sizes a
         # process meets depends on the shards that it happens to host.
-        compiled: Callable[..., Any] = tf.function(
-            tf.autograph.experimental.do_not_convert(function),
-            input_signature=list(signature),
-            jit_compile=bool(self._model.jit_compile) or None,
+        return _CompiledCall(
+            tf.function(
+                tf.autograph.experimental.do_not_convert(function),
+                input_signature=list(signature),
+                jit_compile=bool(self._model.jit_compile) or None,
+            )
         )
-        return compiled
-
-    def trace(self) -> None:
-        """Traces the training step, so that a process whose shards have no rows knows its shape too."""
-        if not self._model.run_eagerly:
-            self._gradient.get_concrete_function()  # type: ignore[attr-defined]
 
     # What crosses the border
 
@@ -118,11 +114,11 @@ class TensorFlowReplica:
                 variable.assign(variable.value + tf.cast(stride, variable.dtype))
             for variable in state.sums:
                 variable.assign(tf.zeros_like(variable.value))
-            with recorded(self._model.optimizer) as recording:
+            rows = tf.shape(leaves[0])[0]
+            with recorded(self._model.optimizer) as recording, _weighed_by(rows, self._model):
                 logs = self._model.train_step(self._pack(leaves))
             for variable in state.seeds:
                 variable.assign(variable.value - tf.cast(stride, variable.dtype))
-            rows = tf.shape(leaves[0])[0]
             record = self._read_record(self._train_record, rows, self._pick_extra_logs(logs))
             gradients = self._in_order(recording.variables, recording.gradients)
             means = [tf.identity(variable.value) for variable in state.mean]
@@ -151,8 +147,10 @@ class TensorFlowReplica:
         with _restored((*state.sums, *state.metric_first)):
             for variable in state.sums:
                 variable.assign(tf.zeros_like(variable.value))
-            self._model.test_step(self._pack(leaves))
-            return self._read_record(self._test_record, tf.shape(leaves[0])[0], [])
+            rows = tf.shape(leaves[0])[0]
+            with _weighed_by(rows, self._model):
+                self._model.test_step(self._pack(leaves))
+            return self._read_record(self._test_record, rows, [])
 
     def _trace_merge(self, combined: Any) -> Any:
         self._write_record(self._test_record, combined)
@@ -241,6 +239,32 @@ class TensorFlowReplica:
                 variable.assign(np.array(_view(variable.value.read_value())))
 
 
+class _CompiledCall:
+    """A tf.function of one signature, called by its operation.
+
+    A call through `tf.function` checks and sorts its arguments in Python each time, which for a small model
+    takes longer than the step. The operation that it ends in takes the same tensors at once.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self._concrete: Any = None
+
+    def __call__(self, *tensors: Any) -> Any:
+        if self._concrete is None:
+            self._trace()
+        outputs = tf.raw_ops.StatefulPartitionedCall(
+            args=[*tensors, *self._captured], Tout=self._dtypes, f=self._concrete
+        )
+        return tf.nest.pack_sequence_as(self._structure, outputs)
+
+    def _trace(self) -> None:
+        self._concrete = self._function.get_concrete_function()
+        self._captured = self._concrete.captured_inputs
+        self._dtypes = [tensor.dtype for tensor in self._concrete.outputs]
+        self._structure = self._concrete.structured_outputs
+
+
 @contextmanager
 def _restored(variables: Sequence[Any]) -> Iterator[None]:
     """Gives `variables` back the values that they had before the block."""
@@ -248,6 +272,24 @@ def _restored(variables: Sequence[Any]) -> Iterator[None]:
     yield
     for variable, value in zip(variables, saved, strict=True):
         variable.assign(value)
+
+
+@contextmanager
+def _weighed_by(rows: Any, model: Any) -> Iterator[None]:
+    """Lets the loss of each output count by rows. Keras takes their number from the static shape, which a
+    trace for every batch size hasn't got; it would count each batch, and so each shard, as one."""
+    trackers = list(getattr(getattr(model, "_compile_loss", None), "metrics", None) or [])
+
+    def by_rows(update_state: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda value, sample_weight=None: update_state(value, sample_weight=rows)
+
+    for tracker in trackers:
+        object.__setattr__(tracker, "update_state", by_rows(tracker.update_state))
+    try:
+        yield
+    finally:
+        for tracker in trackers:
+            object.__delattr__(tracker, "update_state")
 
 
 def _batch_spec(leaf: Any) -> Any:

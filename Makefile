@@ -1,0 +1,56 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Each sets up what it needs.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3.11)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+DATA ?=
+
+# Quiet backends, warnings of our own untouched.
+export TF_CPP_MIN_LOG_LEVEL ?= 3
+
+.PHONY: help demo test test-torch test-slow check bench lock clean
+
+help: ## Show what can be made
+	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(STAMP): requirements.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "insitu needs Python 3.11 or later: set PYTHON=/path/to/it"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	@touch $@
+
+demo: $(STAMP) ## Import, train on three nodes, kill a worker, recover (DATA=folder of Quick, Draw! files)
+	$(BIN)/python examples/demo/demo.py $(if $(DATA),--data $(DATA))
+
+test: $(STAMP) ## Run the tests: TensorFlow and JAX on the CPU
+	$(BIN)/python -m pytest -m "not slow and not torch"
+
+test-torch: $(STAMP) ## Run the tests that need PyTorch (installs it: the default wheel is several GB)
+	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pytest -m "torch and not slow"
+
+test-slow: $(STAMP) ## Run the tests that take long
+	$(BIN)/python -m pytest -m "slow and not torch" --timeout 1800
+
+check: $(STAMP) ## Lint, types, layering
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/unit/test_layering.py
+
+bench: $(STAMP) ## Run all benchmarks and write benchmarks/RESULTS.md
+	$(BIN)/python benchmarks/run_all.py
+
+lock: ## Resolve requirements.in anew into requirements.lock
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet pip-tools
+	$(BIN)/pip-compile --quiet --upgrade --generate-hashes --strip-extras --allow-unsafe --no-header \
+	  --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
+	  --extra dev --extra jax --output-file requirements.lock pyproject.toml requirements.in
+
+clean: ## Remove what make has set up
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

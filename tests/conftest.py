@@ -1,0 +1,23 @@
+"""What all tests share. Set before any backend is imported: threads and logs as in a job's tasks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+for _name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home of its own for each test, and no trace of a job around it."""
+    for name in [n for n in os.environ if n.startswith("INSITU_")] + ["TF_CONFIG"]:
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "home"
+    monkeypatch.setenv("INSITU_HOME", str(path))
+    return path
