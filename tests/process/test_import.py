@@ -1,0 +1,227 @@
+"""`insitu import` as a real process: killed at any point, on a full disk, twice at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from insitu.grid import Catalog
+from insitu.grid.checksum import file_checksum
+from insitu.paths import Paths
+
+DEADLINE = 60
+
+POINTS = {
+    "after the first block": "importer.Spools, 'append', 1",
+    "before the first partition is sealed": "importer.Spools, 'seal', 0",
+    "after half of the partitions": "importer.Spools, 'seal', 4",
+    "between two columns of a partition": "insitu.grid.spool, 'write_partition', 1",
+    "before the stores are renamed": "importer, '_move_into_stores', 0",
+    "after one store is renamed": "importer, 'sync_folder', 2",
+    "after all stores are renamed": "importer.Catalog, 'publish', 0",
+    "inside the transaction": "importer.Catalog, '_drop_unused', 0",
+    "just after the transaction": "importer.Catalog, 'remove_files', 0",
+}
+
+CHILD = """
+import os, signal, sys
+import insitu.grid.importer as importer, insitu.grid.spool, insitu.grid
+from insitu.paths import Paths
+
+importer.BLOCK_BYTES = 4000
+
+def kill_at(owner, name, calls_before):
+    original, calls = getattr(owner, name), []
+    def wrapped(*arguments, **options):
+        if len(calls) == calls_before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        calls.append(name)
+        return original(*arguments, **options)
+    setattr(owner, name, wrapped)
+
+kill_at({point})
+insitu.grid.import_cache(Paths.default(), "a", sys.argv[1:], overwrite=True, backups=1)
+"""
+
+
+@pytest.fixture
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
+    monkeypatch.setenv("INSITU_HOME", str(tmp_path / "home"))
+    return Paths(tmp_path / "home")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    np.save(tmp_path / "a.npy", np.arange(20_000).reshape(-1, 4))
+    return str(tmp_path / "a.npy")
+
+
+def insitu(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "insitu", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def succeed(*arguments: str) -> str:
+    done = insitu(*arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def files(paths: Paths) -> list[Path]:
+    return sorted(p for folder in (paths.nodes, paths.staging) for p in folder.rglob("*") if p.is_file())
+
+
+def check_whole(paths: Paths, version: int) -> None:
+    """The latest version is `version`, and each of its copies is as it was written."""
+    cache = Catalog(paths).get("a")
+    assert cache.version == version and cache.rows == 5000
+    for info in cache.partitions:
+        for owner in info.owners:
+            assert file_checksum(paths.partition(owner, "a", version, info.index)) == info.checksum
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_anywhere_the_cache_is_whole_and_the_next_import_cleans_up(
+    point: str, paths: Paths, source: str
+) -> None:
+    succeed("up", "--nodes", "2")
+    succeed("import", "a", source, "--backups", "1")
+    killed = subprocess.run(
+        [sys.executable, "-c", CHILD.replace("{point}", POINTS[point]), source],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    check_whole(paths, 2 if point == "just after the transaction" else 1)
+    assert len(files(paths)) > 16, "the kill came too early or too late to leave anything"
+    (listed,) = json.loads(succeed("caches", "--json"))
+    assert listed["rows"] == 5000
+    succeed("import", "a", source, "--backups", "1", "--overwrite")
+    check_whole(paths, listed["version"] + 1)
+    assert len(files(paths)) == 16
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(paths: Paths, tmp_path: Path) -> None:
+    """A limit on the size of files stands for a full disk: the same calls fail."""
+    np.save(tmp_path / "a.npy", np.zeros(200_000))
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    done = insitu("import", "a", str(tmp_path / "a.npy"), preexec_fn=limit)
+    assert done.returncode == 1 and "No room is left" in done.stderr and "Traceback" not in done.stderr
+    assert files(paths) == [] and Catalog(paths).caches() == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_device_that_is_really_full(paths: Paths, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(200_000))
+    paths.home.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(paths.home)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small file system can't be mounted here: {mounted.stderr.strip()}")
+    try:
+        done = insitu("import", "a", str(tmp_path / "a.npy"))
+        assert done.returncode == 1 and "No room is left" in done.stderr
+        assert files(paths) == []
+        np.save(tmp_path / "a.npy", np.zeros(1000))
+        succeed("import", "a", str(tmp_path / "a.npy"))
+    finally:
+        subprocess.run(["umount", str(paths.home)], check=True)
+
+
+def test_the_second_import_of_a_cache_at_once_is_refused(paths: Paths, source: str) -> None:
+    """The first is held in its first block until the second has ended: by a file, not by time."""
+    child = """
+import sys
+from insitu.grid import import_cache
+from insitu.paths import Paths
+def hold(rows, done, total):
+    print("reading", flush=True)
+    sys.stdin.readline()
+import_cache(Paths.default(), "a", sys.argv[1:], progress=hold)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", child, source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as first:
+        assert first.stdin and first.stdout and first.stdout.readline() == "reading\n"
+        second = insitu("import", "a", source)
+        assert second.returncode == 1 and "Another process is importing into a" in second.stderr
+        succeed("import", "b", source)
+        first.stdin.write("\n" * 100)
+        first.stdin.close()
+        assert first.wait(DEADLINE) == 0
+    assert [cache.name for cache in Catalog(paths).caches()] == ["a", "b"]
+
+
+def test_an_interrupt_leaves_nothing(paths: Paths, source: str) -> None:
+    child = """
+import os, signal, sys
+from insitu.grid import import_cache
+from insitu.paths import Paths
+def interrupt(rows, done, total):
+    os.kill(os.getpid(), signal.SIGINT)
+import_cache(Paths.default(), "a", sys.argv[1:], progress=interrupt)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", child, source], capture_output=True, text=True, timeout=DEADLINE
+    )
+    assert "KeyboardInterrupt" in done.stderr and files(paths) == []
+
+
+def test_the_commands_from_end_to_end(paths: Paths, tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        np.save(tmp_path / f"{name}.npy", np.zeros((100, 4, 4), np.uint8))
+    succeed("up", "--nodes", "3")
+    options = (
+        "--label-from-filename",
+        "--split",
+        "train=0.8,test=0.2",
+        "--partitions",
+        "6",
+        "--backups",
+        "1",
+    )
+    printed = json.loads(succeed("import", "pets", str(tmp_path / "*.npy"), *options, "--json"))
+    assert {cache["name"] for cache in printed} == {"pets/train", "pets/test"}
+    assert sum(cache["rows"] for cache in printed) == 200
+    assert json.loads(succeed("caches", "--json")) == sorted(printed, key=lambda cache: cache["name"])
+    nodes = json.loads(succeed("nodes", "--json"))
+    assert [node["node"] for node in nodes] == ["node-0", "node-1", "node-2"]
+    assert sum(node["primaries"] for node in nodes) == sum(node["backups"] for node in nodes) == 12
+    assert "pets/train" in succeed("caches") and "node-2" in succeed("nodes")
+    refused = insitu("down")
+    assert refused.returncode == 2 and "--force" in refused.stderr
+    succeed("down", "--force")
+    assert json.loads(succeed("caches", "--json")) == [] and files(paths) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("a", "nothing.npy"), "nothing.npy doesn't exist"),
+        (("a", "{source}", "--partitions", "0"), "--partitions must be in"),
+        (("a", "{source}", "--backups", "1"), "--backups must be in"),
+        (("a", "{source}", "--split", "train=2"), "add up to 1"),
+        (("a", "{source}", "--split", "train"), "--split lists parts"),
+        (("a", "{source}", "--format", "tsv"), "--format must be one of"),
+        (("../a", "{source}"), "name is made of"),
+    ],
+)
+def test_mistakes_exit_with_2_and_a_message(
+    arguments: tuple[str, ...], message: str, paths: Paths, source: str
+) -> None:
+    done = insitu("import", *(a.replace("{source}", source) for a in arguments))
+    assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+    assert files(paths) == []

@@ -1,0 +1,320 @@
+"""What a script iterates: every row once an epoch, in shards that stay, in an order that is pure."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from insitu.context import Context
+from insitu.errors import GridError, InputError, UnknownCache
+from insitu.grid import Catalog, Dataset, bring_up, dataset, import_cache
+from insitu.grid.reads import READS
+from insitu.grid.shards import read_shard_map, shard_map_to_json
+from insitu.grid.structure import ArraySpec
+from insitu.paths import Paths
+from insitu.spec import NodeId, ShardMap, TaskId
+
+ROWS = 1000
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "a.npz",
+        x=rng.integers(0, 255, (ROWS, 3, 2), dtype=np.uint8),
+        id=np.arange(ROWS),
+        name=np.array([f"row {i}" for i in range(ROWS)]),
+        label=(np.arange(ROWS) % 10).astype(np.int32),
+    )
+    return tmp_path / "a.npz"
+
+
+@pytest.fixture
+def cache(paths: Paths, source: Path) -> str:
+    import_cache(paths, "a", [str(source)], partitions=6)
+    return "a"
+
+
+def context(paths: Paths, shards: tuple[int, ...] = (0,), num_shards: int = 1, **more: Any) -> Context:
+    return Context(paths=paths, shards=shards, num_shards=num_shards, **more)
+
+
+def ids(ds: Dataset, shard: int, epoch: int, start: int = 0) -> list[list[int]]:
+    return [b.data.tolist() if b.rows else [] for b in ds.shard_batches(shard, epoch, start)]
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(shards=st.integers(1, 8), size=st.integers(1, 300), shuffle=st.booleans(), epoch=st.integers(0, 3))
+def test_every_row_once_an_epoch(
+    paths: Paths, source: Path, shards: int, size: int, shuffle: bool, epoch: int
+) -> None:
+    if Catalog(paths).find("a") is None:
+        import_cache(paths, "a", [str(source)], partitions=6)
+    ds = dataset("a", features="id", label=None, context=context(paths, num_shards=shards))
+    ds = ds.shuffle(5) if shuffle else ds
+    if size < shards:
+        with pytest.raises(InputError, match="at least one row per shard"):
+            ds.batch(size)
+        return
+    ds = ds.batch(size)
+    batches = [list(ds.shard_batches(s, epoch)) for s in range(shards)]
+    assert {len(b) for b in batches} == {ds.num_steps} == {len(ds)}
+    seen = np.concatenate([b.data for shard in batches for b in shard if b.rows])
+    assert sorted(seen.tolist()) == list(range(ROWS))
+    for s, shard in enumerate(batches):
+        rows = [b.rows for b in shard]
+        assert sum(rows) == ds.rows_of_shard(s) and rows == sorted(rows, reverse=True)
+        own = size // shards + (s < size % shards)
+        assert all(r == own for r in rows[: ds.rows_of_shard(s) // own])
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_origins_say_where_each_row_lies(shuffle: bool, paths: Paths, cache: str) -> None:
+    from insitu.grid.partition import Partition
+
+    spec = Catalog(paths).get(cache)
+    files = [
+        Partition(paths.partition("node-0", "a", 1, p.index), spec.columns, p.rows) for p in spec.partitions
+    ]
+    ds = dataset(cache, context=context(paths, num_shards=2))
+    ds = (ds.shuffle() if shuffle else ds).batch(64)
+    for shard in range(2):
+        for batch in ds.shard_batches(shard, 1):
+            if not batch.rows:
+                assert batch.data is None and batch.origins == ()
+                continue
+            features, label = batch.data
+            assert set(features) == {"x", "id", "name"}
+            for name, got in {**features, "label": label}.items():
+                expected = [np.asarray(files[p].values[name])[rows] for p, rows in batch.origins]
+                np.testing.assert_array_equal(got, np.concatenate(expected))
+            assert {p for p, _ in batch.origins} <= set(ds.shard_map.shards[shard])
+            assert all(rows.dtype == np.int64 for _, rows in batch.origins)
+
+
+def test_the_order_depends_on_seed_epoch_and_shard_alone(paths: Paths, cache: str) -> None:
+    def order(shuffle_seed: int | None, epoch: int, **more: Any) -> list[list[int]]:
+        ds = dataset(cache, features="id", label=None, context=context(paths, num_shards=2, **more))
+        return ids(ds.shuffle(shuffle_seed).batch(50), 0, epoch)
+
+    assert order(1, 0) == order(1, 0) == order(None, 0, seed=1) == order(1, 0, shards=(1,))
+    assert order(1, 0) != order(1, 1) and order(1, 0) != order(2, 0)
+
+
+def test_a_shard_goes_on_from_any_step(paths: Paths, cache: str) -> None:
+    ds = dataset(cache, features="id", label=None, context=context(paths, num_shards=3)).shuffle(1).batch(30)
+    for shard in range(3):
+        whole = ids(ds, shard, 2)
+        for start in (0, 1, ds.num_steps - 1, ds.num_steps, ds.num_steps + 5):
+            assert ids(ds, shard, 2, start) == whole[start:]
+
+
+def test_iterating_gives_one_epoch_after_another(paths: Paths, cache: str) -> None:
+    ds = dataset(cache, features="id", label=None, context=context(paths)).shuffle(3).batch(100)
+    assert [b.tolist() for b in ds] == ids(ds, 0, 0)
+    assert [b.tolist() for b in ds] == ids(ds, 0, 1)
+    assert [b.tolist() for b in ds.map(lambda x: x)] == ids(ds, 0, 0)
+
+
+def test_a_task_with_two_shards_gets_them_joined(paths: Paths, cache: str) -> None:
+    ds = dataset(cache, context=context(paths, (0, 2), 3)).batch(90)
+    zero, two = list(ds.shard_batches(0, 0)), list(ds.shard_batches(2, 0))
+    steps = list(ds)
+    assert len(steps) == sum(bool(a.rows or b.rows) for a, b in zip(zero, two, strict=True))
+    features, label = steps[0]
+    np.testing.assert_array_equal(features["x"], np.concatenate([zero[0].data[0]["x"], two[0].data[0]["x"]]))
+    np.testing.assert_array_equal(label, np.concatenate([zero[0].data[1], two[0].data[1]]))
+    assert sum(len(label) for _, label in steps) == ds.rows_of_shard(0) + ds.rows_of_shard(2)
+
+
+def test_a_task_without_shards_gets_nothing_unless_it_asks(paths: Paths, cache: str) -> None:
+    without = context(paths, (), 2)
+    assert list(dataset(cache, context=without).batch(10)) == []
+    every = dataset(cache, features="id", label=None, context=without, shards=range(2)).batch(10)
+    assert sorted(i for b in every for i in b.tolist()) == list(range(ROWS))
+
+
+def test_features_and_label(paths: Paths, cache: str) -> None:
+    def spec(**options: Any) -> Any:
+        return dataset(cache, context=context(paths), **options).element_spec
+
+    x, label = ArraySpec((None, 3, 2), np.dtype(np.uint8)), ArraySpec((None,), np.dtype(np.int32))
+    number, text = ArraySpec((None,), np.dtype(np.int64)), ArraySpec((None,), np.dtype(object))
+    assert spec() == ({"x": x, "id": number, "name": text}, label)
+    assert spec(features="x") == (x, label) == spec(features=["x"])
+    assert spec(features="x", label=None) == x and spec(features="x", label="id") == (x, number)
+    assert spec(features=("id", "x")) == ({"id": number, "x": x}, label)
+    assert spec(label=None) == {"x": x, "id": number, "name": text, "label": label}
+
+
+def test_a_cache_without_label_has_features_alone(paths: Paths, tmp_path: Path) -> None:
+    np.save(tmp_path / "b.npy", np.zeros((5, 2)))
+    import_cache(paths, "b", [str(tmp_path / "b.npy")])
+    (batch,) = dataset("b", context=context(paths)).batch(5)
+    assert isinstance(batch, np.ndarray) and batch.shape == (5, 2)
+
+
+def test_maps_compose_on_whole_batches(paths: Paths, cache: str) -> None:
+    calls = []
+
+    def scale(x: Any, y: Any) -> Any:
+        calls.append(len(x))
+        return x.astype("float32") / 255, y
+
+    ds = dataset(cache, features="x", context=context(paths)).map(scale).batch(64)
+    weighted = ds.map(lambda x, y: (x, y, np.ones(len(y), "float32")))
+    assert weighted.element_spec == (
+        ArraySpec((None, 3, 2), np.dtype(np.float32)),
+        ArraySpec((None,), np.dtype(np.int32)),
+        ArraySpec((None,), np.dtype(np.float32)),
+    )
+    assert calls == [2] and weighted.element_spec and calls == [2]
+    x, y, w = next(iter(weighted))
+    assert x.max() <= 1 and len(x) == len(y) == len(w) == 64 and calls == [2, 64]
+
+
+@pytest.mark.parametrize("fn", [lambda x, y: (x[:-1], y), lambda x, y: (x, y.sum())])
+def test_a_map_that_changes_the_number_of_rows_is_refused(fn: Any, paths: Paths, cache: str) -> None:
+    ds = dataset(cache, features="x", context=context(paths)).map(fn).batch(64)
+    with pytest.raises(InputError, match=r"one entry per row.*<lambda>"):
+        next(iter(ds))
+
+
+def test_unshuffled_batches_are_views_of_the_file(paths: Paths, cache: str) -> None:
+    ds = dataset(cache, features="x", label=None, context=context(paths)).batch(10)
+    views = [b for b in ds.shard_batches(0, 0) if not b.data.flags.owndata]
+    assert len(views) >= len(ds) - 6 and not any(b.data.flags.writeable for b in views)
+    assert all(b.data.flags.writeable for b in ds.shuffle().shard_batches(0, 0))
+
+
+def test_mistakes_are_told(paths: Paths, cache: str) -> None:
+    alone = context(paths)
+    with pytest.raises(UnknownCache, match="Did you mean a"):
+        dataset("aa", context=alone)
+    with pytest.raises(InputError, match=r"no column 'y'.*x, id, name, label"):
+        dataset(cache, label="y", context=alone)
+    with pytest.raises(InputError, match=r"must be columns out of .*Received: \['z'\]"):
+        dataset(cache, features=["z"], context=alone)
+    with pytest.raises(InputError, match="must be columns"):
+        dataset(cache, features=[], context=alone)
+    ds = dataset(cache, context=alone)
+    with pytest.raises(InputError, match=r"isn't batched.*\.batch\(global size\)"):
+        next(iter(ds))
+    with pytest.raises(InputError, match="isn't batched"):
+        len(ds)
+    for size in (0, -1, 2.5, True):
+        with pytest.raises(InputError):
+            ds.batch(size)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="seed"):
+        ds.shuffle(-1)
+    with pytest.raises(InputError, match="function"):
+        ds.map(3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="A shard is in"):
+        ds.batch(5).shard_batches(1, 0)
+    with pytest.raises(InputError, match="count from 0"):
+        ds.batch(5).shard_batches(0, -1)
+    with pytest.raises(InputError, match="Shards are in"):
+        dataset(cache, context=alone, shards=[3])
+
+
+def test_its_repr_tells_what_it_is(paths: Paths, cache: str) -> None:
+    ds = dataset(cache, features="x", context=context(paths, (0,), 2)).shuffle(7).batch(32).map(len)
+    text = repr(ds)
+    for part in ("'a'", "shuffle(7)", "batch(32)", "map(len)", "x: uint8[3, 2]", "1,000 rows in 2 shard(s)"):
+        assert part in text
+
+
+def job_context(paths: Paths, task: str = "worker:0", **more: Any) -> Context:
+    return context(paths, job_id="job-1", task=TaskId.parse(task), cache="a", node=NodeId("node-0"), **more)
+
+
+def write_own_map(paths: Paths, homes: tuple[str, ...], shards: tuple[tuple[int, ...], ...]) -> None:
+    path = paths.job("job-1").shard_map("a")
+    path.parent.mkdir(parents=True)
+    nodes = tuple(NodeId(home) for home in homes)
+    path.write_text(shard_map_to_json(ShardMap("a", 1, shards), nodes))
+
+
+def test_in_a_job_the_shards_are_those_that_were_written(paths: Paths, source: Path) -> None:
+    import_cache(paths, "a", [str(source)], partitions=4)
+    Catalog(paths).pin("a", 1, "job-1")
+    write_own_map(paths, ("node-0", "node-0"), ((0, 3), (1, 2)))
+    import_cache(paths, "a", [str(source)], partitions=4, overwrite=True)
+    ds = dataset("a", context=job_context(paths, num_shards=2))
+    assert ds.shard_map.shards == ((0, 3), (1, 2)) and ds.cache.version == 1
+    with pytest.raises(GridError, match="has 2 shards, this task was told of 3"):
+        dataset("a", context=job_context(paths, num_shards=3))
+
+
+def test_another_cache_is_agreed_upon_once_and_pinned(paths: Paths, source: Path) -> None:
+    bring_up(paths, 2)
+    import_cache(paths, "a", [str(source)], partitions=4)
+    import_cache(paths, "b", [str(source)], partitions=5)
+    write_own_map(paths, ("node-1", "node-0"), ((1, 3), (0, 2)))
+    first = dataset("b", context=job_context(paths, num_shards=2))
+    assert first.shard_map.shards == ((1, 3), (0, 2, 4))
+    assert Catalog(paths).pinned_by("b", 1) == ["job-1"]
+    import_cache(paths, "b", [str(source)], partitions=7, overwrite=True)
+    second = dataset("b", context=job_context(paths, "worker:1", num_shards=2))
+    assert second.shard_map == first.shard_map and second.rows == ROWS
+    found = read_shard_map(paths.job("job-1").shard_map("b"))
+    assert found is not None and found[1] == ("node-1", "node-0")
+    assert list(second.batch(100))
+
+
+def test_a_damaged_shard_map_is_named(paths: Paths, cache: str) -> None:
+    write_own_map(paths, ("node-0",), ((0,),))
+    paths.job("job-1").shard_map("a").write_text("{}")
+    with pytest.raises(GridError, match=r"shard map at .* can't be read"):
+        dataset("a", context=job_context(paths))
+
+
+def test_bytes_are_counted_by_where_they_lie(
+    paths: Paths, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from insitu.grid.reads import ReadCounter
+
+    counter = ReadCounter()
+    monkeypatch.setattr("insitu.grid.datasets.READS", counter)
+    monkeypatch.setattr("insitu.grid.table.READS", counter)
+    bring_up(paths, 2)
+    import_cache(paths, "a", [str(source)], partitions=2)
+    write_own_map(paths, ("node-0",), ((0, 1),))
+    spec = Catalog(paths).get("a")
+    ds = dataset("a", features="x", context=job_context(paths)).shuffle().batch(64)
+    for _ in ds:
+        pass
+    here = sum(p.rows for p in spec.partitions if p.owners == ("node-0",))
+    written = json.loads(paths.job("job-1").reads(TaskId("worker", 0)).read_text())
+    assert written == {
+        "local_bytes": here * 10,
+        "remote_bytes": (ROWS - here) * 10,
+        "local_rows": here,
+        "remote_rows": ROWS - here,
+    }
+    assert 0 < here < ROWS
+
+
+def test_a_backup_on_the_own_node_is_read_rather_than_a_primary_elsewhere(paths: Paths, source: Path) -> None:
+    bring_up(paths, 2)
+    import_cache(paths, "a", [str(source)], partitions=2, backups=1)
+    write_own_map(paths, ("node-0",), ((0, 1),))
+    before = READS.reads
+    for _ in dataset("a", features="x", context=job_context(paths)).batch(64):
+        pass
+    assert READS.reads.local_rows - before.local_rows == ROWS
+    assert READS.reads.remote_rows == before.remote_rows
+
+
+def test_outside_a_job_nothing_is_written(paths: Paths, cache: str) -> None:
+    for _ in dataset(cache, context=context(paths)).batch(64):
+        pass
+    assert not paths.jobs.exists() and os.environ["INSITU_HOME"] == str(paths.home)
