@@ -17,6 +17,8 @@ from insitu.exchange.stream import Stream, as_bytes
 from insitu.exchange.transport import Reduction
 
 CHUNK_BYTES = 256 * 1024
+_LAG = 2
+"""Chunks of rows that go ahead of the sums."""
 DEPTH = 4
 """Chunks that may be under way between two members before they are summed."""
 
@@ -71,94 +73,118 @@ class Gather(_Base):
 
 
 class Direct(_Base):
-    """Everybody sums one part of the length for all."""
+    """Everybody sums one part of the length for all.
+
+    The stream to a peer alternates: rows of a chunk of the peer's part, then the sum of an earlier chunk of
+    this member's, which is still in the processor's cache.
+    """
 
     def __init__(self, stream: Stream, reduction: Reduction, target: np.ndarray) -> None:
         size = CHUNK_BYTES // reduction.dtype.itemsize
         super().__init__(stream, reduction, size)
         members = self.members
         parts = bounds(reduction.length, members.size, reduction.dtype.itemsize)
-        self._chunks = [chunks(*part, size) for part in parts]
-        self._own = self._chunks[members.rank]
-        self._offset = reduction.scatter[0] if reduction.scatter else 0
+        self._own = chunks(*parts[members.rank], size)
         self._target = target
-        self._senders = [peer for peer in stream.peers if members.shards[peer]]
-        self._ring = {
-            peer: np.empty((DEPTH, len(members.shards[peer]), size), reduction.dtype) for peer in self._senders
+        self._offset = reduction.scatter[0] if reduction.scatter else 0
+        self._table = np.empty((DEPTH, members.num_shards, size), reduction.dtype)
+        self._outgoing = {peer: self._order(chunks(*parts[peer], size), self._own) for peer in stream.peers}
+        self._incoming = {peer: self._order(self._own, chunks(*parts[peer], size)) for peer in stream.peers}
+        self._arrivals = {
+            peer: self._complete(self._incoming[peer], len(members.shards[peer])) for peer in stream.peers
         }
+
+    def _order(self, rows: list[tuple[int, int]], sums: list[tuple[int, int]]) -> list[tuple[bool, int, int, int]]:
+        """What goes one way between two members: (whether it is a sum, number, low, high) of each chunk."""
+        sums = [] if self.reduction.scatter is not None else sums
+        order = []
+        for turn in range(max(len(rows), len(sums) + _LAG if sums else 0)):
+            if turn < len(rows):
+                order.append((False, turn, *rows[turn]))
+            if 0 <= turn - _LAG < len(sums):
+                order.append((True, turn - _LAG, *sums[turn - _LAG]))
+        return order
+
+    def _complete(self, order: list[tuple[bool, int, int, int]], rows: int) -> list[int]:
+        """After how many buffers from a peer each chunk of rows is complete."""
+        count, arrivals = 0, []
+        for is_sum, *_ in order:
+            count += 1 if is_sum else rows
+            if not is_sum:
+                arrivals.append(count)
+        return arrivals
 
     def run(self, weights: Sequence[float] | None) -> bool:
         stream, own = self.stream, self._own
         stream.begin(self.text, weights)
-        self._contribute()
-        asked, summed = 0, 0
+        outgoing = {peer: iter(order) for peer, order in self._outgoing.items()}
+        incoming = {peer: iter(order) for peer, order in self._incoming.items()}
+        queued = {peer: next(order, None) for peer, order in outgoing.items()}
+        asked = {peer: next(order, None) for peer, order in incoming.items()}
+        summed = 0
         factors: Factors | None = None
-        answered = False
+        agreed = False
+
+        def advance() -> None:
+            for peer in stream.peers:
+                while (item := queued[peer]) is not None and not (item[0] and item[1] >= summed):
+                    self._send(peer, item)
+                    queued[peer] = next(outgoing[peer], None)
+                while (item := asked[peer]) is not None and (item[0] or item[1] < summed + DEPTH):
+                    self._receive(peer, item)
+                    asked[peer] = next(incoming[peer], None)
 
         def step() -> bool:
-            nonlocal asked, summed, factors, answered
-            while asked < len(own) and asked < summed + DEPTH:
-                self._ask(asked)
-                asked += 1
-            if asked == len(own) and not answered:
-                answered = True
-                self._expect()
-            if not stream.agreed():
-                return False
-            if weights is not None and factors is None:
-                factors = self.factors()
-            while summed < asked and self._came(summed):
-                self._sum(summed, factors, weights is None or factors is not None)
+            nonlocal summed, factors, agreed
+            if not agreed:
+                agreed = stream.agreed()
+                if not agreed:
+                    return False
+                factors = None if weights is None else self.factors()
+            before = summed
+            while summed < len(own) and self._came(summed):
+                if weights is None or factors is not None:
+                    self._sum(summed, factors)
                 summed += 1
-            return summed == len(own) and answered and stream.idle()
+            if summed != before:
+                advance()
+            return summed == len(own) and stream.idle()
 
+        advance()
         stream.pump(step)
         return weights is None or factors is not None
 
-    def _contribute(self) -> None:
-        """This member's rows, to whoever sums each part."""
-        for peer in self.stream.peers:
-            channel = self.stream.channel(peer)
-            for low, high in self._chunks[peer]:
-                for row in self.reduction.rows:
-                    channel.send(as_bytes(row[low:high]))
+    def _send(self, peer: int, item: tuple[bool, int, int, int]) -> None:
+        is_sum, _, low, high = item
+        channel = self.stream.channel(peer)
+        if is_sum:
+            channel.send(as_bytes(self._target[low:high]))
+        else:
+            for row in self.reduction.rows:
+                channel.send(as_bytes(row[low:high]))
 
-    def _ask(self, number: int) -> None:
-        low, high = self._own[number]
-        for peer in self._senders:
-            channel = self.stream.channel(peer)
-            for row in self._ring[peer][number % DEPTH]:
-                channel.receive(as_bytes(row[: high - low]))
-
-    def _expect(self) -> None:
-        """The sums of the parts of others."""
-        if self.reduction.scatter is None:
-            for peer in self.stream.peers:
-                channel = self.stream.channel(peer)
-                for low, high in self._chunks[peer]:
-                    channel.receive(as_bytes(self._target[low:high]))
+    def _receive(self, peer: int, item: tuple[bool, int, int, int]) -> None:
+        is_sum, number, low, high = item
+        channel = self.stream.channel(peer)
+        if is_sum:
+            channel.receive(as_bytes(self._target[low:high]))
+        else:
+            for shard in self.members.shards[peer]:
+                channel.receive(as_bytes(self._table[number % DEPTH, shard, : high - low]))
 
     def _came(self, number: int) -> bool:
+        stream = self.stream
         return all(
-            self.stream.channel(peer).received
-            >= self.stream.ahead[peer] + (number + 1) * len(self.members.shards[peer])
-            for peer in self._senders
+            stream.channel(peer).received >= stream.ahead[peer] + self._arrivals[peer][number]
+            for peer in stream.peers
         )
 
-    def _sum(self, number: int, factors: Factors | None, meant: bool) -> None:
+    def _sum(self, number: int, factors: Factors | None) -> None:
         low, high = self._own[number]
-        rows: list[np.ndarray] = [np.empty(0)] * self.members.num_shards
+        rows = [row[: high - low] for row in self._table[number % DEPTH]]
         for shard, row in zip(self.mine, self.reduction.rows, strict=True):
             rows[shard] = row[low:high]
-        for peer in self._senders:
-            for shard, row in zip(self.members.shards[peer], self._ring[peer][number % DEPTH], strict=True):
-                rows[shard] = row[: high - low]
-        out = self._target[low - self._offset : high - self._offset]
-        if meant:
-            self.reducer.reduce(rows, out, factors)
-        if self.reduction.scatter is None:
-            for peer in self.stream.peers:
-                self.stream.channel(peer).send(as_bytes(out))
+        self.reducer.reduce(rows, self._target[low - self._offset : high - self._offset], factors)
 
 
 class Chain(_Base):

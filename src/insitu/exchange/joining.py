@@ -11,6 +11,7 @@ from insitu.errors import ExchangeError, InputError
 from insitu.exchange import memory
 from insitu.exchange.group import Group
 from insitu.exchange.handshake import Card
+from insitu.exchange.hosts import Hosts, SeveralHosts
 from insitu.exchange.links import Links
 from insitu.exchange.rendezvous import Peer, Rendezvous
 from insitu.exchange.shm import Layout, SharedMemory
@@ -125,7 +126,7 @@ def _members(cards: Sequence[Card], rank: int) -> Members:
 
 
 class _Lives:
-    """Watches the connections to all peers: a process that ends, however it ends, closes them."""
+    """Watches connections: a process that ends, however it ends, closes them. Nothing is sent on them."""
 
     def __init__(self, peers: dict[int, Peer]) -> None:
         self._poll = select.poll()
@@ -135,9 +136,10 @@ class _Lives:
             self._ranks[peer.connection.fileno()] = peer.rank
             self._poll.register(peer.connection, select.POLLIN | select.POLLRDHUP)
 
-    def dead(self) -> list[int]:
-        """Ranks whose connection has ended. Nothing is ever sent on these connections."""
-        return [self._ranks[file] for file, _ in self._poll.poll(0)]
+    def dead(self, ranks: Sequence[int]) -> list[int]:
+        """Those of `ranks` whose connection has ended."""
+        ended = {self._ranks[file] for file, _ in self._poll.poll(0)}
+        return [rank for rank in ranks if rank in ended]
 
     def close(self) -> None:
         for connection in self._connections:
@@ -152,49 +154,57 @@ def _form(
     members = _members(cards, rank)
     name = _namer(tasks)
     try:
-        if _shares_memory(cards):
-            transport, close = _form_shared(members, cards, peers, stall_timeout)
-        else:
-            transport, close = _form_tcp(members, meeting, peers, stall_timeout, card["generation"])
+        transport, close = _form_transport(members, cards, meeting, peers, stall_timeout)
     except Gone as gone:
         raise ExchangeError(f"{name(gone.rank)} {gone.why} while the group was forming") from gone
     return Group(members, transport, generation=card["generation"], names=tasks, on_close=close)
 
 
-def _shares_memory(cards: Sequence[Card]) -> bool:
-    """Whether all are on one host. Raises ExchangeError where they must be and aren't."""
+def _hosts(members: Members, cards: Sequence[Card]) -> Hosts:
+    """Ranks by host. Raises ExchangeError where all must share one and don't."""
     wanted = cards[0]["transport"]
-    shared = all(card["host"] and card["host"] == cards[0]["host"] for card in cards)
-    if wanted == "shm" and not shared:
-        hosts = sorted({str(card["host"]) for card in cards})
+    by_host: dict[str, list[int]] = {}
+    for rank, card in enumerate(cards):
+        alone = wanted == "tcp" or not card["host"]
+        by_host.setdefault(f"rank {rank}" if alone else str(card["host"]), []).append(rank)
+    if wanted == "shm" and len(by_host) > 1:
         raise ExchangeError(
             f'transport="shm" needs all ranks on one x86-64 Linux host, as one user, who see each other\'s '
-            f"processes. Received ranks on: {hosts}"
+            f"processes. Received ranks on: {sorted(by_host)}"
         )
-    return wanted != "tcp" and shared
+    return Hosts(members, tuple(tuple(ranks) for ranks in by_host.values()))
 
 
-def _form_shared(
-    members: Members, cards: Sequence[Card], peers: dict[int, Peer], stall_timeout: float
+def _form_transport(
+    members: Members, cards: Sequence[Card], meeting: Rendezvous, peers: dict[int, Peer], stall_timeout: float
 ) -> tuple[Transport, Callable[[], None]]:
-    lives = _Lives(peers)
+    """(the transport, what to do after it is closed)."""
+    hosts = _hosts(members, cards)
+    neighbours = hosts.ranks[hosts.here]
+    lane = hosts.lane(hosts.position) if hosts.position < hosts.lanes else ()
+    lives = _Lives({rank: peer for rank, peer in peers.items() if rank not in lane or rank in neighbours})
+    wire: Tcp | None = None
+    if len(hosts.ranks) > 1 and lane:
+        data = meeting.meet(lane, "data")
+        control = {rank: peers[rank].connection for rank in data}
+        links = Links(members.rank, control, {r: peer.connection for r, peer in data.items()}, stall_timeout)
+        wire = Tcp(hosts.between(), links, lane, cards[0]["generation"])
+    if wire is not None and all(len(ranks) == 1 for ranks in hosts.ranks):
+        return wire, lives.close
+    shared = _form_shared(hosts, [cards[rank] for rank in neighbours], lives, stall_timeout)
+    if len(hosts.ranks) == 1:
+        return shared, lives.close
+    return SeveralHosts(hosts, shared, wire), lives.close
+
+
+def _form_shared(hosts: Hosts, cards: Sequence[Card], lives: _Lives, stall_timeout: float) -> SharedMemory:
     leader = cards[0]
-    control = memory.attach(leader["process"], leader["control"], Layout(members.size, members.num_shards).size)
+    size = Layout(leader["size"], leader["num_shards"]).size
+    control = memory.attach(leader["process"], leader["control"], size)
     same_process = len({card["process"] for card in cards}) < len(cards)
-    how = patience(members.size, len(os.sched_getaffinity(0)), same_process)
-    shared = SharedMemory(members, control, how, lives.dead, stall_timeout)
+    how = patience(len(cards), len(os.sched_getaffinity(0)), same_process)
+    ranks = hosts.ranks[hosts.here]
+    neighbours = [rank for rank in ranks if rank != hosts.members.rank]
+    shared = SharedMemory(hosts.within(), control, ranks, how, lambda: lives.dead(neighbours), stall_timeout)
     shared.allocate(0)  # everybody has mapped the leader's segment once this returns
-    return shared, lives.close
-
-
-def _form_tcp(
-    members: Members, meeting: Rendezvous, peers: dict[int, Peer], stall_timeout: float, generation: int
-) -> tuple[Transport, Callable[[], None] | None]:
-    data = meeting.meet(range(members.size), "data")
-    links = Links(
-        members.rank,
-        {rank: peer.connection for rank, peer in peers.items()},
-        {rank: peer.connection for rank, peer in data.items()},
-        stall_timeout,
-    )
-    return Tcp(members, links, generation), None
+    return shared

@@ -24,6 +24,7 @@ _libc.mremap.restype = ctypes.c_void_p
 _libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
+_MAP_FIXED = 0x10
 _MAP_PRIVATE = 0x22  # and anonymous
 _MAP_POPULATE = 0x8000
 _MREMAP_TO = 3  # may move, to the address given
@@ -56,16 +57,18 @@ def host_identity() -> str:
 class Segment:
     """A mapping of shared memory of `size` bytes at `address`. Owns `file`, a descriptor of it.
 
-    Arrays made by `array` keep it mapped; it is unmapped with the last of them.
+    Arrays made by `array` keep it mapped; it is unmapped with the last of them. With `over`, it takes the
+    place of the memory of that array, which starts on a page: whoever has the array has the segment then.
     """
 
-    def __init__(self, file: int, size: int) -> None:
+    def __init__(self, file: int, size: int, over: np.ndarray | None = None) -> None:
         self.file = file
         self.size = size
         self.address = 0
-        address = _libc.mmap(
-            None, max(size, 1), mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_POPULATE, file, 0
-        )
+        self._over = over
+        place = None if over is None else over.__array_interface__["data"][0]
+        flags = mmap.MAP_SHARED | _MAP_POPULATE | (_MAP_FIXED if place else 0)
+        address = _libc.mmap(place, max(size, 1), mmap.PROT_READ | mmap.PROT_WRITE, flags, file, 0)
         if address == _FAILED:
             raise ExchangeError(f"{size} bytes of shared memory can't be mapped: {os.strerror(ctypes.get_errno())}")
         self.address = address
@@ -76,7 +79,7 @@ class Segment:
 
     def array(self) -> np.ndarray:
         """All bytes, as uint8[size]."""
-        return np.asarray(self)
+        return np.asarray(self) if self._over is None else self._over
 
     def isolate(self) -> None:
         """Puts a private copy in the place of the shared memory: nobody else can change it any more. Arrays
@@ -99,7 +102,7 @@ class Segment:
     def __del__(self) -> None:
         if self.file >= 0:
             os.close(self.file)
-        if self.address:
+        if self.address and self._over is None:
             _libc.munmap(self.address, max(self.size, 1))
 
 
@@ -115,8 +118,15 @@ def create(name: str, size: int) -> int:
     return file
 
 
-def attach(process: int, descriptor: int, size: int) -> Segment:
-    """Maps the segment that `process` of this host has open as `descriptor`."""
+def fill(file: int, data: np.ndarray) -> None:
+    """Writes all bytes of `data` (uint8) to the beginning of a segment."""
+    view, at = memoryview(data), 0  # type: ignore[arg-type]
+    while at < len(view):
+        at += os.pwrite(file, view[at:], at)
+
+
+def attach(process: int, descriptor: int, size: int, over: np.ndarray | None = None) -> Segment:
+    """Maps the segment that `process` of this host has open as `descriptor`; see Segment for `over`."""
     try:
         file = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
@@ -124,7 +134,7 @@ def attach(process: int, descriptor: int, size: int) -> Segment:
     if os.fstat(file).st_size < size:
         os.close(file)
         raise ExchangeError(f"The shared memory of process {process} is smaller than the {size} bytes it promised")
-    return Segment(file, size)
+    return Segment(file, size, over)
 
 
 def futex_wait(address: int, value: int, seconds: float) -> None:

@@ -24,7 +24,7 @@ class Plan:
 
     Each member reduces its own interval of the length, in pieces: the sum goes to its scratch first, and
     only a whole sum is copied over the rows, so that a piece can be finished by another member at any time.
-    `longest` is the length of the longest piece in elements.
+    `longest` is the length of the longest piece in elements; `rows` are all shards' rows in shard order.
     """
 
     def __init__(
@@ -34,8 +34,8 @@ class Plan:
         self._members = members
         self._scratch = scratch
         self.dtype = reduction.dtype
-        self._rows, self._results = self._views(parts)
-        size = min(SCRATCH_BYTES, -(-_CACHE_BYTES // (len(self._rows) + 1) // PAGE) * PAGE)
+        self.rows, self._results = self._views(parts)
+        size = min(SCRATCH_BYTES, -(-_CACHE_BYTES // (len(self.rows) + 1) // PAGE) * PAGE)
         self.longest = max(PAGE, size) // reduction.dtype.itemsize
 
     def pieces(self, member: int) -> list[Piece]:
@@ -44,14 +44,14 @@ class Plan:
         if wanted is not None:
             start, stop = wanted
             return [
-                ([row[low:high] for row in self._rows], self._reduction.result[low - start : high - start], [])
+                ([row[low:high] for row in self.rows], self._reduction.result[low - start : high - start], [])
                 for low, high in chunks(start, stop, self.longest)
             ]
         start, stop = bounds(self._reduction.length, self._members.size, self.dtype.itemsize)[member]
         total = self._scratch[member].view(self.dtype)
         return [
             (
-                [row[low:high] for row in self._rows],
+                [row[low:high] for row in self.rows],
                 total[: high - low],
                 [result[low:high] for result in self._results],
             )

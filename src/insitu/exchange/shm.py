@@ -17,7 +17,7 @@ import numpy as np
 
 from insitu.errors import ExchangeError
 from insitu.exchange.arithmetic import Reducer, chunks, coefficients
-from insitu.exchange.memory import Segment, attach, create
+from insitu.exchange.memory import Segment, attach, create, fill
 from insitu.exchange.plan import SCRATCH_BYTES, Piece, Plan
 from insitu.exchange.transport import Account, Gone, Members, Mismatch, Reduction, Run
 from insitu.exchange.wait import (
@@ -100,7 +100,8 @@ class Region:
 
 
 class SharedMemory:
-    """A Transport for members of one host. `control` is a segment of `Layout.size` zero bytes."""
+    """A Transport for members of one host. `control` is a segment of `Layout.size` zero bytes; `ranks` are
+    the members' ranks in the group."""
 
     name = "shm"
 
@@ -108,6 +109,7 @@ class SharedMemory:
         self,
         members: Members,
         control: Segment,
+        ranks: Sequence[int],
         patience: Patience,
         dead: Callable[[], Sequence[int]],
         stall_timeout: float,
@@ -118,10 +120,10 @@ class SharedMemory:
         self.account = Account()
         self._control = control
         self._data = data = control.array()
-        self._meeting = Meeting(control, 0, members.rank, members.size, patience, dead, stall_timeout)
-        self._quarrel = Meeting(
-            control, _round_up(meeting_bytes(members.size)), members.rank, members.size, patience, dead, stall_timeout
-        )
+        self._ranks = ranks
+        second = _round_up(meeting_bytes(members.size))
+        self._meeting = Meeting(control, 0, members.rank, ranks, patience, dead, stall_timeout)
+        self._quarrel = Meeting(control, second, members.rank, ranks, patience, dead, stall_timeout)
         slots = data[layout.slots : layout.size].reshape(2, members.num_shards, SLOT_BYTES)
         self._slots = (slots[0], slots[1])
         common = data[layout.common : layout.slots].reshape(2, SLOT_BYTES)
@@ -134,28 +136,32 @@ class SharedMemory:
         self._mine = list(members.shards[self._rank])
         self._regions: list[Region] = []
         self._staging: Region | None = None
+        self._room: Region | None = None
 
     # Meeting
 
     def _meet(self, sign: int, what: Callable[[], str]) -> None:
         """All members are here for the same thing, or Mismatch, Gone."""
-        if not self._agree(sign, what, ""):
+        if not self._agree(sign, what):
             raise ExchangeError(f"Members of one operation disagree on where its buffers are: {what()}")
 
-    def _agree(self, sign: int, what: Callable[[], str], place: str) -> bool:
+    def _agree(self, sign: int, what: Callable[[], str]) -> bool:
         """Meets. False: all came for the same operation, but their arrays are in different places, so that
         it needs staging. Raises Mismatch where operations differ, Gone."""
         meeting = self._meeting
         try:
             meeting.meet(sign)
         except Disagreement:
-            self._compare(what(), place)
+            self._compare(what())
             return False
+        except Gone:
+            self._isolate()
+            raise
         self.account.waiting += meeting.waited
-        self.account.last = meeting.last
+        self.account.last = self._ranks[meeting.last]
         return True
 
-    def _compare(self, what: str, place: str) -> None:
+    def _compare(self, what: str) -> None:
         """All members find that they disagree; each writes down what it came for, and reads the others'."""
         self._write_directory(what.encode()[:_DIRECTORY_BYTES])
         self._quarrel.meet(0)
@@ -165,7 +171,7 @@ class SharedMemory:
             if other != what:
                 raise Mismatch(
                     f"All ranks must call the same operations in the same order, with the same sizes and dtypes. "
-                    f"Rank {self._rank} called {what}, rank {rank} called {other}"
+                    f"Rank {self._ranks[self._rank]} called {what}, rank {self._ranks[rank]} called {other}"
                 )
 
     def _write_directory(self, text: bytes) -> None:
@@ -175,22 +181,24 @@ class SharedMemory:
 
     # Memory
 
-    def allocate(self, size: int) -> np.ndarray:
-        region = self._allocate(size)
+    def allocate(self, size: int, keep: np.ndarray | None = None) -> np.ndarray:
+        region = self._allocate(size, keep)
         self._regions.append(region)
         return region.parts[self._rank]
 
-    def _allocate(self, size: int) -> Region:
+    def _allocate(self, size: int, keep: np.ndarray | None = None) -> Region:
         """Each member makes a segment and maps those of all others. Once all have, none needs a descriptor."""
         file = create("insitu-buffer", size)
         try:
+            if keep is not None:
+                fill(file, keep)
             self._write_directory(b"")
             self._directory[self._rank][:24].view(np.int64)[:] = (os.getpid(), file, size)
             self._meet(signature("buffer"), lambda: "buffer")
             segments = []
-            for row in self._directory:
+            for member, row in enumerate(self._directory):
                 process, descriptor, length = (int(value) for value in row[:24].view(np.int64))
-                segments.append(attach(process, descriptor, length))
+                segments.append(attach(process, descriptor, length, keep if member == self._rank else None))
             self._meet(signature("mapped"), lambda: "buffer")
         finally:
             os.close(file)
@@ -260,7 +268,7 @@ class SharedMemory:
         def run(weights: Sequence[float] | None) -> bool:
             if weights is not None:
                 self._weights[(self._meeting.tick + 1) & 1][self._mine] = weights
-            if self._agree(sign, reduction.__str__, f"buffer {number}"):
+            if self._agree(sign, reduction.__str__):
                 return reduce(weights)
             return otherwise(weights)
 
@@ -296,13 +304,12 @@ class SharedMemory:
 
         def run(weights: Sequence[float] | None) -> bool:
             if sign is not None:
-                self._agree(sign, reduction.__str__, "elsewhere")
+                self._agree(sign, reduction.__str__)
             region = self._stage(size)
             if not prepared or prepared[0][0] is not region:
                 prepared[:] = [(region, self._in_region(reduction, region, 0))]
-            own = region.parts[self._rank][: size * max(1, len(self._mine))].view(reduction.dtype)
-            for index, row in enumerate(reduction.rows):
-                np.copyto(own[index * reduction.length : (index + 1) * reduction.length], row)
+            self._copy_in(reduction, region)
+            own = region.parts[self._rank][:size].view(reduction.dtype)
             if weights is not None:
                 self._weights[(self._meeting.tick + 1) & 1][self._mine] = weights
             self._meet(ready, reduction.__str__)
@@ -310,13 +317,50 @@ class SharedMemory:
                 reduced = prepared[0][1](weights)
             except Gone as gone:
                 if gone.completed and reduction.scatter is None:
-                    np.copyto(reduction.result, own[: reduction.length])
+                    np.copyto(reduction.result, own)
                 raise
             if reduced and reduction.scatter is None:
-                np.copyto(reduction.result, own[: reduction.length])
+                np.copyto(reduction.result, own)
             return reduced
 
         return run
+
+    # For a transport over several hosts
+
+    def meet(self, text: str) -> None:
+        self._meet(signature(text), lambda: text)
+
+    def announce(self, rank: int) -> None:
+        """Tells all members that `rank`, on another host, was lost."""
+        self._meeting.announce(rank)
+        self._isolate()
+
+    def lay_out(self, reduction: Reduction) -> tuple[object, list[np.ndarray], np.ndarray]:
+        """All members' rows in shared memory, and room for the result: (what changes only when the others
+        do, all shards' rows, one row that all members share). The arrays are copied in where they are in no
+        buffer, or not all in the same."""
+        place = self._locate(reduction.rows[0] if reduction.rows else reduction.result)
+        here = self._agree(signature(f"{reduction} {place}"), reduction.__str__)
+        common = self._common_room(reduction.row_bytes)
+        if here and place is not None:
+            region, offset = self._regions[place[0]], place[1]
+        else:
+            region, offset = self._stage(reduction.row_bytes), 0
+            self._copy_in(reduction, region)
+            self._meet(signature("copied in"), reduction.__str__)
+        plan = Plan(reduction, self._members, [part[offset:] for part in region.parts], self._scratch)
+        return (region, common), plan.rows, common[: reduction.row_bytes].view(reduction.dtype)
+
+    def _common_room(self, size: int) -> np.ndarray:
+        """Memory of the first member's, which all may write to."""
+        if self._room is None or self._room.size < size:
+            self._room = self._allocate(_round_up(size, 4096))
+        return self._room.parts[0]
+
+    def _copy_in(self, reduction: Reduction, region: Region) -> None:
+        own = region.parts[self._rank].view(reduction.dtype)
+        for index, row in enumerate(reduction.rows):
+            np.copyto(own[index * reduction.length : (index + 1) * reduction.length], row)
 
     # Work that outlives who does it
 
@@ -332,7 +376,7 @@ class SharedMemory:
             reducer.reduce(rows, total, factors)
             work[mine] = base + 2 * number + 1
             if meeting.is_out():
-                raise Gone(self._rank, "was given up by the others")
+                raise Gone(self._ranks[self._rank], "was given up by the others")
             for target in targets:
                 np.copyto(target, total)
         work[mine] = base + 2 * len(pieces)
@@ -363,7 +407,11 @@ class SharedMemory:
             self._work[taken] = (base + 2 * len(pieces)) << _MEMBER_BITS | self._rank
 
         meeting = self._meeting
-        meeting.finish(done, roll)
+        try:
+            meeting.finish(done, roll)
+        except Gone:
+            self._isolate()
+            raise
         self.account.waiting += meeting.waited
 
     # Copies
@@ -391,8 +439,8 @@ class SharedMemory:
         if self._rank != root:
             data[...] = source
 
-    def isolate(self) -> None:
-        """After a loss: no other process can change the buffers of this one any more."""
+    def _isolate(self) -> None:
+        """After a loss: no other process, stopped now and waking up later, can change this one's buffers."""
         for region in self._regions:
             region.own.isolate()
 

@@ -22,8 +22,8 @@ class Solo:
         self._members = members
         self.account = Account()
 
-    def allocate(self, size: int) -> np.ndarray:
-        return np.zeros(size, np.uint8)
+    def allocate(self, size: int, keep: np.ndarray | None = None) -> np.ndarray:
+        return np.zeros(size, np.uint8) if keep is None else keep
 
     def reduction(self, reduction: Reduction) -> Run:
         length = min(_PIECE, reduction.length)

@@ -22,9 +22,12 @@ def as_bytes(array: np.ndarray) -> memoryview:
 class Stream:
     """What comes before the data of each operation. All members begin the same operations in the same order."""
 
-    def __init__(self, members: Members, links: Links, generation: int) -> None:
+    def __init__(self, members: Members, links: Links, ranks: Sequence[int], generation: int) -> None:
+        """`ranks` are the ranks in the group, by which `links` goes, of the members."""
         self.members = members
-        self.peers = sorted(links.channels)
+        self.peers = [member for member in range(members.size) if member != members.rank]
+        self._channels = {member: links.channels[ranks[member]] for member in self.peers}
+        self._ranks = ranks
         self.account = Account()
         self.ahead = dict.fromkeys(self.peers, 0)
         """Buffers that come from each peer before the data of the operation under way."""
@@ -37,11 +40,12 @@ class Stream:
         self._unchecked: list[int] = []
 
     def channel(self, peer: int) -> Channel:
-        return self._links.channels[peer]
+        return self._channels[peer]
 
     def begin(self, text: str, weights: Sequence[float] | None = None) -> None:
         """Queues this member's header to all peers, and room for theirs."""
         self._sequence += 1
+        self.account.last = self._ranks[self.members.rank]
         self._header = _HEADER.pack(self._generation, self._sequence, text.encode()[:148])
         self._unchecked = list(self.peers)
         own = self._weights[self.members.rank]
@@ -71,7 +75,7 @@ class Stream:
                 if came < self.ahead[peer]:
                     waiting.append(peer)
             if len(waiting) < len(self._unchecked) and not waiting:
-                self.account.last = self._unchecked[-1]
+                self.account.last = self._ranks[self._unchecked[-1]]
             self._unchecked = waiting
         return not self._unchecked
 
@@ -82,7 +86,7 @@ class Stream:
         )
         return Mismatch(
             f"All ranks must call the same operations in the same order, with the same sizes and dtypes. "
-            f"Rank {self.members.rank} called {mine}, rank {peer} called {theirs}"
+            f"Rank {self._ranks[self.members.rank]} called {mine}, rank {self._ranks[peer]} called {theirs}"
         )
 
     def weights(self) -> list[float]:
@@ -95,7 +99,7 @@ class Stream:
 
     def idle(self) -> bool:
         """Whether all that was queued has been sent and has come."""
-        return all(channel.idle for channel in self._links.channels.values())
+        return all(channel.idle for channel in self._channels.values())
 
     def pump(self, step: Callable[[], bool]) -> None:
         """Moves bytes until `step` returns True. Raises Gone."""
@@ -104,6 +108,9 @@ class Stream:
             self._links.pump(step)
         finally:
             self.account.waiting += self._links.waited - before
+
+    def tell_lost(self, rank: int) -> None:
+        self._links.lose(rank, "was lost")
 
     def close(self) -> None:
         self._links.close()

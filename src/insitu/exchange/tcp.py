@@ -25,13 +25,13 @@ _PROBE_ROUNDS = 5
 
 
 class Tcp:
-    """A Transport for members that are connected in pairs."""
+    """A Transport for members that are connected in pairs. `ranks` are the members' ranks in the group."""
 
     name = "tcp"
 
-    def __init__(self, members: Members, links: Links, generation: int = 0) -> None:
+    def __init__(self, members: Members, links: Links, ranks: Sequence[int], generation: int = 0) -> None:
         self._members = members
-        self._stream = Stream(members, links, generation)
+        self.stream = Stream(members, links, ranks, generation)
         self._pages: list[Pages] = []
         self._staging: Pages | None = None
         self._exchanger = Exchanger()
@@ -39,7 +39,7 @@ class Tcp:
 
     @property
     def account(self) -> Account:
-        return self._stream.account
+        return self.stream.account
 
     def _measure(self) -> Costs:
         """Latency and bandwidth, the same on all members: the worst that any of them saw."""
@@ -60,7 +60,7 @@ class Tcp:
 
     def _everybodys(self, values: np.ndarray) -> np.ndarray:
         """One row of values from each member."""
-        stream = self._stream
+        stream = self.stream
         out = np.zeros((self._members.size, values.size))
         out[self._members.rank] = values
         stream.begin("measurements")
@@ -70,22 +70,24 @@ class Tcp:
         stream.pump(lambda: stream.agreed() and stream.idle())
         return out
 
-    def allocate(self, size: int) -> np.ndarray:
-        stream = self._stream
+    def allocate(self, size: int, keep: np.ndarray | None = None) -> np.ndarray:
+        stream = self.stream
         stream.begin("buffer")
         stream.pump(lambda: stream.agreed() and stream.idle())
-        pages = Pages(size)
+        if keep is not None and not isinstance(keep.base, Pages):
+            return keep  # memory of another transport: reduced by copying
+        pages = Pages(size) if keep is None else keep.base
         self._pages.append(pages)
-        return pages.array()
+        return pages.array() if keep is None else keep
 
     def reduction(self, reduction: Reduction) -> Run:
         way = choose(self._members, reduction.row_bytes, CHUNK_BYTES, self.costs)
         if reduction.scatter is not None:
             way = "gather" if way == "gather" else "direct"
-            return ALGORITHMS[way](self._stream, reduction, reduction.result).run
+            return ALGORITHMS[way](self.stream, reduction, reduction.result).run
         if way == "gather":
             # Nothing is written before all has come, so the result needs no other place first.
-            return ALGORITHMS[way](self._stream, reduction, reduction.result).run
+            return ALGORITHMS[way](self.stream, reduction, reduction.result).run
         return self._staged(reduction, way)
 
     def _staged(self, reduction: Reduction, way: str) -> Run:
@@ -97,7 +99,7 @@ class Tcp:
             staging = self._stage(reduction.row_bytes)
             if not prepared or prepared[0][0] is not staging:
                 target = staging.array()[: reduction.row_bytes].view(reduction.dtype)
-                prepared[:] = [(staging, ALGORITHMS[way](self._stream, reduction, target))]
+                prepared[:] = [(staging, ALGORITHMS[way](self.stream, reduction, target))]
             if not prepared[0][1].run(weights):
                 return False
             self._exchanger.put(staging, result, swappable)
@@ -111,7 +113,7 @@ class Tcp:
         return self._staging
 
     def gather(self, rows: Sequence[np.ndarray], out: np.ndarray) -> None:
-        stream, shards = self._stream, self._members.shards
+        stream, shards = self.stream, self._members.shards
         stream.begin(f"all_gather of {out.shape[1]} bytes a shard")
         mine = shards[self._members.rank]
         for shard, row in zip(mine, rows, strict=True):
@@ -126,7 +128,7 @@ class Tcp:
 
     def broadcast(self, data: np.ndarray, root: int) -> None:
         """The root sends each other member one part, and that one sends it on to the rest."""
-        stream, rank = self._stream, self._members.rank
+        stream, rank = self.stream, self._members.rank
         stream.begin(f"broadcast of {len(data)} bytes from rank {root}")
         others = [r for r in range(self._members.size) if r != root]
         cuts = [len(data) * i // len(others) for i in range(len(others) + 1)]
@@ -161,7 +163,11 @@ class Tcp:
 
     def _send(self, peer: int, data: np.ndarray, low: int, high: int) -> None:
         for start, stop in chunks(low, high, CHUNK_BYTES):
-            self._stream.channel(peer).send(as_bytes(data[start:stop]))
+            self.stream.channel(peer).send(as_bytes(data[start:stop]))
+
+    def tell_lost(self, rank: int) -> None:
+        """Tells all peers that `rank`, on this host, was lost."""
+        self.stream.tell_lost(rank)
 
     def close(self) -> None:
-        self._stream.close()
+        self.stream.close()

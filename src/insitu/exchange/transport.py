@@ -89,8 +89,9 @@ class Transport(Protocol):
     name: str
     account: Account
 
-    def allocate(self, size: int) -> np.ndarray:
-        """`size` zero bytes in the transport's own memory, as uint8[size]. Sizes may differ by rank."""
+    def allocate(self, size: int, keep: np.ndarray | None = None) -> np.ndarray:
+        """`size` zero bytes in the transport's own memory, as uint8[size]. Sizes may differ by rank. With
+        `keep`, an array of an earlier transport: that array, its contents and address unchanged."""
 
     def reduction(self, reduction: Reduction) -> Run:
         """Prepares a reduction once, to be run many times."""

@@ -76,11 +76,14 @@ class Meeting:
         segment: Segment,
         offset: int,
         member: int,
-        members: int,
+        ranks: Sequence[int],
         patience: Patience,
         dead: Callable[[], Sequence[int]],
         stall_timeout: float,
     ) -> None:
+        """`ranks` are the members' ranks in the group, which `dead` returns and errors name."""
+        members = len(ranks)
+        self._ranks = ranks
         self._segment = segment
         data = memoryview(segment.array())[offset : offset + meeting_bytes(members)]  # type: ignore[arg-type]
         self._words = data.cast("Q")
@@ -134,7 +137,7 @@ class Meeting:
         try:
             return self.meet(signature)
         except Gone as gone:
-            if gone.rank == self._member:
+            if gone.rank == self._ranks[self._member]:
                 raise
             first = gone
         word = self.tick << SIGNATURE_BITS | signature
@@ -149,7 +152,7 @@ class Meeting:
                 self._wait(word, excused)
                 self._heed(excused)
             except Gone as gone:
-                if gone.rank == self._member:
+                if gone.rank == self._ranks[self._member]:
                     raise
                 continue
             raise Gone(first.rank, first.why, completed=True) from first
@@ -214,7 +217,7 @@ class Meeting:
 
     def _check_lives(self, missing: Sequence[int], word: int, start: float) -> None:
         """Gives up those that died, and the first that is late beyond the stall timeout."""
-        dead = set(self._dead())
+        dead = {self._ranks.index(rank) for rank in self._dead()}
         late = [index for index in missing if self._words[index] != word]
         lost = [index for index in late if index // _PER_MEMBER in dead]
         if not lost and late and time.monotonic() - start > self._stall_timeout:
@@ -245,15 +248,25 @@ class Meeting:
             out = self._out()
             if not out:
                 self._words[self._alarm] = 0
+            elsewhere = self._words[self._alarm + 1]
+            if elsewhere:
+                self._words[self._alarm] = 1
         if self._member in out:
-            raise Gone(self._member, "was given up by the others")
+            raise Gone(self._ranks[self._member], "was given up by the others")
         for member in sorted(out.difference(excused)):
-            raise Gone(member, self._why(member))
+            raise Gone(self._ranks[member], self._why(member))
+        if elsewhere:
+            raise Gone(elsewhere - 1, "was lost")
+
+    def announce(self, rank: int) -> None:
+        """Tells all members that `rank`, on another host, was lost: every wait ends with Gone."""
+        self._words[self._alarm + 1] = rank + 1
+        self._words[self._alarm] = 1
 
     def _why(self, member: int) -> str:
         if self._words[member * _PER_MEMBER + _LEFT]:
             return "left the group"
-        return "died" if member in self._dead() else f"made no progress for {self._stall_timeout:g} s"
+        return "died" if self._ranks[member] in self._dead() else f"made no progress for {self._stall_timeout:g} s"
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
