@@ -252,7 +252,7 @@ def _cache_details(
         "key": cache.key,
         "labels": list(cache.labels),
         "jobs": jobs,
-        "partitions": partitions,
+        "partition_list": partitions,
     }
     if checks is not None:
         details["verified"] = [
