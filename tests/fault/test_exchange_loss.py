@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exchange_ranks import SECRET, ranks
+from exchange_ranks import SECRET, Rank, ranks, without_main
 
 from insitu import exchange
 from insitu.errors import ExchangeError, PeerLost
@@ -74,3 +74,50 @@ def _leave_early(pipe: Any, rank: int, addresses: list[str], transport: str) -> 
 def test_a_peer_that_leaves_is_named(transport: str) -> None:
     with ranks(2, _leave_early, transport) as processes:
         assert [process.result() for process in processes] == [VICTIM, None]
+
+
+def _recover(pipe: Any, rank: int, addresses: list[str], transport: str, replacement: bool = False) -> Any:
+    """Reduces until a peer is lost, then goes on with its replacement, in the same buffers."""
+    generation = 7 if replacement else 3
+    with exchange.join(
+        rank, addresses, secret=SECRET, tasks=NAMES, transport=transport, generation=generation  # type: ignore[arg-type]
+    ) as group:
+        buffers = [group.buffer(size, np.float32) for size in (50, 200_000)]
+        survived = False
+        if not replacement:
+            try:
+                while True:
+                    buffers[0][:] = buffers[1][:] = rank
+                    group.all_reduce(buffers[0])
+                    group.all_reduce(buffers[1])
+                    if group.last_completed == 21:
+                        pipe.send(("ready", None))
+            except PeerLost:
+                survived = True
+            buffers[1][:] = 100 + rank
+            group.rejoin(7)
+        else:
+            buffers[1][:] = 100 + rank
+        assert group.generation == 7
+        for _ in range(3):
+            buffers[0][:] = rank
+            group.all_reduce(buffers[0])
+        group.all_reduce(buffers[1])
+        assert (buffers[0] == 3).all()
+        assert (buffers[1] == 303).all()
+        return survived, group.last_completed
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_survivors_go_on_with_a_replacement(transport: str) -> None:
+    with ranks(3, _recover, transport) as processes:
+        for process in processes:
+            process.hear()
+        os.kill(processes[VICTIM].pid, signal.SIGKILL)
+        with without_main():
+            new = Rank(_recover, (VICTIM, processes[VICTIM].arguments[1], transport, True))
+        try:
+            assert processes[0].result() == processes[2].result() == (True, 5)
+            assert new.result() == (False, 5)
+        finally:
+            new.end()

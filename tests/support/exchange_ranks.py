@@ -28,6 +28,7 @@ class Rank:
     """One process. It may `say` things and be told things; `result` is what its function returned."""
 
     def __init__(self, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+        self.arguments = arguments
         here, there = _context().Pipe()
         self._pipe: Connection = here
         self.process = _context().Process(target=_main, args=(there, function, *arguments), daemon=True)

@@ -6,13 +6,14 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from insitu.errors import ExchangeError, InputError, PeerLost
+from insitu.errors import ExchangeError, InputError, PeerLost, StaleGeneration
 from insitu.exchange.arithmetic import Operation, bounds, check_reducible, check_weights
 from insitu.exchange.transport import Gone, Members, Reduction, Run, Transport
 
@@ -45,6 +46,10 @@ class _Plan:
     nbytes: int
 
 
+Formed = tuple[Members, Transport, Callable[[], None]]
+"""What meeting the others gives: who they are, a transport, what to do after it is closed."""
+
+
 class Group:
     """Tasks that reduce buffers together. Made by `insitu.exchange.join`; a context manager.
 
@@ -61,15 +66,21 @@ class Group:
         self,
         members: Members,
         transport: Transport,
+        on_close: Callable[[], None],
         *,
-        generation: int = 0,
-        names: Sequence[str] | None = None,
-        on_close: Callable[[], None] | None = None,
+        generation: int,
+        names: Sequence[str] | None,
+        timeout: float,
+        form: Callable[[int, Sequence[str], float], Formed],
+        addresses: Sequence[str],
     ) -> None:
-        self._members = members
         self._transport = transport
-        self._names = names
         self._on_close = on_close
+        self._names = names
+        self._timeout = timeout
+        self._form = form
+        self._addresses = addresses
+        self._buffers: list[np.ndarray] = []
         self._plans: dict[tuple[int, str], _Plan] = {}
         self._sequence = -1
         self._broken: ExchangeError | None = None
@@ -112,6 +123,7 @@ class Group:
             data = self._transport.allocate(int(np.prod(sizes, dtype=np.int64)) * kind.itemsize)
 
         self._perform("buffer", 0, allocate)
+        self._buffers.append(data)
         return data.view(kind).reshape(sizes)
 
     def all_reduce(
@@ -184,14 +196,45 @@ class Group:
 
     # Life
 
+    def rejoin(
+        self, generation: int, addresses: Sequence[str] | None = None, timeout: float | None = None
+    ) -> None:
+        """Forms the group anew, after PeerLost, with whoever takes the places of the lost.
+
+        All ranks must come with the same `generation`, greater than the one before: survivors through
+        this, replacements through `join`. Survivors' buffers keep their addresses and contents. A
+        replacement must make the same buffers in the same order as its first operations, which is what
+        survivors wait for here. Operations are numbered from 0 again; the shards that each rank hosts stay.
+
+        `addresses` None: the same as before. `timeout` None: that of `join`. Raises as `join` does; then
+        the group stays broken and it may be called again.
+        """
+        if self._closed:
+            raise ExchangeError("The group is closed")
+        if generation <= self.generation:
+            raise InputError(f"A new generation is greater than the last, {self.generation}. Received: {generation}")
+        addresses = self._addresses if addresses is None else addresses
+        self._leave()
+        self._broken = self._broken or ExchangeError("It did not form again")
+        _, transport, on_close = self._form(generation, addresses, self._timeout if timeout is None else timeout)
+        self._transport, self._on_close = transport, on_close
+        self.transport, self.generation, self._addresses = transport.name, generation, addresses
+        self._sequence = self.last_completed = -1
+        self._broken = None
+        for data in self._buffers:
+            self._perform("buffer", 0, partial(transport.allocate, data.size, data))
+
     def close(self) -> None:
         """Leaves the group. Buffers stay valid as plain memory. May be called again."""
         if not self._closed:
             self._closed = True
-            self._plans.clear()
-            self._transport.close()
-            if self._on_close is not None:
-                self._on_close()
+            self._leave()
+            self._buffers.clear()
+
+    def _leave(self) -> None:
+        self._plans.clear()
+        self._transport.close()
+        self._on_close()
 
     def __enter__(self) -> Group:
         return self
@@ -257,7 +300,7 @@ class Group:
         except Gone as gone:
             if gone.completed:
                 self.last_completed = self._sequence
-            self._broken = self._peer_lost(name, gone)
+            self._broken = self._stale(gone) if gone.rank == self.rank else self._peer_lost(name, gone)
             raise self._broken from gone
         except ExchangeError as error:
             self._broken = error
@@ -283,6 +326,12 @@ class Group:
             operation=name,
             sequence=self._sequence,
             last_completed=self.last_completed,
+        )
+
+    def _stale(self, gone: Gone) -> StaleGeneration:
+        return StaleGeneration(
+            f"{self.task(self.rank)} {gone.why}, which may go on with a generation after {self.generation}; "
+            f"what its buffers hold is not to be used"
         )
 
     def _unusable(self) -> ExchangeError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, get_args
 
 from insitu.errors import ExchangeError, InputError
@@ -50,39 +51,85 @@ def join(
     Raises InputError, JoinTimeout (naming who is missing), AuthenticationError, StaleGeneration (where this
     process is the old one), ExchangeError.
     """
-    hosted, total = _check(rank, addresses, shards, num_shards, tasks)
-    if transport not in get_args(TransportName):
-        raise InputError(f"transport must be one of {', '.join(get_args(TransportName))}. Received: {transport!r}")
-    if len(addresses) == 1:
-        if hosted != tuple(range(total)):
-            raise InputError(f"A process alone hosts all {total} shards. Received: {hosted}")
-        members = Members(0, (hosted,), total)
-        return Group(members, Solo(members), generation=generation, names=tasks)
-    control = memory.create("insitu-exchange", Layout(len(addresses), total).size)
-    try:
-        card: Card = {
+    entry = _Entry(rank, addresses, transport, shards, num_shards, secret, stall_timeout, tasks, compression)
+    members, made, close = entry.form(generation, addresses, timeout)
+    return Group(
+        members,
+        made,
+        close,
+        generation=generation,
+        names=tasks,
+        timeout=timeout,
+        form=entry.form,
+        addresses=tuple(addresses),
+    )
+
+
+class _Entry:
+    """What a rank joins with, again and again."""
+
+    def __init__(
+        self,
+        rank: int,
+        addresses: Sequence[str],
+        transport: TransportName,
+        shards: Sequence[int] | None,
+        num_shards: int | None,
+        secret: bytes,
+        stall_timeout: float,
+        tasks: Sequence[str] | None,
+        compression: Compression,
+    ) -> None:
+        hosted, total = _check(rank, addresses, shards, num_shards, tasks)
+        for name, value, allowed in (
+            ("transport", transport, get_args(TransportName)),
+            ("compression", compression, get_args(Compression)),
+        ):
+            if value not in allowed:
+                raise InputError(f"{name} must be one of {', '.join(allowed)}. Received: {value!r}")
+        self._secret = secret
+        self._stall_timeout = stall_timeout
+        self._tasks = tasks
+        self._card: Card = {
             "rank": rank,
             "size": len(addresses),
             "num_shards": total,
             "shards": list(hosted),
-            "generation": generation,
             "transport": transport,
             "compression": compression,
-            "host": memory.host_identity() if memory.supported() else "",
             "process": os.getpid(),
-            "control": control,
         }
-        with Rendezvous(
-            rank, addresses, card, lambda other: _compare(card, other), secret, _namer(tasks), timeout
-        ) as meeting:
-            peers = meeting.meet(range(len(addresses)), "control")
-            return _form(card, meeting, peers, stall_timeout, tasks)
-    finally:
-        os.close(control)
 
+    def name(self, rank: int) -> str:
+        return self._tasks[rank] if self._tasks and 0 <= rank < len(self._tasks) else f"rank {rank}"
 
-def _namer(tasks: Sequence[str] | None):  # type: ignore[no-untyped-def]
-    return lambda rank: tasks[rank] if tasks and 0 <= rank < len(tasks) else f"rank {rank}"
+    def form(
+        self, generation: int, addresses: Sequence[str], timeout: float
+    ) -> tuple[Members, Transport, Callable[[], None]]:
+        """Meets all others: (who they are, the transport, what to do after it is closed)."""
+        card = {**self._card, "generation": generation}
+        rank, size = card["rank"], card["size"]
+        if len(addresses) != size:
+            raise InputError(f"A group keeps its size of {size} ranks. Received: {len(addresses)} addresses")
+        if size == 1:
+            members = _members([card], 0)
+            return members, Solo(members), lambda: None
+        control = memory.create("insitu-exchange", Layout(size, card["num_shards"]).size)
+        try:
+            card |= {"control": control, "host": memory.host_identity() if memory.supported() else ""}
+            check = partial(_compare, card)
+            with Rendezvous(rank, addresses, card, check, self._secret, self.name, timeout) as meeting:
+                peers = meeting.meet(range(size), "control")
+                cards = [card if r == rank else peers[r].card for r in range(size)]
+                members = _members(cards, rank)
+                try:
+                    transport, close = _form_transport(members, cards, meeting, peers, self._stall_timeout)
+                except Gone as gone:
+                    text = f"{self.name(gone.rank)} {gone.why} while the group was forming"
+                    raise ExchangeError(text) from gone
+                return members, transport, close
+        finally:
+            os.close(control)
 
 
 def _check(
@@ -144,20 +191,6 @@ class _Lives:
     def close(self) -> None:
         for connection in self._connections:
             connection.close()
-
-
-def _form(
-    card: Card, meeting: Rendezvous, peers: dict[int, Peer], stall_timeout: float, tasks: Sequence[str] | None
-) -> Group:
-    rank = card["rank"]
-    cards = [card if r == rank else peers[r].card for r in range(card["size"])]
-    members = _members(cards, rank)
-    name = _namer(tasks)
-    try:
-        transport, close = _form_transport(members, cards, meeting, peers, stall_timeout)
-    except Gone as gone:
-        raise ExchangeError(f"{name(gone.rank)} {gone.why} while the group was forming") from gone
-    return Group(members, transport, generation=card["generation"], names=tasks, on_close=close)
 
 
 def _hosts(members: Members, cards: Sequence[Card]) -> Hosts:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
+from unittest import mock
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -11,10 +16,13 @@ from hypothesis import strategies as st
 
 from insitu import exchange
 from insitu.errors import InputError
+from insitu.exchange.costs import chain_order
 from insitu.exchange.group import Group
+from insitu.exchange.transport import Members
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.int64]
-TRANSPORTS = ["shm", "tcp"]
+TRANSPORTS = ["shm", "tcp", "gather", "direct", "chain", "two hosts", "three hosts"]
+"""Or an algorithm of TCP that is forced, or hosts that the ranks are dealt out to."""
 LENGTHS = st.one_of(st.integers(0, 40), st.sampled_from([1023, 4097, 16384, 16385, 40001, 70001]))
 
 
@@ -72,7 +80,7 @@ def make_array(group: Group, own: np.ndarray, kind: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     layout=layouts(),
     length=LENGTHS,
@@ -96,8 +104,10 @@ def test_all_reduce_is_the_sum_in_shard_order(
 
     def run(rank: int, addresses: list[str]) -> list[np.ndarray]:
         own = layout[rank]
+        threading.current_thread().name = f"rank {rank}"
+        name = transport if transport in ("shm", "tcp") else "auto" if "hosts" in transport else "tcp"
         with exchange.join(
-            rank, addresses, shards=own, num_shards=count, secret=SECRET, transport=transport  # type: ignore[arg-type]
+            rank, addresses, shards=own, num_shards=count, secret=SECRET, transport=name  # type: ignore[arg-type]
         ) as group:
             array = make_array(group, rows[own], kind)
             results = []
@@ -109,12 +119,45 @@ def test_all_reduce_is_the_sum_in_shard_order(
             part = group.reduce_scatter(array, op, local)  # type: ignore[arg-type]
             start, stop = group.part(length, array.dtype)
             assert same_bits(part, want[start:stop])
-            gathered = group.all_gather(array)
-            assert same_bits(gathered, rows)
+            assert same_bits(group.all_gather(array), rows)
+            for root in {0, group.size - 1}:
+                sent = np.full(length + 1, rank, np.int64)
+                assert (group.broadcast(sent, root) == root).all()
+            group.barrier()
             return results
 
-    for results in in_threads(len(layout), run):
-        assert all(same_bits(result, want) for result in results)
+    with arranged(transport):
+        for results in in_threads(len(layout), run):
+            assert all(same_bits(result, want) for result in results)
+
+
+@contextlib.contextmanager
+def arranged(transport: str) -> Iterator[None]:
+    """Forces an algorithm, or deals ranks out to hosts that they believe to be different."""
+    with contextlib.ExitStack() as stack:
+        if "hosts" in transport:
+            hosts = 2 if transport == "two hosts" else 3
+            name = lambda: f"host {int(threading.current_thread().name.split()[1]) % hosts}"  # noqa: E731
+            stack.enter_context(mock.patch("insitu.exchange.memory.host_identity", name))
+        if transport in ("gather", "direct", "chain"):
+
+            def choose(members: Members, *_: object) -> str:
+                return transport if transport != "chain" or chain_order(members) is not None else "direct"
+
+            stack.enter_context(mock.patch("insitu.exchange.tcp.choose", choose))
+        yield
+
+
+def test_shared_memory_is_the_choice_on_one_host_and_tcp_between_hosts() -> None:
+    def run(rank: int, addresses: list[str]) -> str:
+        threading.current_thread().name = f"rank {rank}"
+        with exchange.join(rank, addresses) as group:
+            return group.transport
+
+    assert in_threads(3, run) == ["shm"] * 3
+    with arranged("three hosts"):
+        assert in_threads(3, run) == ["tcp"] * 3
+        assert in_threads(5, run) == ["shm+tcp"] * 5
 
 
 def test_weights_that_are_all_zero_touch_nothing() -> None:
