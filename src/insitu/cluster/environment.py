@@ -22,8 +22,9 @@ from insitu.context import (
 from insitu.paths import HOME_ENV
 from insitu.spec import JobSpec, Placement, TaskId, TaskSpec
 
-THREAD_SETTINGS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "NPROC")
-"""What sizes thread pools: of OpenMP (PyTorch, NumPy's BLAS), TensorFlow (two), and XLA on CPUs."""
+THREAD_SETTINGS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NPROC")
+"""What sizes the pools that share the work of one operation: of OpenMP (PyTorch, NumPy's BLAS), of TensorFlow,
+and of XLA on CPUs. Their sizes change rounding, so they are the job's."""
 
 
 def tf_config(placement: Placement, addresses: Mapping[TaskId, str], task: TaskId) -> dict[str, Any]:
@@ -37,6 +38,15 @@ def tf_config(placement: Placement, addresses: Mapping[TaskId, str], task: TaskI
         if spec.task.role != "evaluator" or spec.task == task:
             cluster.setdefault(spec.task.role, []).append(addresses[spec.task])
     return {"cluster": cluster, "task": {"type": task.role, "index": task.index}}
+
+
+def interop_threads(job: JobSpec) -> int:
+    """Operations that TensorFlow may run side by side; their number changes no rounding.
+
+    With ps tasks an operation waits for others in other tasks, holding its thread: with fewer threads than
+    peers, TensorFlow's parameter servers stand still.
+    """
+    return job.threads if job.ps == 0 else max(job.threads, job.workers + job.ps + int(job.chief) + 1)
 
 
 def task_environment(
@@ -68,6 +78,7 @@ def task_environment(
             STALL_TIMEOUT_ENV: repr(job.stall_timeout),
             "PYTHONUNBUFFERED": "1",
             **{name: str(job.threads) for name in THREAD_SETTINGS},
+            "TF_NUM_INTEROP_THREADS": str(interop_threads(job)),
         }
     )
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

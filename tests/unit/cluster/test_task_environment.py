@@ -73,5 +73,6 @@ def test_tf_config_lists_all_but_the_evaluator() -> None:
 def test_threads_are_the_jobs_and_the_users_other_choices_stay() -> None:
     found = environment(1, OMP_NUM_THREADS="64", TF_CPP_MIN_LOG_LEVEL="0", PYTHONHASHSEED="5", OTHER="x")
     assert {found[name] for name in THREAD_SETTINGS} == {"2"}
+    assert found["TF_NUM_INTEROP_THREADS"] == "5"
     assert (found["TF_CPP_MIN_LOG_LEVEL"], found["PYTHONHASHSEED"], found["OTHER"]) == ("0", "5", "x")
     assert (environment(1)["TF_CPP_MIN_LOG_LEVEL"], environment(1)["PYTHONHASHSEED"]) == ("2", "7")
