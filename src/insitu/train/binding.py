@@ -12,7 +12,7 @@ from keras.src.trainers.data_adapters import array_slicing
 
 from insitu.errors import TrainingError
 from insitu.train.adapter import FeedAdapter
-from insitu.train.backends import Logs, make_replica
+from insitu.train.backends import Logs, fit_into_trainer, make_replica
 from insitu.train.bookkeeping import Bookkeeper
 from insitu.train.callbacks import EpochCallbacks, own_callbacks
 from insitu.train.feed import Feed, Step
@@ -179,10 +179,9 @@ class Binding:
     # What takes the place of Keras' compiled functions
 
     def _maker(self, attribute: str, one: Callable[[Step], Logs]) -> Callable[..., Any]:
-        def function(source: Any) -> Logs:
-            return self._run(source, one)
+        function = fit_into_trainer(self.model, lambda source: self._run(source, one))
 
-        def make(force: bool = False) -> Callable[[Any], Any]:
+        def make(force: bool = False) -> Callable[..., Any]:
             setattr(self.model, attribute, function)
             return function
 

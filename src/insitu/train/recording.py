@@ -26,7 +26,8 @@ class Recording:
 
 @contextlib.contextmanager
 def recorded(optimizer: Any) -> Iterator[Recording]:
-    """While open, `optimizer.apply` fills the recording and changes nothing."""
+    """While open, `optimizer.apply`, and `stateless_apply` as JAX has it, fill the recording and change
+    nothing."""
     recording = Recording()
 
     def apply(grads: Any, trainable_variables: Any = None) -> None:
@@ -36,12 +37,18 @@ def recorded(optimizer: Any) -> Iterator[Recording]:
             optimizer._trainable_variables if trainable_variables is None else trainable_variables
         )
 
+    def stateless_apply(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> tuple[Any, Any]:
+        apply(grads)
+        return trainable_variables, optimizer_variables
+
     # Around Keras' attribute tracking: this is no part of the optimizer's state.
     object.__setattr__(optimizer, "apply", apply)
+    object.__setattr__(optimizer, "stateless_apply", stateless_apply)
     try:
         yield recording
     finally:
         object.__delattr__(optimizer, "apply")
+        object.__delattr__(optimizer, "stateless_apply")
     if recording.calls != 1:
         raise TrainingError(
             "A train_step must call its optimizer's apply() or apply_gradients() exactly once, so that the "

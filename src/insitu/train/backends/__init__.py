@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -52,7 +53,28 @@ def make_replica(model: Any, data: Any) -> Replica:
         from insitu.train.backends.tensorflow import TensorFlowReplica
 
         return TensorFlowReplica(model, data)
+    if backend == "jax":
+        from insitu.train.backends.jax import JaxReplica
+
+        return JaxReplica(model, data)
+    if backend == "torch":
+        from insitu.train.backends.torch import TorchReplica
+
+        return TorchReplica(model, data)
     raise TrainingError(
-        f"This strategy runs on the TensorFlow backend of Keras in this version. Received: the {backend!r} "
-        "backend. Set KERAS_BACKEND=tensorflow before keras is imported."
+        "A strategy runs on the TensorFlow, JAX and PyTorch backends of Keras. Received: the "
+        f"{backend!r} backend. Set KERAS_BACKEND before keras is imported."
     )
+
+
+def fit_into_trainer(model: Any, run: Callable[[Any], Logs]) -> Callable[..., Any]:
+    """`run`, a function of an iterable of steps, as the trainer of the active backend calls its train and
+    test functions; the trainer of `model` is made ready for it."""
+    import keras
+
+    if keras.backend.backend() != "jax":
+        return run
+    from insitu.train.backends.jax import as_trainer_function, keep_state_attached
+
+    keep_state_attached(model)
+    return as_trainer_function(run)

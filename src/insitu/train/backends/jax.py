@@ -11,6 +11,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
+from insitu.errors import TrainingError
 from insitu.train.backends import Logs
 from insitu.train.backends.base import BaseReplica, seed_offset
 from insitu.train.backends.record import RecordLayout
@@ -107,10 +108,200 @@ class JaxReplica(BaseReplica):
 
     def _trace_gradient(self, state: Functional, offset: Any, leaves: Arrays) -> Any:
         trainable, others, optimizer, metrics = state
-        others = self._shift_seeds(others, offset)
+        begin = (trainable, self._shift_seeds(others, offset), optimizer, self._without_sums(metrics))
         with recorded(self._model.optimizer) as recording:
-            logs, (_, _, others, metrics) = _step_result(
-                self._model.train_step((trainable, others, optimizer, self._zero_sums(metrics)), self._pack(leaves)),
-                recording,
+            logs, (_, others, _, metrics) = unpack_step(self._model.train_step(begin, self._pack(leaves)), 4)
+        after = self._by_variable(self._shift_seeds(others, -offset), metrics)
+        gradients = [
+            jnp.zeros(tuple(v.shape), self.floats_dtype) if g is None else g
+            for v, g in zip(
+                self._state.trainable, self._in_order(recording.variables, recording.gradients), strict=True
             )
-        return logs, others, metrics
+        ]
+        means = [after[id(v)] for v in self._state.mean]
+        pieces = [self._join(piece.members, gradients) for piece in self._gradient_pieces]
+        pieces += [self._join(piece.members, means) for piece in self._mean_pieces]
+        return self._train_packing.pack(after), self._pick_extra_logs(logs), pieces
+
+    def _trace_apply(self, state: Functional, packed: Mapping[str, Any], pieces: Arrays) -> Any:
+        trainable, others, optimizer, metrics = state
+        split = len(self._gradient_pieces)
+        gradients = self._split(pieces[:split], self._gradient_pieces, self._gradient_spans)
+        means = self._split(pieces[split:], self._mean_pieces, self._mean_spans)
+        new = {id(v): m.astype(v.dtype) for v, m in zip(self._state.mean, means, strict=True)}
+        others = [new.get(id(v), value) for v, value in zip(self._variables[1], others, strict=True)]
+        others = self._write(self._variables[1], others, self._train_packing, packed)
+        metrics = self._write(self._variables[3], metrics, self._train_packing, packed)
+        trainable, optimizer = self._update(trainable, optimizer, gradients)
+        return self._metric_logs(metrics), (trainable, others, optimizer, metrics)
+
+    def _update(self, trainable: Arrays, optimizer: Arrays, gradients: Arrays) -> tuple[Arrays, Arrays]:
+        """(trainable, optimizer) after the update. Optimizers keep the variables in an order of their own."""
+        places = {id(v): index for index, v in enumerate(self._state.trainable)}
+        order = [places[id(v)] for v in self._model.optimizer._trainable_variables]
+        updated, optimizer = self._model.optimizer.stateless_apply(
+            optimizer,
+            [None if i in self._without_gradient else gradients[i].astype(trainable[i].dtype) for i in order],
+            [trainable[i] for i in order],
+        )
+        trainable = list(trainable)
+        for place, value in zip(order, updated, strict=True):
+            trainable[place] = value
+        return trainable, optimizer
+
+    def _trace_evaluate(self, state: Functional, leaves: Arrays) -> Mapping[str, Any]:
+        trainable, others, _, metrics = state
+        begin = (trainable, others, self._without_sums(metrics))
+        _, (_, others, metrics) = unpack_step(self._model.test_step(begin, self._pack(leaves)), 3)
+        return self._test_packing.pack(self._by_variable(others, metrics))
+
+    def _trace_merge(self, metrics: Arrays, packed: Mapping[str, Any]) -> Any:
+        metrics = self._write(self._variables[3], metrics, self._test_packing, packed)
+        return self._metric_logs(metrics), metrics
+
+    def _trace_predict(self, state: Functional, leaves: Arrays) -> Any:
+        outputs, _ = self._model.predict_step(state[:2], self._pack(leaves))
+        return outputs
+
+    # Parts of it
+
+    def _shift_seeds(self, others: Sequence[Any], offset: Any) -> Arrays:
+        return [
+            value + jnp.stack([offset, jnp.zeros_like(offset)]).astype(value.dtype)
+            if id(variable) in self._seeds
+            else value
+            for variable, value in zip(self._variables[1], others, strict=True)
+        ]
+
+    def _without_sums(self, metrics: Sequence[Any]) -> Arrays:
+        return [
+            jnp.zeros_like(value) if id(variable) in self._sums else value
+            for variable, value in zip(self._variables[3], metrics, strict=True)
+        ]
+
+    def _by_variable(self, others: Sequence[Any], metrics: Sequence[Any]) -> dict[int, Any]:
+        variables = (*self._variables[1], *self._variables[3])
+        return {id(v): value for v, value in zip(variables, (*others, *metrics), strict=True)}
+
+    @staticmethod
+    def _write(
+        variables: Sequence[Any], values: Sequence[Any], packing: _Packing, packed: Mapping[str, Any]
+    ) -> Arrays:
+        """`values` of `variables`, with what the record says: sums added, others as they are."""
+        sums, firsts = packing.unpack(packed)
+        return [
+            value + sums[id(v)] if id(v) in sums else firsts.get(id(v), value)
+            for v, value in zip(variables, values, strict=True)
+        ]
+
+    def _metric_logs(self, metrics: Arrays) -> Any:
+        with keras.StatelessScope(state_mapping=zip(self._variables[3], metrics, strict=True)):
+            return self._model.get_metrics_result()
+
+    def _join(self, members: Sequence[int], tensors: Sequence[Any]) -> Any:
+        flat = [jnp.ravel(tensors[i]).astype(self.floats_dtype) for i in members]
+        return flat[0] if len(flat) == 1 else jnp.concatenate(flat)
+
+    @staticmethod
+    def _split(tensors: Sequence[Any], pieces: Sequence[Any], spans: Sequence[Any]) -> Arrays:
+        return [
+            tensor[span.start - piece.start : span.stop - piece.start].reshape(span.shape)
+            for piece, tensor in zip(pieces, tensors, strict=True)
+            for span in (spans[index] for index in piece.members)
+        ]
+
+
+class _Packing:
+    """A record as JAX carries it: one vector for each dtype, since by default JAX has no float64.
+
+    `places[dtype]` says which elements of the record the vector of that dtype holds.
+    """
+
+    def __init__(self, layout: RecordLayout) -> None:
+        self._sums, self._firsts = layout.sums, layout.firsts
+        self._members: dict[str, list[tuple[Any, Any]]] = {}
+        for variable, span in (*layout.sums, *layout.firsts):
+            self._members.setdefault(str(variable.value.dtype), []).append((variable, span))
+        self.places = {
+            dtype: np.concatenate([np.arange(span.start, span.stop) for _, span in members])
+            for dtype, members in self._members.items()
+        }
+
+    def pack(self, values: Mapping[int, Any]) -> dict[str, Any]:
+        """Vectors out of the values by variable. Traced."""
+        return {
+            dtype: jnp.concatenate([jnp.ravel(values[id(v)]).astype(dtype) for v, _ in members])
+            for dtype, members in self._members.items()
+        }
+
+    def split(self, record: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
+        """Vectors out of a record."""
+        return {dtype: record[places].astype(jnp.dtype(dtype)) for dtype, places in self.places.items()}
+
+    def unpack(self, packed: Mapping[str, Any]) -> tuple[dict[int, Any], dict[int, Any]]:
+        """(sums, others): the values in vectors, by variable. Traced."""
+        values = {}
+        for dtype, members in self._members.items():
+            start = 0
+            for variable, span in members:
+                stop = start + span.stop - span.start
+                values[id(variable)] = packed[dtype][start:stop].reshape(span.shape)
+                start = stop
+        return (
+            {id(v): values[id(v)] for v, _ in self._sums},
+            {id(v): values[id(v)] for v, _ in self._firsts},
+        )
+
+
+# What Keras' JAX trainer needs to run such steps
+
+
+def as_trainer_function(run: Callable[[Iterable[Any]], Logs]) -> Callable[..., Any]:
+    """`run`, a function of an iterator, as the trainer calls it: with a state that goes in and out.
+
+    What goes out is empty, so that the trainer never writes over the variables, which hold the truth.
+    """
+
+    def function(state: Sequence[Any], iterator: Iterator[Any]) -> tuple[Logs, tuple[Arrays, ...]]:
+        return run(iterator), tuple([] for _ in state)
+
+    return function
+
+
+def keep_state_attached(model: Any) -> None:
+    """The trainer takes the values out of the variables while it trains; here they stay."""
+    original = type(model)._get_jax_state
+
+    def get_jax_state(purge_model_variables: bool = False, **wanted: bool) -> Any:
+        del purge_model_variables
+        return original(model, **wanted)
+
+    model._get_jax_state = get_jax_state
+
+
+def unpack_step(result: Any, parts: int) -> tuple[Any, Any]:
+    """(logs, state) of a user's step, whose state has `parts` lists. Raises TrainingError."""
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], (tuple, list)):
+        if len(result[1]) == parts:
+            return result[0], result[1]
+    wanted = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
+    names = [name for name in wanted if parts == len(wanted) or name != "optimizer_variables"]
+    raise TrainingError(
+        f"On JAX a step returns (logs, state) with state ({', '.join(names)}). Received: "
+        f"{type(result).__name__}."
+    )
+
+
+def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable._direct_assign(value)
+
+
+def _leaves(data: Any) -> Arrays:
+    return [np.asarray(leaf) for leaf in keras.tree.flatten(data)]
+
+
+def _view(tensor: Any) -> NDArray[Any]:
+    """The array's own memory where it lies on the host, without a copy."""
+    view: NDArray[Any] = np.asarray(tensor)
+    return view

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import keras
-
 from insitu.context import Context
 from insitu.errors import TrainingError
 from insitu.train.strategies.base import Strategy
@@ -27,19 +25,12 @@ class MultiWorkerMirroredStrategy(Strategy):
         context: who this process is; read from the environment by default.
 
     Raises:
-        TrainingError: for an unknown communication, a backend without this strategy, or a task that isn't
-            a worker.
+        TrainingError: for an unknown communication, or a task that isn't a worker.
     """
 
     def __init__(self, communication: Communication = "auto", *, context: Context | None = None) -> None:
         if communication not in ("auto", "ring"):
             raise TrainingError(
                 f"communication is 'auto' or 'ring' in this version. Received: {communication!r}"
-            )
-        backend = keras.backend.backend()
-        if backend != "tensorflow":
-            raise TrainingError(
-                "MultiWorkerMirroredStrategy runs on the TensorFlow backend of Keras in this version. "
-                f"Received: the {backend!r} backend. Set KERAS_BACKEND=tensorflow before keras is imported."
             )
         super().__init__(context=context)
