@@ -10,11 +10,12 @@ from typing import Literal, get_args
 
 from insitu.errors import ExchangeError, InputError
 from insitu.exchange import memory
+from insitu.exchange.compression import Compressing
 from insitu.exchange.group import Group
 from insitu.exchange.handshake import Card
 from insitu.exchange.hosts import Hosts, SeveralHosts
 from insitu.exchange.links import Links
-from insitu.exchange.rendezvous import Peer, Rendezvous
+from insitu.exchange.rendezvous import Peer, Rendezvous, parse_address
 from insitu.exchange.shm import Layout, SharedMemory
 from insitu.exchange.solo import Solo
 from insitu.exchange.tcp import Tcp
@@ -47,6 +48,10 @@ def join(
     `secret` is proved, never sent. `timeout` bounds the forming, `stall_timeout` every wait afterwards, in
     seconds. `tasks` names the ranks in messages. All ranks must give the same number of addresses,
     `num_shards`, `transport`, `compression` and `generation`; peers of an older generation are refused.
+
+    `transport` "auto" takes shared memory among ranks of one host and TCP between hosts. `compression`
+    "bfloat16" halves what float32 reductions send between hosts, and changes their results: see
+    `insitu.exchange.compression`. Within one host nothing is compressed.
 
     Raises InputError, JoinTimeout (naming who is missing), AuthenticationError, StaleGeneration (where this
     process is the old one), ExchangeError.
@@ -142,6 +147,8 @@ def _check(
     """(shards hosted here, number of shards). Raises InputError."""
     if not 0 <= rank < len(addresses):
         raise InputError(f"rank must be in [0, {len(addresses)}), the addresses given. Received: {rank}")
+    for address in addresses:
+        parse_address(address)
     if tasks is not None and len(tasks) != len(addresses):
         raise InputError(f"tasks must name each of the {len(addresses)} ranks. Received: {len(tasks)} names")
     total = len(addresses) if num_shards is None else num_shards
@@ -222,12 +229,17 @@ def _form_transport(
         control = {rank: peers[rank].connection for rank in data}
         links = Links(members.rank, control, {r: peer.connection for r, peer in data.items()}, stall_timeout)
         wire = Tcp(hosts.between(), links, lane, cards[0]["generation"])
+    compress = Compressing if cards[0]["compression"] != "none" else _as_it_is
     if wire is not None and all(len(ranks) == 1 for ranks in hosts.ranks):
-        return wire, lives.close
+        return compress(wire), lives.close
     shared = _form_shared(hosts, [cards[rank] for rank in neighbours], lives, stall_timeout)
     if len(hosts.ranks) == 1:
         return shared, lives.close
-    return SeveralHosts(hosts, shared, wire), lives.close
+    return compress(SeveralHosts(hosts, shared, wire)), lives.close
+
+
+def _as_it_is(transport: Transport) -> Transport:
+    return transport
 
 
 def _form_shared(hosts: Hosts, cards: Sequence[Card], lives: _Lives, stall_timeout: float) -> SharedMemory:

@@ -86,7 +86,7 @@ class _Conversation:
             return
         data = self.connection.recv(self._wanted - len(self._in))
         if not data:
-            raise ConnectionError("it hung up")
+            raise ConnectionError("one hung up before it had proved itself, as one with another secret does")
         self._in += data
         if len(self._in) == self._wanted:
             complete, self._in = self._in, b""

@@ -1,0 +1,215 @@
+"""Strangers, liars and the absent: what may call or answer while a group forms."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from exchange_ranks import SECRET, free_addresses, in_threads
+
+from insitu import exchange
+from insitu.errors import (
+    AuthenticationError,
+    ExchangeError,
+    InputError,
+    JoinTimeout,
+    StaleGeneration,
+)
+from insitu.exchange.handshake import GREETING, NONCE_BYTES, PROOF_BYTES, NotAPeer, accept, dial
+
+
+def _outcomes(count: int, function: Callable[[int, list[str]], Any]) -> list[Any]:
+    """What each rank returned, or the ExchangeError that it raised."""
+
+    def caught(rank: int, addresses: list[str]) -> Any:
+        try:
+            return function(rank, addresses)
+        except ExchangeError as error:
+            return error
+
+    return in_threads(count, caught)
+
+
+def test_who_is_missing_is_named() -> None:
+    def run(rank: int, addresses: list[str]) -> None:
+        if rank != 1:
+            exchange.join(rank, addresses, timeout=0.5, tasks=["worker:0", "worker:1", "worker:2"])
+
+    for rank, outcome in enumerate(_outcomes(3, run)):
+        if rank != 1:
+            assert isinstance(outcome, JoinTimeout)
+            assert outcome.missing == (1,)
+            assert "worker:1" in str(outcome)
+
+
+def test_a_wrong_secret_is_refused() -> None:
+    def run(rank: int, addresses: list[str]) -> None:
+        exchange.join(rank, addresses, timeout=1.0, secret=SECRET if rank == 0 else b"a guess")
+
+    first, second = _outcomes(2, run)
+    assert isinstance(second, AuthenticationError)
+    assert isinstance(first, JoinTimeout)
+    assert "secret" in str(first)
+    assert "a guess" not in str(second) and SECRET.decode() not in str(second)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [b"", b"GET / HTTP/1.1\r\n\r\n", GREETING, GREETING + bytes(NONCE_BYTES), b"\xff" * 100_000],
+    ids=["silence", "http", "half", "no proof", "flood"],
+)
+def test_garbage_does_not_disturb_the_honest(words: bytes) -> None:
+    called = threading.Event()
+
+    def run(rank: int, addresses: list[str]) -> float:
+        if rank == 1:  # comes late, after the stranger
+            assert called.wait(30)
+        if rank == 2:
+            return _call(addresses[0], words, called)
+        with exchange.join(rank, addresses[:2], secret=SECRET) as group:
+            return float(group.all_reduce(np.ones(3, np.float32))[0])
+
+    assert in_threads(3, run)[:2] == [2.0, 2.0]
+
+
+def _call(address: str, words: bytes, called: threading.Event) -> float:
+    host, _, port = address.rpartition(":")
+    calls = []
+    while len(calls) < 5:
+        try:
+            calls.append(socket.create_connection((host, int(port)), 30))
+        except ConnectionRefusedError:
+            continue
+        try:
+            calls[-1].sendall(words)
+        except OSError:
+            pass  # hung up on already, which is right
+    called.set()
+    for call in calls:
+        call.close()
+    return 0.0
+
+
+def test_a_stranger_that_answers_instead_of_a_peer_is_no_peer() -> None:
+    addresses = free_addresses(2)
+    host, _, port = addresses[0].rpartition(":")
+    with socket.create_server((host, int(port))) as stranger:
+        seen = []
+
+        def answer() -> None:
+            connection, _ = stranger.accept()
+            with connection:
+                connection.sendall(b"220 mail.example ready\r\n" * 10)
+                seen.append(connection.recv(1000))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(JoinTimeout) as caught:
+            exchange.join(1, addresses, secret=SECRET, timeout=1.0)
+        thread.join(30)
+    assert caught.value.missing == (0,)
+    assert len(seen[0]) == len(GREETING) + NONCE_BYTES, "more than a nonce was told to a stranger"
+
+
+def test_a_connection_to_the_own_port_does_not_count() -> None:
+    """A replayed nonce and proof don't help either: the proof is over the verifier's own nonce."""
+    first, second = accept(SECRET, {"rank": 0}), accept(SECRET, {"rank": 0})
+    next(first), next(second)
+    nonce = bytes(NONCE_BYTES)
+    proof = first.send(GREETING + nonce)[-PROOF_BYTES:]
+    second.send(GREETING + nonce)
+    assert next(second) == PROOF_BYTES
+    with pytest.raises(AuthenticationError):
+        second.send(proof)
+
+
+def test_a_changed_card_is_refused() -> None:
+    dialler, acceptor = dial(SECRET, {"rank": 1}), accept(SECRET, {"rank": 0})
+    greeting = next(dialler)
+    next(dialler), next(acceptor)
+    answer = acceptor.send(greeting)
+    next(acceptor)
+    sent = bytearray(dialler.send(answer))
+    sent[-2] ^= 1
+    sealed = sent[PROOF_BYTES:]
+    wanted = acceptor.send(bytes(sent[:PROOF_BYTES]))
+    wanted = acceptor.send(bytes(sealed[:wanted]))
+    with pytest.raises(AuthenticationError, match="changed"):
+        acceptor.send(bytes(sealed[-wanted:]))
+
+
+def test_a_card_without_end_is_refused() -> None:
+    dialler = dial(SECRET, {"rank": 1})
+    acceptor = accept(SECRET, {"rank": 0})
+    greeting = next(dialler)
+    next(dialler), next(acceptor)
+    answer = acceptor.send(greeting)
+    next(acceptor)
+    proof = dialler.send(answer)[:PROOF_BYTES]
+    wanted = acceptor.send(proof)
+    with pytest.raises(NotAPeer):
+        acceptor.send(b"\xff" * wanted)
+
+
+def test_the_old_generation_is_refused() -> None:
+    def run(rank: int, addresses: list[str]) -> None:
+        exchange.join(rank, addresses, timeout=1.5, generation=2 if rank == 0 else 1)
+
+    first, second = _outcomes(2, run)
+    assert isinstance(first, JoinTimeout) and "still at generation 1" in str(first)
+    assert isinstance(second, StaleGeneration)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"num_shards": 5, "shards": [1, 2]}, "num_shards"),
+        ({"num_shards": 3, "shards": [0, 2]}, "host each of the 3 shards once"),
+        ({"num_shards": 3, "shards": [2], "transport": "tcp"}, "same transport"),
+        ({"num_shards": 3, "shards": [1, 2], "compression": "bfloat16"}, "same compression"),
+    ],
+)
+def test_ranks_that_do_not_fit_are_told(options: dict[str, Any], match: str) -> None:
+    def run(rank: int, addresses: list[str]) -> None:
+        own: dict[str, Any] = {"num_shards": 3, "shards": [0]} if rank == 0 else options
+        exchange.join(rank, addresses, timeout=10, **own)
+
+    outcomes = _outcomes(2, run)
+    assert all(isinstance(outcome, ExchangeError) for outcome in outcomes)
+    assert any(match in str(outcome) for outcome in outcomes)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("size", [3, 50_000])
+def test_different_operations_are_told_and_not_mixed(transport: str, size: int) -> None:
+    def run(rank: int, addresses: list[str]) -> None:
+        with exchange.join(rank, addresses, transport=transport) as group:  # type: ignore[arg-type]
+            group.all_reduce(np.zeros(size, np.float32))
+            group.all_reduce(np.zeros(size, np.float32 if rank == 0 else np.int32))
+
+    for outcome in _outcomes(2, run):
+        assert isinstance(outcome, ExchangeError)
+        assert f"float32[{size}]" in str(outcome) and f"int32[{size}]" in str(outcome)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: exchange.join(2, ["a:1", "b:2"]),
+        lambda: exchange.join(0, ["nowhere"]),
+        lambda: exchange.join(0, ["a:0", "b:1"]),
+        lambda: exchange.join(0, ["a:1", "b:2"], shards=[1, 0]),
+        lambda: exchange.join(0, ["a:1", "b:2"], shards=[7]),
+        lambda: exchange.join(0, ["a:1", "b:2"], tasks=["one"]),
+        lambda: exchange.join(0, ["a:1", "b:2"], transport="pigeon"),  # type: ignore[arg-type]
+        lambda: exchange.join(0, ["a:1", "b:2"], compression="zip"),  # type: ignore[arg-type]
+        lambda: exchange.join(0, ["a:1"], num_shards=2),
+    ],
+)
+def test_what_cannot_be_a_group_is_refused_at_once(call: Callable[[], object]) -> None:
+    with pytest.raises((InputError, ExchangeError)):
+        call()
