@@ -78,6 +78,10 @@ class Paths:
         """Where one import puts its half-written version of `cache`; no cache's name contains `~`."""
         return StagedPaths(self.staging / f"{cache_folder_name(cache)}~{token}")
 
+    def doomed(self, token: str) -> Path:
+        """A folder that belongs to no cache any more, on its way to be deleted."""
+        return self.staging / f"~{token}"
+
     def cache_lock(self, cache: str) -> Path:
         return self.home / "locks" / f"{cache_folder_name(cache)}.lock"
 
