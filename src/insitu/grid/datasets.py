@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from insitu.context import Context
 from insitu.context import context as context_of_process
 from insitu.errors import InputError
@@ -74,7 +76,7 @@ class Dataset:
 
         The last batch of each shard holds what is left. Raises InputError where a shard would get none.
         """
-        if isinstance(global_size, bool) or global_size != int(global_size):
+        if isinstance(global_size, bool) or not isinstance(global_size, (int, np.integer)):
             raise InputError(f"The global batch is a whole number of rows. Received: {global_size!r}")
         batch_sizes(int(global_size), self.num_shards)
         return self._chained(replace(self._chain, batch_size=int(global_size)))

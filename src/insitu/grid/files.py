@@ -6,13 +6,17 @@ import contextlib
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 from insitu.errors import CacheBusy, StorageFull
 from insitu.paths import Paths
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_CLEANING_SECONDS = 0.5
+"""How long a lock is waited for that may be held by a clean-up, which takes microseconds."""
 
 
 @contextlib.contextmanager
@@ -70,19 +74,31 @@ def publish_first(target: Path, data: bytes) -> bool:
 
 @contextlib.contextmanager
 def cache_locks(paths: Paths, caches: Sequence[str]) -> Iterator[None]:
-    """Holds the import locks of `caches`. Raises CacheBusy, at once, where another process has one.
+    """Holds the import locks of `caches`. Raises CacheBusy where another process has one.
 
-    The kernel drops a lock with its holder, so that a killed import leaves none.
+    The kernel drops a lock with its holder, so that a killed import leaves none. Whoever only cleans up
+    holds one for an instant: such a one is waited for.
     """
     with contextlib.ExitStack() as stack:
         for cache in sorted(set(caches)):
             path = paths.cache_lock(cache)
             path.parent.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(path.open("a"))
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+            if not _locked(file):
                 raise CacheBusy(
                     f"Another process is importing into {cache}. Wait for it to end, then try again"
-                ) from error
+                )
         yield
+
+
+def _locked(file: IO[str]) -> bool:
+    deadline = time.monotonic() + _CLEANING_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_CLEANING_SECONDS / 20)
+        else:
+            return True

@@ -130,27 +130,33 @@ def import_cache(
 def sweep(paths: Paths, locked: Sequence[str] = ()) -> None:
     """Removes what dead imports left: staging, and version folders that the catalogue doesn't know.
 
-    Leaves alone what belongs to an import that is alive. `locked` are caches that the caller has locked.
+    Leaves alone what belongs to an import that is alive. `locked` are caches that the caller has locked;
+    others are locked for the instant that it takes to rename what is dead.
     """
-    stores = [s for node in _folders(paths.nodes) for s in _folders(node)]
-    suspects: dict[str, list[Path]] = {}
+    caches = {cache_name_of_folder(store.name) for node in _folders(paths.nodes) for store in _folders(node)}
+    caches |= {cache_name_of_folder(folder.name) for folder in _folders(paths.staging)}
+    for cache in sorted(caches - {""}):
+        if not _dead_folders(paths, cache):
+            continue
+        with contextlib.suppress(CacheBusy, InputError), contextlib.ExitStack() as stack:
+            if cache not in locked:
+                stack.enter_context(cache_locks(paths, [cache]))
+            paths.staging.mkdir(parents=True, exist_ok=True)
+            for folder in _dead_folders(paths, cache):
+                folder.rename(paths.doomed(secrets.token_hex(8)))
     for folder in _folders(paths.staging):
-        suspects.setdefault(cache_name_of_folder(folder.name), []).append(folder)
-    for store in stores:
-        suspects.setdefault(cache_name_of_folder(store.name), [])
-    for cache, staged in suspects.items():
-        with contextlib.ExitStack() as stack:
-            try:
-                if cache not in locked:
-                    stack.enter_context(cache_locks(paths, [cache]))
-            except (CacheBusy, InputError):
-                continue
-            known = {spec.version for spec in Catalog(paths).stored() if spec.name == cache}
-            for store in stores:
-                if cache_name_of_folder(store.name) == cache:
-                    staged += [v for v in _folders(store) if v.name not in {f"v{n}" for n in known}]
-            for folder in staged:
-                shutil.rmtree(folder, ignore_errors=True)
+        if not cache_name_of_folder(folder.name):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _dead_folders(paths: Paths, cache: str) -> list[Path]:
+    """What lies about for `cache`, as long as nobody imports into it."""
+    known = {f"v{spec.version}" for spec in Catalog(paths).stored() if spec.name == cache}
+    staged = [f for f in _folders(paths.staging) if cache_name_of_folder(f.name) == cache]
+    stores = [
+        s for node in _folders(paths.nodes) for s in _folders(node) if cache_name_of_folder(s.name) == cache
+    ]
+    return [*staged, *(v for store in stores for v in _folders(store) if v.name not in known)]
 
 
 def _folders(parent: Path) -> list[Path]:

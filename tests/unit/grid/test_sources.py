@@ -410,6 +410,25 @@ def test_folders_globs_and_files_give_each_file_once_in_order(tmp_path: Path) ->
     assert [path.name for path, _ in find_sources(given, None)] == ["a.npy", "b.npy", "c.npy"]
 
 
+def test_links_keep_their_own_names(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "links").mkdir()
+    np.save(tmp_path / "blobs" / "0123.npy", np.zeros(1))
+    (tmp_path / "blobs" / "0123.npy").rename(tmp_path / "blobs" / "0123")
+    (tmp_path / "links" / "cat.npy").symlink_to(tmp_path / "blobs" / "0123")
+    ((path, kind),) = find_sources([str(tmp_path / "links")], None)
+    assert (stem(path), kind) == ("cat", "npy")
+
+
+def test_wide_text_makes_small_blocks(tmp_path: Path) -> None:
+    texts = pa.table({"t": ["x" * 10_000] * 100})
+    pq.write_table(texts, tmp_path / "a.parquet", use_dictionary=False)
+    pa.feather.write_feather(texts, str(tmp_path / "b.feather"), compression="uncompressed")
+    np.save(tmp_path / "c.npy", np.array(["x" * 10_000] * 100))
+    for name in ("a.parquet", "b.feather", "c.npy"):
+        assert max(block.rows for block in opened(tmp_path / name).blocks(100_000)) <= 10
+
+
 def test_format_overrules_the_suffix(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x\n1\n")
     (source,) = open_sources(find_sources([str(tmp_path / "a.txt")], "csv"), SourceOptions())

@@ -33,17 +33,17 @@ def find_sources(sources: Sequence[str], format: str | None) -> list[tuple[Path,
         raise InputError(f"--format must be one of {', '.join(FORMATS)}. Received: {format!r}")
     if not sources:
         raise SourceError("Name at least one SOURCE: a file, a folder or a glob")
-    found: dict[Path, str] = {}
+    found: dict[Path, tuple[Path, str]] = {}
     for source in sources:
         for path, kind in _expand(os.path.expanduser(source), format):
-            found[path.resolve()] = kind
-    kinds = sorted(set(found.values()))
+            found.setdefault(path.resolve(), (path.absolute(), kind))
+    kinds = sorted({kind for _, kind in found.values()})
     if len(kinds) > 1:
         raise SourceError(
             f"The sources are of several formats: {', '.join(kinds)}. Import them one at a time, or name the "
             f"one to take with --format"
         )
-    return sorted(found.items())
+    return sorted(found.values())
 
 
 def _expand(source: str, format: str | None) -> list[tuple[Path, str]]:

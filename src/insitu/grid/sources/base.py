@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from insitu.errors import SourceError
-from insitu.grid.partition import TEXT, row_bytes
+from insitu.grid.partition import TEXT
 from insitu.spec import Column
 
 DTYPES = (
@@ -22,8 +22,6 @@ DTYPES = (
     "float64",
 )
 """What NumPy's dtypes a column may have, besides text."""
-
-_TEXT_BYTES_GUESSED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +91,9 @@ def check_column(path: Path, name: str, dtype: np.dtype[Any], shape: tuple[int, 
     return Column(name, dtype.name, shape)
 
 
-def rows_per_block(columns: tuple[Column, ...], block_bytes: int) -> int:
-    """How many rows make about `block_bytes`; text is guessed."""
-    size = sum(row_bytes(column) or _TEXT_BYTES_GUESSED for column in columns)
-    return max(1, block_bytes // size)
+def rows_per_block(row_bytes: float, block_bytes: int) -> int:
+    """How many rows of that size make about `block_bytes`; 1 at least."""
+    return max(1, int(block_bytes / max(1, row_bytes)))
 
 
 def native(values: Any) -> Any:

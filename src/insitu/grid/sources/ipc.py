@@ -35,9 +35,9 @@ class IpcSource:
             self.columns: tuple[Column, ...] = columns_of_batch(first, path)
 
     def blocks(self, block_bytes: int) -> Iterator[Block]:
-        rows = rows_per_block(self.columns, block_bytes)
         with arrow_errors(self.path):
             for batch, source_bytes in self._batches():
+                rows = rows_per_block(batch.nbytes / max(1, batch.num_rows), block_bytes)
                 for start in range(0, batch.num_rows, rows):
                     part = batch.slice(start, rows)
                     yield Block(values_of_batch(part, self.columns, self.path), part.num_rows, source_bytes)

@@ -32,12 +32,12 @@ class ArrayHeader:
         return self.shape[0]
 
     @property
-    def row_items(self) -> int:
-        return math.prod(self.shape[1:])
+    def row_bytes(self) -> int:
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     @property
     def value_bytes(self) -> int:
-        return self.rows * self.row_items * self.dtype.itemsize
+        return self.rows * self.row_bytes
 
 
 def read_header(file: IO[bytes], path: object) -> ArrayHeader:
@@ -78,7 +78,9 @@ class NpySource:
         header, (column,) = self._header, self.columns
         with self.path.open("rb", buffering=0) as file:
             done = 0
-            for values in array_blocks(file, header, rows_per_block(self.columns, block_bytes), self.path):
+            for values in array_blocks(
+                file, header, rows_per_block(header.row_bytes, block_bytes), self.path
+            ):
                 done += len(values)
                 source_bytes = header.start + header.value_bytes * done // header.rows
                 yield Block({column.name: values_of_column(values, column)}, len(values), source_bytes)

@@ -47,7 +47,7 @@ class NpzSource:
 
     def blocks(self, block_bytes: int) -> Iterator[Block]:
         size = self.path.stat().st_size
-        rows = rows_per_block(self.columns, block_bytes)
+        rows = rows_per_block(sum(header.row_bytes for header in self._headers.values()), block_bytes)
         done = 0
         with _readable(self.path), zipfile.ZipFile(self.path) as archive, contextlib.ExitStack() as members:
             streams = []

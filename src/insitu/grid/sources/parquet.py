@@ -9,6 +9,7 @@ from typing import ClassVar
 import pyarrow.parquet as pq
 
 from insitu.errors import SourceError
+from insitu.grid.partition import row_bytes
 from insitu.grid.sources.base import Block, SourceOptions, rows_per_block
 from insitu.grid.sources.tables import arrow_errors, columns_of_batch, values_of_batch
 from insitu.spec import Column
@@ -24,11 +25,14 @@ class ParquetSource:
             self._rows = file.metadata.num_rows
             if not self._rows:
                 raise SourceError(f"{path} has no rows. Leave it out")
+            groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+            self._row_bytes = sum(group.total_byte_size for group in groups) / self._rows
             self.columns: tuple[Column, ...] = columns_of_batch(next(file.iter_batches(batch_size=1)), path)
 
     def blocks(self, block_bytes: int) -> Iterator[Block]:
         size, done = self.path.stat().st_size, 0
-        rows = rows_per_block(self.columns, block_bytes)
+        width = max(self._row_bytes, sum(row_bytes(column) for column in self.columns))
+        rows = rows_per_block(width, block_bytes)
         with arrow_errors(self.path), pq.ParquetFile(self.path, buffer_size=1 << 20) as file:
             for batch in file.iter_batches(batch_size=rows):
                 done += batch.num_rows

@@ -1,0 +1,56 @@
+"""Locks and atomic publishing."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from insitu.errors import CacheBusy, StorageFull
+from insitu.grid import files
+from insitu.paths import Paths
+
+
+def test_a_lock_held_for_an_instant_is_waited_for(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = paths.cache_lock("a")
+    lock.parent.mkdir(parents=True)
+    with lock.open("w") as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        waits = []
+
+        def release(seconds: float) -> None:
+            waits.append(seconds)
+            fcntl.flock(holder, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(files.time, "sleep", release)
+        with files.cache_locks(paths, ["a"]):
+            assert len(waits) == 1
+
+
+def test_locks_are_given_back_when_one_of_them_is_busy(paths: Paths) -> None:
+    lock = paths.cache_lock("b")
+    lock.parent.mkdir(parents=True)
+    with lock.open("w") as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        with pytest.raises(CacheBusy, match="into b"), files.cache_locks(paths, ["b", "a"]):
+            pass
+        with files.cache_locks(paths, ["a"]):
+            pass
+
+
+def test_publishing_replaces_as_a_whole_and_the_first_wins(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "file"
+    assert files.publish_first(target, b"one") and not files.publish_first(target, b"two")
+    assert target.read_bytes() == b"one"
+    files.publish_file(target, b"three")
+    assert target.read_bytes() == b"three" and os.listdir(target.parent) == ["file"]
+
+
+def test_only_a_full_disk_is_called_one(tmp_path: Path) -> None:
+    with pytest.raises(StorageFull), files.full_disk_as_error(tmp_path):
+        raise OSError(errno.ENOSPC, "full")
+    with pytest.raises(PermissionError), files.full_disk_as_error(tmp_path):
+        raise PermissionError(errno.EACCES, "no")
