@@ -103,7 +103,10 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
     arrays = folder / "arrays.npz"
     # NumPy writes types that it doesn't know itself (bfloat16) as bytes: their names are kept beside.
     with arrays.open("wb") as file:
-        np.savez(file, **{name.replace("/", ":"): _as_bytes(v) for name, v in checkpoint.values.items()})
+        stored: dict[str, Any] = {
+            name.replace("/", ":"): _as_bytes(value) for name, value in checkpoint.values.items()
+        }
+        np.savez(file, **stored)
         file.flush()
         os.fsync(file.fileno())
     state = {
@@ -150,7 +153,8 @@ def _dtype(name: str) -> np.dtype[Any]:
     except TypeError:
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, name))
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return dtype
 
 
 def _crc32(path: Path) -> int:

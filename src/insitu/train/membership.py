@@ -11,6 +11,9 @@ from insitu.context import Context
 from insitu.errors import TrainingError
 from insitu.exchange import Group
 
+_ALONE = ("127.0.0.1:1",)
+"""The address of a group of one, which meets nobody: nothing listens there."""
+
 AUTO, SILENT, BAR, LINES = "auto", 0, 1, 2
 """Values of Keras' `verbose`."""
 
@@ -47,7 +50,7 @@ class Membership:
         """The group of all workers. Raises JoinTimeout naming who is missing."""
         if self._group is None:
             context = self.context
-            addresses = context.workers or ("127.0.0.1:0",)
+            addresses = context.workers or _ALONE
             self._group = insitu.exchange.join(
                 context.index if context.workers else 0,
                 addresses,

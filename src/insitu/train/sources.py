@@ -44,8 +44,8 @@ def make_feed(
         data = tuple(_to_numpy(part) for part in (x, y, sample_weight) if part is not None)
         size = batch_size or DEFAULT_BATCH_SIZE
         _check_batch_size(size, num_shards)
-        batches = ArraySource(data, size, shuffle, seed)
-        return StreamFeed(_weighted(batches, class_weight), batches.num_steps, shards, num_shards)
+        source = ArraySource(data, size, shuffle, seed)
+        return StreamFeed(_weighted(source, class_weight), source.num_steps, shards, num_shards)
     for name, value in (("y", y), ("sample_weight", sample_weight), ("batch_size", batch_size)):
         if value is not None:
             raise InputError(

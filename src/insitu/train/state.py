@@ -57,7 +57,8 @@ def read_state(model: Any) -> ModelState:
     optimizer = getattr(model, "optimizer", None)
     metrics = {id(v): v for v in model.metrics_variables}
     trainable = tuple(v.variable if hasattr(v, "variable") else v for v in model.trainable_variables)
-    mean, first = [], []
+    mean: list[Any] = []
+    first: list[Any] = []
     for variable in model.non_trainable_variables:
         if id(variable) in seeds or id(variable) in metrics:
             continue

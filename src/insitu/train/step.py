@@ -30,7 +30,7 @@ class TwoPhaseStep:
         self._group = group
         shards = len(group.shards)
         self._floats: NDArray[Any] | None = None
-        self._floats_by_shard: NDArray[Any] | None = None
+        self._floats_by_shard: NDArray[Any] = np.empty(0)
         self._train_records = np.zeros((shards, replica.train_record_size))
         self._test_records = np.zeros((shards, replica.test_record_size))
 

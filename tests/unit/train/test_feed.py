@@ -13,7 +13,9 @@ from insitu.train.feed import ArraySource, StreamFeed
 from insitu.train.sources import make_feed
 
 
-def rows_by_shard(rows: int, batch: int, num_shards: int, *, shuffle: bool, epoch: int = 0) -> list[list[int]]:
+def rows_by_shard(
+    rows: int, batch: int, num_shards: int, *, shuffle: bool, epoch: int = 0
+) -> list[list[int]]:
     source = ArraySource((np.arange(rows),), batch, shuffle, 3)
     feed = StreamFeed(source, source.num_steps, range(num_shards), num_shards)
     seen: list[list[int]] = [[] for _ in range(num_shards)]

@@ -46,7 +46,8 @@ def test_shards_agree_with_one_device_where_nothing_depends_on_the_split(rows, s
 
 def test_dropout_differs_by_shard_and_its_counter_goes_on(strategy_over):
     with strategy_over(2).scope():
-        model = keras.Sequential([keras.Input((64,)), keras.layers.Dropout(0.5, seed=3), keras.layers.Dense(1)])
+        layers = [keras.Input((64,)), keras.layers.Dropout(0.5, seed=3), keras.layers.Dense(1)]
+        model = keras.Sequential(layers)
         model.compile(keras.optimizers.SGD(0.0), "mse")
     seen = []
     replica_of = binding_of(model)
@@ -200,7 +201,8 @@ def test_several_inputs_and_outputs_with_an_embedding(strategy_over):
     def build() -> Any:
         word = keras.Input((3,), dtype="int32", name="word")
         number = keras.Input((2,), name="number")
-        embedded = keras.layers.Embedding(11, 4, embeddings_initializer=keras.initializers.RandomNormal(seed=4))
+        normal = keras.initializers.RandomNormal(seed=4)
+        embedded = keras.layers.Embedding(11, 4, embeddings_initializer=normal)
         flat = keras.layers.Flatten()(embedded(word))
         joined = keras.layers.Concatenate()([flat, number])
         start = keras.initializers.GlorotUniform(seed=6)
@@ -219,7 +221,8 @@ def test_several_inputs_and_outputs_with_an_embedding(strategy_over):
 
     rng = np.random.default_rng(2)
     # No smaller batch at the end: Keras itself weighs the losses of single outputs by batches then.
-    x = {"word": rng.integers(0, 11, (45, 3)).astype("int32"), "number": rng.normal(size=(45, 2)).astype("f4")}
+    words = rng.integers(0, 11, (45, 3)).astype("int32")
+    x = {"word": words, "number": rng.normal(size=(45, 2)).astype("f4")}
     y = {"a": rng.normal(size=(45, 1)).astype("f4"), "b": rng.normal(size=(45, 3)).astype("f4")}
     plain = build()
     expected = fit(plain, (x, y), batch_size=15)
@@ -241,9 +244,7 @@ def test_evaluate_predict_and_single_batches(rows, strategy_over):
         model = image_model()
     model.set_weights(plain.get_weights())
     assert model.evaluate(x, y, verbose=0) == pytest.approx(plain.evaluate(x, y, verbose=0), rel=1e-5)
-    np.testing.assert_allclose(
-        model.predict(x, verbose=0), plain.predict(x, verbose=0), rtol=1e-5, atol=1e-6
-    )
+    np.testing.assert_allclose(model.predict(x, verbose=0), plain.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
     assert model.test_on_batch(x, y) == pytest.approx(plain.test_on_batch(x, y), rel=1e-5)
     model.train_on_batch(x[:9], y[:9])
     assert model.optimizer.iterations.numpy() == 1

@@ -281,9 +281,10 @@ def keep_state_attached(model: Any) -> None:
 
 def unpack_step(result: Any, parts: int) -> tuple[Any, Any]:
     """(logs, state) of a user's step, whose state has `parts` lists. Raises TrainingError."""
-    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], (tuple, list)):
-        if len(result[1]) == parts:
-            return result[0], result[1]
+    if isinstance(result, tuple) and len(result) == 2:
+        logs, state = result
+        if isinstance(state, (tuple, list)) and len(state) == parts:
+            return logs, state
     wanted = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
     names = [name for name in wanted if parts == len(wanted) or name != "optimizer_variables"]
     raise TrainingError(

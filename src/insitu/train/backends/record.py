@@ -39,7 +39,7 @@ class RecordLayout:
         """One record for all shards. `records` has shape (shards, size); rows of shards without data count
         nothing. Sums run in shard order, so that every task gets the same bits."""
         active = np.flatnonzero(records[:, 0] > 0)
-        combined = records[active[0]].copy()
+        combined: NDArray[np.float64] = records[active[0]].copy()
         total = records[active, 0].sum()
         extra = combined[self.extra_start :]
         extra *= records[active[0], 0] / total
