@@ -1,4 +1,4 @@
-"""Between-graph replication as TensorFlow 1 had it: each worker builds the graph, ps tasks hold the variables.
+"""Between-graph replication as TensorFlow 1 had it: each worker builds the graph, the ps hold variables.
 
 `insitu start --workers 2 --ps 1 CACHE examples/tensorflow between_graph.py`
 """

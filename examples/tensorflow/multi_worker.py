@@ -45,6 +45,5 @@ for step in range(STEPS):
     if step % 20 == 19:
         print(f"step {step + 1}: loss {float(loss):.5f}")
 
-print(
-    f"{strategy.num_replicas_in_sync} replicas learned {weights.numpy().ravel().round(2)} {bias.numpy().round(2)}"
-)
+learned = f"{weights.numpy().ravel().round(2)} {bias.numpy().round(2)}"
+print(f"{strategy.num_replicas_in_sync} replicas learned {learned}")

@@ -54,6 +54,5 @@ def train_step(iterator):
 iterator = iter(coordinator.create_per_worker_dataset(dataset_of_worker))
 losses = [coordinator.schedule(train_step, args=(iterator,)) for _ in range(STEPS)]
 coordinator.join()
-print(
-    f"{STEPS} updates, the last loss {losses[-1].fetch():.5f}: {weights.numpy().ravel().round(2)} {bias.numpy()}"
-)
+learned = f"{weights.numpy().ravel().round(2)} {bias.numpy().round(2)}"
+print(f"{STEPS} updates, the last loss {losses[-1].fetch():.5f}: {learned}")

@@ -23,7 +23,6 @@ from insitu.cluster.job import advance
 from insitu.cluster.job_state import (
     ENDED,
     Action,
-    ControllerLost,
     Event,
     Finish,
     JobState,
@@ -42,10 +41,11 @@ from insitu.cluster.journal import Journal
 from insitu.cluster.logs import JobLogs
 from insitu.cluster.process import adopt_orphans, die_with_parent, end_all_children
 from insitu.cluster.records import read_placement, read_spec
+from insitu.cluster.settling import settle
 from insitu.cluster.stall import StallWatch
 from insitu.cluster.task import PARENT_ENV
 from insitu.errors import ClusterError
-from insitu.paths import JobPaths, Paths
+from insitu.paths import JobPaths
 from insitu.progress import Progress, read_progress
 from insitu.spec import TaskId
 
@@ -185,28 +185,6 @@ def furthest(records: dict[TaskId, Progress | None]) -> Steps | None:
     return max(((r.epoch, r.step) for r in records.values() if r is not None), default=None)
 
 
-def settle_lost_job(job: JobPaths) -> None:
-    """Writes down that the controller is gone, unless the job had ended. Nothing of it may be running."""
-    journal = Journal(job.journal)
-    now = time.time()
-    state, actions = advance(journal.state(), ControllerLost(), now)
-    if actions:
-        logs = JobLogs(job)
-        journal.record(now, ControllerLost(), actions, state)
-        for action in actions:
-            if isinstance(action, Say):
-                logs.say(action.text)
-        logs.finish()
-    unpin(job)
-
-
-def unpin(job: JobPaths) -> None:
-    """Lets go of the cache version that the job held on to."""
-    from insitu.grid import Catalog
-
-    Catalog(Paths(job.root.parent.parent)).unpin(job.root.name)
-
-
 def _control(job: JobPaths, lock: int, guard: int) -> int:
     from insitu.cluster.local import LocalEngine
     from insitu.cluster.lock import write_holder
@@ -235,7 +213,7 @@ def _guard(job: JobPaths, controller: int) -> int:
         if ended == controller:
             break
     end_all_children()
-    settle_lost_job(job)
+    settle(job)
     return os.waitstatus_to_exitcode(status)
 
 

@@ -23,8 +23,8 @@ from insitu.paths import HOME_ENV
 from insitu.spec import JobSpec, Placement, TaskId, TaskSpec
 
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NPROC")
-"""What sizes the pools that share the work of one operation: of OpenMP (PyTorch, NumPy's BLAS), of TensorFlow,
-and of XLA on CPUs. Their sizes change rounding, so they are the job's."""
+"""What sizes the pools that share the work of one operation: of OpenMP (PyTorch, NumPy's BLAS), TensorFlow,
+and XLA on CPUs. Their sizes change rounding, so they are the job's."""
 
 
 def tf_config(placement: Placement, addresses: Mapping[TaskId, str], task: TaskId) -> dict[str, Any]:

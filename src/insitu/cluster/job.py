@@ -265,7 +265,8 @@ def find_cause(state: JobState) -> Cause:
     ]
     suspects.sort(key=lambda t: bool(t.failure and t.failure.peer_lost))
     guilty = suspects[0] if suspects else _task(state, state.died[-1])
-    fingerprint = guilty.failure.fingerprint if guilty.failure else ""
+    # Losing a peer is no bug of the script, however often it looks the same.
+    fingerprint = guilty.failure.fingerprint if guilty.failure and not guilty.failure.peer_lost else ""
     return Cause(describe_exit(guilty), exit_code_of(guilty.code or 0), guilty.task, fingerprint)
 
 

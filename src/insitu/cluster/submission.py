@@ -7,6 +7,7 @@ nothing behind. A folder whose maker was killed is removed by the next `start`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -23,15 +24,17 @@ from insitu.cluster.code import copy_code
 from insitu.cluster.command import resolve_command
 from insitu.cluster.job import new_job
 from insitu.cluster.journal import Journal
-from insitu.cluster.lock import is_locked, take_lock
+from insitu.cluster.lock import take_lock
 from insitu.cluster.placement import default_threads, default_workers, place
+from insitu.cluster.settling import clean_up, staged_folder
 from insitu.errors import ClusterError, JobSpecError, StorageFull
 from insitu.grid import Catalog, load_topology
 from insitu.paths import JobPaths, Paths
 from insitu.spec import CacheSpec, JobSpec, Placement, check_simple_name
 
 SECRET_BYTES = 32
-_STAGED = "."
+_controllers: list[subprocess.Popen[bytes]] = []
+"""Controllers that this process has started and not reaped yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ def submit(paths: Paths, request: Request) -> str:
     topology = load_topology(paths)
     spec = _spec(request, cache, default_workers(cache, topology))
     placement = place(spec, cache, topology)
-    remove_dead_stagings(paths)
+    clean_up(paths, cache.name)
     job = paths.job(spec.job_id)
     lock = -1
     try:
@@ -81,8 +84,9 @@ def submit(paths: Paths, request: Request) -> str:
     except BaseException as error:
         Catalog(paths).unpin(spec.job_id)
         shutil.rmtree(job.root, ignore_errors=True)
-        if isinstance(error, OSError) and error.errno == 28:
-            raise StorageFull(f"No room is left for the job's folder in {paths.jobs}") from error
+        if isinstance(error, OSError):
+            kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else ClusterError
+            raise kind(f"Can't make the job's folder in {paths.jobs}: {error}") from error
         raise
     finally:
         if lock >= 0:
@@ -125,24 +129,13 @@ def _spec(request: Request, cache: CacheSpec, default: int) -> JobSpec:
 def _staged(paths: Paths, job_id: str) -> Iterator[tuple[JobPaths, int]]:
     """A folder for the job that nobody sees, and its lock; gone after an error."""
     paths.jobs.mkdir(parents=True, exist_ok=True)
-    staged = JobPaths(paths.jobs / f"{_STAGED}{job_id}")
+    staged = staged_folder(paths, job_id)
     staged.root.mkdir(mode=0o700)
     try:
         yield staged, take_lock(staged.controller)
     except BaseException:
         shutil.rmtree(staged.root, ignore_errors=True)
         raise
-
-
-def remove_dead_stagings(paths: Paths) -> None:
-    """Removes what `start`s that were killed have left. One that is young may not have its lock yet."""
-    with contextlib.suppress(FileNotFoundError):
-        for entry in os.scandir(paths.jobs):
-            staged = JobPaths(Path(entry.path))
-            if entry.name.startswith(_STAGED) and not is_locked(staged.controller):
-                with contextlib.suppress(FileNotFoundError):
-                    if time.time() - entry.stat().st_mtime > 60.0:
-                        shutil.rmtree(staged.root, ignore_errors=True)
 
 
 def _write(job: JobPaths, spec: JobSpec, placement: Placement, cache: CacheSpec) -> None:
@@ -173,7 +166,7 @@ def _start_controller(job: JobPaths, lock: int) -> None:
         environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(part) for part in parts if part)
     with job.controller_log.open("ab") as log:
         try:
-            subprocess.Popen(
+            started = subprocess.Popen(
                 [sys.executable, "-P", "-m", "insitu.cluster.controller", str(job.root), str(lock)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -185,3 +178,5 @@ def _start_controller(job: JobPaths, lock: int) -> None:
             )
         except OSError as error:
             raise ClusterError(f"Can't start the job's controller: {error}") from error
+    # Those that have ended by now are reaped, for a process that starts many jobs.
+    _controllers[:] = [controller for controller in (*_controllers, started) if controller.poll() is None]

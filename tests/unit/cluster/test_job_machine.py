@@ -161,6 +161,14 @@ def test_progress_or_another_failure_earns_another_restart(
     assert run.state.phase == "restarting"
 
 
+def test_losing_peers_again_and_again_is_no_bug() -> None:
+    run = running(W0)
+    run.exits(W0, 1, PEER_LOST)
+    run.tick()
+    run.exits(W0, 1, PEER_LOST)
+    assert run.state.phase == "restarting"
+
+
 def test_parameter_servers_are_stopped_when_training_has_ended() -> None:
     run = running(W0, W1, PS)
     assert run.exits(W0) == []

@@ -1,0 +1,82 @@
+"""What the commands print with."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from insitu.cli import console, main
+from insitu.cli.console import OutputPrinter, duration, print_table, wants_colour
+from insitu.errors import InputError
+
+
+class Terminal(io.TextIOWrapper):
+    def isatty(self) -> bool:
+        return True
+
+
+def put_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """A terminal in the place of stdout and stderr."""
+    made = Terminal(io.BytesIO(), "utf-8", write_through=True)
+    monkeypatch.setattr(sys, "stdout", made)
+    monkeypatch.setattr(sys, "stderr", made)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    return made
+
+
+def test_durations_are_short() -> None:
+    seconds = (-1, 0, 59.9, 60, 3599, 3600, 86_399, 86_400, 200_000)
+    shown = [duration(s) for s in seconds]
+    assert shown == ["0s", "0s", "59s", "1m00s", "59m59s", "1h00m", "23h59m", "1d0h", "2d7h"]
+
+
+def test_tables_are_aligned(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("A", "LONG"), [("wide cell", "1"), ("x", "")])
+    assert capsys.readouterr().out == "A          LONG\nwide cell  1\nx\n"
+
+
+def test_colour_is_for_terminals_whose_user_did_not_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = put_terminal(monkeypatch)
+    assert wants_colour(terminal) and not wants_colour(io.StringIO())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not wants_colour(terminal)
+
+
+def test_each_task_has_a_colour_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = put_terminal(monkeypatch)
+    printer = OutputPrinter(prefix=True)
+    printer.print([b"[worker:0] a", b"[worker:1] b", b"[worker:0] \xff"])
+    assert terminal.buffer.getvalue() == (  # type: ignore[attr-defined]
+        b"\x1b[36m[worker:0]\x1b[0m a\n\x1b[32m[worker:1]\x1b[0m b\n\x1b[36m[worker:0]\x1b[0m \xff\n"
+    )
+
+
+def test_what_insitu_says_goes_to_stderr(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    OutputPrinter(prefix=False).print([b"[worker:0] a", b"[insitu] job finished"])
+    assert capsysbinary.readouterr() == (b"a\n", b"[insitu] job finished\n")
+
+
+@pytest.mark.parametrize(("error", "code"), [(InputError("what"), 2), (KeyboardInterrupt(), 130)])
+def test_errors_become_exit_codes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int
+) -> None:
+    def build() -> object:
+        def app() -> None:
+            raise error
+
+        return app
+
+    monkeypatch.setattr("insitu.cli.build_app", build)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == code
+    assert capsys.readouterr().err == ("error: what\n" if code == 2 else "")
+
+
+def test_complaints_are_plain_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    console.complain("wrong")
+    assert capsys.readouterr().err == "error: wrong\n"

@@ -1,0 +1,107 @@
+"""Jobs that died with their maker or their machine are cleaned up by the next start."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from job_runs import Insitu
+
+from insitu.cluster import Request, read_status, submission, submit
+from insitu.cluster.job import advance
+from insitu.cluster.job_state import Submitted
+from insitu.cluster.journal import Journal
+from insitu.cluster.lock import take_lock
+from insitu.cluster.settling import clean_up, staged_folder
+from insitu.errors import ClusterError, JobSpecError, StorageFull
+from insitu.grid import Catalog
+
+
+@pytest.fixture
+def insitu(tmp_path: Path) -> Insitu:
+    insitu = Insitu(tmp_path)
+    insitu.script("print('hello')")
+    return insitu
+
+
+def make_job(insitu: Insitu, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A job whose controller never came to life."""
+    monkeypatch.setattr(submission, "_start_controller", lambda job, lock: None)
+    return submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",), workers=1))
+
+
+def test_a_job_that_died_with_its_machine_is_settled(insitu: Insitu, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = insitu.job(make_job(insitu, monkeypatch))
+    journal = Journal(job.journal)
+    state, actions = advance(journal.state(), Submitted(), 1.0)
+    journal.record(1.0, Submitted(), actions, state)
+    assert Catalog(insitu.paths).pinned_by("data/train") == [job.root.name]
+    assert read_status(job).state.phase == "failed"  # seen as such before it is written down
+
+    clean_up(insitu.paths, "data/train")
+
+    assert journal.state().phase == "failed"
+    assert "controller died" in job.output.read_text()
+    assert Catalog(insitu.paths).pinned_by("data/train") == []
+
+
+def test_a_job_that_runs_is_left_alone(insitu: Insitu, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = insitu.job(make_job(insitu, monkeypatch))
+    lock = take_lock(job.controller)
+    clean_up(insitu.paths, "data/train")
+    os.close(lock)
+    assert Journal(job.journal).state().phase == "pending"
+    assert Catalog(insitu.paths).pinned_by("data/train") == [job.root.name]
+
+
+def test_a_half_made_job_goes_once_its_maker_is_dead(insitu: Insitu) -> None:
+    dead, living, young = (staged_folder(insitu.paths, name) for name in ("dead-1", "living-1", "young-1"))
+    for staged in (dead, living, young):
+        staged.root.mkdir(parents=True)
+    lock = take_lock(living.controller)
+    for staged in (dead, living):
+        os.utime(staged.root, (0, 0))
+    clean_up(insitu.paths, "data/train")
+    os.close(lock)
+    assert [p.name for p in sorted(insitu.paths.jobs.iterdir())] == [".living-1", ".young-1"]
+
+
+def test_a_pin_of_a_job_that_is_gone_is_dropped(insitu: Insitu) -> None:
+    Catalog(insitu.paths).pin("data/train", 1, "gone-1")
+    clean_up(insitu.paths, "data/train")
+    assert Catalog(insitu.paths).pinned_by("data/train") == []
+
+
+def nothing_is_left(insitu: Insitu) -> bool:
+    return list(insitu.paths.jobs.iterdir()) == [] and Catalog(insitu.paths).pinned_by("data/train") == []
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "expected"),
+    [
+        ("copy_code", OSError(28, "No space left on device"), StorageFull),
+        ("_write", OSError(28, "No space left on device"), StorageFull),
+        ("_write", PermissionError(13, "Permission denied"), ClusterError),
+        ("_start_controller", ClusterError("no process"), ClusterError),
+        ("resolve_command", JobSpecError("no script"), JobSpecError),
+        ("_write", KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+)
+def test_a_start_that_fails_leaves_nothing(
+    insitu: Insitu,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    error: BaseException,
+    expected: type[BaseException],
+) -> None:
+    asked = []
+
+    def fail(*_: object) -> None:
+        asked.append(step)
+        raise error
+
+    monkeypatch.setattr(submission, step, fail)
+    with pytest.raises(expected):
+        submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",), workers=1))
+    assert asked == [step] and nothing_is_left(insitu)
