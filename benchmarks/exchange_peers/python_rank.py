@@ -1,0 +1,154 @@
+"""One rank of one contender: `python_rank.py KIND RANK SIZE HOST PORTS BYTES...`; rank 0 prints JSON {bytes: s}.
+
+Each operation is timed by itself, all_reduce after all_reduce, on a buffer of the contender's liking; the
+figure is the median of rank 0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+BUDGET = 1.0
+"""Seconds that one size may take, roughly."""
+
+
+def repetitions(seconds: float) -> int:
+    return max(5, min(3000, int(BUDGET / max(seconds, 1e-7))))
+
+
+def measure(run: Callable[[], Any], agree: Callable[[int], int]) -> float:
+    """Seconds of one operation. `agree` gives all ranks rank 0's number of repetitions."""
+    for _ in range(2):
+        run()
+    times = _times(run, 5)
+    times += _times(run, agree(repetitions(statistics.median(times))))
+    return statistics.median(times)
+
+
+def _times(run: Callable[[], Any], count: int) -> list[float]:
+    times = []
+    for _ in range(count):
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return times
+
+
+def insitu(kind: str, rank: int, host: str, ports: list[str], sizes: list[int]) -> dict[int, float]:
+    from insitu import exchange
+
+    hosts = host.split(",")
+    addresses = [f"{hosts[r % len(hosts)]}:{port}" for r, port in enumerate(ports)]
+    results = {}
+    with exchange.join(rank, addresses, transport=kind, secret=b"benchmark") as group:  # type: ignore[arg-type]
+
+        def agree(value: int) -> int:
+            return int(group.broadcast(np.array([value]))[0])
+
+        for size in sizes:
+            buffer = group.buffer(size // 4, np.float32)
+            results[size] = measure(lambda b=buffer: group.all_reduce(b), agree)  # type: ignore[misc]
+    return results
+
+
+def gloo(rank: int, size: int, host: str, ports: list[str], sizes: list[int]) -> dict[int, float]:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR=host.split(",")[0], MASTER_PORT=ports[0])
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+    results = {}
+
+    def agree(value: int) -> int:
+        tensor = torch.tensor([value])
+        dist.broadcast(tensor, 0)
+        return int(tensor[0])
+
+    for count in sizes:
+        tensor = torch.zeros(count // 4)
+        results[count] = measure(lambda t=tensor: dist.all_reduce(t), agree)  # type: ignore[misc]
+    dist.barrier()
+    dist.destroy_process_group()
+    return results
+
+
+def tensorflow_ring(rank: int, host: str, ports: list[str], sizes: list[int]) -> dict[int, float]:
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    os.environ["TF_CONFIG"] = json.dumps(
+        {
+            "cluster": {"worker": [f"{host}:{port}" for port in ports]},
+            "task": {"type": "worker", "index": rank},
+        }
+    )
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=tf.distribute.experimental.CommunicationImplementation.RING
+    )
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    results = {}
+
+    def make(count: int) -> Callable[[], Any]:
+        data = tf.Variable(tf.zeros(count // 4))
+
+        @tf.function
+        def step() -> Any:
+            def replica() -> Any:
+                return tf.distribute.get_replica_context().all_reduce(
+                    tf.distribute.ReduceOp.SUM, data, options=options
+                )
+
+            return strategy.run(replica)
+
+        return lambda: step()
+
+    def agree(value: int) -> int:
+        return 20  # no cheap way to agree, so the same for all sizes
+
+    for count in sizes:
+        results[count] = measure(make(count), agree)
+    return results
+
+
+def stream(size: int, sizes: list[int]) -> dict[int, float]:
+    """Bytes per second that this process moves while its twin does the same: `a += b` in pieces that fit
+    the second-level cache no better than a real buffer does (two reads, one write)."""
+    results = {}
+    for count in sizes:
+        a, b = np.zeros(count // 4, np.float32), np.zeros(count // 4, np.float32)
+        seconds = measure(lambda a=a, b=b: np.add(a, b, a), lambda value: value)  # type: ignore[misc]
+        results[count] = 3 * count / seconds
+    return results
+
+
+def main() -> None:
+    kind, rank, size, host, ports = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
+    sizes = [int(text) for text in sys.argv[6:]]
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    if kind in ("shm", "tcp"):
+        results = insitu(kind, rank, host, ports.split(","), sizes)
+    elif kind == "gloo":
+        results = gloo(rank, size, host, ports.split(","), sizes)
+    elif kind == "tensorflow":
+        results = tensorflow_ring(rank, host, ports.split(","), sizes)
+    else:
+        results = stream(size, sizes)
+    if rank == 0:
+        print(json.dumps(results), flush=True)
+    os._exit(0)  # TensorFlow's servers have no end
+
+
+if __name__ == "__main__":
+    main()
