@@ -89,10 +89,8 @@ def import_command(
             progress=progress.report,
         )
     seconds = max(1e-9, time.monotonic() - started)
-    tell(
-        f"Imported {sum(c.rows for c in published):,} rows in {seconds:.1f} s "
-        f"({progress.bytes_done / seconds / 1e6:.0f} MB/s)"
-    )
+    speed = progress.bytes_done / 1e6 / seconds
+    tell(f"Imported {sum(c.rows for c in published):,} rows in {seconds:.1f} s ({speed:.0f} MB/s)")
     _print_caches(published, as_json)
 
 

@@ -46,10 +46,14 @@ def write_staged(target: Path, data: bytes) -> Path:
     """`data`, durable, in a new file beside `target` that only this process knows."""
     target.parent.mkdir(parents=True, exist_ok=True)
     staged = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    with staged.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with staged.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        staged.unlink(missing_ok=True)
+        raise
     return staged
 
 

@@ -95,24 +95,18 @@ def import_cache(
     Raises InputError or SourceError for bad input, CacheExists, CacheBusy while another process imports
     into the cache, StorageFull; after any of them all is as it was before.
     """
-    check_cache_name(name)
-    if split is not None:
-        check_split(split)
-    names = tuple(f"{name}/{part}" for part in split) if split else (name,)
-    for each in names:
-        check_cache_name(each)
+    names, fractions = _names_and_fractions(name, split)
     catalog = Catalog(paths)
     _refuse_existing(catalog, names, overwrite)
     files = find_sources(sources, format)
     opened = open_sources(files, SourceOptions(column=column))
-    labels = tuple(sorted({stem(path) for path, _ in files})) if label_from_filename else ()
     topology = load_topology(paths)
     plan = ImportPlan(
         names=names,
-        fractions=tuple(split.values()) if split else (1.0,),
+        fractions=fractions,
         sources=tuple(opened),
         columns=_columns(opened[0], label_from_filename),
-        labels=labels,
+        labels=tuple(sorted({stem(path) for path, _ in files})) if label_from_filename else (),
         partitions=_check_partitions(partitions, topology),
         backups=backups,
         key=key,
@@ -125,6 +119,16 @@ def import_cache(
         _refuse_existing(catalog, names, overwrite)
         sweep(paths, names)
         return _import(paths, catalog, plan, overwrite, progress or (lambda rows, done, total: None))
+
+
+def _names_and_fractions(
+    name: str, split: Mapping[str, float] | None
+) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    check_cache_name(name)
+    if split is None:
+        return (name,), (1.0,)
+    check_split(split)
+    return tuple(check_cache_name(f"{name}/{part}") for part in split), tuple(split.values())
 
 
 def sweep(paths: Paths, locked: Sequence[str] = ()) -> None:

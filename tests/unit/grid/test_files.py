@@ -49,6 +49,22 @@ def test_publishing_replaces_as_a_whole_and_the_first_wins(tmp_path: Path) -> No
     assert target.read_bytes() == b"three" and os.listdir(target.parent) == ["file"]
 
 
+def test_a_full_disk_leaves_nothing_and_the_old_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "file"
+    files.publish_file(target, b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    for publish in (files.publish_file, files.publish_first):
+        with pytest.raises(StorageFull):
+            publish(target, b"new")
+    assert target.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
+
+
 def test_only_a_full_disk_is_called_one(tmp_path: Path) -> None:
     with pytest.raises(StorageFull), files.full_disk_as_error(tmp_path):
         raise OSError(errno.ENOSPC, "full")
