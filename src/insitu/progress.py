@@ -16,13 +16,17 @@ _RECORD = struct.Struct("<QqqQd24s")
 """Changes so far (odd while one is being written), epoch, step, rows, monotonic time, place."""
 
 
+IDLE = "idle"
+"""The place of a task that has stopped training: it may take as long as it likes for whatever it does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """The last word of a task.
 
     `epoch` and `step` count from 0 and name the step under way (-1: not training yet); `rows` is how many
     rows this task has fed to the model in this attempt; `at` the system's monotonic clock in seconds when
-    it was written; `place` what it was about to do, such as `gradient` or `exchange`.
+    it was written; `place` what it was about to do, such as `gradient` or `exchange`, or `idle`.
     """
 
     epoch: int = -1

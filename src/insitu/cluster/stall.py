@@ -1,14 +1,14 @@
 """Notices a job that stands still. Pure: records and the time are passed in.
 
 Only tasks that say how far they are (see `insitu.progress`) can be judged, and only between the first step
-and the moment they report that they no longer train (step -1).
+and the moment they report that they no longer train.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from insitu.progress import Progress
+from insitu.progress import IDLE, Progress
 from insitu.spec import TaskId
 
 
@@ -31,7 +31,7 @@ class StallWatch:
             before = self._seen.get(task)
             if record is not None and (before is None or before[0] != record):
                 self._seen[task] = (record, now)
-        training = {task: seen for task, seen in self._seen.items() if seen[0].step >= 0}
+        training = {t: seen for t, seen in self._seen.items() if seen[0].step >= 0 and seen[0].place != IDLE}
         if not training or any(now - since < self.timeout for _, since in self._seen.values()):
             return None
         places = "; ".join(

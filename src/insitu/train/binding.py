@@ -44,6 +44,7 @@ class Binding:
         self.position = (0, 0)
         self.metrics_to_restore: dict[str, Any] = {}
         self.fit_index = -1
+        self._fitting = False
         self._steps: dict[Any, TwoPhaseStep] = {}
         self._train_step: TwoPhaseStep | None = None
         self._test_step: TwoPhaseStep | None = None
@@ -104,6 +105,7 @@ class Binding:
         self.fit_index = membership.count_fit()
         self.position, self.metrics_to_restore = (0, 0), {}
         self.bookkeeper.begin(feed)
+        self._fitting = True
         if arguments["validation_data"] is not None:
             arguments["validation_data"] = self._validation_adapter(arguments, batch_size)
             arguments["validation_steps"] = None
@@ -120,6 +122,7 @@ class Binding:
         try:
             return self._keras["fit"](x=adapter, **arguments)
         finally:
+            self._fitting = False
             self.bookkeeper.end()
 
     def _validation_adapter(self, arguments: dict[str, Any], batch_size: int | None) -> FeedAdapter:
@@ -223,6 +226,8 @@ class Binding:
         return logs
 
     def _test_one(self, step: Step) -> Logs:
+        if self._fitting:
+            self.bookkeeper.at(*self.position, "evaluation")
         return _prepared(self._test_step).test(step.parts)
 
 

@@ -6,7 +6,7 @@ import json
 
 from insitu.context import Context
 from insitu.grid import ShardLedger
-from insitu.progress import ProgressWriter
+from insitu.progress import IDLE, ProgressWriter
 from insitu.train.feed import Feed, Step
 
 
@@ -17,6 +17,7 @@ class Bookkeeper:
         self._context = context
         self._progress: ProgressWriter | None = None
         self._rows = 0
+        self._at = (-1, -1)
         self._keeps_ledger = False
         self._ledgers: dict[int, ShardLedger] = {}
 
@@ -29,6 +30,8 @@ class Bookkeeper:
             self._progress = ProgressWriter(job.progress(self._context.task))
 
     def at(self, epoch: int, step: int, place: str) -> None:
+        """The task is about to do `place` of a step."""
+        self._at = (epoch, step)
         if self._progress is not None:
             self._progress.write(epoch, step, self._rows, place)
 
@@ -69,3 +72,4 @@ class Bookkeeper:
         """The fit has ended, well or not: what has entered the model is written down."""
         for ledger in self._ledgers.values():
             self._publish(ledger)
+        self.at(*self._at, IDLE)

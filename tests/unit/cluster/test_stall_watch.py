@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from insitu.cluster.stall import StallWatch
-from insitu.progress import Progress
+from insitu.progress import IDLE, Progress
 from insitu.spec import TaskId
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
@@ -55,3 +55,10 @@ def test_a_new_attempt_starts_afresh() -> None:
     watch.observe({W0: at(0, 0)}, 0.0)
     watch.reset()
     assert watch.observe({W0: at(0, 0)}, 9.0) is None
+
+
+def test_a_task_that_has_stopped_training_may_take_its_time():
+    watch = StallWatch(timeout=10.0)
+    ended = Progress(2, 5, 100, 1.0, IDLE)
+    for second in range(0, 100, 5):
+        assert watch.observe({W0: ended}, second) is None

@@ -11,28 +11,18 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from insitu.errors import TrainingError
 from insitu.train.backends import Logs
+from insitu.train.backends.base import BaseReplica
 from insitu.train.backends.record import EXTRA_LOGS, RecordLayout
-from insitu.train.flat import into_pieces, lay_out
 from insitu.train.recording import recorded
-from insitu.train.state import SEED_STRIDE, read_state
+from insitu.train.state import SEED_STRIDE
 
 
-class TensorFlowReplica:
+class TensorFlowReplica(BaseReplica):
     """See `Replica`."""
 
     def __init__(self, model: Any, data: Any) -> None:
-        self._model = model
-        self._state = read_state(model)
-        self._structure = data
-        self._train_record = RecordLayout(self._state, training=True)
-        self._test_record = RecordLayout(self._state, training=False)
-        self.train_record_size = self._train_record.size
-        self.test_record_size = self._test_record.size
-        self._lay_out_floats()
-        self._without_gradient: frozenset[int] = frozenset()
-        self._extra_logs: tuple[str, ...] = ()
+        super().__init__(model, data)
         self._copies_gradients = any(
             getattr(v, "overwrite_with_gradient", False) for v in self._state.trainable
         )
@@ -47,18 +37,6 @@ class TensorFlowReplica:
         self._evaluate = self._compile(self._trace_evaluate, batch)
         self._merge = self._compile(self._trace_merge, [tf.TensorSpec((self.test_record_size,), tf.float64)])
         self._predict = self._compile(self._trace_predict, batch)
-
-    def _lay_out_floats(self) -> None:
-        trainable, mean = self._state.trainable, self._state.mean
-        self._gradient_spans = lay_out([tuple(v.shape) for v in trainable])
-        gradients_stop = self._gradient_spans[-1].stop if trainable else 0
-        self._mean_spans = lay_out([tuple(v.shape) for v in mean], gradients_stop)
-        self.floats_size = self._mean_spans[-1].stop if mean else gradients_stop
-        self._gradient_pieces = into_pieces(self._gradient_spans)
-        self._mean_pieces = into_pieces(self._mean_spans)
-        self._all_pieces = (*self._gradient_pieces, *self._mean_pieces)
-        wide = any(keras.backend.standardize_dtype(v.dtype) == "float64" for v in (*trainable, *mean))
-        self.floats_dtype: np.dtype[Any] = np.dtype("float64" if wide else "float32")
 
     def _compile(self, function: Callable[..., Any], signature: Sequence[Any]) -> Callable[..., Any]:
         if self._model.run_eagerly:
@@ -120,7 +98,8 @@ class TensorFlowReplica:
             for variable in state.seeds:
                 variable.assign(variable.value - tf.cast(stride, variable.dtype))
             record = self._read_record(self._train_record, rows, self._pick_extra_logs(logs))
-            gradients = self._in_order(recording.variables, recording.gradients)
+            ordered = self._in_order(recording.variables, recording.gradients)
+            gradients = [self._dense(*pair) for pair in zip(self._state.trainable, ordered, strict=True)]
             means = [tf.identity(variable.value) for variable in state.mean]
         pieces = [self._join(piece.members, gradients) for piece in self._gradient_pieces]
         pieces += [self._join(piece.members, means) for piece in self._mean_pieces]
@@ -161,9 +140,6 @@ class TensorFlowReplica:
 
     # Parts of it
 
-    def _pack(self, leaves: Sequence[Any]) -> Any:
-        return keras.tree.pack_sequence_as(self._structure, list(leaves))
-
     def _tensors(self, data: Any) -> list[Any]:
         return [tf.convert_to_tensor(leaf) for leaf in keras.tree.flatten(data)]
 
@@ -182,29 +158,11 @@ class TensorFlowReplica:
             value = tf.reshape(combined[span.start : span.stop], span.shape)
             variable.assign_add(tf.cast(value, variable.dtype))
 
-    def _pick_extra_logs(self, logs: Any) -> list[Any]:
-        known = set(self._model.get_metrics_result())
-        extra = {name: value for name, value in (logs or {}).items() if name not in known}
-        if len(extra) > EXTRA_LOGS or any(getattr(value, "shape", ()) != () for value in extra.values()):
-            received = [f"{name} of shape {getattr(value, 'shape', ())}" for name, value in extra.items()]
-            raise TrainingError(
-                f"A train_step may return up to {EXTRA_LOGS} scalars beside the model's metrics. "
-                f"Received: {', '.join(received)}"
-            )
-        self._extra_logs = tuple(extra)
-        return list(extra.values())
-
-    def _in_order(self, variables: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-        by_variable = {id(v): g for v, g in zip(variables, gradients, strict=True)}
-        ordered, missing = [], set()
-        for index, variable in enumerate(self._state.trainable):
-            gradient = by_variable.get(id(variable))
-            if gradient is None:
-                missing.add(index)
-                gradient = tf.zeros(variable.shape, self.floats_dtype.name)
-            ordered.append(tf.convert_to_tensor(gradient))
-        self._without_gradient = frozenset(missing)
-        return ordered
+    def _dense(self, variable: Any, gradient: Any) -> Any:
+        """A whole gradient, also where there is none or only some rows have one."""
+        if gradient is None:
+            return tf.zeros(variable.shape, self.floats_dtype.name)
+        return tf.convert_to_tensor(gradient)
 
     def _join(self, members: Sequence[int], tensors: Sequence[Any]) -> Any:
         flat = [tf.reshape(tf.cast(tensors[i], self.floats_dtype.name), (-1,)) for i in members]
@@ -219,13 +177,6 @@ class TensorFlowReplica:
                 values.append(
                     tf.reshape(tensor[span.start - piece.start : span.stop - piece.start], span.shape)
                 )
-        return values
-
-    def _to_logs(self, logs: Any, combined: NDArray[np.float64] | None) -> Logs:
-        values = {name: float(value) for name, value in logs.items()}
-        if combined is not None:
-            start = self._train_record.extra_start
-            values.update(zip(self._extra_logs, combined[start:].tolist(), strict=False))
         return values
 
     def _stop_borrowing_if_kept(self, floats: NDArray[Any]) -> None:

@@ -1,0 +1,78 @@
+"""Real jobs: the same bits whoever runs the shards, every row once, data read in place."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from training_jobs import TrainingJobs, assert_every_row_once
+
+from insitu.grid import import_cache
+from insitu.paths import Paths
+
+
+def test_two_workers_and_one_over_both_shards_end_with_the_same_bits(tmp_path: Path):
+    jobs = TrainingJobs(tmp_path, nodes=2)
+    job, results = jobs.run("--workers", "2", "--threads", "1")
+    assert len(results) == 2
+    assert results[0] == results[1]
+    assert results[0]["last"]["loss"] < 1.3
+    assert_every_row_once(job, epochs=4)
+    reads = {task["task"]: task["reads"] for task in job["task_list"]}
+    assert all(r["remote_bytes"] == 0 and r["local_bytes"] > 0 for r in reads.values())
+    # Shards of 3 partitions each: the rows of all four epochs, none of them the other worker's.
+    assert sum(task["progress"]["rows"] for task in job["task_list"]) == sum(
+        epoch["counted"] for epoch in job["ledger"]
+    )
+    other, alone = jobs.run("--workers", "1", "--shards", "2", "--threads", "1")
+    assert alone == results[:1]
+    assert_every_row_once(other, epochs=4)
+    reads = other["task_list"][0]["reads"]
+    assert reads["remote_bytes"] > 0
+    assert reads["local_bytes"] > 0
+
+
+SCRIPT = """
+import keras, sys, insitu
+data = insitu.dataset("numbers").shuffle(seed=1).batch(16).map(lambda x, y: (x, y))
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+history = model.fit(data, epochs=2, verbose=0, validation_data=data, class_weight={0: 1.0, 1: 2.0}).history
+assert len(history["loss"]) == 2 and history["val_loss"][0] > 0
+rows = sum(len(x) for x, y in data)
+assert rows == 75 and model.predict(data, verbose=0).shape == (75, 1), rows
+print(keras.backend.backend(), "OK")
+"""
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "jax", pytest.param("torch", marks=pytest.mark.torch)])
+def test_plain_keras_takes_a_dataset(tmp_path: Path, home: Path, backend: str):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "n.npz", x=rng.normal(size=(75, 4)).astype("f4"), label=rng.integers(0, 2, 75))
+    import_cache(Paths(home), "numbers", [str(tmp_path / "n.npz")], partitions=3)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, "KERAS_BACKEND": backend},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert f"{backend} OK" in done.stdout, done.stderr[-3000:]
+
+
+def test_the_same_script_runs_on_its_own(tmp_path: Path):
+    jobs = TrainingJobs(tmp_path, nodes=2)
+    done = subprocess.run(
+        [sys.executable, "train.py", str(tmp_path), "1", "null"],
+        cwd=jobs.folder,
+        env={**os.environ, "INSITU_HOME": str(jobs.paths.home)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "0.json").exists()
