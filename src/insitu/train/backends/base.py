@@ -55,7 +55,7 @@ class BaseReplica:
         or no scalar."""
         known = set(self._model.get_metrics_result())
         extra = {name: value for name, value in (logs or {}).items() if name not in known}
-        if len(extra) > EXTRA_LOGS or any(tuple(getattr(v, "shape", ())) != () for v in extra.values()):
+        if len(extra) > EXTRA_LOGS or any(getattr(v, "shape", ()) != () for v in extra.values()):
             received = [f"{name} of shape {getattr(value, 'shape', ())}" for name, value in extra.items()]
             raise TrainingError(
                 f"A train_step may return up to {EXTRA_LOGS} scalars beside the model's metrics. "
