@@ -1,4 +1,4 @@
-"""A worker is killed in the middle of training: the job goes on and ends with the bits of an undisturbed one."""
+"""A worker is killed in the middle of training: the job goes on and ends with the same bits."""
 
 from __future__ import annotations
 

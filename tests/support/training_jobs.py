@@ -105,8 +105,10 @@ class TrainingJobs:
         out.mkdir()
         environment = {**os.environ, "INSITU_HOME": str(self.paths.home), "NO_COLOR": "1"}
         done = subprocess.run(
-            [sys.executable, "-m", "insitu", "start", *options, "images/train", str(self.folder), "train.py"]
-            + [str(out), str(backup), json.dumps(kill_at)],
+            [
+                *(sys.executable, "-m", "insitu", "start", *options, "images/train", str(self.folder)),
+                *("train.py", str(out), str(backup), json.dumps(kill_at)),
+            ],
             env=environment,
             capture_output=True,
             text=True,
