@@ -100,18 +100,13 @@ def tensorflow_ring(rank: int, host: str, ports: list[str], sizes: list[int]) ->
     results = {}
 
     def make(count: int) -> Callable[[], Any]:
-        data = tf.Variable(tf.zeros(count // 4))
+        data = tf.zeros(count // 4)
 
-        @tf.function
-        def step() -> Any:
-            def replica() -> Any:
-                return tf.distribute.get_replica_context().all_reduce(
-                    tf.distribute.ReduceOp.SUM, data, options=options
-                )
+        def replica(value: Any) -> Any:
+            return tf.distribute.get_replica_context().all_reduce("SUM", value, options=options)
 
-            return strategy.run(replica)
-
-        return lambda: step()
+        step = tf.function(lambda: strategy.run(replica, args=(data,)))
+        return lambda: step().numpy()
 
     def agree(value: int) -> int:
         return 20  # no cheap way to agree, so the same for all sizes

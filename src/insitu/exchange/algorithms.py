@@ -6,7 +6,7 @@ Each is made once for its rows and run many times. `rows` are the flat rows of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -16,10 +16,10 @@ from insitu.exchange.costs import chain_order
 from insitu.exchange.stream import Stream, as_bytes
 from insitu.exchange.transport import Reduction
 
-CHUNK_BYTES = 256 * 1024
-_LAG = 2
+CHUNK_BYTES = 512 * 1024
+_LAG = 4
 """Chunks of rows that go ahead of the sums."""
-DEPTH = 4
+DEPTH = 8
 """Chunks that may be under way between two members before they are summed."""
 
 
@@ -94,7 +94,9 @@ class Direct(_Base):
             peer: self._complete(self._incoming[peer], len(members.shards[peer])) for peer in stream.peers
         }
 
-    def _order(self, rows: list[tuple[int, int]], sums: list[tuple[int, int]]) -> list[tuple[bool, int, int, int]]:
+    def _order(
+        self, rows: list[tuple[int, int]], sums: list[tuple[int, int]]
+    ) -> list[tuple[bool, int, int, int]]:
         """What goes one way between two members: (whether it is a sum, number, low, high) of each chunk."""
         sums = [] if self.reduction.scatter is not None else sums
         order = []
@@ -233,7 +235,11 @@ class Chain(_Base):
 
     def _free(self, summed: int) -> int:
         """Chunks that may be begun: the ring is full of sums that the next member hasn't been sent yet."""
-        done = summed if self._next is None else self.stream.channel(self._next).sent - self._sent_ahead(self._next)
+        done = (
+            summed
+            if self._next is None
+            else self.stream.channel(self._next).sent - self._sent_ahead(self._next)
+        )
         return min(len(self._chunks), max(0, done) + DEPTH)
 
     def _sent_ahead(self, peer: int) -> int:
@@ -281,4 +287,8 @@ class Chain(_Base):
         return self._next is None or self._previous is None or returned == len(self._chunks)
 
 
-ALGORITHMS = {"gather": Gather, "direct": Direct, "chain": Chain}
+ALGORITHMS: Mapping[str, Callable[[Stream, Reduction, np.ndarray], Algorithm]] = {
+    "gather": Gather,
+    "direct": Direct,
+    "chain": Chain,
+}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal, get_args
 
 import numpy as np
@@ -75,7 +76,7 @@ def bounds(length: int, parts: int, itemsize: int) -> list[tuple[int, int]]:
     unit = max(1, PAGE // itemsize)
     units = -(-length // unit)
     cuts = [min(length, units * part // parts * unit) for part in range(parts + 1)]
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
+    return list(pairwise(cuts))
 
 
 def chunks(start: int, stop: int, size: int) -> list[tuple[int, int]]:

@@ -33,7 +33,11 @@ class Rounding:
         """Puts `row` (float32) plus what was taken before into `rounded`. What isn't finite leaves no
         residual, so that one bad step doesn't spoil all later ones."""
         for low, high in chunks(0, len(row), _PIECE):
-            residual, rounded, back = self._residual[low:high], self.rounded[low:high], self._back[: high - low]
+            residual, rounded, back = (
+                self._residual[low:high],
+                self.rounded[low:high],
+                self._back[: high - low],
+            )
             np.add(residual, row[low:high], residual)
             np.copyto(rounded, residual, casting="unsafe")
             np.copyto(back, rounded, casting="unsafe")

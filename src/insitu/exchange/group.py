@@ -175,7 +175,9 @@ class Group:
         out = np.empty((self.num_shards, *shape), array.dtype)
         size = int(np.prod(shape, dtype=np.int64)) * array.dtype.itemsize
         flat = out.reshape(-1).view(np.uint8).reshape(self.num_shards, size)
-        self._perform("all_gather", array.nbytes, lambda: self._transport.gather([_bytes(r) for r in rows], flat))
+        self._perform(
+            "all_gather", array.nbytes, lambda: self._transport.gather([_bytes(r) for r in rows], flat)
+        )
         return out
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> np.ndarray:
@@ -212,11 +214,15 @@ class Group:
         if self._closed:
             raise ExchangeError("The group is closed")
         if generation <= self.generation:
-            raise InputError(f"A new generation is greater than the last, {self.generation}. Received: {generation}")
+            raise InputError(
+                f"A new generation is greater than the last, {self.generation}. Received: {generation}"
+            )
         addresses = self._addresses if addresses is None else addresses
         self._leave()
         self._broken = self._broken or ExchangeError("It did not form again")
-        _, transport, on_close = self._form(generation, addresses, self._timeout if timeout is None else timeout)
+        _, transport, on_close = self._form(
+            generation, addresses, self._timeout if timeout is None else timeout
+        )
         self._transport, self._on_close = transport, on_close
         self.transport, self.generation, self._addresses = transport.name, generation, addresses
         self._sequence = self.last_completed = -1
@@ -248,7 +254,9 @@ class Group:
 
     def _check_weights(self, op: str, weights: Sequence[float] | None) -> list[float]:
         if op != "weighted_mean" or weights is None:
-            raise InputError(f"weights belong to a weighted_mean, which needs them. Received: {op}, {weights}")
+            raise InputError(
+                f"weights belong to a weighted_mean, which needs them. Received: {op}, {weights}"
+            )
         return check_weights(weights, len(self.shards))
 
     def _split(self, array: np.ndarray) -> tuple[tuple[np.ndarray, ...], tuple[int, ...]]:

@@ -8,7 +8,7 @@ and once it is whole, each takes it from there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -118,7 +118,9 @@ class SeveralHosts:
 
     def _scatter(self, reduction: Reduction) -> Run:
         whole = np.empty(reduction.length, reduction.dtype)
-        inner = self.reduction(Reduction(reduction.op, reduction.dtype, reduction.length, reduction.rows, whole))
+        inner = self.reduction(
+            Reduction(reduction.op, reduction.dtype, reduction.length, reduction.rows, whole)
+        )
         start, stop = reduction.scatter or (0, 0)
 
         def run(weights: Sequence[float] | None) -> bool:
@@ -191,13 +193,19 @@ class SeveralHosts:
         return run
 
     def _lane(
-        self, reduction: Reduction, rows: Sequence[np.ndarray], whole: np.ndarray, mine: tuple[int, int] | None
+        self,
+        reduction: Reduction,
+        rows: Sequence[np.ndarray],
+        whole: np.ndarray,
+        mine: tuple[int, int] | None,
     ) -> Algorithm | None:
         if mine is None or self._wire is None:
             return None
         low, high = mine
         target = whole[low:high]
-        outer = Reduction(reduction.op, reduction.dtype, high - low, tuple(row[low:high] for row in rows), target)
+        outer = Reduction(
+            reduction.op, reduction.dtype, high - low, tuple(row[low:high] for row in rows), target
+        )
         way = choose(self._hosts.between(), outer.row_bytes, CHUNK_BYTES, self._wire.costs)
         return ALGORITHMS[way](self._wire.stream, outer, target)
 
@@ -240,6 +248,3 @@ def _bytes(array: np.ndarray) -> np.ndarray:
 
 def _table(array: np.ndarray) -> np.ndarray:
     return array.reshape(-1).view(np.uint8).reshape(len(array), array.shape[1] * array.dtype.itemsize)
-
-
-Close = Callable[[], None]

@@ -228,7 +228,9 @@ class Links:
             if self._lost is None:
                 self._await_reason(ended)
             if self._lost is not None:
-                raise self.lose(self._lost, "was given up by the others" if self._lost == self._rank else "was lost")
+                raise self.lose(
+                    self._lost, "was given up by the others" if self._lost == self._rank else "was lost"
+                )
             raise self.lose(ended[0], "left the group" if ended[0] in self._left else "died")
         if needed and now - progress >= self._stall_timeout:
             raise self.lose(self._stuck(needed, now), f"made no progress for {self._stall_timeout:g} s")

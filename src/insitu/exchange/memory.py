@@ -70,7 +70,9 @@ class Segment:
         flags = mmap.MAP_SHARED | _MAP_POPULATE | (_MAP_FIXED if place else 0)
         address = _libc.mmap(place, max(size, 1), mmap.PROT_READ | mmap.PROT_WRITE, flags, file, 0)
         if address == _FAILED:
-            raise ExchangeError(f"{size} bytes of shared memory can't be mapped: {os.strerror(ctypes.get_errno())}")
+            raise ExchangeError(
+                f"{size} bytes of shared memory can't be mapped: {os.strerror(ctypes.get_errno())}"
+            )
         self.address = address
 
     @property
@@ -88,7 +90,9 @@ class Segment:
             return
         copy = _libc.mmap(None, self.size, mmap.PROT_READ | mmap.PROT_WRITE, _MAP_PRIVATE, -1, 0)
         if copy == _FAILED:
-            raise ExchangeError(f"{self.size} bytes of memory can't be had: {os.strerror(ctypes.get_errno())}")
+            raise ExchangeError(
+                f"{self.size} bytes of memory can't be had: {os.strerror(ctypes.get_errno())}"
+            )
         ctypes.memmove(copy, self.address, self.size)
         if _libc.mremap(copy, self.size, self.size, _MREMAP_TO, self.address) == _FAILED:
             raise ExchangeError(f"Memory can't be moved: {os.strerror(ctypes.get_errno())}")
@@ -130,10 +134,14 @@ def attach(process: int, descriptor: int, size: int, over: np.ndarray | None = N
     try:
         file = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
-        raise ExchangeError(f"The shared memory of process {process} can't be opened: {error.strerror}") from error
+        raise ExchangeError(
+            f"The shared memory of process {process} can't be opened: {error.strerror}"
+        ) from error
     if os.fstat(file).st_size < size:
         os.close(file)
-        raise ExchangeError(f"The shared memory of process {process} is smaller than the {size} bytes it promised")
+        raise ExchangeError(
+            f"The shared memory of process {process} is smaller than the {size} bytes it promised"
+        )
     return Segment(file, size, over)
 
 
@@ -141,7 +149,13 @@ def futex_wait(address: int, value: int, seconds: float) -> None:
     """Sleeps while the 32-bit word at `address` is `value`, until `futex_wake`, `seconds` at most."""
     limit = _Timespec(int(seconds), int(seconds % 1 * 1e9))
     _libc.syscall(
-        _SYS_FUTEX, ctypes.c_void_p(address), _FUTEX_WAIT, ctypes.c_uint32(value), ctypes.byref(limit), None, 0
+        _SYS_FUTEX,
+        ctypes.c_void_p(address),
+        _FUTEX_WAIT,
+        ctypes.c_uint32(value),
+        ctypes.byref(limit),
+        None,
+        0,
     )
 
 

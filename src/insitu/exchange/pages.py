@@ -41,7 +41,12 @@ class Pages:
         self.size = size
         self._room = max(PAGE, -(-size // PAGE) * PAGE)
         self._start = _libc.mmap(
-            None, self._room + _HUGE, mmap.PROT_READ | mmap.PROT_WRITE, _PRIVATE_ANONYMOUS | _NO_RESERVE, -1, 0
+            None,
+            self._room + _HUGE,
+            mmap.PROT_READ | mmap.PROT_WRITE,
+            _PRIVATE_ANONYMOUS | _NO_RESERVE,
+            -1,
+            0,
         )
         if self._start == _FAILED:
             self._start = None

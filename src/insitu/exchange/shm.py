@@ -96,7 +96,7 @@ class Region:
     def offset_of(self, array: np.ndarray) -> int | None:
         """Where in this member's part `array` begins, or None where it doesn't lie in it."""
         start = array.__array_interface__["data"][0] - self.own.address
-        return start if 0 <= start and start + max(array.nbytes, 1) <= self.size else None
+        return start if start >= 0 and start + max(array.nbytes, 1) <= self.size else None
 
 
 class SharedMemory:
@@ -130,7 +130,9 @@ class SharedMemory:
         self._common = (common[0], common[1])
         weights = data[layout.weights : layout.work].view(np.float64).reshape(2, -1)
         self._weights = (weights[0][: members.num_shards], weights[1][: members.num_shards])
-        self._directory = data[layout.directory :][: _DIRECTORY_BYTES * members.size].reshape(members.size, -1)
+        self._directory = data[layout.directory :][: _DIRECTORY_BYTES * members.size].reshape(
+            members.size, -1
+        )
         self._scratch = data[layout.scratch : layout.common].reshape(members.size, SCRATCH_BYTES)
         self._work = as_words(data[layout.work : layout.directory])
         self._mine = list(members.shards[self._rank])

@@ -86,8 +86,11 @@ class Transport(Protocol):
     Any method raises Gone where a member is lost, and Mismatch where members disagree on what they do.
     """
 
-    name: str
-    account: Account
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def account(self) -> Account: ...
 
     def allocate(self, size: int, keep: np.ndarray | None = None) -> np.ndarray:
         """`size` zero bytes in the transport's own memory, as uint8[size]. Sizes may differ by rank. With

@@ -266,7 +266,11 @@ class Meeting:
     def _why(self, member: int) -> str:
         if self._words[member * _PER_MEMBER + _LEFT]:
             return "left the group"
-        return "died" if self._ranks[member] in self._dead() else f"made no progress for {self._stall_timeout:g} s"
+        return (
+            "died"
+            if self._ranks[member] in self._dead()
+            else f"made no progress for {self._stall_timeout:g} s"
+        )
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -293,4 +297,4 @@ class Meeting:
 
 def as_words(array: np.ndarray) -> memoryview:
     """A writable view of uint8 bytes as 64-bit words."""
-    return memoryview(array).cast("B").cast("Q")
+    return memoryview(array).cast("B").cast("Q")  # type: ignore[arg-type]

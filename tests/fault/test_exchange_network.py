@@ -1,0 +1,177 @@
+"""The network fails: a link is cut, a host vanishes, a connection is half open."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from exchange_ranks import SECRET, in_threads, ranks
+
+from insitu import exchange
+from insitu.errors import PeerLost
+from insitu.exchange.links import Links
+
+HOSTS = ("10.213.9.1", "10.213.9.2")
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def namespaces() -> Iterator[tuple[str, str]]:
+    """Two network namespaces that a veth pair joins."""
+    if not shutil.which("ip"):
+        pytest.skip("`ip` is not installed")
+    names = (f"insitu-{os.getpid()}-0", f"insitu-{os.getpid()}-1")
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            try:
+                _ip("netns", "add", name)
+            except subprocess.CalledProcessError as error:
+                pytest.skip(f"network namespaces can't be made here: {error.stderr.decode().strip()}")
+            stack.callback(subprocess.run, ["ip", "netns", "del", name], capture_output=True, check=False)
+        try:
+            _ip("link", "add", "in0", "netns", names[0], "type", "veth", "peer", "in1", "netns", names[1])
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"a veth pair can't be made here: {error.stderr.decode().strip()}")
+        for index, name in enumerate(names):
+            _ip("-n", name, "addr", "add", f"{HOSTS[index]}/24", "dev", f"in{index}")
+            _ip("-n", name, "link", "set", f"in{index}", "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+        yield names
+
+
+def _enter(namespace: str) -> None:
+    """Moves this process into a network namespace."""
+    import ctypes
+
+    file = os.open(f"/var/run/netns/{namespace}", os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).setns(file, 0):
+            raise OSError(ctypes.get_errno(), "setns failed")
+    finally:
+        os.close(file)
+
+
+def _until_cut(pipe: Any, rank: int, addresses: list[str], names: tuple[str, str], size: int) -> Any:
+    _enter(names[rank])
+    addresses = [f"{HOSTS[r]}:{29500 + r}" for r in range(2)]
+    with exchange.join(rank, addresses, secret=SECRET, transport="tcp") as group:
+        buffer = group.buffer(size, np.float32)
+        while True:
+            buffer[:] = before = group.last_completed + 2.0
+            try:
+                group.all_reduce(buffer)
+            except PeerLost as lost:
+                values = set(np.unique(buffer).tolist())
+                return time.monotonic(), lost.rank, values, before, group.last_completed == lost.sequence
+            if group.last_completed == 5:
+                pipe.send(("ready", group.transport))
+
+
+@pytest.mark.parametrize("size", [10, 2_000_000])
+def test_a_link_that_is_cut_is_noticed_and_leaves_buffers_whole(
+    namespaces: tuple[str, str], size: int
+) -> None:
+    with ranks(2, _until_cut, namespaces, size) as processes:
+        assert [process.hear() for process in processes] == ["tcp", "tcp"]
+        cut = time.monotonic()
+        _ip("-n", namespaces[0], "link", "set", "in0", "down")
+        for rank, process in enumerate(processes):
+            noticed, lost, values, before, completed = process.result()
+            assert lost == 1 - rank
+            assert values == ({2 * before} if completed else {before})
+            assert noticed - cut < 30  # within 1 s where the machine isn't busy with other things
+
+
+def _half_open(pipe: Any, rank: int, addresses: list[str]) -> int:
+    """Rank 1 goes on living, but its data connection is closed for writing."""
+    with exchange.join(rank, addresses, secret=SECRET, transport="tcp", stall_timeout=20) as group:
+        group.barrier()
+        if rank == 1:
+            group._transport.stream.channel(0).connection.shutdown(1)  # type: ignore[attr-defined]
+            pipe.recv()
+            return -1
+        with pytest.raises(PeerLost) as caught:
+            group.all_reduce(np.ones(1000, np.float32))
+        return caught.value.rank
+
+
+def test_a_half_open_connection_is_a_lost_peer() -> None:
+    with ranks(2, _half_open) as processes:
+        assert processes[0].result() == 1
+        processes[1].tell("enough")
+        assert processes[1].result() == -1
+
+
+def _on_two_hosts(pipe: Any, rank: int, addresses: list[str]) -> Any:
+    """Ranks 0 and 1 believe to be on one host, ranks 2 and 3 on another."""
+    with (
+        mock.patch("insitu.exchange.memory.host_identity", lambda: f"host {rank // 2}"),
+        exchange.join(rank, addresses, secret=SECRET) as group,
+    ):
+        buffer = group.buffer(100_000, np.float32)
+        assert group.transport == "shm+tcp"
+        while True:
+            buffer[:] = before = group.last_completed + 2.0
+            try:
+                group.all_reduce(buffer)
+            except PeerLost as lost:
+                whole = set(np.unique(buffer).tolist())
+                completed = group.last_completed == lost.sequence
+                return lost.rank, whole == ({4 * before} if completed else {before})
+            if group.last_completed == 10:
+                pipe.send(("ready", None))
+
+
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_every_host_hears_of_a_loss_on_another(victim: int) -> None:
+    with ranks(4, _on_two_hosts) as processes:
+        for process in processes:
+            process.hear()
+        os.kill(processes[victim].pid, signal.SIGKILL)
+        for rank, process in enumerate(processes):
+            if rank != victim:
+                assert process.result() == (victim, True)
+
+
+def test_all_who_wait_blame_the_one_that_does_not() -> None:
+    """In a chain the first waits for the second, which waits for the third, which is stuck."""
+    stuck = threading.Event()
+
+    def run(rank: int, addresses: list[str]) -> int | None:
+        with exchange.join(rank, addresses, transport="tcp", stall_timeout=1.0) as group:
+            group.barrier()
+            if rank == 2:
+                assert stuck.wait(30)
+                return None
+            try:
+                with pytest.raises(PeerLost, match="made no progress|was lost") as caught:
+                    group.all_reduce(np.ones(500_000, np.float32))
+                return caught.value.rank
+            finally:
+                if rank == 0:
+                    stuck.set()
+
+    with mock.patch("insitu.exchange.tcp.choose", lambda *_: "chain"):
+        assert in_threads(3, run) == [2, 2, None]
+
+
+def test_a_peer_that_beats_is_not_taken_for_a_stuck_one() -> None:
+    links = Links(0, {}, {}, 1.0)
+    links._heard = {1: 99.9, 2: 99.8}
+    links._awaits = {1: 3, 2: 1}
+    assert links._stuck([2], 100.0) == 3
+    links._awaits = {1: 0, 2: 1}
+    assert links._stuck([2], 100.0) == 1
