@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import mmap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,28 +30,37 @@ class IpcSource:
             raise SourceError(f"{path} is of Feather's old version 1. Write it anew as version 2 or Parquet")
         self._is_file = magic == _FILE_MAGIC
         with arrow_errors(path):
-            first = next((batch for batch, _ in self._batches() if batch.num_rows), None)
+            first = next((batch for batch, *_ in self._batches() if batch.num_rows), None)
             if first is None:
                 raise SourceError(f"{path} has no rows. Leave it out")
             self.columns: tuple[Column, ...] = columns_of_batch(first, path)
 
     def blocks(self, block_bytes: int) -> Iterator[Block]:
         with arrow_errors(self.path):
-            for batch, source_bytes in self._batches():
+            for batch, source_bytes, drop_pages in self._batches():
                 rows = rows_per_block(batch.nbytes / max(1, batch.num_rows), block_bytes)
                 for start in range(0, batch.num_rows, rows):
                     part = batch.slice(start, rows)
                     yield Block(values_of_batch(part, self.columns, self.path), part.num_rows, source_bytes)
+                    drop_pages()
 
-    def _batches(self) -> Iterator[tuple[Any, int]]:
-        """(batch, bytes of the file so far). Mapped, so that a batch larger than memory is no trouble."""
-        with pa.memory_map(str(self.path)) as file:
-            size = file.size()
+    def _batches(self) -> Iterator[tuple[Any, int, Callable[[], None]]]:
+        """(batch, bytes of the file so far, a function that gives the pages read so far back to the kernel).
+
+        Mapped, so that a batch larger than memory is no trouble.
+        """
+        with self.path.open("rb") as opened:
+            mapping = mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ)
+
+        def drop_pages() -> None:
+            mapping.madvise(mmap.MADV_DONTNEED)
+
+        with pa.BufferReader(pa.py_buffer(mapping)) as file:
             if self._is_file:
                 reader = pa.ipc.open_file(file)
                 count = reader.num_record_batches
                 for index in range(count):
-                    yield reader.get_batch(index), size * (index + 1) // count
+                    yield reader.get_batch(index), len(mapping) * (index + 1) // count, drop_pages
             else:
                 for batch in pa.ipc.open_stream(file):
-                    yield batch, file.tell()
+                    yield batch, file.tell(), drop_pages

@@ -33,7 +33,9 @@ class ParquetSource:
         size, done = self.path.stat().st_size, 0
         width = max(self._row_bytes, sum(row_bytes(column) for column in self.columns))
         rows = rows_per_block(width, block_bytes)
-        with arrow_errors(self.path), pq.ParquetFile(self.path, buffer_size=1 << 20) as file:
+        # Arrow's pre-buffering would read ahead the whole file into memory.
+        options = {"buffer_size": 1 << 20, "pre_buffer": False}
+        with arrow_errors(self.path), pq.ParquetFile(self.path, **options) as file:
             for batch in file.iter_batches(batch_size=rows):
                 done += batch.num_rows
                 values = values_of_batch(batch, self.columns, self.path)
