@@ -98,6 +98,7 @@ def job_account(job: JobPaths, *, ledger: bool, events: bool) -> dict[str, Any]:
     spec, state = status.spec, status.state
     account = job_summary(status)
     account |= {
+        "kind": "job",
         "folder": str(job.root),
         "name": spec.name,
         "cache_version": placement.shard_map.version,

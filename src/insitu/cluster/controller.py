@@ -46,7 +46,7 @@ from insitu.cluster.stall import StallWatch
 from insitu.cluster.task import PARENT_ENV
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths
-from insitu.progress import Progress, read_progress
+from insitu.progress import IDLE, Progress, read_progress
 from insitu.spec import TaskId
 
 
@@ -129,6 +129,7 @@ class Controller:
             for spec in tasks:
                 self._job.progress(spec.task).unlink(missing_ok=True)
                 self._job.failure(spec.task).unlink(missing_ok=True)
+                self._job.reads(spec.task).unlink(missing_ok=True)
             for spec in tasks:
                 self._logs.open(spec.task, attempt)
                 environment = task_environment(
@@ -151,7 +152,7 @@ class Controller:
                 ended.code,
                 read_failure(self._job.failure(ended.task)) if ended.code else None,
                 furthest(records),
-                tuple(sorted(t for t, record in records.items() if record is not None and t in living)),
+                tuple(sorted(t for t, r in records.items() if t in living and r and r.place != IDLE)),
             )
         )
 
@@ -165,7 +166,11 @@ class Controller:
         self._last_look = now
         records = self._records()
         living = {t.task for t in self._state.alive}
-        stall = self._watch.observe({t: record for t, record in records.items() if t in living}, now)
+        stall = self._watch.observe(
+            {t: record for t, record in records.items() if t in living},
+            now,
+            idle_too=self._state.goal == "finish",
+        )
         if stall is not None:
             self._feed(Stalled(stall, furthest(records)))
 

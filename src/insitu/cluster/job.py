@@ -10,8 +10,8 @@ goes back. When training is over:
 
 - without a chief, when every worker has ended with 0; with one, when the chief has. Then
 - workers that are left report progress or not. Those that do are still training and are waited for (the
-  stall timeout bounds that); the others serve a coordinator that has gone, and are stopped after
-  `WORKER_GRACE`;
+  stall timeout bounds that); the others have done so, or serve a coordinator that has gone, and are stopped
+  after `WORKER_GRACE`;
 - ps tasks, which never end by themselves, are stopped once no worker is left;
 - the evaluator has `EVALUATOR_GRACE` from then on to end by itself.
 """

@@ -151,7 +151,7 @@ class Submitted:
 class TaskExited:
     """A task ended with `code` (negative: by that signal). `progress` is the job's furthest so far.
 
-    `reporting` lists the living tasks that have written a progress record.
+    `reporting` lists the living tasks whose progress records say that they train.
     """
 
     task: TaskId

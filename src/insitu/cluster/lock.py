@@ -14,17 +14,23 @@ from pathlib import Path
 from insitu.errors import ClusterError
 
 _WAIT_FOR_PID = 10.0
+_WAIT_FOR_LOOKERS = 1.0
 
 
 def take_lock(path: Path) -> int:
     """Makes `path` and locks it. Returns the descriptor; whoever inherits it holds the lock too."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise ClusterError(f"{path} is locked by another process") from error
-    return descriptor
+    deadline = time.monotonic() + _WAIT_FOR_LOOKERS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError as error:
+            # Whoever only looks (`is_locked`) holds it for a moment.
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise ClusterError(f"{path} is locked by another process") from error
+            time.sleep(0.01)
 
 
 def is_locked(path: Path) -> bool:

@@ -6,6 +6,7 @@ controller's life, the stack dumps, the seed and the account of a failure. Loads
 
 from __future__ import annotations
 
+import builtins
 import faulthandler
 import os
 import random
@@ -63,7 +64,7 @@ def run_script(arguments: tuple[str, ...]) -> None:
     module = types.ModuleType("__main__")
     module.__file__ = script
     module.__dict__["__cached__"] = None
-    module.__dict__["__builtins__"] = __builtins__
+    module.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = module
     try:
         with io.open_code(script) as file:

@@ -35,6 +35,23 @@ def test_tasks_that_tell_nothing_or_do_not_train_yet_are_not_judged() -> None:
         assert watch.observe({W0: None, W1: at(-1, -1)}, second) is None
 
 
+def test_idle_tasks_may_take_their_time_until_training_is_over() -> None:
+    watch = StallWatch(5.0)
+    records = {W0: at(3, 9, "idle"), W1: None}
+    assert watch.observe(records, 0.0) is None
+    assert watch.observe(records, 9.0) is None
+    assert watch.observe(records, 9.0, idle_too=True) is not None
+
+
+def test_a_task_that_waits_for_an_idle_one_is_stuck() -> None:
+    watch = StallWatch(5.0)
+    records = {W0: at(3, 9, "idle"), W1: at(3, 9)}
+    watch.observe(records, 0.0)
+    assert (
+        watch.observe(records, 5.0) == "no task made progress for 5 s: worker:1 at epoch 3 step 9 (exchange)"
+    )
+
+
 def test_a_task_that_has_ended_is_forgotten() -> None:
     watch = StallWatch(5.0)
     watch.observe({W0: at(0, 0), W1: at(0, 9)}, 0.0)
