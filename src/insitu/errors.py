@@ -4,6 +4,7 @@
     ├── InputError              what the user gave is wrong: the message says what to change
     │   ├── UnknownCache
     │   ├── UnknownJob
+    │   ├── JobEnded            what was asked of a job makes sense only while it runs
     │   ├── CacheExists
     │   ├── SourceError         a source is missing, empty, truncated or of mixed shapes
     │   ├── PlacementError      the job can't be laid out on the nodes as asked
@@ -68,6 +69,12 @@ class UnknownCache(InputError):
 
 class UnknownJob(InputError):
     """No job has this id."""
+
+
+class JobEnded(InputError):
+    """What was asked of a job makes sense only while it runs."""
+
+    exit_code = 3
 
 
 class CacheExists(InputError):

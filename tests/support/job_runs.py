@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from insitu.cluster import JobEnded, job_ids, stop_job
+from insitu.cluster import job_ids, stop_job
+from insitu.errors import JobEnded
 from insitu.grid import Catalog
 from insitu.paths import JobPaths, Paths
 from insitu.spec import CacheSpec, Column, NodeId, PartitionInfo

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from insitu.cluster.following import follow
-    from insitu.cluster.journal import Entry, Journal
+    from insitu.cluster.journal import Journal
     from insitu.cluster.output import split_prefix
     from insitu.cluster.records import read_placement, read_spec
     from insitu.cluster.status import (
         BrokenJob,
-        JobEnded,
         JobStatus,
         exit_code,
         find_job,
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
 _DOOR = {
     "BrokenJob": "status",
-    "Entry": "journal",
-    "JobEnded": "status",
     "JobStatus": "status",
     "Journal": "journal",
     "Request": "submission",
@@ -47,8 +44,6 @@ _DOOR = {
 
 __all__ = [
     "BrokenJob",
-    "Entry",
-    "JobEnded",
     "JobStatus",
     "Journal",
     "Request",

@@ -11,7 +11,7 @@ from insitu.cluster.job_state import ENDED, ControllerLost, JobState, Steps
 from insitu.cluster.journal import Journal
 from insitu.cluster.lock import is_locked, signal_holder
 from insitu.cluster.records import read_spec
-from insitu.errors import ClusterError, InputError, UnknownJob
+from insitu.errors import ClusterError, JobEnded, UnknownJob
 from insitu.paths import JobPaths, Paths
 from insitu.progress import read_progress
 from insitu.spec import JobSpec
@@ -95,12 +95,6 @@ class BrokenJob:
 
     job_id: str
     reason: str
-
-
-class JobEnded(InputError):
-    """What was asked of a job makes sense only while it runs."""
-
-    exit_code = 3
 
 
 def stop_job(job: JobPaths) -> None:
