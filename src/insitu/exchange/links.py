@@ -21,8 +21,8 @@ from insitu.exchange.transport import Gone
 _FRAME = struct.Struct("!cxxxi")
 """Kind; a rank."""
 _BEAT, _LOST, _BYE = b"b", b"l", b"q"
-_BEAT_EVERY = 0.15
-_UNACKNOWLEDGED = 600
+_BEAT_EVERY = 0.1
+_UNACKNOWLEDGED = 400
 """Milliseconds after which a host that acknowledges nothing is gone."""
 _RECENT = 1.0
 """Seconds since its last beat for which a peer counts as waiting itself."""

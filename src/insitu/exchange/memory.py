@@ -16,14 +16,19 @@ from typing import Any
 import numpy as np
 
 from insitu.errors import ExchangeError
+from insitu.exchange.arithmetic import PAGE
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _libc.mremap.restype = ctypes.c_void_p
 _libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
+HUGE = 2 << 20
+_MADV_COLLAPSE = 25
+_PROT_NONE = 0
 _MAP_FIXED = 0x10
 _MAP_PRIVATE = 0x22  # and anonymous
 _MAP_POPULATE = 0x8000
@@ -54,6 +59,20 @@ def host_identity() -> str:
     return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}/{os.getuid()}"
 
 
+def _reserve(size: int) -> int:
+    """An address for a mapping of `size` bytes, such that large pages can be used. Nothing is mapped there
+    but what keeps others away."""
+    room = max(PAGE, -(-size // PAGE) * PAGE)
+    start = _libc.mmap(None, room + HUGE, _PROT_NONE, _MAP_PRIVATE, -1, 0)
+    if start == _FAILED:
+        raise ExchangeError(f"{size} bytes of addresses can't be had: {os.strerror(ctypes.get_errno())}")
+    address = int(-(-start // HUGE) * HUGE)
+    if address > start:
+        _libc.munmap(start, address - start)
+    _libc.munmap(address + room, start + HUGE - address)
+    return address
+
+
 class Segment:
     """A mapping of shared memory of `size` bytes at `address`. Owns `file`, a descriptor of it.
 
@@ -66,8 +85,8 @@ class Segment:
         self.size = size
         self.address = 0
         self._over = over
-        place = None if over is None else over.__array_interface__["data"][0]
-        flags = mmap.MAP_SHARED | _MAP_POPULATE | (_MAP_FIXED if place else 0)
+        place = _reserve(size) if over is None else over.__array_interface__["data"][0]
+        flags = mmap.MAP_SHARED | _MAP_POPULATE | _MAP_FIXED
         address = _libc.mmap(place, max(size, 1), mmap.PROT_READ | mmap.PROT_WRITE, flags, file, 0)
         if address == _FAILED:
             raise ExchangeError(
@@ -114,12 +133,25 @@ def create(name: str, size: int) -> int:
     """The descriptor of a new segment of `size` zero bytes. Raises ExchangeError where memory is short."""
     file = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
+        os.ftruncate(file, size)
+        if size >= HUGE:
+            _use_large_pages(file, size)
         if size:
             os.posix_fallocate(file, 0, size)
     except OSError as error:
         os.close(file)
         raise ExchangeError(f"{size} bytes of shared memory can't be had: {error.strerror}") from error
     return file
+
+
+def _use_large_pages(file: int, size: int) -> None:
+    """Asks for pages of 2 MiB, whatever the system's setting for shared memory is. They make sweeping over a
+    large buffer a third faster; where the kernel has none to give (or is older than 6.1), it isn't."""
+    address = _reserve(size)
+    flags = mmap.MAP_SHARED | _MAP_FIXED
+    if _libc.mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, file, 0) != _FAILED:
+        _libc.madvise(address, size // HUGE * HUGE, _MADV_COLLAPSE)
+    _libc.munmap(address, size)
 
 
 def fill(file: int, data: np.ndarray) -> None:

@@ -16,9 +16,8 @@ import numpy as np
 
 from insitu.errors import ExchangeError
 from insitu.exchange.arithmetic import PAGE
+from insitu.exchange.memory import HUGE
 
-_HUGE = 2 << 20
-"""Page tables are moved whole where addresses agree in what is below this."""
 _PRIVATE_ANONYMOUS = 0x22
 _NO_RESERVE = 0x4000
 _MAY_MOVE_TO_KEEPING_BOTH = 1 | 2 | 4
@@ -42,7 +41,7 @@ class Pages:
         self._room = max(PAGE, -(-size // PAGE) * PAGE)
         self._start = _libc.mmap(
             None,
-            self._room + _HUGE,
+            self._room + HUGE,
             mmap.PROT_READ | mmap.PROT_WRITE,
             _PRIVATE_ANONYMOUS | _NO_RESERVE,
             -1,
@@ -51,7 +50,7 @@ class Pages:
         if self._start == _FAILED:
             self._start = None
             raise ExchangeError(f"{size} bytes of memory can't be had: {os.strerror(ctypes.get_errno())}")
-        self.address = -(-self._start // _HUGE) * _HUGE
+        self.address = -(-self._start // HUGE) * HUGE
         _libc.madvise(self.address, self._room, _MADV_HUGEPAGE)
 
     @property
@@ -68,7 +67,7 @@ class Pages:
 
     def __del__(self) -> None:
         if self._start:
-            _libc.munmap(self._start, self._room + _HUGE)
+            _libc.munmap(self._start, self._room + HUGE)
 
 
 class Exchanger:
