@@ -48,6 +48,21 @@ def test_start_streams_the_output_and_ends_with_the_training(insitu: Insitu) -> 
     assert insitu.json("ps") == []
 
 
+def test_lines_of_two_streams_are_never_mixed(insitu: Insitu) -> None:
+    insitu.script(
+        "import sys, threading\n"
+        "def write(stream):\n"
+        "    for i in range(3000): print(stream.name, i, 'end', file=stream)\n"
+        "threads = [threading.Thread(target=write, args=(s,)) for s in (sys.stdout, sys.stderr)]\n"
+        "for t in threads: t.start()\n"
+    )
+    lines = insitu.start(*ONE, "--no-prefix").out.splitlines()
+    for stream in ("<stdout>", "<stderr>"):
+        assert [line for line in lines if line.startswith(stream)] == [
+            f"{stream} {i} end" for i in range(3000)
+        ]
+
+
 def test_the_exit_code_is_that_of_the_task_that_failed(insitu: Insitu) -> None:
     insitu.script("import sys; sys.exit(7)")
     run = insitu.start(*TWO, "--max-restarts", "0", code=7)
