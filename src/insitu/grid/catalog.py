@@ -14,7 +14,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
 
-from insitu.errors import CacheBusy, CacheExists, CorruptCatalog, StorageFull, UnknownCache
+from insitu.errors import CacheBusy, CacheExists, CorruptCatalog, GridError, StorageFull, UnknownCache
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, check_cache_name
 
@@ -207,6 +207,10 @@ class Catalog:
             if code & 0xFF == sqlite3.SQLITE_BUSY:
                 raise CacheBusy(
                     f"Another process has kept {self._paths.catalog} locked for {BUSY_TIMEOUT_SECONDS:g} s"
+                ) from error
+            if code & 0xFF in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+                raise GridError(
+                    f"{self._paths.catalog} can't be opened ({error}). Check who may read and write it"
                 ) from error
             if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE):
                 raise StorageFull(f"No room is left for {self._paths.catalog} ({error})") from error

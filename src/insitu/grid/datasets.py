@@ -12,7 +12,7 @@ import numpy as np
 from insitu.context import Context
 from insitu.context import context as context_of_process
 from insitu.errors import InputError
-from insitu.grid.order import BatchPlan, Rows, batch_sizes, shuffled, steps_of_shard
+from insitu.grid.order import BatchPlan, Rows, ShuffledPlan, batch_sizes, shuffled, steps_of_shard
 from insitu.grid.partition import TEXT
 from insitu.grid.reads import READS
 from insitu.grid.shards import resolve
@@ -170,17 +170,20 @@ class Dataset:
     def _shard_batches(self, shard: int, epoch: int, start_step: int, size: int) -> Iterator[Batch]:
         table, seed, maps = self._table, self._chain.seed, self._chain.maps
         starts = table.starts(shard)
-        order = None if seed is None else shuffled(starts[-1], seed, epoch, shard)
-        plan = BatchPlan(starts, size, order)
+        plan = (
+            BatchPlan(starts, size)
+            if seed is None
+            else ShuffledPlan(starts, size, shuffled(starts[-1], seed, epoch, shard))
+        )
         try:
             for step in range(start_step, self.num_steps):
                 if step >= plan.steps:
                     yield NO_ROWS
                     continue
-                if order is None:
-                    data, rows, origins = table.read_ranges(shard, plan.ranges(step))
-                else:
+                if isinstance(plan, ShuffledPlan):
                     data, rows, origins = table.read_rows(shard, plan.pieces(step))
+                else:
+                    data, rows, origins = table.read_ranges(shard, plan.ranges(step))
                 yield Batch(apply_maps(maps, data, rows) if maps else data, rows, origins)
         finally:
             READS.publish()

@@ -286,8 +286,9 @@ def _refuse_nan_labels(source: Source, block: Block, first_row: int) -> None:
     bad = np.isnan(block.columns[LABEL]).reshape(block.rows, -1).any(axis=1)
     if bad.any():
         raise SourceError(
-            f"{source.path}: {int(bad.sum())} of the labels read so far are NaN, the first in row "
-            f"{first_row + int(bad.argmax())} of all sources. Drop or fill these rows"
+            f"{source.path}: {int(bad.sum())} of the labels of rows [{first_row}, {first_row + block.rows}) "
+            f"are NaN, the first in row {first_row + int(bad.argmax())}, counted over all sources. Drop or "
+            f"fill these rows"
         )
 
 
@@ -339,3 +340,4 @@ def _move_into_stores(paths: Paths, staged: StagedPaths, cache: CacheSpec) -> No
         target.parent.mkdir(parents=True, exist_ok=True)
         source.rename(target)
         sync_folder(target.parent)
+        sync_folder(target.parent.parent)

@@ -52,41 +52,20 @@ def steps_of_shard(rows: int, size: int) -> int:
 
 
 class BatchPlan:
-    """The batches of one shard in one epoch.
+    """The batches of one shard, in file order.
 
     The shard's rows are those of its partitions in ascending order, each in file order. `starts[k]` is the
-    place of the first row of the k-th partition, `starts[-1]` the number of all rows. Without `order` the
-    batches are cut from them in turn; with it, from that permutation, and the rows of each batch are then
-    grouped by partition (in ascending order, otherwise in the permutation's), so that each partition is
-    read by one call.
+    place of the first row of the k-th partition, `starts[-1]` the number of all rows.
     """
 
-    WINDOW_ROWS = 1 << 15
-    """How many rows are planned at once: enough to spread NumPy's cost per call."""
-
-    def __init__(self, starts: Sequence[int], size: int, order: npt.NDArray[np.integer[Any]] | None) -> None:
+    def __init__(self, starts: Sequence[int], size: int) -> None:
         self.size = size
         self.rows = starts[-1]
         self.steps = steps_of_shard(self.rows, size)
         self._starts = np.asarray(starts, dtype=np.int64)
-        self._order = order
-        self.window_steps = max(1, self.WINDOW_ROWS // size)
-        self._planned: tuple[int, list[list[tuple[int, Rows]]]] = (-1, [])
-
-    def pieces(self, step: int) -> list[tuple[int, Rows]]:
-        """(k, rows of the k-th partition) for the batch of `step`, by k; empty after the last step."""
-        if step >= self.steps:
-            return []
-        if self._order is None:
-            return [(k, np.arange(a, b)) for k, a, b in self.ranges(step)]
-        window, within = divmod(step, self.window_steps)
-        span = self.window_steps * self.size
-        if self._planned[0] != window:
-            self._planned = (window, self._group(self._order[window * span : (window + 1) * span]))
-        return self._planned[1][within]
 
     def ranges(self, step: int) -> list[tuple[int, int, int]]:
-        """(k, first row, last row + 1) in the k-th partition for the batch of `step`, in file order."""
+        """(k, first row, last row + 1) in the k-th partition for the batch of `step`, by k."""
         start, stop = step * self.size, min((step + 1) * self.size, self.rows)
         k = int(np.searchsorted(self._starts, start, side="right")) - 1
         found = []
@@ -97,6 +76,31 @@ class BatchPlan:
                 found.append((k, start - base, end - base))
             start, k = max(start, end), k + 1
         return found
+
+
+class ShuffledPlan(BatchPlan):
+    """The batches of one shard in one epoch, cut from `order`, a permutation of its rows' places.
+
+    The rows of each batch are grouped by partition (in ascending order, otherwise in the permutation's), so
+    that each partition is read by one call.
+    """
+
+    WINDOW_ROWS = 1 << 15
+    """How many rows are planned at once: enough to spread NumPy's cost per call."""
+
+    def __init__(self, starts: Sequence[int], size: int, order: npt.NDArray[np.integer[Any]]) -> None:
+        super().__init__(starts, size)
+        self.window_steps = max(1, self.WINDOW_ROWS // size)
+        self._order = order
+        self._planned: tuple[int, list[list[tuple[int, Rows]]]] = (-1, [])
+
+    def pieces(self, step: int) -> list[tuple[int, Rows]]:
+        """(k, rows of the k-th partition) for the batch of `step`, by k."""
+        window, within = divmod(step, self.window_steps)
+        span = self.window_steps * self.size
+        if self._planned[0] != window:
+            self._planned = (window, self._group(self._order[window * span : (window + 1) * span]))
+        return self._planned[1][within]
 
     def _group(self, order: npt.NDArray[np.integer[Any]]) -> list[list[tuple[int, Rows]]]:
         """The pieces of each batch that `order`, whole batches of places, is cut into."""

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from insitu.errors import CorruptPartition, UnknownCache
+from insitu.grid.catalog import Catalog
 from insitu.grid.order import Rows
 from insitu.grid.partition import TEXT, Partition, take
 from insitu.grid.reads import READS
-from insitu.grid.store import open_copy
+from insitu.grid.store import Copy, open_copy
 from insitu.grid.structure import Structure
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, Column, NodeId, ShardMap
@@ -110,12 +112,24 @@ class Table:
     def _open(self, index: int) -> _Opened:
         with self._opening:
             if index not in self._opened:
-                copy = open_copy(self._paths, self.cache, index, self._node)
+                copy = self._open_copy(index)
                 copy.partition.prefault()
                 values = tuple(copy.partition.values[name] for name in self.names)
                 row_bytes = sum(copy.partition.bytes_per_row(name) for name in self.names)
                 self._opened[index] = _Opened(copy.partition, values, copy.local, row_bytes)
             return self._opened[index]
+
+    def _open_copy(self, index: int) -> Copy:
+        try:
+            return open_copy(self._paths, self.cache, index, self._node)
+        except CorruptPartition as error:
+            name, version = self.cache.name, self.cache.version
+            if Catalog(self._paths).find(name, version) is None:
+                raise UnknownCache(
+                    f"Version {version} of cache {name} was replaced or dropped while this dataset was "
+                    f"reading it. Make the dataset anew; a job keeps its version to its end"
+                ) from error
+            raise
 
     def _count(self, opened: Sequence[_Opened], lengths: Sequence[int]) -> None:
         local = local_rows = rows = size = 0.0

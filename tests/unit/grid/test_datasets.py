@@ -188,6 +188,13 @@ def test_a_map_that_changes_the_number_of_rows_is_refused(fn: Any, paths: Paths,
         next(iter(ds))
 
 
+def test_a_version_that_goes_while_it_is_read_is_told(paths: Paths, cache: str, source: Path) -> None:
+    ds = dataset(cache, context=context(paths)).batch(64)
+    import_cache(paths, "a", [str(source)], overwrite=True)
+    with pytest.raises(UnknownCache, match="Version 1 of cache a was replaced"):
+        next(iter(ds))
+
+
 def test_unshuffled_batches_are_views_of_the_file(paths: Paths, cache: str) -> None:
     ds = dataset(cache, features="x", label=None, context=context(paths)).batch(10)
     views = [b for b in ds.shard_batches(0, 0) if not b.data.flags.owndata]

@@ -231,7 +231,7 @@ def test_nan_labels_are_refused_with_their_place(paths: Paths, tmp_path: Path) -
     labels = np.zeros(100, np.float32)
     labels[[40, 60]] = np.nan
     np.savez(tmp_path / "a.npz", x=np.zeros((100, 3)), label=labels)
-    with pytest.raises(SourceError, match=r"2 of the labels.*first in row 40"):
+    with pytest.raises(SourceError, match=r"2 of the labels of rows .0, 100. are NaN, the first in row 40"):
         import_cache(paths, "a", [str(tmp_path / "a.npz")])
     assert everything(paths) == [] and Catalog(paths).caches() == []
 

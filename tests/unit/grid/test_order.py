@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.errors import InputError
-from insitu.grid.order import BatchPlan, batch_sizes, shuffled, steps_of_shard
+from insitu.grid.order import BatchPlan, ShuffledPlan, batch_sizes, shuffled, steps_of_shard
 
 
 def test_the_order_is_that_of_every_release() -> None:
@@ -54,30 +54,31 @@ def test_batch_sizes_are_even(size: int, shards: int) -> None:
 )
 def test_batches_hold_each_row_once(lengths: list[int], size: int, shuffle: bool, window: int) -> None:
     starts = [0, *np.cumsum(lengths).tolist()]
-    order = shuffled(starts[-1], 3, 1, 2) if shuffle else None
-    plan = BatchPlan(starts, size, order)
+    order = shuffled(starts[-1], 3, 1, 2) if shuffle else np.arange(starts[-1])
+    plan = ShuffledPlan(starts, size, order)
     plan.window_steps = max(1, window // size)
     assert plan.steps == steps_of_shard(starts[-1], size)
     seen: list[tuple[int, int]] = []
     for step in range(plan.steps):
         pieces = plan.pieces(step)
+        if not shuffle:
+            ranges = BatchPlan(starts, size).ranges(step)
+            assert ranges == [(k, rows[0], rows[-1] + 1) for k, rows in pieces]
         rows = [(k, int(row)) for k, of_partition in pieces for row in of_partition]
         assert len(rows) == min(size, starts[-1] - step * size)
         assert [k for k, _ in pieces] == sorted({k for k, _ in pieces})
         places = sorted(starts[k] + row for k, row in rows)
-        expected = np.arange(starts[-1]) if order is None else order
-        assert places == sorted(expected[step * size : (step + 1) * size].tolist())
+        assert places == sorted(order[step * size : (step + 1) * size].tolist())
         seen += rows
     assert sorted(seen) == [(k, row) for k, length in enumerate(lengths) for row in range(length)]
-    assert plan.pieces(plan.steps) == []
 
 
 def test_any_step_can_be_the_first() -> None:
     order = shuffled(10_000, 0, 0, 0)
-    through = BatchPlan([0, 4000, 10_000], 32, order)
+    through = ShuffledPlan([0, 4000, 10_000], 32, order)
     expected = [through.pieces(step) for step in range(through.steps)]
     for step in (300, 0, 17, 312, 16):
-        pieces = BatchPlan([0, 4000, 10_000], 32, order).pieces(step)
+        pieces = ShuffledPlan([0, 4000, 10_000], 32, order).pieces(step)
         assert [(k, rows.tolist()) for k, rows in pieces] == [
             (k, rows.tolist()) for k, rows in expected[step]
         ]

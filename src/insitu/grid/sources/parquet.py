@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -34,8 +35,8 @@ class ParquetSource:
         width = max(self._row_bytes, sum(row_bytes(column) for column in self.columns))
         rows = rows_per_block(width, block_bytes)
         # Arrow's pre-buffering would read ahead the whole file into memory.
-        options = {"buffer_size": 1 << 20, "pre_buffer": False}
-        with arrow_errors(self.path), pq.ParquetFile(self.path, **options) as file:
+        opened = partial(pq.ParquetFile, buffer_size=1 << 20, pre_buffer=False)
+        with arrow_errors(self.path), opened(self.path) as file:
             for batch in file.iter_batches(batch_size=rows):
                 done += batch.num_rows
                 values = values_of_batch(batch, self.columns, self.path)
