@@ -119,6 +119,20 @@ def test_a_signal_ends_the_task_and_all_that_it_started(
     engine.signal(W0.task, "term")  # of no effect: it has ended
 
 
+def test_what_a_task_started_ends_with_it(engine: Engine, python: Program) -> None:
+    engine.launch(
+        W0,
+        python(
+            "import subprocess, sys\n"
+            "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], stdout=-3)\n"
+            "print(child.pid)"
+        ),
+    )
+    happened = collect(engine, ended(1))
+    assert happened[-1] == Ended(W0.task, 0)
+    wait_for(lambda: is_gone(int(printed(happened, W0))))
+
+
 def test_a_stopped_process_can_be_asked_to_end(engine: Engine, python: Program) -> None:
     engine.launch(W0, python("import os, signal; print('up'); os.kill(os.getpid(), signal.SIGSTOP)"))
     collect(engine, lambda happened: b"up" in printed(happened, W0))
