@@ -53,9 +53,8 @@ insitu.grid.import_cache(Paths.default(), "a", sys.argv[1:], overwrite=True, bac
 
 
 @pytest.fixture
-def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
-    monkeypatch.setenv("INSITU_HOME", str(tmp_path / "home"))
-    return Paths(tmp_path / "home")
+def paths(home: Path) -> Paths:
+    return Paths(home)
 
 
 @pytest.fixture

@@ -1,20 +1,23 @@
-"""A home of its own for each test."""
+"""What the tests of the grid share."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from insitu.context import Context
 from insitu.grid.reads import READS
 from insitu.paths import Paths
 
+# An example may take as long as a loaded machine needs.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
+
 
 @pytest.fixture
-def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Paths:
-    home = tmp_path / "home"
-    monkeypatch.setenv("INSITU_HOME", str(home))
+def paths(home: Path) -> Paths:
     return Paths(home)
 
 

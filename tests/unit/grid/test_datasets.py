@@ -51,7 +51,7 @@ def ids(ds: Dataset, shard: int, epoch: int, start: int = 0) -> list[list[int]]:
     return [b.data.tolist() if b.rows else [] for b in ds.shard_batches(shard, epoch, start)]
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(shards=st.integers(1, 8), size=st.integers(1, 300), shuffle=st.booleans(), epoch=st.integers(0, 3))
 def test_every_row_once_an_epoch(
     paths: Paths, source: Path, shards: int, size: int, shuffle: bool, epoch: int

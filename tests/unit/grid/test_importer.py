@@ -94,7 +94,7 @@ def test_columns_lie_in_place_aligned_and_read_only(paths: Paths, tmp_path: Path
         assert pa.ipc.open_file(file).num_record_batches == 1
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.lists(st.integers(1, 60), min_size=1, max_size=3),
     partitions=st.integers(1, 9),
