@@ -78,7 +78,13 @@ def test_ctrl_c_detaches_attach_replays_and_stop_ends(insitu: Insitu) -> None:
     insitu.script(WAITS)
     command = insitu.command("start", *ONE, "data/train", str(insitu.folder), "train.py")
     start = subprocess.Popen(
-        command, env=insitu.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        env=insitu.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A test run in the background may have inherited that Ctrl-C is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert start.stderr is not None and start.stdout is not None
     job_id = start.stderr.readline().strip()
@@ -254,6 +260,22 @@ def test_a_bug_is_not_tried_for_ever(insitu: Insitu) -> None:
     assert len(insitu.json("describe", run.job_id)["attempts"]) == 2
     traceback = insitu.run("logs", run.job_id, "worker:0").stdout
     assert "insitu/cluster" not in traceback and "in f" in traceback
+
+
+def test_what_one_attempt_left_is_not_taken_for_the_nexts(insitu: Insitu) -> None:
+    insitu.script(
+        "import insitu, os\nfrom insitu.progress import ProgressWriter\n"
+        "c = insitu.context()\n"
+        "if c.attempt == 1:\n"
+        "    ProgressWriter(c.job.progress(c.task)).write(5, 5, 55, 'gradient')\n"
+        "    raise ValueError('the first')\n"
+        "if c.attempt == 2: os._exit(1)\n"
+    )
+    run = insitu.start(*ONE)
+    first, second, third = insitu.json("describe", run.job_id)["attempts"]
+    assert first["progress"] == {"epoch": 5, "step": 5} and "the first" in first["cause"]["text"]
+    assert second["progress"] is None and second["cause"]["text"] == "worker:0 ended with exit code 1"
+    assert third["cause"] is None
 
 
 def test_parameter_servers_end_with_the_training(insitu: Insitu) -> None:
