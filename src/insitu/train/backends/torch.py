@@ -145,9 +145,9 @@ class TorchReplica(BaseReplica):
         if self._buffers_checked:
             yield
             return
-        before = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+        before = [(name, buffer, buffer.clone()) for name, buffer in _buffers(self._model)]
         yield
-        moved = [n for n, b in self._model.named_buffers() if n in before and not torch.equal(b, before[n])]
+        moved = [name for name, buffer, value in before if not torch.equal(buffer, value)]
         if moved:
             raise TrainingError(
                 "State that changes in training must be in Keras variables, so that it can be combined over "
@@ -166,6 +166,13 @@ def _restored(tensors: Sequence[Any]) -> Iterator[None]:
     finally:
         if saved:
             torch._foreach_copy_(list(tensors), saved)
+
+
+def _buffers(model: Any) -> Iterator[tuple[str, Any]]:
+    """The buffers of PyTorch modules anywhere in the model; Keras' layers don't list those of others."""
+    for layer in model._flatten_layers():
+        for name, buffer in layer.named_buffers():
+            yield f"{layer.name}/{name}", buffer
 
 
 def _tensors(variables: Sequence[Any]) -> list[Any]:

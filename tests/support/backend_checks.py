@@ -1,0 +1,115 @@
+"""What must hold on each backend beside TensorFlow. A backend is chosen once in a process, so each runs in
+processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+RUNS = Path(__file__).with_name("backend_runs.py")
+DEADLINE = 400.0
+"""Seconds for all runs of one process on a machine with other work."""
+
+
+def start(backend: str, home: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("INSITU_") and k != "TF_CONFIG"}
+    threads = {name: "1" for name in ("OMP_NUM_THREADS", "NPROC", "TF_NUM_INTRAOP_THREADS")}
+    return subprocess.Popen(
+        [sys.executable, str(RUNS), *arguments],
+        env={**inherited, **threads, "KERAS_BACKEND": backend, "INSITU_HOME": str(home), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def result_of(process: subprocess.Popen[str]) -> Any:
+    try:
+        output, errors = process.communicate(timeout=DEADLINE)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors[-4000:]
+    return json.loads(
+        next(line for line in output.splitlines() if line.startswith("RESULTS"))[len("RESULTS") :]
+    )
+
+
+def free_addresses(count: int) -> list[str]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
+
+
+def run_tasks(backend: str, home: Path, count: int) -> list[Any]:
+    """One process for each of `count` shards."""
+    cluster = {"worker": free_addresses(count)}
+    processes = [
+        start(
+            backend,
+            home,
+            "task",
+            INSITU_SHARDS=f"{index}/{count}",
+            INSITU_TASK=f"worker:{index}",
+            TF_CONFIG=json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}}),
+        )
+        for index in range(count)
+    ]
+    try:
+        return [result_of(process) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.timeout(2 * DEADLINE)
+class BackendChecks:
+    """A subclass names its backend."""
+
+    backend: str
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def alone(cls, tmp_path_factory: pytest.TempPathFactory) -> Any:
+        folder = tmp_path_factory.mktemp(cls.backend)
+        return result_of(start(cls.backend, folder / "home", "alone", str(folder / "checkpoints")))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def tasks(cls, tmp_path_factory: pytest.TempPathFactory) -> Any:
+        return run_tasks(cls.backend, tmp_path_factory.mktemp("tasks"), 2)
+
+    def test_two_processes_give_the_bits_and_logs_of_one(self, alone: Any, tasks: Any) -> None:
+        for task in tasks:
+            assert task == alone["two"]
+
+    def test_dropout_and_batch_norm_see_the_shards(self, alone: Any) -> None:
+        assert alone["two"]["digest"] != alone["one"]["digest"]
+
+    def test_a_restart_in_the_middle_of_an_epoch_gives_the_same_bits(self, alone: Any) -> None:
+        resumed = alone["resumed"]
+        assert resumed["failed"]
+        # Four steps an epoch; the last checkpoint before the failure is behind step 2 of the second.
+        assert resumed["steps"] == resumed["distinct"] == 1 + 4
+        for name in ("digest", "evaluate", "predict"):
+            assert resumed[name] == alone["two"][name]
+        for name, values in resumed["history"].items():
+            assert values == alone["two"]["history"][name][1:]
+
+    def test_a_train_step_of_the_users_own(self, alone: Any) -> None:
+        plain, *others = alone["own"]
+        for other in others:
+            np.testing.assert_allclose(other["history"]["my_loss"], plain["history"]["my_loss"], rtol=1e-5)
+            for mine, theirs in zip(other["weights"], plain["weights"], strict=True):
+                np.testing.assert_allclose(mine, theirs, rtol=1e-5)
