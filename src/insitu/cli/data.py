@@ -46,7 +46,7 @@ def import_command(
     cache: Annotated[str, typer.Argument(metavar="CACHE", help="The cache's name, such as quickdraw/train.")],
     sources: Annotated[list[str], typer.Argument(metavar="SOURCE...", help="Files, folders or globs.")],
     partitions: Annotated[
-        int | None, typer.Option(help="Number of partitions.", show_default="8, or one per node if more")
+        int | None, typer.Option(help="Number of partitions.", show_default="8 or more, equal on all nodes")
     ] = None,
     backups: Annotated[int, typer.Option(help="Copies of each partition on further nodes.")] = 0,
     format: Annotated[

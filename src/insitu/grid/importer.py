@@ -45,7 +45,8 @@ from insitu.paths import Paths, StagedPaths, cache_name_of_folder
 from insitu.spec import CacheSpec, Column, PartitionInfo, Topology, check_cache_name
 
 LABEL = "label"
-DEFAULT_PARTITIONS = 8
+LEAST_PARTITIONS = 8
+"""How many there are unless asked for otherwise, rounded up to the same number on each node."""
 MAX_PARTITIONS = 1 << 16
 BLOCK_BYTES = 8 << 20
 
@@ -86,7 +87,7 @@ def import_cache(
 ) -> list[CacheSpec]:
     """Imports `sources` as a new version of cache `name`; returns what was published.
 
-    `partitions` defaults to 8, or one per node where there are more nodes. `column` names the values of
+    `partitions` defaults to 8 or more, the same number on each node. `column` names the values of
     `.npy` files. `key` is the column whose hash chooses a row's partition; None: its index in all sources,
     in the order of their paths. `label_from_filename` adds an int64 column `label`, the index of the
     file's name (without suffix) among all of them, sorted. `split` such as {"train": 0.9, "test": 0.1}
@@ -187,7 +188,8 @@ def _columns(source: Source, label_from_filename: bool) -> tuple[Column, ...]:
 
 def _check_partitions(partitions: int | None, topology: Topology) -> int:
     if partitions is None:
-        return max(DEFAULT_PARTITIONS, len(topology.nodes))
+        nodes = len(topology.nodes)
+        return -(-LEAST_PARTITIONS // nodes) * nodes
     if not 1 <= partitions <= MAX_PARTITIONS:
         raise InputError(f"--partitions must be in [1, {MAX_PARTITIONS}]. Received: {partitions}")
     return partitions

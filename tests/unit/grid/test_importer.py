@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -158,12 +159,15 @@ def test_backups_lie_on_other_nodes(paths: Paths, images: Path) -> None:
     assert len(everything(paths)) == 5 * 3 + 1
 
 
-def test_the_default_is_a_partition_per_node_and_eight_at_least(paths: Paths, images: Path) -> None:
+@pytest.mark.parametrize(("nodes", "partitions"), [(1, 8), (2, 8), (3, 9), (5, 10), (8, 8), (11, 11)])
+def test_by_default_each_node_has_as_many_partitions(
+    nodes: int, partitions: int, paths: Paths, images: Path
+) -> None:
+    bring_up(paths, nodes)
     (cache,) = import_cache(paths, "images", [str(images)])
-    assert len(cache.partitions) == 8
-    bring_up(paths, 9)
-    (cache,) = import_cache(paths, "images", [str(images)], overwrite=True)
-    assert len(cache.partitions) == 9 and len({p.owners[0] for p in cache.partitions}) == 9
+    assert Counter(p.owners[0] for p in cache.partitions) == {
+        f"node-{i}": partitions // nodes for i in range(nodes)
+    }
 
 
 def test_overwriting_drops_the_old_version(paths: Paths, images: Path) -> None:
