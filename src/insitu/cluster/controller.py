@@ -49,9 +49,18 @@ from insitu.paths import JobPaths
 from insitu.progress import IDLE, Progress, read_progress
 from insitu.spec import TaskId
 
+RETRY_PAUSE = 1.0
+"""Seconds between two tries to write to a journal that refused it."""
+PATIENCE = 600.0
+"""Seconds for which a job that is over waits for its journal, unless it is asked to stop."""
+
 
 class Controller:
-    """Runs one job to its end. `wake` is the descriptor that signals make readable, `home` $INSITU_HOME."""
+    """Runs one job to its end. `wake` is the descriptor that signals make readable.
+
+    A full disk doesn't end a job: what can't be written to the journal is tried again until it can, at the
+    job's end for `PATIENCE` seconds.
+    """
 
     def __init__(self, job: JobPaths, engine: Engine, wake: int) -> None:
         self._job = job
@@ -68,6 +77,7 @@ class Controller:
         self._started, self._started_monotonic = time.time(), time.monotonic()
         self._last_look = self._now()
         self._events: deque[Event] = deque()
+        self._unwritten: deque[tuple[float, Event, list[Action], JobState]] = deque()
 
     def _now(self) -> float:
         """Seconds since 1970, but never going back."""
@@ -87,13 +97,33 @@ class Controller:
             self._look_for_stall()
             if self._state.due is not None and self._now() >= self._state.due:
                 self._feed(Tick())
+            self._write_down()
+        self._write_the_rest()
         return self._state.exit_code or 0
 
     def _timeout(self) -> float | None:
         times = [] if self._state.due is None else [self._state.due]
         if self._state.alive:
             times.append(self._last_look + self._look_every)
+        if self._unwritten:
+            times.append(self._now() + RETRY_PAUSE)
         return min(times) - self._now() if times else None
+
+    def _write_down(self) -> None:
+        """Writes what the journal lacks, in order, as far as it goes."""
+        with contextlib.suppress(ClusterError):
+            while self._unwritten:
+                self._journal.record(*self._unwritten[0])
+                self._unwritten.popleft()
+
+    def _write_the_rest(self) -> None:
+        """Raises ClusterError where the job's end can't be written down."""
+        deadline = time.monotonic() + PATIENCE
+        while self._unwritten and time.monotonic() < deadline and not self._stop_was_asked():
+            time.sleep(RETRY_PAUSE)
+            self._write_down()
+        if self._unwritten:
+            self._journal.record(*self._unwritten[0])
 
     def _feed(self, event: Event) -> None:
         """Decides about `event`, writes the decision down, then acts; events that this causes follow."""
@@ -104,7 +134,8 @@ class Controller:
             before = self._state
             self._state, actions = advance(before, event, now)
             if self._state != before or actions:
-                self._journal.record(now, event, actions, self._state)
+                self._unwritten.append((now, event, actions, self._state))
+                self._write_down()
             for action in actions:
                 self._perform(action)
 
