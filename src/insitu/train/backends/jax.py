@@ -15,6 +15,7 @@ from insitu.errors import TrainingError
 from insitu.train.backends import Logs
 from insitu.train.backends.base import BaseReplica, seed_offset
 from insitu.train.backends.record import RecordLayout
+from insitu.train.feed import Step
 from insitu.train.recording import recorded
 
 Arrays = list[Any]
@@ -32,6 +33,11 @@ class JaxReplica(BaseReplica):
     """
 
     def __init__(self, model: Any, data: Any) -> None:
+        if keras.distribution.distribution() is not None:
+            raise TrainingError(
+                "A strategy and a keras.distribution can't lay out the same model. Received: both. Leave "
+                "keras.distribution.set_distribution() out."
+            )
         super().__init__(model, data)
         # Found once: Keras collects them out of all layers each time it is asked.
         self._variables = (
@@ -266,6 +272,11 @@ def as_trainer_function(run: Callable[[Iterable[Any]], Logs]) -> Callable[..., A
         return run(iterator), tuple([] for _ in state)
 
     return function
+
+
+# On accelerators the trainer moves what it will hand over to the device. A step stays as it is: for JAX it is
+# a container without arrays.
+jax.tree_util.register_pytree_node(Step, lambda step: ((), step), lambda step, _: step)
 
 
 def keep_state_attached(model: Any) -> None:
