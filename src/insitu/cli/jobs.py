@@ -11,7 +11,7 @@ import typer
 
 from insitu.cli import INTERRUPTED
 from insitu.cli.console import OutputPrinter, duration, print_json, print_table, tell
-from insitu.errors import InputError
+from insitu.errors import InputError, InsituError
 from insitu.paths import Paths
 
 if TYPE_CHECKING:
@@ -45,7 +45,11 @@ def complete_cache(incomplete: str) -> list[str]:
     """For the shell: caches that begin with what was typed."""
     from insitu.grid import Catalog
 
-    return [c.name for c in Catalog(Paths.default()).caches() if c.name.startswith(incomplete)]
+    try:
+        return [c.name for c in Catalog(Paths.default()).caches() if c.name.startswith(incomplete)]
+    except InsituError:
+        # A shell that completes is no place for errors; the command itself will tell.
+        return []
 
 
 JobArgument = Annotated[
