@@ -108,7 +108,9 @@ class ShuffledPlan(BatchPlan):
         part = np.searchsorted(self._starts, places, side="right") - 1
         parts = len(self._starts) - 1
         cell = np.arange(len(places)) // self.size * parts + part
-        grouped = np.argsort(cell, kind="stable")
+        # NumPy sorts 16-bit keys by radix, several times faster than wider ones.
+        narrow = np.uint16 if self.window_steps * parts <= 1 << 16 else np.int64
+        grouped = np.argsort(cell.astype(narrow), kind="stable")
         rows = (places - self._starts[part])[grouped]
         cell = cell[grouped]
         bounds = np.flatnonzero(np.diff(cell, prepend=-1, append=-1)).tolist()

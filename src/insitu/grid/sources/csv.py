@@ -1,6 +1,6 @@
 """CSV with a header line, read block by block; `.csv.gz` is unpacked on the way.
 
-Types follow from the first 8 MiB of each file, as Arrow infers them: whole numbers are int64, other
+Types follow from the first 2 MiB of each file, as Arrow infers them: whole numbers are int64, other
 numbers float64, `true` and `false` bool, all else text (dates too). Where files differ, int64 gives way
 to float64. An empty field is NaN in a float64 column and the empty text in a text one. A value further on
 that doesn't fit its column's type is an error.
@@ -22,7 +22,8 @@ from insitu.grid.sources.base import Block, SourceOptions
 from insitu.grid.sources.tables import arrow_errors, values_of_batch
 from insitu.spec import Column
 
-_INFERENCE_BYTES = 8 << 20
+_BLOCK_BYTES = 2 << 20
+"""Read at once at the most, since Arrow reads several blocks ahead; 8 MiB take three times the memory."""
 _DTYPES = {pa.int64(): "int64", pa.float64(): "float64", pa.bool_(): "bool", pa.large_utf8(): TEXT}
 
 
@@ -32,7 +33,7 @@ class CsvSource:
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path
-        with arrow_errors(path), self._opened(_INFERENCE_BYTES, {}) as (reader, _):
+        with arrow_errors(path), self._opened(_BLOCK_BYTES, {}) as (reader, _):
             self._types = {field.name: _kept_type(field.type) for field in reader.schema}
             if len(self._types) != len(reader.schema) or "" in self._types:
                 raise SourceError(
@@ -47,7 +48,7 @@ class CsvSource:
         )
 
     def blocks(self, block_bytes: int) -> Iterator[Block]:
-        with self._explained(), self._opened(block_bytes, self._types) as (reader, file):
+        with self._explained(), self._opened(min(block_bytes, _BLOCK_BYTES), self._types) as (reader, file):
             for batch in reader:
                 if batch.num_rows:
                     values = values_of_batch(batch, self.columns, self.path)
@@ -60,7 +61,7 @@ class CsvSource:
         except pa.ArrowException as error:
             raise SourceError(
                 f"{self.path}: {error}. The types of columns follow from the first "
-                f"{_INFERENCE_BYTES >> 20} MiB of each file; where later rows don't fit them, correct "
+                f"{_BLOCK_BYTES >> 20} MiB of each file; where later rows don't fit them, correct "
                 f"those rows or convert the file to Parquet with the types that you want"
             ) from error
 
