@@ -261,6 +261,13 @@ def bad_truncated_stream(path: Path) -> Path:
     return path / "a.arrows"
 
 
+def bad_truncated_csv_gz(path: Path) -> Path:
+    lines = np.random.default_rng(0).integers(0, 1 << 40, 400_000)
+    text = "x\n" + "\n".join(map(str, lines))
+    (path / "a.csv.gz").write_bytes(gzip.compress(text.encode(), 1)[:-1000])
+    return path / "a.csv.gz"
+
+
 def bad_empty(path: Path) -> Path:
     (path / "a.npy").write_bytes(b"")
     return path / "a.npy"
@@ -367,6 +374,7 @@ def bad_mixed_formats(path: Path) -> Path:
         (bad_truncated_parquet, "truncated"),
         (bad_truncated_arrow, "truncated"),
         (bad_truncated_stream, "truncated"),
+        (bad_truncated_csv_gz, "a.csv.gz.*(T|t)runcated"),
         (bad_empty, "empty"),
         (bad_no_rows, "no rows"),
         (bad_no_rows_csv, "no rows"),

@@ -19,7 +19,7 @@ import pyarrow.csv as pa_csv
 from insitu.errors import SourceError
 from insitu.grid.partition import TEXT
 from insitu.grid.sources.base import Block, SourceOptions
-from insitu.grid.sources.tables import arrow_errors, values_of_batch
+from insitu.grid.sources.tables import arrow_errors, is_of_the_system, values_of_batch
 from insitu.spec import Column
 
 _BLOCK_BYTES = 2 << 20
@@ -58,7 +58,9 @@ class CsvSource:
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:
+            if is_of_the_system(error):
+                raise
             raise SourceError(
                 f"{self.path}: {error}. The types of columns follow from the first "
                 f"{_BLOCK_BYTES >> 20} MiB of each file; where later rows don't fit them, correct "

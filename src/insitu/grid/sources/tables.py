@@ -22,6 +22,11 @@ from insitu.grid.sources.base import check_column, native
 from insitu.spec import Column
 
 
+def is_of_the_system(error: Exception) -> bool:
+    """Whether it is the system's own, such as a file that may not be read, and not Arrow's judgement."""
+    return isinstance(error, OSError) and error.errno is not None
+
+
 @contextlib.contextmanager
 def arrow_errors(path: Path) -> Iterator[None]:
     """Turns what Arrow raises for a file that isn't whole or of another format into SourceError."""
