@@ -19,9 +19,16 @@ VICTIM = 1
 TRANSPORTS = ["shm", "tcp"]
 
 
-def _reduce_for_ever(pipe: Any, rank: int, addresses: list[str], size: int, transport: str, stall: float) -> Any:
+def _reduce_for_ever(
+    pipe: Any, rank: int, addresses: list[str], size: int, transport: str, stall: float
+) -> Any:
     group = exchange.join(
-        rank, addresses, secret=SECRET, tasks=NAMES, stall_timeout=stall, transport=transport  # type: ignore[arg-type]
+        rank,
+        addresses,
+        secret=SECRET,
+        tasks=NAMES,
+        stall_timeout=stall,
+        transport=transport,  # type: ignore[arg-type]
     )
     with group:
         buffer = group.buffer(size, np.float32)
@@ -80,7 +87,12 @@ def _recover(pipe: Any, rank: int, addresses: list[str], transport: str, replace
     """Reduces until a peer is lost, then goes on with its replacement, in the same buffers."""
     generation = 7 if replacement else 3
     with exchange.join(
-        rank, addresses, secret=SECRET, tasks=NAMES, transport=transport, generation=generation  # type: ignore[arg-type]
+        rank,
+        addresses,
+        secret=SECRET,
+        tasks=NAMES,
+        transport=transport,
+        generation=generation,  # type: ignore[arg-type]
     ) as group:
         buffers = [group.buffer(size, np.float32) for size in (50, 200_000)]
         survived = False

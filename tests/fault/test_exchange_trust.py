@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable
@@ -84,10 +85,8 @@ def _call(address: str, words: bytes, called: threading.Event) -> float:
             calls.append(socket.create_connection((host, int(port)), 30))
         except ConnectionRefusedError:
             continue
-        try:
+        with contextlib.suppress(OSError):  # hung up on already, which is right
             calls[-1].sendall(words)
-        except OSError:
-            pass  # hung up on already, which is right
     called.set()
     for call in calls:
         call.close()

@@ -1,4 +1,4 @@
-"""Groups of real processes: the same bits whoever hosts the shards, idle waits that cost nothing, no leaks."""
+"""Groups of real processes: the same bits whoever hosts the shards, waits that cost nothing, no leaks."""
 
 from __future__ import annotations
 
@@ -21,10 +21,17 @@ def _rows(shards: int, length: int) -> np.ndarray:
     return np.random.default_rng(5).standard_normal((shards, length)).astype(np.float32)
 
 
-def _reduce(pipe: Any, rank: int, addresses: list[str], layout: list[list[int]], length: int, transport: str) -> bytes:
+def _reduce(
+    pipe: Any, rank: int, addresses: list[str], layout: list[list[int]], length: int, transport: str
+) -> bytes:
     rows = _rows(4, length)[layout[rank]]
     with exchange.join(
-        rank, addresses, shards=layout[rank], num_shards=4, secret=SECRET, transport=transport  # type: ignore[arg-type]
+        rank,
+        addresses,
+        shards=layout[rank],
+        num_shards=4,
+        secret=SECRET,
+        transport=transport,  # type: ignore[arg-type]
     ) as group:
         buffer = group.buffer(rows.shape if len(rows) > 1 else length, np.float32)
         for _ in range(3):

@@ -78,7 +78,9 @@ def _main(pipe: Connection, function: Callable[..., Any], *arguments: Any) -> No
 
 
 @contextlib.contextmanager
-def ranks(count: int, function: Callable[..., Any], *arguments: Any, host: str = "127.0.0.1") -> Iterator[list[Rank]]:
+def ranks(
+    count: int, function: Callable[..., Any], *arguments: Any, host: str = "127.0.0.1"
+) -> Iterator[list[Rank]]:
     """`count` processes that run `function(pipe, rank, addresses, *arguments)`; none is left behind."""
     addresses = free_addresses(count, host)
     started: list[Rank] = []
@@ -104,7 +106,7 @@ def without_main() -> Iterator[None]:
 
 
 def in_threads(count: int, function: Callable[[int, list[str]], Any]) -> list[Any]:
-    """What `function(rank, addresses)` returned on each rank, each run by a thread. The first exception is raised."""
+    """What `function(rank, addresses)` returned on each rank, each a thread. The first exception is raised."""
     addresses = free_addresses(count)
     results: list[Any] = [None] * count
     errors: list[BaseException] = []

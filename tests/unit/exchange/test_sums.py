@@ -30,7 +30,9 @@ def rows_of(length: int, shards: int, dtype: np.dtype, seed: int) -> np.ndarray:
     random = np.random.default_rng(seed)
     if dtype.kind == "i":
         return random.integers(-1000, 1000, (shards, length)).astype(dtype)
-    return (random.standard_normal((shards, length)) * 10.0 ** random.integers(-3, 3, (shards, length))).astype(dtype)
+    return (
+        random.standard_normal((shards, length)) * 10.0 ** random.integers(-3, 3, (shards, length))
+    ).astype(dtype)
 
 
 def expected(rows: np.ndarray, op: str, weights: list[float] | None) -> np.ndarray:
@@ -107,7 +109,12 @@ def test_all_reduce_is_the_sum_in_shard_order(
         threading.current_thread().name = f"rank {rank}"
         name = transport if transport in ("shm", "tcp") else "auto" if "hosts" in transport else "tcp"
         with exchange.join(
-            rank, addresses, shards=own, num_shards=count, secret=SECRET, transport=name  # type: ignore[arg-type]
+            rank,
+            addresses,
+            shards=own,
+            num_shards=count,
+            secret=SECRET,
+            transport=name,  # type: ignore[arg-type]
         ) as group:
             array = make_array(group, rows[own], kind)
             results = []
