@@ -33,12 +33,8 @@ def arrow_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, EOFError, OSError) as error:
-        if (
-            isinstance(error, OSError)
-            and error.errno is not None
-            and not isinstance(error, pa.ArrowException)
-        ):
-            raise  # the system's own, such as a file that may not be read
+        if is_of_the_system(error):
+            raise
         raise SourceError(
             f"{path} can't be read: {error}. It may be truncated or of another format (see --format)"
         ) from error
