@@ -133,3 +133,56 @@ def test_survivors_go_on_with_a_replacement(transport: str) -> None:
             assert new.result() == (False, 5)
         finally:
             new.end()
+
+
+def _die_at(place: str, piece: int) -> None:
+    """Makes this process kill itself in the middle of its part of the next large reduction: while it sums a
+    piece, or when it has copied half of the sum over the first member's rows."""
+    from insitu.exchange import shm
+    from insitu.exchange.arithmetic import Reducer
+
+    seen = 0
+
+    class Summing(Reducer):
+        def reduce(self, rows: Any, out: Any, factors: Any = None) -> None:
+            nonlocal seen
+            super().reduce(rows, out, factors)
+            seen += 1
+            if place == "summing" and seen == piece + 1:
+                out[len(out) // 2 :] = np.nan
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    class Copying:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(np, name)
+
+        def copyto(self, target: Any, source: Any) -> None:
+            if place == "copying" and seen == piece + 1:
+                np.copyto(target[: len(target) // 2], source[: len(source) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            np.copyto(target, source)
+
+    shm.Reducer = Summing  # type: ignore[misc]
+    shm.np = Copying()  # type: ignore[assignment]
+
+
+def _lose_one_in_the_middle(pipe: Any, rank: int, addresses: list[str], place: str, piece: int) -> Any:
+    if rank == VICTIM:
+        _die_at(place, piece)
+    with exchange.join(rank, addresses, secret=SECRET, transport="shm") as group:
+        buffer = group.buffer(2_000_000, np.float32)
+        buffer[:] = np.arange(2_000_000) % 1000 + rank
+        with pytest.raises(PeerLost) as caught:
+            group.all_reduce(buffer)
+        want = 3 * (np.arange(2_000_000) % 1000) + 3
+        return caught.value.rank, group.last_completed == caught.value.sequence, bool((buffer == want).all())
+
+
+@pytest.mark.parametrize("place", ["summing", "copying"])
+@pytest.mark.parametrize("piece", [0, 2])
+def test_survivors_finish_what_the_lost_one_had_begun(place: str, piece: int) -> None:
+    with ranks(3, _lose_one_in_the_middle, place, piece) as processes:
+        assert processes[0].result() == (VICTIM, True, True)
+        assert processes[2].result() == (VICTIM, True, True)
+        processes[VICTIM].process.join(30)
+        assert processes[VICTIM].process.exitcode == -signal.SIGKILL, "the fault wasn't injected"
