@@ -1,0 +1,60 @@
+"""Runs every benchmark in turn and writes RESULTS.md and one JSON file each into results/."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import common
+
+HERE = Path(__file__).parent
+BENCHMARKS = {
+    "exchange": "Exchange",
+    "training": "Training",
+    "read_speed": "Reading",
+    "import_speed": "Import",
+    "start_speed": "Start",
+}
+
+
+def main() -> None:
+    options = common.parser(__doc__ or "")
+    options.add_argument(
+        "--only", nargs="*", choices=BENCHMARKS, help="run these and keep the others' results"
+    )
+    arguments = options.parse_args()
+    results = HERE / "results"
+    results.mkdir(exist_ok=True)
+    for name in arguments.only or BENCHMARKS:
+        common.say(f"== {name}")
+        command = [sys.executable, str(HERE / f"{name}.py"), "--json", str(results / f"{name}.json")]
+        command += ["--quick"] if arguments.quick else []
+        command += ["--rounds", str(arguments.rounds)] if arguments.rounds else []
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        (results / f"{name}.md").write_text(done.stdout)
+    write_results(results)
+
+
+def write_results(results: Path) -> None:
+    """RESULTS.md out of what the benchmarks printed: each script's own words, then its tables."""
+    today = datetime.date.today().isoformat()
+    parts = [
+        "# Results\n\nWritten by `make bench`. Each section: what is measured, the machine, then medians "
+        f"over alternating runs. Put together on {today}; figures as JSON are in [results](results)."
+    ]
+    for name, title in BENCHMARKS.items():
+        printed = results / f"{name}.md"
+        if not printed.exists():
+            continue
+        docstring = re.match(r'"""(.*?)"""', (HERE / f"{name}.py").read_text(), re.S)
+        claim = docstring[1].strip() if docstring else ""
+        parts.append(f"## {title}\n\n`python benchmarks/{name}.py`\n\n```text\n{claim}\n```")
+        parts.append(printed.read_text().strip())
+    (HERE / "RESULTS.md").write_text("\n\n".join(parts) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Synchronous training by two processes, one core each, beside peers: rows per second of all processes.
+
+  insitu, 2 workers       MultiWorkerMirroredStrategy, Keras 3 on TensorFlow
+  insitu, 1 worker        the same on one core: two workers should come near twice that
+  Keras alone, 1 process  Keras 3 on TensorFlow without insitu
+  tf_keras, 2 workers     tf.distribute.MultiWorkerMirroredStrategy (RING), which needs the legacy Keras
+  torch DDP, 2 workers    DistributedDataParallel over gloo, a bare loop
+
+Two models: a convolutional network of 225,034 parameters and a dense one of 19,643,370. SGD with momentum,
+64 rows a step for each process, random images. Contenders with insitu run in the environment that
+`insitu start` gives its tasks, which asks the allocator for large pages; peers in the one that they have.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import common
+
+PEERS = Path(__file__).parent / "training_peers"
+PATIENCE = 400.0
+CONTENDERS = {
+    "insitu, 2 workers": ("insitu_rank.py", 2, "insitu"),
+    "insitu, 1 worker": ("insitu_rank.py", 1, "insitu"),
+    "Keras alone, 1 process": ("plain_rank.py", 1, "keras"),
+    "tf_keras, 2 workers": ("tf_keras_rank.py", 2, "tf_keras"),
+    "torch DDP, 2 workers": ("torch_rank.py", 2, "torch"),
+}
+
+
+def addresses(count: int) -> list[str]:
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return [f"127.0.0.1:{port}" for port in ports]
+
+
+def contender(script: str, processes: int, module: str, model: str) -> Callable[[], float]:
+    def run() -> float:
+        if importlib.util.find_spec(module) is None:
+            raise common.Unavailable(f"{module} isn't installed")
+        workers = addresses(processes)
+        started = []
+        for index in range(processes):
+            task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+            threads = dict.fromkeys(
+                ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1"
+            )
+            own = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if module == "insitu" else {}
+            environment = {
+                **os.environ,
+                **threads,
+                **own,
+                "TF_CONFIG": json.dumps(task),
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+                "KERAS_BACKEND": "tensorflow",
+            }
+            command = [sys.executable, str(PEERS / script), model]
+            started.append(
+                subprocess.Popen(
+                    command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                )
+            )
+        outputs = [process.communicate(timeout=PATIENCE)[0] for process in started]
+        found = re.search(r"RATE ([\d.]+)", outputs[0])
+        if found is None:
+            raise SystemExit(f"{script} failed:\n{outputs[0][-3000:]}")
+        return float(found[1])
+
+    return run
+
+
+def main() -> None:
+    options = common.parser(__doc__ or "").parse_args()
+    rounds = options.rounds or (1 if options.quick else 5)
+    machine = common.machine()
+    print(common.machine_line(machine))
+    figures = {}
+    for model in ("cnn", "mlp"):
+        common.say(f"{model}:")
+        contenders = {name: contender(*what, model) for name, what in CONTENDERS.items()}
+        results = common.alternate(contenders, "rows/s", rounds)
+        print(f"\n{model}\n\n{common.results_table(results, 'insitu, 2 workers', form='{:,.0f}'.format)}")
+        figures[model] = common.results_json(results)
+    common.save_json(options.json, "training", machine, models=figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""insitu on one core of each process: `MultiWorkerMirroredStrategy` with Keras 3 on TensorFlow."""
+
+import os
+import sys
+
+import models
+
+index, size = models.me()
+os.environ.update(INSITU_TASK=f"worker:{index}", INSITU_SHARDS=f"{index}/{size}")
+
+import keras  # noqa: E402
+
+import insitu  # noqa: E402
+
+kind = sys.argv[1]
+strategy = insitu.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = models.keras_model(keras, kind)
+x, y = models.data(kind, size)
+
+
+def fit(**options):
+    model.fit(x, y, batch_size=models.ROWS * size, shuffle=False, **options)
+
+
+rate = models.rate_of_fit(keras, model, fit, len(x))
+if index == 0:
+    print(f"RATE {rate}")
