@@ -224,7 +224,9 @@ def plot(all_results: dict[int, dict[str, Any]], path: Path) -> None:
     for axis, (ranks, results) in zip(axes[0], all_results.items(), strict=True):
         for name, figures in results.items():
             if isinstance(figures, dict):
-                points = [(size, size / statistics.median(times) / 1e9) for size, times in figures.items() if times]
+                points = [
+                    (size, size / statistics.median(times) / 1e9) for size, times in figures.items() if times
+                ]
                 axis.loglog(*zip(*points, strict=True), marker="o", label=name)
         axis.set(title=f"{ranks} ranks", xlabel="buffer, bytes", ylabel="GB/s of buffer reduced")
         axis.grid(True, which="both", alpha=0.3)
@@ -261,7 +263,11 @@ def main() -> None:
         floors = {size: 2 * ranks * size / stream for size in sizes if size > 32 * 10**6}
         results = compete({n: lambda s, n=n: CONTENDERS[n](ranks, s) for n in names}, sizes, rounds)  # type: ignore[misc]
         collected[ranks] = results
-        report["ranks"][ranks] = {"stream_bytes_per_second": stream, "floor_seconds": floors, "seconds": results}
+        report["ranks"][ranks] = {
+            "stream_bytes_per_second": stream,
+            "floor_seconds": floors,
+            "seconds": results,
+        }
         title = f"all_reduce of float32, {ranks} ranks; stream bandwidth {stream / 1e9:.1f} GB/s"
         tables.append(show(title, results, sizes, floors))
     print(machine_line(where), *tables, sep="\n")

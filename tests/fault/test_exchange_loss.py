@@ -186,3 +186,43 @@ def test_survivors_finish_what_the_lost_one_had_begun(place: str, piece: int) ->
         assert processes[2].result() == (VICTIM, True, True)
         processes[VICTIM].process.join(30)
         assert processes[VICTIM].process.exitcode == -signal.SIGKILL, "the fault wasn't injected"
+
+
+def _come_late_to_the_meeting(pipe: Any, rank: int, addresses: list[str]) -> Any:
+    """Rank 1 dies at work; rank 2 learns of it when it still has to see that all came to begin."""
+    from insitu.exchange.wait import Meeting
+
+    with exchange.join(rank, addresses, secret=SECRET, transport="shm") as group:
+        if rank == VICTIM:
+            _die_at("summing", 0)
+        buffer = group.buffer(500_000, np.float32)
+        buffer[:] = rank
+        wait = Meeting._wait
+
+        def slowly(self: Meeting, word: int, excused: Any) -> None:
+            pipe.send(("waits", None))
+            wait(self, word, excused)
+            deadline = time.monotonic() + 30
+            while not self._words[self._alarm]:
+                assert time.monotonic() < deadline, "nobody was given up"
+            Meeting._wait = wait  # type: ignore[method-assign]
+
+        if rank == 2:
+            Meeting._wait = slowly  # type: ignore[method-assign]
+        else:
+            pipe.recv()
+        with pytest.raises(PeerLost) as caught:
+            group.all_reduce(buffer)
+        whole = bool((buffer == 3).all())
+        return caught.value.rank, group.last_completed == caught.value.sequence, whole
+
+
+def test_one_that_hears_of_a_loss_before_it_begins_still_takes_part() -> None:
+    with ranks(3, _come_late_to_the_meeting) as processes:
+        processes[2].hear()
+        processes[0].tell("go")
+        processes[VICTIM].tell("go")
+        assert processes[0].result() == (VICTIM, True, True)
+        assert processes[2].result() == (VICTIM, True, True)
+        processes[VICTIM].process.join(30)
+        assert processes[VICTIM].process.exitcode == -signal.SIGKILL, "the fault wasn't injected"

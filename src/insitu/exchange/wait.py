@@ -27,7 +27,7 @@ LINE = 64
 _WORDS = LINE // 8
 _LEFT, _OUT, _BELL = 2, 3, 8
 """Words of a member, beside its two arrival words (of even and of odd meetings): whether it has left;
-whether the others have given it up; the word it sleeps on, on a line of its own."""
+the number of the first meeting that the others have given up to see it at (0: none); the word it sleeps on, on a line of its own."""
 _PER_MEMBER = 2 * _WORDS
 
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 0.0005, 0.04
@@ -125,7 +125,7 @@ class Meeting:
             self.waited = 0.0
             self.last = self._member
         if words[self._alarm]:
-            self._heed(frozenset())
+            self._heed(tick, frozenset())
         for index in self._sleepers:
             if words[index]:
                 self._wake()
@@ -143,14 +143,14 @@ class Meeting:
         word = self.tick << SIGNATURE_BITS | signature
         excused: set[int] = set()
         while True:
-            for member in self._out() - excused:
+            for member in self._out(self.tick) - excused:
                 if self._words[member * _PER_MEMBER + (self.tick & 1)] != word:
                     with self._locked():
                         roll(member)
                 excused.add(member)
             try:
                 self._wait(word, excused)
-                self._heed(excused)
+                self._heed(self.tick, excused)
             except Gone as gone:
                 if gone.rank == self._ranks[self._member]:
                     raise
@@ -187,7 +187,7 @@ class Meeting:
             self._sleep(missing, word, pause)
             pause = min(2 * pause, _LONGEST_SLEEP)
             if words[self._alarm]:
-                self._heed(excused)
+                self._heed(word >> SIGNATURE_BITS, excused)
             self._check_lives(missing, word, start)
         self.waited = time.monotonic() - start
         self.last = last
@@ -230,27 +230,27 @@ class Meeting:
         """Decides on the member whose arrival word is at `index`; call under the lock."""
         words = self._words
         out = index // _PER_MEMBER * _PER_MEMBER + _OUT
-        if words[out] or self._out():
-            words[self._alarm] = 1
-            return
         words[self._alarm] = 1
-        words[out] = 1
+        if words[out]:
+            return
+        words[out] = word >> SIGNATURE_BITS
         yield_processor()  # its system call orders the store above before the look below
         if words[index] == word:
             words[out] = 0  # it came after all
 
-    def _out(self) -> set[int]:
-        return {m for m in range(self._members) if self._words[m * _PER_MEMBER + _OUT]}
+    def _out(self, tick: int) -> set[int]:
+        """Members that were given up at the meeting of this number or at an earlier one. One that was given
+        up later did come to this one, with whatever that entails: its work is finished for it."""
+        words = self._words
+        return {m for m in range(self._members) if 0 < words[m * _PER_MEMBER + _OUT] <= tick}
 
-    def _heed(self, excused: Collection[int]) -> None:
+    def _heed(self, tick: int, excused: Collection[int]) -> None:
         """Raises Gone for a member that was given up."""
         with self._locked():
-            out = self._out()
-            if not out:
-                self._words[self._alarm] = 0
+            out = self._out(tick)
             elsewhere = self._words[self._alarm + 1]
-            if elsewhere:
-                self._words[self._alarm] = 1
+            if not elsewhere and not any(self._words[m * _PER_MEMBER + _OUT] for m in range(self._members)):
+                self._words[self._alarm] = 0
         if self._member in out:
             raise Gone(self._ranks[self._member], "was given up by the others")
         for member in sorted(out.difference(excused)):
