@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -261,7 +262,7 @@ def main() -> None:
         names = [n for n in CONTENDERS if not chosen.only or n in chosen.only]
         stream = bandwidth(ranks, max(sizes))
         floors = {size: 2 * ranks * size / stream for size in sizes if size > 32 * 10**6}
-        results = compete({n: lambda s, n=n: CONTENDERS[n](ranks, s) for n in names}, sizes, rounds)  # type: ignore[misc]
+        results = compete({n: partial(CONTENDERS[n], ranks) for n in names}, sizes, rounds)  # type: ignore[misc]
         collected[ranks] = results
         report["ranks"][ranks] = {
             "stream_bytes_per_second": stream,

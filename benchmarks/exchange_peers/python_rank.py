@@ -1,4 +1,4 @@
-"""One rank of one contender: `python_rank.py KIND RANK SIZE HOST PORTS BYTES...`; rank 0 prints JSON {bytes: s}.
+"""One rank: `python_rank.py KIND RANK SIZE HOST PORTS BYTES...`; rank 0 prints JSON {bytes: seconds}.
 
 Each operation is timed by itself, all_reduce after all_reduce, on a buffer of the contender's liking; the
 figure is the median of rank 0.

@@ -106,7 +106,7 @@ def without_main() -> Iterator[None]:
 
 
 def in_threads(count: int, function: Callable[[int, list[str]], Any]) -> list[Any]:
-    """What `function(rank, addresses)` returned on each rank, each a thread. The first exception is raised."""
+    """What `function(rank, addresses)` returned on each rank, each a thread. Raises the first exception."""
     addresses = free_addresses(count)
     results: list[Any] = [None] * count
     errors: list[BaseException] = []

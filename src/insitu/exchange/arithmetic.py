@@ -61,7 +61,7 @@ def check_weights(weights: Sequence[float], count: int) -> list[float]:
     values = [float(weight) for weight in weights]
     if len(values) != count or not all(0.0 <= value < math.inf for value in values):
         raise InputError(
-            f"weights must hold one finite number >= 0 for each of the {count} shards that this process hosts. "
+            f"weights must hold one finite number >= 0 for each of the {count} shards hosted here. "
             f"Received: {values}"
         )
     return values

@@ -270,7 +270,7 @@ class Group:
             return (array.reshape(-1),), array.shape
         if array.ndim == 0 or array.shape[0] != count:
             raise InputError(
-                f"This process hosts {count} shards, so an array must have {count} rows. Received: {array.shape}"
+                f"A process with {count} shards passes {count} rows. Received an array of {array.shape}"
             )
         return tuple(row.reshape(-1) for row in array), array.shape[1:]
 

@@ -174,7 +174,7 @@ def _members(cards: Sequence[Card], rank: int) -> Members:
     total = cards[rank]["num_shards"]
     if sorted(s for hosted in shards for s in hosted) != list(range(total)):
         raise ExchangeError(
-            f"The ranks together must host each of the {total} shards once. Received: {[list(s) for s in shards]}"
+            f"The ranks together must host each of the {total} shards once. Received: {shards}"
         )
     return Members(rank, shards, total)
 

@@ -244,7 +244,7 @@ class Links:
                     self._listen(peer, connection, time.monotonic())
 
     def _stuck(self, needed: Sequence[int], now: float) -> int:
-        """Of the peers needed, the one not heard of for longest; where all wait themselves, whom they wait for."""
+        """Of the peers needed, the one silent for longest; where all wait themselves, whom they wait for."""
         silent = min(needed, key=lambda peer: self._heard.get(peer, 0.0))
         seen = {self._rank}
         while now - self._heard.get(silent, 0.0) < _RECENT and silent not in seen:

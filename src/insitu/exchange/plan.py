@@ -68,7 +68,7 @@ class Plan:
             needed = max(1, len(shards)) * size
             if len(part) < needed:
                 raise ExchangeError(
-                    f"{self._reduction}: rank {rank} has {len(part)} bytes in this buffer, {needed} are needed"
+                    f"{self._reduction} needs {needed} bytes of this buffer; member {rank} has {len(part)}"
                 )
             for index, shard in enumerate(shards):
                 rows[shard] = part[index * size : (index + 1) * size].view(self.dtype)

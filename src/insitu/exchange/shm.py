@@ -172,7 +172,7 @@ class SharedMemory:
         for rank, other in enumerate(told):
             if other != what:
                 raise Mismatch(
-                    f"All ranks must call the same operations in the same order, with the same sizes and dtypes. "
+                    f"All ranks must call the same operations in the same order, of the same size and dtype. "
                     f"Rank {self._ranks[self._rank]} called {what}, rank {self._ranks[rank]} called {other}"
                 )
 
@@ -189,7 +189,7 @@ class SharedMemory:
         return region.parts[self._rank]
 
     def _allocate(self, size: int, keep: np.ndarray | None = None) -> Region:
-        """Each member makes a segment and maps those of all others. Once all have, none needs a descriptor."""
+        """Each member makes a segment and maps all others'. Once all have, none needs a descriptor."""
         file = create("insitu-buffer", size)
         try:
             if keep is not None:

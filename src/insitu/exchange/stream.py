@@ -20,7 +20,7 @@ def as_bytes(array: np.ndarray) -> memoryview:
 
 
 class Stream:
-    """What comes before the data of each operation. All members begin the same operations in the same order."""
+    """What comes before the data of each operation."""
 
     def __init__(self, members: Members, links: Links, ranks: Sequence[int], generation: int) -> None:
         """`ranks` are the ranks in the group, by which `links` goes, of the members."""

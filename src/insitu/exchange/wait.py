@@ -27,7 +27,8 @@ LINE = 64
 _WORDS = LINE // 8
 _LEFT, _OUT, _BELL = 2, 3, 8
 """Words of a member, beside its two arrival words (of even and of odd meetings): whether it has left;
-the number of the first meeting that the others have given up to see it at (0: none); the word it sleeps on, on a line of its own."""
+the number of the first meeting at which the others don't count on it any more (0: none); the word it sleeps
+on, on a line of its own."""
 _PER_MEMBER = 2 * _WORDS
 
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 0.0005, 0.04
