@@ -42,7 +42,9 @@ check: $(STAMP) ## Lint, types, layering
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/unit/test_layering.py
 
-bench: $(STAMP) ## Run all benchmarks and write benchmarks/RESULTS.md
+bench: $(STAMP) ## Run all benchmarks beside their peers and write benchmarks/RESULTS.md
+	$(BIN)/python -m pip install --quiet --requirement benchmarks/requirements.txt
+	$(BIN)/python -m pip install --quiet --no-deps "tf-keras>=2.18,<3"
 	$(BIN)/python benchmarks/run_all.py
 
 lock: ## Resolve requirements.in anew into requirements.lock

@@ -4,6 +4,7 @@
 
 All read the same rows in one process, one epoch a round, in turn, from files in the page cache:
 
+    bare np.take      rows of one array in memory by a random order: what the memory gives, no reader at all
     insitu            insitu.dataset(...).shuffle().batch(256), from one partition and from eight
     torch DataLoader  a TensorDataset in memory, shuffle=True, batch_size=256, no workers
     tf.data           a TFRecord file, parsed row by row, shuffle(10_000).batch(256), prefetched
@@ -59,6 +60,18 @@ def insitu_reader(source: Path, home: Path, rows: int, partitions: int) -> Calla
     import_cache(paths, name, [str(source)], partitions=partitions)
     data = dataset(name, context=Context(paths=paths)).shuffle(0).batch(BATCH)
     return lambda: epoch_speed(rows, lambda: data, lambda batch: len(batch[1]))
+
+
+def bare_take(x: Any, y: Any) -> Callable[[], float]:
+    rng = np.random.default_rng(1)
+
+    def batches() -> Iterator[Any]:
+        order = rng.permutation(len(y))
+        for start in range(0, len(y), BATCH):
+            rows = order[start : start + BATCH]
+            yield np.take(x, rows, axis=0), np.take(y, rows)
+
+    return lambda: epoch_speed(len(y), batches, lambda batch: len(batch[1]))
 
 
 def torch_reader(x: Any, y: Any) -> Callable[[], float]:
@@ -144,6 +157,7 @@ def main() -> None:
         np.savez(source, x=x, label=y)
         common.say(f"making {rows:,} rows for each reader")
         contenders = {
+            "bare np.take": bare_take(x, y),
             "insitu, 1 partition": insitu_reader(source, Path(folder) / "home", rows, 1),
             "insitu, 8 partitions": insitu_reader(source, Path(folder) / "home", rows, 8),
             "torch DataLoader": torch_reader(x, y),
