@@ -15,7 +15,19 @@ from insitu.grid import Dataset
 from insitu.train.feed import SKIPPED, Feed, Step, weigh_classes
 
 
-class FeedAdapter(DataAdapter):
+class _UnevenBatches(DataAdapter):
+    """Keras asks what the last batch is like; ours may be of any size, in each shard."""
+
+    @property
+    def has_partial_batch(self) -> None:
+        return None
+
+    @property
+    def partial_batch_size(self) -> None:
+        return None
+
+
+class FeedAdapter(_UnevenBatches):
     """A feed as Keras sees it: an iterable of steps for the train function of a strategy.
 
     `position` is where the next epoch starts, (epoch, step); whoever runs the epochs sets it. With
@@ -73,16 +85,8 @@ class FeedAdapter(DataAdapter):
     def batch_size(self) -> None:
         return None
 
-    @property
-    def has_partial_batch(self) -> None:
-        return None
 
-    @property
-    def partial_batch_size(self) -> None:
-        return None
-
-
-class DatasetAdapter(DataAdapter):
+class DatasetAdapter(_UnevenBatches):
     """An `insitu.Dataset` for a model that no strategy holds: this process' rows, as plain batches."""
 
     def __init__(self, dataset: Dataset, class_weight: dict[int, float] | None = None) -> None:
@@ -118,14 +122,6 @@ class DatasetAdapter(DataAdapter):
     @property
     def batch_size(self) -> int:
         return int(self._dataset.batch_size)
-
-    @property
-    def has_partial_batch(self) -> None:
-        return None
-
-    @property
-    def partial_batch_size(self) -> None:
-        return None
 
 
 class _Repeatable:
