@@ -11,8 +11,8 @@ import keras
 from insitu.errors import TrainingError
 from insitu.train.binding import Binding, binding_of
 from insitu.train.checkpoint import Checkpoint, CheckpointStore
-from insitu.train.gather import gather_bytes, gather_sizes
-from insitu.train.state import broadcast_state, load_snapshot, snapshot
+from insitu.train.gather import gather_bytes
+from insitu.train.state import broadcast_state, load_snapshot, snapshot, to_numpy
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -86,31 +86,24 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _restore(self, binding: Binding, store: CheckpointStore) -> None:
         """The chief reads, the others get its state over the exchange: they may not see its disk."""
-        group = binding.membership.group()
-        chief = binding.membership.context.is_chief
-        found = store.load_latest() if chief else None
-        if not max(gather_sizes(group, 1 if found else 0)):
+        found = store.load_latest() if binding.membership.context.is_chief else None
+        told = json.dumps([found.epoch, found.step, found.ledgers]).encode() if found else b""
+        message = _from_chief(binding, told)
+        if not message:
             return
+        epoch, step, ledgers = json.loads(message)
         if found:
             load_snapshot(binding.state, found.values)
-        broadcast_state(binding.state, group)
-        epoch = max(gather_sizes(group, found.epoch if found else 0))
-        step = max(gather_sizes(group, found.step if found else 0))
-        ledgers = _from_chief(binding, [text.encode() for text in found.ledgers] if found else None)
-        binding.bookkeeper.restore(ledgers)
+        broadcast_state(binding.state, binding.membership.group())
+        binding.bookkeeper.restore([ledger.encode() for ledger in ledgers])
         state = binding.state
-        names = {id(v): n for n, v in state.named()}
-        metrics = (*state.sums, *state.metric_first)
-        values = snapshot(state)
-        binding.metrics_to_restore = {names[id(v)]: values[names[id(v)]] for v in metrics}
+        metrics = {id(variable) for variable in (*state.sums, *state.metric_first)}
+        binding.metrics_to_restore = {n: to_numpy(v) for n, v in state.named() if id(v) in metrics}
         binding.position = (epoch, step)
         self.model._initial_epoch = epoch
 
 
-def _from_chief(binding: Binding, ledgers: list[bytes] | None) -> list[bytes]:
-    """The ledgers of all shards, as the chief has read them."""
-    group, context = binding.membership.group(), binding.membership.context
-    text = json.dumps([ledger.decode() for ledger in ledgers]).encode() if ledgers is not None else b""
-    own = [text if index == 0 else b"" for index in range(len(context.shards))]
-    received = max(gather_bytes(group, own), key=len)
-    return [ledger.encode() for ledger in json.loads(received)]
+def _from_chief(binding: Binding, message: bytes) -> bytes:
+    """What the chief says, in each task; the others pass nothing."""
+    others = [b""] * (len(binding.membership.context.shards) - 1)
+    return max(gather_bytes(binding.membership.group(), [message, *others]), key=len)

@@ -105,7 +105,6 @@ class Binding:
         self.fit_index = membership.count_fit()
         self.position, self.metrics_to_restore = (0, 0), {}
         self.bookkeeper.begin(feed)
-        self._fitting = True
         if arguments["validation_data"] is not None:
             arguments["validation_data"] = self._validation_adapter(arguments, batch_size)
             arguments["validation_steps"] = None
@@ -119,6 +118,7 @@ class Binding:
             steps=steps_per_epoch or feed.num_steps,
         )
         arguments.update(callbacks=callbacks, verbose=verbose, shuffle=False)
+        self._fitting = True
         try:
             return self._keras["fit"](x=adapter, **arguments)
         finally:
@@ -162,8 +162,9 @@ class Binding:
         return self._predict(feed, steps, callbacks)
 
     def _predict(self, feed: Feed, steps: int | None, callbacks: Any) -> Any:
-        step = self.prepare(feed.example())
-        example = step.example_output(feed.example())
+        batch = feed.example()
+        step = self.prepare(batch)
+        example = step.example_output(batch)
         outputs = []
         callbacks.on_predict_begin()
         for index, work in enumerate(FeedAdapter(feed)):
