@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -12,14 +12,14 @@ from keras.src.trainers.data_adapters import array_slicing
 
 from insitu.errors import TrainingError
 from insitu.train.adapter import FeedAdapter
-from insitu.train.backends import Logs, fit_into_trainer, make_replica
+from insitu.train.backends import Logs, fit_into_trainer
 from insitu.train.bookkeeping import Bookkeeper
 from insitu.train.callbacks import EpochCallbacks, own_callbacks
 from insitu.train.feed import Feed, Step
 from insitu.train.membership import Membership
 from insitu.train.sources import make_feed
-from insitu.train.state import ModelState, broadcast_state, check_trainable_by_shards, read_state
-from insitu.train.step import TwoPhaseStep
+from insitu.train.state import ModelState, read_state
+from insitu.train.step import Step as StrategyStep
 
 _ATTRIBUTE = "_insitu_binding"
 _REPLACED = ("fit", "evaluate", "predict")
@@ -30,6 +30,17 @@ def binding_of(model: Any) -> Binding | None:
     return getattr(model, _ATTRIBUTE, None)
 
 
+class Layout(Protocol):
+    """What a binding needs of its strategy."""
+
+    @property
+    def membership(self) -> Membership:
+        """Who this process is among the tasks."""
+
+    def make_step(self, model: Any, example: Any, *, first: bool) -> StrategyStep:
+        """The step of `model` for batches like `example`; `first` where the model has none yet."""
+
+
 class Binding:
     """One model under one strategy.
 
@@ -37,17 +48,18 @@ class Binding:
     the middle of that epoch, by variable name, empty at its beginning.
     """
 
-    def __init__(self, model: Any, membership: Membership) -> None:
+    def __init__(self, model: Any, strategy: Layout) -> None:
         self.model = model
-        self.membership = membership
-        self.bookkeeper = Bookkeeper(membership.context)
+        self.strategy = strategy
+        self.membership = strategy.membership
+        self.bookkeeper = Bookkeeper(self.membership.context)
         self.position = (0, 0)
         self.metrics_to_restore: dict[str, Any] = {}
         self.fit_index = -1
         self._fitting = False
-        self._steps: dict[Any, TwoPhaseStep] = {}
-        self._train_step: TwoPhaseStep | None = None
-        self._test_step: TwoPhaseStep | None = None
+        self._steps: dict[Any, StrategyStep] = {}
+        self._train_step: StrategyStep | None = None
+        self._test_step: StrategyStep | None = None
         # From the class: the model may be compiled for the second time.
         self._keras = {name: getattr(type(model), name).__get__(model) for name in _REPLACED}
         for name in _REPLACED:
@@ -61,16 +73,12 @@ class Binding:
     def state(self) -> ModelState:
         return read_state(self.model)
 
-    def prepare(self, example: Any) -> TwoPhaseStep:
-        """The step for batches like `example`. The first time, all replicas get the state of rank 0."""
+    def prepare(self, example: Any) -> StrategyStep:
+        """The step for batches like `example`."""
         key = str(keras.tree.map_structure(lambda leaf: (leaf.shape[1:], leaf.dtype), example))
         if key not in self._steps:
             self.model._symbolic_build(data_batch=example)
-            check_trainable_by_shards(self.model, self.membership.num_shards)
-            group = self.membership.group()
-            if not self._steps:
-                broadcast_state(self.state, group)
-            self._steps[key] = TwoPhaseStep(make_replica(self.model, example), group)
+            self._steps[key] = self.strategy.make_step(self.model, example, first=not self._steps)
         return self._steps[key]
 
     def begin_epoch(self, epoch: int, step: int) -> None:
@@ -216,12 +224,7 @@ class Binding:
     def _train_one(self, step: Step) -> Logs:
         work = _prepared(self._train_step)
         epoch, index = self.position
-        self.bookkeeper.at(epoch, index, "gradient")
-        work.compute(step.parts)
-        self.bookkeeper.at(epoch, index, "exchange")
-        exchanged = work.exchange()
-        self.bookkeeper.at(epoch, index, "update")
-        logs = work.update(exchanged)
+        logs = work.train(step.parts, lambda place: self.bookkeeper.at(epoch, index, place))
         self.bookkeeper.enter(step)
         self.position = (epoch, index + 1)
         return logs
@@ -232,7 +235,7 @@ class Binding:
         return _prepared(self._test_step).test(step.parts)
 
 
-def _prepared(step: TwoPhaseStep | None) -> TwoPhaseStep:
+def _prepared(step: StrategyStep | None) -> StrategyStep:
     if step is None:
         raise TrainingError(
             "fit() and evaluate() prepare the step. Received: a compiled function on its own."

@@ -6,8 +6,8 @@ beginning of the step, as an ordinary exception at a known point.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,27 @@ from insitu.exchange import Group
 from insitu.train.backends import Logs, Replica
 from insitu.train.feed import Part
 from insitu.train.gather import by_shard, gather_rows
+
+
+class Step(Protocol):
+    """What a strategy makes out of a compiled model for batches of one structure. All of it is collective
+    but `example_output`."""
+
+    def train(self, parts: Sequence[Part], at: Callable[[str], None]) -> Logs:
+        """One update of the model from the rows of `parts`, one part for each shard of this task. Says by
+        `at` what it is about to do. The logs are the same in each task."""
+
+    def test(self, parts: Sequence[Part]) -> Logs:
+        """The metrics over all that was tested since they were reset."""
+
+    def predict(self, parts: Sequence[Part], example: Any) -> Any:
+        """Outputs for the rows of all shards of all tasks, in shard order; the same in each task.
+
+        `example` is the model's output for any one row.
+        """
+
+    def example_output(self, data: Any) -> Any:
+        """The model's output for `data`; no other task takes part."""
 
 
 class TwoPhaseStep:
@@ -33,6 +54,14 @@ class TwoPhaseStep:
         self._floats_by_shard: NDArray[Any] = np.empty(0)
         self._train_records = np.zeros((shards, replica.train_record_size))
         self._test_records = np.zeros((shards, replica.test_record_size))
+
+    def train(self, parts: Sequence[Part], at: Callable[[str], None]) -> Logs:
+        at("gradient")
+        self.compute(parts)
+        at("exchange")
+        exchanged = self.exchange()
+        at("update")
+        return self.update(exchanged)
 
     def compute(self, parts: Sequence[Part]) -> None:
         """Phase one: the gradients of `parts` into the buffers. Changes nothing else."""
@@ -65,7 +94,6 @@ class TwoPhaseStep:
         return self._floats
 
     def example_output(self, data: Any) -> Any:
-        """The model's output for `data`; no other task takes part."""
         return self._replica.predict(data)
 
     def test(self, parts: Sequence[Part]) -> Logs:
@@ -76,9 +104,5 @@ class TwoPhaseStep:
         return self._replica.merge(self._group.all_gather(by_shard(self._test_records)))
 
     def predict(self, parts: Sequence[Part], example: Any) -> Any:
-        """Outputs for the rows of all shards of all tasks, in shard order; the same in each task.
-
-        `example` is the model's output for any one row.
-        """
         outputs = [self._replica.predict(part.data) if part.rows else None for part in parts]
         return gather_rows(self._group, outputs, example)

@@ -14,10 +14,13 @@ from insitu.context import Context
 from insitu.context import context as read_context
 from insitu.errors import TrainingError
 from insitu.train.adapter import teach_keras
+from insitu.train.backends import make_replica
 from insitu.train.binding import Binding
 from insitu.train.gather import by_shard, gather_rows
 from insitu.train.membership import Membership
 from insitu.train.sources import make_feed
+from insitu.train.state import broadcast_state, check_trainable_by_shards, read_state
+from insitu.train.step import Step, TwoPhaseStep
 
 ReduceOp = Literal["sum", "mean"]
 _active: list[Strategy] = []
@@ -33,6 +36,11 @@ class Strategy:
     def __init__(self, *, transport: str = "auto", context: Context | None = None) -> None:
         teach_keras()
         self._membership = Membership(context or read_context(), transport)
+
+    @property
+    def membership(self) -> Membership:
+        """Who this process is among the tasks."""
+        return self._membership
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -52,7 +60,7 @@ class Strategy:
 
         def compile(model: Any, *args: Any, **kwargs: Any) -> None:
             original(model, *args, **kwargs)
-            Binding(model, self._membership)
+            Binding(model, self)
 
         Trainer.compile = compile
         try:
@@ -60,6 +68,15 @@ class Strategy:
         finally:
             Trainer.compile = original
             _active.pop()
+
+    def make_step(self, model: Any, example: Any, *, first: bool) -> Step:
+        """The step of `model`, compiled and built, for batches like `example`. The first time, all replicas
+        get the state of rank 0. Collective."""
+        check_trainable_by_shards(model, self.num_replicas_in_sync)
+        group = self._membership.group()
+        if first:
+            broadcast_state(read_state(model), group)
+        return TwoPhaseStep(make_replica(model, example), group)
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """`fn(*args, **kwargs)` on this task's replica. What it returns is this replica's value."""
