@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike
 
 from insitu.errors import ExchangeError, InputError, PeerLost, StaleGeneration
 from insitu.exchange.arithmetic import Operation, bounds, check_reducible, check_weights
-from insitu.exchange.transport import Gone, Members, Reduction, Run, Transport
+from insitu.exchange.transport import Gone, Members, Reduction, Run, Seat, Transport
 
 _PLANS = 256
 """Prepared operations kept at most."""
@@ -49,6 +49,9 @@ class _Plan:
 Formed = tuple[Members, Transport, Callable[[], None]]
 """What meeting the others gives: who they are, a transport, what to do after it is closed."""
 
+Form = Callable[[Seat, float, Callable[[], bool]], Formed]
+"""Meets the others within some seconds, or until what is asked now and then returns True."""
+
 
 class Group:
     """Tasks that reduce buffers together. Made by `insitu.exchange.join`; a context manager.
@@ -68,33 +71,33 @@ class Group:
         transport: Transport,
         on_close: Callable[[], None],
         *,
-        generation: int,
-        names: Sequence[str] | None,
+        seat: Seat,
         timeout: float,
-        form: Callable[[int, Sequence[str], float], Formed],
-        addresses: Sequence[str],
+        form: Form,
     ) -> None:
-        self._transport = transport
-        self._on_close = on_close
-        self._names = names
         self._timeout = timeout
         self._form = form
-        self._addresses = addresses
         self._buffers: list[np.ndarray] = []
         self._plans: dict[tuple[int, str], _Plan] = {}
-        self._sequence = -1
         self._broken: ExchangeError | None = None
         self._closed = False
+        self.stats: dict[str, OperationStats] = {}
+        """By operation: "all_reduce", "all_gather", ..."""
+        self._sit_down(seat, members, transport, on_close)
+
+    def _sit_down(
+        self, seat: Seat, members: Members, transport: Transport, on_close: Callable[[], None]
+    ) -> None:
+        self._seat, self._transport, self._on_close = seat, transport, on_close
         self.rank = members.rank
         self.size = members.size
         self.shards = members.shards[members.rank]
         self.num_shards = members.num_shards
-        self.generation = generation
+        self.generation = seat.generation
         self.transport = transport.name
+        self._sequence = -1
         self.last_completed = -1
         """Number of the last operation that every buffer of this process has wholly been through."""
-        self.stats: dict[str, OperationStats] = {}
-        """By operation: "all_reduce", "all_gather", ..."""
 
     def __repr__(self) -> str:
         return (
@@ -104,7 +107,7 @@ class Group:
 
     def task(self, rank: int) -> str:
         """What messages call a rank: `worker:0`, or `rank 0`."""
-        return self._names[rank] if self._names else f"rank {rank}"
+        return self._seat.name(rank)
 
     # Operations
 
@@ -199,17 +202,38 @@ class Group:
     # Life
 
     def rejoin(
-        self, generation: int, addresses: Sequence[str] | None = None, timeout: float | None = None
+        self,
+        generation: int,
+        addresses: Sequence[str] | None = None,
+        timeout: float | None = None,
+        *,
+        rank: int | None = None,
+        shards: Sequence[int] | None = None,
+        tasks: Sequence[str] | None = None,
+        keep_buffers: bool = True,
+        cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Forms the group anew, after PeerLost, with whoever takes the places of the lost.
+        """Forms the group anew, with whoever takes the places of the lost, or with other places.
 
         All ranks must come with the same `generation`, greater than the one before: survivors through
-        this, replacements through `join`. Survivors' buffers keep their addresses and contents. A
-        replacement must make the same buffers in the same order as its first operations, which is what
-        survivors wait for here. Operations are numbered from 0 again; the shards that each rank hosts stay.
+        this, replacements through `join`. It may be called after PeerLost and also without any loss; who
+        still works in the generation before gets PeerLost ("left the group"). Operations are numbered
+        from 0 again.
 
-        `addresses` None: the same as before. `timeout` None: that of `join`. Raises as `join` does; then
-        the group stays broken and it may be called again.
+        `addresses` None: the same as before; another number of them makes a group of another size, and
+        then `tasks` must name the new ranks, if there were names. `rank` and `shards` None: the same as
+        before; shards may move between ranks, as long as together they are the same `num_shards`.
+
+        Buffers keep their addresses and contents. With `keep_buffers` they are buffers of the new group
+        too: who joined anew must make the same ones in the same order as its first operations, which is
+        what survivors wait for here. Without, they become plain memory, which is reduced by copying, and
+        all ranks make new ones; that is for ranks whose number of shards has changed. All ranks must
+        decide alike.
+
+        `timeout` None: that of `join`. `cancelled` is asked every 20 ms while others are waited for; once
+        it returns True (a newer generation was announced), the wait ends with StaleGeneration. That error,
+        or any that `join` raises, leaves the group broken, and `rejoin` may be called again, also with the
+        generation that failed.
         """
         if self._closed:
             raise ExchangeError("The group is closed")
@@ -217,18 +241,23 @@ class Group:
             raise InputError(
                 f"A new generation is greater than the last, {self.generation}. Received: {generation}"
             )
-        addresses = self._addresses if addresses is None else addresses
+        seat = replace(
+            self._seat,
+            generation=generation,
+            addresses=self._seat.addresses if addresses is None else tuple(addresses),
+            rank=self._seat.rank if rank is None else rank,
+            shards=self._seat.shards if shards is None else tuple(shards),
+            tasks=self._seat.tasks if tasks is None else tuple(tasks),
+        )
         self._leave()
         self._broken = self._broken or ExchangeError("It did not form again")
-        _, transport, on_close = self._form(
-            generation, addresses, self._timeout if timeout is None else timeout
-        )
-        self._transport, self._on_close = transport, on_close
-        self.transport, self.generation, self._addresses = transport.name, generation, addresses
-        self._sequence = self.last_completed = -1
+        formed = self._form(seat, self._timeout if timeout is None else timeout, cancelled)
+        self._sit_down(seat, *formed)
         self._broken = None
+        if not keep_buffers:
+            self._buffers.clear()
         for data in self._buffers:
-            self._perform("buffer", 0, partial(transport.allocate, data.size, data))
+            self._perform("buffer", 0, partial(self._transport.allocate, data.size, data))
 
     def close(self) -> None:
         """Leaves the group. Buffers stay valid as plain memory. May be called again."""

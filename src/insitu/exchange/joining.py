@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, get_args
 
 from insitu.errors import ExchangeError, InputError
 from insitu.exchange import memory
 from insitu.exchange.compression import Compressing
-from insitu.exchange.group import Group
+from insitu.exchange.group import Formed, Group
 from insitu.exchange.handshake import Card
 from insitu.exchange.hosts import Hosts, SeveralHosts
 from insitu.exchange.links import Links
@@ -19,7 +20,7 @@ from insitu.exchange.rendezvous import Peer, Rendezvous, parse_address
 from insitu.exchange.shm import Layout, SharedMemory
 from insitu.exchange.solo import Solo
 from insitu.exchange.tcp import Tcp
-from insitu.exchange.transport import Gone, Members, Transport
+from insitu.exchange.transport import Gone, Members, Seat, Transport
 from insitu.exchange.wait import patience
 
 TransportName = Literal["auto", "shm", "tcp"]
@@ -56,106 +57,84 @@ def join(
     Raises InputError, JoinTimeout (naming who is missing), AuthenticationError, StaleGeneration (where this
     process is the old one), ExchangeError.
     """
-    entry = _Entry(rank, addresses, transport, shards, num_shards, secret, stall_timeout, tasks, compression)
-    members, made, close = entry.form(generation, addresses, timeout)
-    return Group(
-        members,
-        made,
-        close,
-        generation=generation,
-        names=tasks,
-        timeout=timeout,
-        form=entry.form,
-        addresses=tuple(addresses),
+    for name, value, allowed in (
+        ("transport", transport, get_args(TransportName)),
+        ("compression", compression, get_args(Compression)),
+    ):
+        if value not in allowed:
+            raise InputError(f"{name} must be one of {', '.join(allowed)}. Received: {value!r}")
+    seat = Seat(
+        generation,
+        rank,
+        tuple(addresses),
+        (rank,) if shards is None else tuple(shards),
+        None if tasks is None else tuple(tasks),
     )
+    total = len(addresses) if num_shards is None else num_shards
+    form = partial(_form, _Terms(total, transport, compression, secret, stall_timeout))
+    formed = form(seat, timeout, lambda: False)
+    return Group(*formed, seat=seat, timeout=timeout, form=form)
 
 
-class _Entry:
-    """What a rank joins with, again and again."""
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What stays the same from one generation of a group to the next."""
 
-    def __init__(
-        self,
-        rank: int,
-        addresses: Sequence[str],
-        transport: TransportName,
-        shards: Sequence[int] | None,
-        num_shards: int | None,
-        secret: bytes,
-        stall_timeout: float,
-        tasks: Sequence[str] | None,
-        compression: Compression,
-    ) -> None:
-        hosted, total = _check(rank, addresses, shards, num_shards, tasks)
-        for name, value, allowed in (
-            ("transport", transport, get_args(TransportName)),
-            ("compression", compression, get_args(Compression)),
-        ):
-            if value not in allowed:
-                raise InputError(f"{name} must be one of {', '.join(allowed)}. Received: {value!r}")
-        self._secret = secret
-        self._stall_timeout = stall_timeout
-        self._tasks = tasks
-        self._card: Card = {
-            "rank": rank,
-            "size": len(addresses),
-            "num_shards": total,
-            "shards": list(hosted),
-            "transport": transport,
-            "compression": compression,
+    num_shards: int
+    transport: TransportName
+    compression: Compression
+    secret: bytes = field(repr=False)
+    stall_timeout: float
+
+    def card(self, seat: Seat) -> Card:
+        return {
+            "rank": seat.rank,
+            "size": len(seat.addresses),
+            "num_shards": self.num_shards,
+            "shards": list(seat.shards),
+            "transport": self.transport,
+            "compression": self.compression,
             "process": os.getpid(),
+            "generation": seat.generation,
         }
 
-    def name(self, rank: int) -> str:
-        return self._tasks[rank] if self._tasks and 0 <= rank < len(self._tasks) else f"rank {rank}"
 
-    def form(
-        self, generation: int, addresses: Sequence[str], timeout: float
-    ) -> tuple[Members, Transport, Callable[[], None]]:
-        """Meets all others: (who they are, the transport, what to do after it is closed)."""
-        card = {**self._card, "generation": generation}
-        rank, size = card["rank"], card["size"]
-        if len(addresses) != size:
-            raise InputError(f"A group keeps its size of {size} ranks. Received: {len(addresses)} addresses")
-        if size == 1:
-            members = _members([card], 0)
-            return members, Solo(members), lambda: None
-        control = memory.create("insitu-exchange", Layout(size, card["num_shards"]).size)
-        try:
-            card |= {"control": control, "host": memory.host_identity() if memory.supported() else ""}
-            check = partial(_compare, card)
-            with Rendezvous(rank, addresses, card, check, self._secret, self.name, timeout) as meeting:
-                peers = meeting.meet(range(size), "control")
-                cards = [card if r == rank else peers[r].card for r in range(size)]
-                members = _members(cards, rank)
-                try:
-                    transport, close = _form_transport(members, cards, meeting, peers, self._stall_timeout)
-                except Gone as gone:
-                    text = f"{self.name(gone.rank)} {gone.why} while the group was forming"
-                    raise ExchangeError(text) from gone
-                return members, transport, close
-        finally:
-            os.close(control)
+def _form(terms: _Terms, seat: Seat, timeout: float, cancelled: Callable[[], bool]) -> Formed:
+    """Meets all others, unless `cancelled`."""
+    _check(seat, terms.num_shards)
+    card, size = terms.card(seat), len(seat.addresses)
+    if size == 1:
+        members = _members([card], 0)
+        return members, Solo(members), lambda: None
+    control = memory.create("insitu-exchange", Layout(size, terms.num_shards).size)
+    try:
+        card |= {"control": control, "host": memory.host_identity() if memory.supported() else ""}
+        with Rendezvous(seat, card, partial(_compare, card), terms.secret, timeout, cancelled) as meeting:
+            peers = meeting.meet(range(size), "control")
+            cards = [card if r == seat.rank else peers[r].card for r in range(size)]
+            members = _members(cards, seat.rank)
+            try:
+                transport, close = _form_transport(members, cards, meeting, peers, terms.stall_timeout)
+            except Gone as gone:
+                text = f"{seat.name(gone.rank)} {gone.why} while the group was forming"
+                raise ExchangeError(text) from gone
+            return members, transport, close
+    finally:
+        os.close(control)
 
 
-def _check(
-    rank: int,
-    addresses: Sequence[str],
-    shards: Sequence[int] | None,
-    num_shards: int | None,
-    tasks: Sequence[str] | None,
-) -> tuple[tuple[int, ...], int]:
-    """(shards hosted here, number of shards). Raises InputError."""
-    if not 0 <= rank < len(addresses):
-        raise InputError(f"rank must be in [0, {len(addresses)}), the addresses given. Received: {rank}")
-    for address in addresses:
+def _check(seat: Seat, num_shards: int) -> None:
+    """Raises InputError."""
+    size = len(seat.addresses)
+    if not 0 <= seat.rank < size:
+        raise InputError(f"rank must be in [0, {size}), the addresses given. Received: {seat.rank}")
+    for address in seat.addresses:
         parse_address(address)
-    if tasks is not None and len(tasks) != len(addresses):
-        raise InputError(f"tasks must name each of the {len(addresses)} ranks. Received: {len(tasks)} names")
-    total = len(addresses) if num_shards is None else num_shards
-    hosted = (rank,) if shards is None else tuple(shards)
-    if list(hosted) != sorted(set(hosted)) or any(not 0 <= s < total for s in hosted):
-        raise InputError(f"shards must be distinct, ascending and in [0, {total}). Received: {hosted}")
-    return hosted, total
+    if seat.tasks is not None and len(seat.tasks) != size:
+        raise InputError(f"tasks must name each of the {size} ranks. Received: {len(seat.tasks)} names")
+    hosted = seat.shards
+    if list(hosted) != sorted(set(hosted)) or any(not 0 <= s < num_shards for s in hosted):
+        raise InputError(f"shards must be distinct, ascending and in [0, {num_shards}). Received: {hosted}")
 
 
 def _compare(mine: Card, theirs: Card) -> None:

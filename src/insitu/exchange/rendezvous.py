@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from insitu.errors import AuthenticationError, ExchangeError, InputError, JoinTimeout, StaleGeneration
 from insitu.exchange.handshake import Card, NotAPeer, Talk, accept, dial
+from insitu.exchange.transport import Seat
 
 _PATIENCE = 5.0
 """Seconds that a caller has for its handshake."""
@@ -99,24 +100,25 @@ class _Conversation:
 
 class Rendezvous:
     """One rank's side of the meeting; a context manager that listens while it is open. `card` is what it
-    says of itself; `check` raises ExchangeError for a peer's card that can't be in the same group."""
+    says of itself; `check` raises ExchangeError for a peer's card that can't be in the same group;
+    `cancelled`, asked in every round, ends the meeting with StaleGeneration."""
 
     def __init__(
         self,
-        rank: int,
-        addresses: Sequence[str],
+        seat: Seat,
         card: Card,
         check: Callable[[Card], None],
         secret: bytes,
-        name: Callable[[int], str],
         timeout: float,
+        cancelled: Callable[[], bool],
     ) -> None:
-        self._rank = rank
-        self._addresses = [parse_address(text) for text in addresses]
+        self._rank = seat.rank
+        self._addresses = [parse_address(text) for text in seat.addresses]
         self._card = card
         self._check = check
         self._secret = secret
-        self._name = name
+        self._name = seat.name
+        self._cancelled = cancelled
         self._deadline = time.monotonic() + timeout
         self._peers: dict[Key, Peer] = {}
         self._retry_at: dict[Key, float] = {}
@@ -159,6 +161,7 @@ class Rendezvous:
                 listener.setblocking(False)
                 return listener
             except OSError as error:
+                self._heed()
                 if time.monotonic() >= deadline:
                     raise ExchangeError(
                         f"{self._name(self._rank)} can't listen on {host}:{port}: {error.strerror or error}"
@@ -167,6 +170,7 @@ class Rendezvous:
 
     def _turn(self, wanted: Sequence[Key]) -> None:
         now = time.monotonic()
+        self._heed()
         if now >= self._deadline:
             raise self._timeout([key[0] for key in wanted if key not in self._peers])
         for key, at in self._retry_at.items():
@@ -180,6 +184,13 @@ class Rendezvous:
         for entry in list(self._selector.get_map().values()):
             if entry.data is not None and entry.data.deadline < now:
                 self._drop(entry.data, "it said nothing for too long")
+
+    def _heed(self) -> None:
+        if self._cancelled():
+            raise StaleGeneration(
+                f"{self._name(self._rank)} doesn't wait for generation {self._card['generation']} any more: "
+                "it was called off"
+            )
 
     def _answer(self, now: float) -> None:
         with contextlib.suppress(OSError):

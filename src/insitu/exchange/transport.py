@@ -40,6 +40,25 @@ class Members:
         return len(self.shards)
 
 
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What a process joins one generation of a group as.
+
+    `addresses[r]` is the `host:port` of rank r; `shards` are those hosted here, ascending; `tasks` names the
+    ranks in messages.
+    """
+
+    generation: int
+    rank: int
+    addresses: tuple[str, ...]
+    shards: tuple[int, ...]
+    tasks: tuple[str, ...] | None
+
+    def name(self, rank: int) -> str:
+        """`worker:0`, or `rank 0`."""
+        return self.tasks[rank] if self.tasks and 0 <= rank < len(self.tasks) else f"rank {rank}"
+
+
 @dataclass(slots=True)
 class Account:
     """What an operation cost this process so far. Seconds; bytes are those of the buffers reduced, gathered
