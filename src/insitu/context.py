@@ -19,6 +19,7 @@ SHARDS_ENV = "INSITU_SHARDS"
 NODE_ENV = "INSITU_NODE"
 SEED_ENV = "INSITU_SEED"
 ATTEMPT_ENV = "INSITU_ATTEMPT"
+GENERATION_ENV = "INSITU_GENERATION"
 STALL_TIMEOUT_ENV = "INSITU_STALL_TIMEOUT"
 TF_CONFIG_ENV = "TF_CONFIG"
 
@@ -31,7 +32,8 @@ class Context:
 
     `shards` are the shards that this task trains on, out of `num_shards` of the whole job. `workers` are
     the `host:port` addresses of all worker tasks, by index; empty outside a job. `node` is None where the
-    process doesn't run on a node of the cluster. `checkpoint_dir` is None outside a job.
+    process doesn't run on a node of the cluster. `checkpoint_dir` is None outside a job. `attempt` is the
+    number of this task's life, from 1; `generation` that of the roster it was launched for, 0 outside a job.
     """
 
     paths: Paths
@@ -46,6 +48,7 @@ class Context:
     seed: int = 0
     attempt: int = 1
     stall_timeout: float = 600.0
+    generation: int = 0
 
     @property
     def role(self) -> str:
@@ -122,6 +125,7 @@ def read_context(environ: Mapping[str, str]) -> Context:
         seed=int(environ.get(SEED_ENV) or 0),
         attempt=int(environ.get(ATTEMPT_ENV) or 1),
         stall_timeout=float(environ.get(STALL_TIMEOUT_ENV) or 600.0),
+        generation=int(environ.get(GENERATION_ENV) or 0),
     )
 
 

@@ -11,6 +11,7 @@
         part-00000.arrow
       jobs/JOB/                         one job; made by `insitu start`, then owned by its controller
         job.json  secret  code/         what to run; `secret` is readable by its owner alone
+        roster.json                     who trains with whom now; replaced by each new generation
         placement.json                  tasks, nodes and shards, and the cache as it was then
         journal.sqlite  controller.json controller.log
         output.log                      all tasks' output, merged, each line with its task
@@ -138,6 +139,10 @@ class JobPaths:
     @property
     def placement(self) -> Path:
         return self.root / "placement.json"
+
+    @property
+    def roster(self) -> Path:
+        return self.root / "roster.json"
 
     @property
     def secret(self) -> Path:

@@ -12,8 +12,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-_RECORD = struct.Struct("<QqqQd24s")
-"""Changes so far (odd while one is being written), epoch, step, rows, monotonic time, place."""
+_RECORD = struct.Struct("<QqqQdqq24s")
+"""Changes so far (odd while one is being written), epoch, step, rows, monotonic time, generation, elastic,
+place."""
 
 
 IDLE = "idle"
@@ -27,6 +28,9 @@ class Progress:
     `epoch` and `step` count from 0 and name the step under way (-1: not training yet); `rows` is how many
     rows this task has fed to the model in this attempt; `at` the system's monotonic clock in seconds when
     it was written; `place` what it was about to do, such as `gradient` or `exchange`, or `idle`.
+
+    `elastic`: this task's strategy can lose a peer and go on with another (see `insitu.roster`); `generation`
+    is that of the roster its group was formed by, 0 before.
     """
 
     epoch: int = -1
@@ -34,10 +38,15 @@ class Progress:
     rows: int = 0
     at: float = 0.0
     place: str = ""
+    elastic: bool = False
+    generation: int = 0
 
 
 class ProgressWriter:
-    """Writes one task's record at `path`, which is made anew. Not for use by several threads."""
+    """Writes one task's record at `path`, which is made anew. Not for use by several threads.
+
+    `elastic` and `generation` may be set at any time; each `write` tells them.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,11 +56,14 @@ class ProgressWriter:
             self._map = mmap.mmap(file.fileno(), _RECORD.size)
         staged.replace(path)
         self._changes = 0
+        self.elastic = False
+        self.generation = 0
 
     def write(self, epoch: int, step: int, rows: int, place: str) -> None:
         self._changes += 2
         name = place.encode()[:24]
-        _RECORD.pack_into(self._map, 0, self._changes - 1, epoch, step, rows, time.monotonic(), name)
+        now, changes = time.monotonic(), self._changes - 1
+        _RECORD.pack_into(self._map, 0, changes, epoch, step, rows, now, self.generation, self.elastic, name)
         struct.pack_into("<Q", self._map, 0, self._changes)
 
     def close(self) -> None:
@@ -66,7 +78,8 @@ def read_progress(path: Path) -> Progress | None:
         return None
     if len(data) != _RECORD.size:
         return None
-    changes, epoch, step, rows, at, place = _RECORD.unpack(data)
+    changes, epoch, step, rows, at, generation, elastic, place = _RECORD.unpack(data)
     if changes == 0 or changes % 2:
         return None
-    return Progress(epoch, step, rows, at, place.rstrip(b"\0").decode(errors="replace"))
+    name = place.rstrip(b"\0").decode(errors="replace")
+    return Progress(epoch, step, rows, at, name, bool(elastic), generation)

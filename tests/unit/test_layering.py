@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "insitu"
 MODULES = sorted(SOURCE.rglob("*.py"))
 
-GROUND = {"_version", "errors", "spec", "paths", "context", "progress"}
+GROUND = {"_version", "errors", "spec", "paths", "context", "progress", "roster"}
 BELOW = {
     "grid": GROUND,
     "exchange": GROUND,

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 
 from insitu.cluster.engine import Command, Ended, Engine, Output
@@ -47,7 +48,8 @@ from insitu.cluster.task import PARENT_ENV
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths
 from insitu.progress import IDLE, Progress, read_progress
-from insitu.spec import TaskId
+from insitu.roster import Member, Roster, write_roster
+from insitu.spec import Placement, TaskId
 
 RETRY_PAUSE = 1.0
 """Seconds between two tries to write to a journal that refused it."""
@@ -156,6 +158,7 @@ class Controller:
         launched = 0
         try:
             addresses = self._engine.reserve(tasks)
+            write_roster(self._job.roster, roster_of(self._placement, addresses, attempt))
             inherited = {**os.environ, PARENT_ENV: str(os.getpid())}
             for spec in tasks:
                 self._job.progress(spec.task).unlink(missing_ok=True)
@@ -214,6 +217,13 @@ class Controller:
     def close(self) -> None:
         self._engine.close()
         self._logs.finish()
+
+
+def roster_of(placement: Placement, addresses: Mapping[TaskId, str], attempt: int) -> Roster:
+    """The roster of an attempt of all tasks, whose generation is its number."""
+    members = [Member(t.task, attempt, addresses[t.task], t.shards) for t in placement.tasks]
+    workers = tuple(m for m in members if m.task.role == "worker")
+    return Roster(attempt, workers, tuple(m for m in members if m.task.role != "worker"))
 
 
 def furthest(records: dict[TaskId, Progress | None]) -> Steps | None:

@@ -10,6 +10,7 @@ from typing import Any
 from insitu.context import (
     ATTEMPT_ENV,
     CACHE_ENV,
+    GENERATION_ENV,
     JOB_ID_ENV,
     NODE_ENV,
     SEED_ENV,
@@ -75,6 +76,7 @@ def task_environment(
             NODE_ENV: spec.node,
             SEED_ENV: str(job.seed),
             ATTEMPT_ENV: str(attempt),
+            GENERATION_ENV: str(attempt),
             STALL_TIMEOUT_ENV: repr(job.stall_timeout),
             "PYTHONUNBUFFERED": "1",
             **{name: str(job.threads) for name in THREAD_SETTINGS},
