@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from insitu import config
 from insitu._version import __version__
 
 # Not on first use: the name is that of the module too, which would stand in its place.
@@ -30,11 +31,16 @@ __all__ = [
     "Dataset",
     "MultiWorkerMirroredStrategy",
     "__version__",
+    "config",
     "context",
     "dataset",
     "errors",
     "exchange",
 ]
+
+
+# Backends that this process imports from now on find what its environment asks for.
+config.reach_backends()
 
 
 def __getattr__(name: str) -> Any:

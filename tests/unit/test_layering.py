@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "insitu"
 MODULES = sorted(SOURCE.rglob("*.py"))
 
-GROUND = {"_version", "errors", "spec", "paths", "context", "progress", "roster"}
+GROUND = {"_version", "errors", "spec", "paths", "context", "progress", "roster", "config"}
 BELOW = {
     "grid": GROUND,
     "exchange": GROUND,
@@ -113,6 +113,7 @@ def test_the_public_names_are_there():
         "Dataset",
         "MultiWorkerMirroredStrategy",
         "__version__",
+        "config",
         "context",
         "dataset",
         "errors",

@@ -18,7 +18,7 @@ def build_app() -> object:
     import typer
 
     from insitu._version import __version__
-    from insitu.cli import data, describe, jobs
+    from insitu.cli import data, describe, devices, jobs
 
     app = typer.Typer(
         name="insitu",
@@ -44,6 +44,7 @@ def build_app() -> object:
     data.register(app)
     jobs.register(app)
     describe.register(app)
+    devices.register(app)
     return app
 
 

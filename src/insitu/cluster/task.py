@@ -39,6 +39,10 @@ def main() -> None:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     random.seed(int(os.environ.get("INSITU_SEED", "0")))
+    from insitu import config
+
+    # Also for a script that never imports insitu.
+    config.reach_backends()
     for stream in (sys.stdout, sys.stderr):
         # One write for each line: lines of two streams share one pipe and must not be mixed.
         stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]

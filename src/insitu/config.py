@@ -1,0 +1,244 @@
+"""How a backend's devices are set up: virtual devices, memory, placement, threads.
+
+Everything here holds for a backend that hasn't started yet, so call it at the top of a script, or leave it
+to `insitu start --virtual-devices 2` and the like. A setting lives in the environment, where child processes
+find it; it reaches the backend when that is imported, or at once where it has been imported already.
+
+| function              | variable                 | value                                  |
+|-----------------------|--------------------------|----------------------------------------|
+| `set_virtual_devices` | `INSITU_VIRTUAL_DEVICES` | `cpu:4`, `gpu:2`                       |
+| `set_memory_growth`   | `INSITU_MEMORY_GROWTH`   | `1` or `0`                             |
+| `set_memory_limit`    | `INSITU_MEMORY_LIMIT`    | MiB of each GPU                        |
+| `set_soft_placement`  | `INSITU_SOFT_PLACEMENT`  | `1` or `0`                             |
+| `set_log_placement`   | `INSITU_LOG_PLACEMENT`   | `1` or `0`                             |
+| `set_threads`         | `INSITU_BACKEND_THREADS` | threads in an operation, or `2,1`      |
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping, MutableMapping
+from dataclasses import asdict, dataclass, replace
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+from insitu.errors import InputError
+
+__all__ = [
+    "DeviceSettings",
+    "set_log_placement",
+    "set_memory_growth",
+    "set_memory_limit",
+    "set_soft_placement",
+    "set_threads",
+    "set_virtual_devices",
+    "settings",
+]
+
+BACKENDS = ("tensorflow", "jax", "torch")
+KINDS = ("cpu", "gpu")
+MAX_VIRTUAL = 1024
+
+_PREFIX = "INSITU_"
+_NAMES = {
+    "virtual_devices": f"{_PREFIX}VIRTUAL_DEVICES",
+    "memory_growth": f"{_PREFIX}MEMORY_GROWTH",
+    "memory_limit": f"{_PREFIX}MEMORY_LIMIT",
+    "soft_placement": f"{_PREFIX}SOFT_PLACEMENT",
+    "log_placement": f"{_PREFIX}LOG_PLACEMENT",
+    "threads": f"{_PREFIX}BACKEND_THREADS",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSettings:
+    """What was asked for; None leaves the backend's own default.
+
+    - `virtual_devices`: (kind, number of devices to make out of one), such as ("cpu", 4).
+    - `memory_growth`: take a GPU's memory as it is needed, instead of nearly all of it at the start.
+    - `memory_limit`: MiB that may be used of each GPU; with virtual GPUs, by each of them.
+    - `soft_placement`: what asks for a device that isn't there runs on the CPU, with a warning.
+    - `log_placement`: print where variables and operations go.
+    - `threads`: (threads within one operation, operations side by side or None).
+    """
+
+    virtual_devices: tuple[str, int] | None = None
+    memory_growth: bool | None = None
+    memory_limit: int | None = None
+    soft_placement: bool | None = None
+    log_placement: bool | None = None
+    threads: tuple[int, int | None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.virtual_devices is not None:
+            kind, count = self.virtual_devices
+            if kind not in KINDS or not 1 <= count <= MAX_VIRTUAL:
+                raise InputError(
+                    f"Virtual devices are cpu:N or gpu:N, with N in [1, {MAX_VIRTUAL}]. "
+                    f"Received: {kind}:{count}"
+                )
+        if self.memory_limit is not None and self.memory_limit < 1:
+            raise InputError(
+                f"A memory limit is in MiB and must be at least 1. Received: {self.memory_limit}"
+            )
+        if self.threads is not None and any(n is not None and n < 1 for n in self.threads):
+            raise InputError(f"Threads must be at least 1. Received: {self.threads}")
+
+    def to_environment(self) -> dict[str, str]:
+        """The variables that say the same; those left to the backend are missing."""
+        return {_NAMES[field]: _format(value) for field, value in asdict(self).items() if value is not None}
+
+
+def parse_virtual_devices(text: str) -> tuple[str, int]:
+    """("cpu", 4) out of `cpu:4` or `4`. Raises InputError."""
+    kind, _, count = text.strip().lower().rpartition(":")
+    if not count.isdecimal() or (kind or "cpu") not in KINDS:
+        raise InputError(f"Virtual devices are given as N, cpu:N or gpu:N, such as cpu:4. Received: {text!r}")
+    return kind or "cpu", int(count)
+
+
+def read_settings(environ: Mapping[str, str]) -> DeviceSettings:
+    """The settings that `environ` holds. Raises InputError where a value is not of its form."""
+    given = {field: environ[name] for field, name in _NAMES.items() if environ.get(name)}
+    return DeviceSettings(**{field: _parse(field, text) for field, text in given.items()})
+
+
+def settings() -> DeviceSettings:
+    """What has been asked for in this process, by calls or by its environment."""
+    return read_settings(os.environ)
+
+
+def set_virtual_devices(count: int, kind: str = "cpu") -> None:
+    """Makes `count` devices out of the first one of `kind` ("cpu" or "gpu").
+
+    TensorFlow makes both kinds; for several virtual GPUs it needs a memory limit. JAX makes several CPU
+    devices. PyTorch has one CPU device: there virtual ones are names, `cpu:0` to `cpu:N-1`, which replicas in
+    processes of their own are given.
+
+    Raises:
+        InputError: for another kind or number, or where the backend has started with other devices.
+    """
+    _change(virtual_devices=(kind, count))
+
+
+def set_memory_growth(on: bool = True) -> None:
+    """Lets the memory taken of each GPU grow. Raises InputError once the backend has started."""
+    _change(memory_growth=on)
+
+
+def set_memory_limit(mebibytes: int) -> None:
+    """Limits what is taken of each GPU, in MiB. Raises InputError once the backend has started."""
+    _change(memory_limit=mebibytes)
+
+
+def set_soft_placement(on: bool = True) -> None:
+    """What asks for a device that isn't there runs on `cpu:0`, with a warning; otherwise it is an error."""
+    _change(soft_placement=on)
+
+
+def set_log_placement(on: bool = True) -> None:
+    """Prints to stderr where each variable and each operation goes."""
+    _change(log_placement=on)
+
+
+def set_threads(threads: int, interop: int | None = None) -> None:
+    """`threads` share the work of one operation; up to `interop` operations run side by side.
+
+    Their number changes the backend's rounding: in a job it is `insitu start --threads` that sets it.
+    """
+    _change(threads=(threads, interop))
+
+
+def _change(**values: Any) -> None:
+    changed = replace(settings(), **values)
+    before = {name: os.environ.get(name) for name in _NAMES.values()}
+    os.environ.update(changed.to_environment())
+    try:
+        reach_backends()
+    except BaseException:
+        for name, value in before.items():
+            _put(os.environ, name, value)
+        raise
+
+
+def _put(environ: MutableMapping[str, str], name: str, value: str | None) -> None:
+    if value is None:
+        environ.pop(name, None)
+    else:
+        environ[name] = value
+
+
+def reach_backends() -> None:
+    """Gives the settings to the backends that are imported, now, and to others when they are.
+
+    Raises InputError where one has started and can't take them any more.
+    """
+    if settings() == DeviceSettings():
+        return
+    if not any(isinstance(finder, _Watch) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Watch())
+    for backend in BACKENDS:
+        module = sys.modules.get(backend)
+        # A backend that is being imported is reached when that is done.
+        if module is not None and not getattr(module.__spec__, "_initializing", False):
+            _give(backend)
+
+
+def _give(backend: str) -> None:
+    # By name: this module loads in the command line and in tasks of any kind, where no backend is.
+    importlib.import_module("insitu.train.startup").give_settings(backend, settings())
+
+
+class _Watch:
+    """Stands before the other finders, and gives a backend its settings right after its import."""
+
+    def __init__(self) -> None:
+        self._busy = False
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        del path, target
+        if name not in BACKENDS or self._busy:
+            return None
+        self._busy = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._busy = False
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                _give(name)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _format(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, tuple):
+        joint = ":" if isinstance(value[0], str) else ","
+        return joint.join(str(part) for part in value if part is not None)
+    return str(value)
+
+
+def _parse(field: str, text: str) -> Any:
+    if field == "virtual_devices":
+        return parse_virtual_devices(text)
+    try:
+        if field == "memory_limit":
+            return int(text)
+        if field == "threads":
+            within, _, beside = text.partition(",")
+            return int(within), int(beside) if beside else None
+        return {"0": False, "1": True}[text]
+    except (ValueError, KeyError) as error:
+        form = {"memory_limit": "a number of MiB", "threads": "one or two numbers, such as 2,1"}
+        raise InputError(
+            f"{_NAMES[field]} must be {form.get(field, '0 or 1')}. Received: {text!r}"
+        ) from error
