@@ -20,11 +20,13 @@ DEADLINE = 400.0
 """Seconds for all runs of one process on a machine with other work."""
 
 
-def start(backend: str, home: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+def start(
+    backend: str, home: Path, *arguments: str, script: Path = RUNS, **environment: str
+) -> subprocess.Popen[str]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("INSITU_") and k != "TF_CONFIG"}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "NPROC", "TF_NUM_INTRAOP_THREADS"), "1")
     return subprocess.Popen(
-        [sys.executable, str(RUNS), *arguments],
+        [sys.executable, str(script), *arguments],
         env={**inherited, **threads, "KERAS_BACKEND": backend, "INSITU_HOME": str(home), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

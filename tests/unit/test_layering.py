@@ -35,6 +35,7 @@ PURE = [
     "cluster/job.py",
     "exchange/arithmetic.py",
     "train/flat.py",
+    "train/mesh/rows.py",
 ]
 IMPURE = {"asyncio", "socket", "threading", "subprocess", "time"}
 BACKENDS = {"keras", "tensorflow", "jax", "torch"}

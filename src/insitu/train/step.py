@@ -37,7 +37,8 @@ class Step(Protocol):
         """
 
     def example_output(self, data: Any) -> Any:
-        """The model's output for `data`; no other task takes part."""
+        """Arrays of the structure, dtypes and shapes of the model's output for `data`; no other task takes
+        part."""
 
 
 class TwoPhaseStep:

@@ -1,0 +1,102 @@
+"""A mesh of JAX devices, and arrays on it: of one process, or of all tasks of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpy.typing import NDArray
+
+from insitu.errors import TrainingError
+
+DATA_AXIS = "data"
+"""The axis over which the rows of a batch are spread."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeshLayout:
+    """A mesh whose first axis spreads rows; the others, if any, spread variables.
+
+    `mesh` is that of the program, over the devices of all tasks. `local` is this process' part of it, the
+    same where there is one process. Tasks follow each other on the first axis and have as many devices.
+    """
+
+    mesh: Mesh
+    local: Mesh
+
+    @classmethod
+    def over(cls, devices: NDArray[Any], axes: Sequence[str]) -> MeshLayout:
+        """A layout over an array of devices with one dimension for each of `axes`. Raises TrainingError where
+        tasks don't share the first axis evenly."""
+        mesh = Mesh(devices, tuple(axes))
+        processes = [
+            sorted({device.process_index for device in row}) for row in devices.reshape(len(devices), -1)
+        ]
+        here = jax.process_index()
+        mine = [index for index, row in enumerate(processes) if row == [here]]
+        tasks = {index for row in processes for index in row}
+        if any(len(row) != 1 for row in processes) or len(mine) * len(tasks) != len(devices):
+            raise TrainingError(
+                f"Each task must hold as many whole rows of the mesh's first axis, {axes[0]!r}: a variable "
+                "is spread over the devices of one task. Received: a mesh of "
+                f"{' x '.join(map(str, devices.shape))} devices over {len(tasks)} tasks."
+            )
+        return cls(mesh, Mesh(devices[mine[0] : mine[-1] + 1], tuple(axes)) if len(tasks) > 1 else mesh)
+
+    @property
+    def spans_processes(self) -> bool:
+        return self.mesh is not self.local
+
+    @property
+    def local_rows(self) -> int:
+        """The devices of this process on the first axis."""
+        return int(self.local.devices.shape[0])
+
+    @property
+    def replicated(self) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    @property
+    def by_rows(self) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names[0]))
+
+    def sharding_of(self, value: jax.Array) -> NamedSharding:
+        """The place of a variable in the program: where it lies already on the mesh, or else everywhere."""
+        held = value.sharding
+        if isinstance(held, NamedSharding) and held.mesh in (self.mesh, self.local):
+            return NamedSharding(self.mesh, held.spec)
+        return self.replicated
+
+    def place(self, value: Any, sharding: NamedSharding) -> jax.Array:
+        """`value`, the same in each process, as an array of the program, in memory of its own: the program
+        may give it away, and others may hold `value` (an optimizer assigns one value to two variables)."""
+        here = NamedSharding(self.local, sharding.spec)
+        local: jax.Array = jax.device_put(value, here, may_alias=False)
+        if not self.spans_processes:
+            return local
+        pieces = [shard.data for shard in local.addressable_shards]
+        return jax.make_array_from_single_device_arrays(local.shape, sharding, pieces)
+
+    def view(self, value: jax.Array) -> jax.Array:
+        """An array of the program as this process sees it: whole, on its own devices, without a copy."""
+        if not self.spans_processes:
+            return value
+        if self.local.size == 1:
+            return value.addressable_data(0)
+        spec = value.sharding.spec if isinstance(value.sharding, NamedSharding) else PartitionSpec()
+        pieces = [shard.data for shard in value.addressable_shards]
+        return jax.make_array_from_single_device_arrays(value.shape, NamedSharding(self.local, spec), pieces)
+
+    def spread(self, rows: NDArray[Any], length: int, total: int) -> jax.Array:
+        """This process' `rows`, filled up to `length`, as its part of a global array of `total` rows."""
+        if len(rows) < length:
+            filled = np.zeros((length, *rows.shape[1:]), rows.dtype)
+            filled[: len(rows)] = rows
+            rows = filled
+        if not self.spans_processes:
+            return jax.device_put(rows, self.by_rows)
+        return jax.make_array_from_process_local_data(self.by_rows, rows, (total, *rows.shape[1:]))

@@ -1,0 +1,172 @@
+"""Trains on several virtual devices of JAX, in one process, and prints what came out as one line of JSON.
+
+python mesh_runs.py FOLDER
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import Any
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", 4)
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+from backend_runs import FailAt, Failure, OwnStepOnJax, SeesWeights, digest  # noqa: E402
+
+import insitu  # noqa: E402
+from insitu.train.mesh import make_mesh_step  # noqa: E402
+from insitu.train.strategies.base import Strategy  # noqa: E402
+
+BATCH, EPOCHS, ROWS = 32, 2, 97
+"""Three full batches an epoch and one of a single row: fewer than there are devices."""
+
+
+class OverDevices(Strategy):
+    def __init__(self, devices: int) -> None:
+        super().__init__()
+        self.devices = jax.devices()[:devices]
+
+    def make_step(self, model: Any, example: Any, *, first: bool) -> Any:
+        return make_mesh_step(model, example, self.devices, self.membership)
+
+
+def over(devices: int) -> Any:
+    return OverDevices(devices).scope() if devices else contextlib.nullcontext()
+
+
+def wide_model() -> Any:
+    """Two inputs; a convolution, BatchNorm, Dropout and an embedding."""
+    layers, start = keras.layers, keras.initializers.GlorotUniform
+    image, words = keras.Input((8, 8, 1), name="image"), keras.Input((3,), dtype="int32", name="words")
+    x = layers.Conv2D(4, 3, activation="relu", kernel_initializer=start(1))(image)
+    x = layers.Dropout(0.3, seed=5)(layers.Flatten()(layers.BatchNormalization()(x)))
+    embedded = layers.Flatten()(layers.Embedding(12, 4, embeddings_initializer=start(3))(words))
+    joined = layers.Concatenate()([x, embedded])
+    model = keras.Model([image, words], layers.Dense(2, kernel_initializer=start(2))(joined))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(1e-2), loss, metrics=["accuracy"])
+    return model
+
+
+def rows() -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    x = {
+        "image": rng.normal(size=(ROWS, 8, 8, 1)).astype("float32"),
+        "words": rng.integers(0, 12, (ROWS, 3)),
+    }
+    return x, rng.integers(0, 2, ROWS)
+
+
+def train(scope: Any) -> dict[str, Any]:
+    keras.utils.set_random_seed(7)
+    x, y = rows()
+    some = ({name: value[:21] for name, value in x.items()}, y[:21])
+    with scope:
+        model = wide_model()
+    options: dict[str, Any] = {"batch_size": BATCH, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
+    history = model.fit(x, y, validation_data=some, **options).history
+    return {
+        "digest": digest(model),
+        "weights": [w.ravel().tolist() for w in model.get_weights()],
+        "history": history,
+        "evaluate": model.evaluate(x, y, verbose=0),
+        "predict": model.predict(x, verbose=0).ravel().tolist(),
+        "single": [float(value) for value in model.train_on_batch(some[0], some[1])],
+    }
+
+
+def small_model(optimizer: Any, **options: Any) -> Any:
+    inputs = keras.Input((3,))
+    x = keras.layers.Dropout(0.5, seed=1)(keras.layers.Dense(4, kernel_initializer="ones")(inputs))
+    model = keras.Model(inputs, keras.layers.Dense(2, kernel_initializer="ones")(x))
+    model.compile(optimizer, "mse", metrics=["mae"], **options)
+    return model
+
+
+def small_rows() -> tuple[Any, Any]:
+    rng = np.random.default_rng(1)
+    return rng.normal(size=(31, 3)).astype("float32"), rng.normal(size=(31, 2)).astype("float32")
+
+
+def train_small(scope: Any, optimizer: Any, callbacks: Any = (), **options: Any) -> dict[str, Any]:
+    keras.utils.set_random_seed(7)
+    with scope:
+        model = small_model(optimizer, **options)
+    options = {"batch_size": 8, "shuffle": False, "verbose": 0, "callbacks": list(callbacks)}
+    history = model.fit(*small_rows(), epochs=2, **options).history
+    return {
+        "digest": digest(model),
+        "history": history,
+        "weights": [w.ravel().tolist() for w in model.get_weights()],
+    }
+
+
+def optimized(devices: int) -> dict[str, Any]:
+    optimizer = keras.optimizers.SGD(
+        0.1, momentum=0.9, global_clipnorm=1.0, use_ema=True, gradient_accumulation_steps=2
+    )
+    return train_small(over(devices), optimizer)
+
+
+def resumed(folder: str) -> dict[str, Any]:
+    """Fails in the middle of the second epoch, after a checkpoint in its middle, and runs again."""
+    failed = False
+    backup = insitu.BackupAndRestore(folder, save_freq=2)
+    try:
+        train_small(over(3), "adam", [backup, FailAt(1, 2)])
+    except Failure:
+        failed = True
+    seer = SeesWeights()
+    again = train_small(over(3), "adam", [insitu.BackupAndRestore(folder, save_freq=2), seer])
+    return {
+        "failed": failed,
+        "steps": len(seer.seen),
+        "again": again["digest"],
+        "undisturbed": train_small(over(3), "adam")["digest"],
+    }
+
+
+def own_step(devices: int) -> dict[str, Any]:
+    """A train_step of the user's own, and a loss that isn't a mean."""
+    with over(devices):
+        inputs = keras.Input((3,))
+        model = OwnStepOnJax(inputs, keras.layers.Dense(2, kernel_initializer="ones")(inputs))
+        model.compile(keras.optimizers.SGD(0.01), keras.losses.MeanSquaredError(reduction="sum"))
+    history = model.fit(*small_rows(), batch_size=10, epochs=2, shuffle=False, verbose=0).history
+    return {"history": history, "weights": [w.ravel().tolist() for w in model.get_weights()]}
+
+
+def two_fits() -> list[int]:
+    """How many programs a step has compiled after one fit and after two. The optimizer gives variables the
+    values of others at the end of the first."""
+    with over(2):
+        model = small_model(keras.optimizers.SGD(0.1, use_ema=True))
+    counts = []
+    for _ in range(2):
+        model.fit(*small_rows(), batch_size=8, epochs=2, verbose=0)
+        counts.append(model._insitu_binding._train_step._train._cache_size())
+    return counts
+
+
+def main(folder: str) -> dict[str, Any]:
+    # Small programs, many of them: what they do is compiled fast, and once.
+    jax.config.update("jax_disable_most_optimizations", True)
+    return {
+        "plain": train(over(0)),
+        "one": train(over(1)),
+        "three": train(over(3)),
+        "eager": [train_small(over(devices), "adam", run_eagerly=bool(devices)) for devices in (0, 2)],
+        "resumed": resumed(folder),
+        "optimized": [optimized(devices) for devices in (0, 2)],
+        "own": [own_step(devices) for devices in (0, 4)],
+        "two fits": two_fits(),
+    }
+
+
+if __name__ == "__main__":
+    print("RESULTS", json.dumps(main(sys.argv[1])))

@@ -1,0 +1,83 @@
+"""One program over several devices of JAX: the same as one device, whatever the number of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from backend_checks import DEADLINE, RUNS, result_of, start
+from hypothesis import given
+from hypothesis import strategies as st
+
+from insitu.train.mesh.rows import plan_rows
+
+pytest.importorskip("jax")
+
+
+@given(st.data())
+def test_each_row_has_one_place_and_shards_keep_their_order(data: Any):
+    counts = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=6))
+    owners = [data.draw(st.integers(0, 2)) for _ in counts]
+    hosts = [[s for s, owner in enumerate(owners) if owner == p] for p in range(3)]
+    devices = data.draw(st.integers(1, 3))
+    plan = plan_rows(counts, hosts, devices)
+    assert plan.length % devices == 0
+    assert plan.total == 3 * plan.length
+    # What the processes would give, filled up with -1.
+    rows = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
+    given_rows = []
+    for shards in hosts:
+        own = [row for shard in shards for row in rows[shard].tolist()]
+        given_rows += own + [-1] * (plan.length - len(own))
+    cut = [row for begin, end in plan.pieces for row in given_rows[begin:end]]
+    assert cut == list(range(sum(counts)))
+    assert plan.rows == len(cut)
+    assert plan.whole == (given_rows == cut and bool(cut))
+
+
+@pytest.mark.timeout(2 * DEADLINE)
+class TestMesh:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def runs(cls, tmp_path_factory: pytest.TempPathFactory) -> Any:
+        folder = tmp_path_factory.mktemp("mesh")
+        script = RUNS.with_name("mesh_runs.py")
+        return result_of(start("jax", folder / "home", str(folder / "checkpoints"), script=script))
+
+    @staticmethod
+    def assert_near(mine: Any, theirs: Any) -> None:
+        for name in theirs.keys() - {"digest", "history"}:
+            for a, b in zip(mine[name], theirs[name], strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+        assert mine["history"].keys() == theirs["history"].keys()
+        for name, values in theirs["history"].items():
+            np.testing.assert_allclose(mine["history"][name], values, rtol=1e-5)
+
+    def test_one_device_gives_the_bits_of_plain_keras(self, runs: Any) -> None:
+        assert runs["one"] == runs["plain"]
+
+    def test_rows_that_do_not_divide_count_once_each(self, runs: Any) -> None:
+        self.assert_near(runs["three"], runs["plain"])
+
+    def test_without_compilation(self, runs: Any) -> None:
+        plain, eager = runs["eager"]
+        self.assert_near(eager, plain)
+
+    def test_a_restart_in_the_middle_of_an_epoch_gives_the_same_bits(self, runs: Any) -> None:
+        resumed = runs["resumed"]
+        assert resumed["failed"]
+        # Four steps an epoch; the last checkpoint before the failure is behind step 2 of the second.
+        assert resumed["steps"] == 2
+        assert resumed["again"] == resumed["undisturbed"]
+
+    def test_clipping_averages_and_accumulation(self, runs: Any) -> None:
+        plain, mesh = runs["optimized"]
+        self.assert_near(mesh, plain)
+
+    def test_a_train_step_and_a_sum_of_the_users_own(self, runs: Any) -> None:
+        plain, mesh = runs["own"]
+        self.assert_near(mesh, plain)
+
+    def test_each_number_of_rows_is_compiled_once(self, runs: Any) -> None:
+        assert runs["two fits"] == [2, 2]
