@@ -16,11 +16,12 @@ from insitu.exchange.costs import chain_order
 from insitu.exchange.stream import Stream, as_bytes
 from insitu.exchange.transport import Reduction
 
-CHUNK_BYTES = 512 * 1024
-_LAG = 4
+CHUNK_BYTES = 256 * 1024
+DEPTH = 4
+"""Chunks that may be under way between two members before they are summed. So many of them lie in the
+second-level cache: what comes out of a socket is still there when it is summed, and a sum when it is sent."""
+_LAG = 2
 """Chunks of rows that go ahead of the sums."""
-DEPTH = 8
-"""Chunks that may be under way between two members before they are summed."""
 
 
 class Algorithm(Protocol):
@@ -47,24 +48,41 @@ class Gather(_Base):
 
     def __init__(self, stream: Stream, reduction: Reduction, target: np.ndarray) -> None:
         super().__init__(stream, reduction, reduction.length)
-        self._table = np.empty((self.members.num_shards, reduction.length), reduction.dtype)
+        table = np.empty((self.members.num_shards, reduction.length), reduction.dtype)
+        own = list(reduction.rows)
+        if own and self._spoils(own[0], target):
+            self._copies = [(table[self.mine[0]], own[0])]
+            own[0] = table[self.mine[0]]
+        else:
+            self._copies = []
         self._target = target
+        rows = list(table)
+        for shard, row in zip(self.mine, own, strict=True):
+            rows[shard] = row
         start, stop = reduction.scatter or (0, reduction.length)
-        self._summands = [row[start:stop] for row in self._table]
+        self._summands = [row[start:stop] for row in rows]
+        full = bool(reduction.length)
+        self._outgoing = [as_bytes(row) for row in own if full]
+        self._incoming = {
+            peer: [as_bytes(table[shard]) for shard in self.members.shards[peer] if full]
+            for peer in stream.peers
+        }
+
+    def _spoils(self, own: np.ndarray, target: np.ndarray) -> bool:
+        """Whether summing to `target` would change the row `own`, which it is, before that is added."""
+        early = self.mine[0] == 0 or (self.mine[0] == 1 and self.reduction.op != "weighted_mean")
+        return not early and self.reducer.wide is self.reduction.dtype and np.shares_memory(own, target)
 
     def run(self, weights: Sequence[float] | None) -> bool:
         stream = self.stream
         stream.begin(self.text, weights)
-        if self.reduction.length:
-            for shard, row in zip(self.mine, self.reduction.rows, strict=True):
-                self._table[shard] = row
-            for peer in stream.peers:
-                channel = stream.channel(peer)
-                for shard in self.mine:
-                    channel.send(as_bytes(self._table[shard]))
-                for shard in self.members.shards[peer]:
-                    channel.receive(as_bytes(self._table[shard]))
-        stream.pump(lambda: stream.agreed() and stream.idle())
+        for place, row in self._copies:
+            np.copyto(place, row)
+        for peer, views in self._incoming.items():
+            channel = stream.channel(peer)
+            channel.out.extend(self._outgoing)
+            channel.into.extend(views)
+        stream.pump(stream.settled)
         factors = None if weights is None else self.factors()
         if weights is not None and factors is None:
             return False

@@ -1,4 +1,5 @@
-"""Pure: which way to reduce is the cheapest, by a model of latency and bandwidth that is measured at join.
+"""Pure: which way to reduce is the cheapest, by a model of latency, bandwidth and the speed of summing, which
+are measured at join.
 
 - "gather": everybody sends its rows to everybody and sums all of them. One message deep.
 - "direct": everybody owns a part of the length, is sent all rows' parts, and sends the sums back. Two
@@ -20,10 +21,12 @@ Algorithm = Literal["gather", "direct", "chain"]
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """`latency` in seconds per message, `bandwidth` in bytes per second out of one member."""
+    """`latency` in seconds per message, `bandwidth` in bytes per second out of one member, `summing` in
+    bytes of rows that one member adds up per second."""
 
     latency: float
     bandwidth: float
+    summing: float
 
 
 def chain_order(members: Members) -> list[int] | None:
@@ -41,12 +44,14 @@ def estimate(algorithm: Algorithm, members: Members, row_bytes: int, chunk: int,
     """Seconds that one reduction takes, by the model."""
     others = members.size - 1
     rows = max(len(shards) for shards in members.shards)
+    moving, summing = row_bytes / costs.bandwidth, row_bytes / costs.summing
     if algorithm == "gather":
-        return costs.latency + others * rows * row_bytes / costs.bandwidth
+        return costs.latency + others * rows * moving + members.num_shards * summing
     if algorithm == "direct":
-        return 2 * costs.latency + others / members.size * (rows + 1) * row_bytes / costs.bandwidth
+        parts = others / members.size * (rows + 1) * moving + members.num_shards / members.size * summing
+        return 2 * costs.latency + parts
     step = costs.latency + min(chunk, row_bytes) / costs.bandwidth
-    return 2 * others * step + (2 if others > 1 else 1) * row_bytes / costs.bandwidth
+    return 2 * others * step + (2 if others > 1 else 1) * moving + rows * summing
 
 
 def choose(members: Members, row_bytes: int, chunk: int, costs: Costs) -> Algorithm:

@@ -9,6 +9,7 @@ and good-bye.
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import struct
@@ -16,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
+from insitu.exchange import congestion
 from insitu.exchange.transport import Gone
 
 _FRAME = struct.Struct("!cxxxi")
@@ -30,6 +32,10 @@ _LOOKS = 40
 """Rounds of asking all connections before sleeping."""
 _VIEWS = 16
 """Buffers given to one system call at most."""
+
+
+def _first(views: deque[memoryview]) -> list[memoryview]:
+    return list(views) if len(views) <= _VIEWS else [views[i] for i in range(_VIEWS)]
 
 
 class Channel:
@@ -62,10 +68,7 @@ class Channel:
         if not out:
             return False
         try:
-            if len(out) == 1:
-                count = self.connection.send(out[0])
-            else:
-                count = self.connection.sendmsg([out[i] for i in range(min(len(out), _VIEWS))])
+            count = self.connection.send(out[0]) if len(out) == 1 else self.connection.sendmsg(_first(out))
         except BlockingIOError:
             return False
         except OSError:
@@ -87,7 +90,7 @@ class Channel:
             if len(into) == 1:
                 count = self.connection.recv_into(into[0])
             else:
-                count = self.connection.recvmsg_into([into[i] for i in range(min(len(into), _VIEWS))])[0]
+                count = self.connection.recvmsg_into(_first(into))[0]
         except BlockingIOError:
             return False
         except OSError:
@@ -133,6 +136,8 @@ class Links:
         """Seconds spent asleep so far."""
         for connection in self._control.values():
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED)
+        for connection in data.values():
+            congestion.settle(connection)
 
     def pump(self, step: Callable[[], bool]) -> None:
         """Moves bytes until `step`, called after every move, returns True. Raises Gone."""
@@ -150,7 +155,7 @@ class Links:
             elif looks < _LOOKS:
                 looks += 1
                 if not looks % 4:
-                    time.sleep(0)
+                    os.sched_yield()
             else:
                 if looks == _LOOKS:
                     looks += 1

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from insitu.errors import AuthenticationError, ExchangeError, InputError, JoinTimeout, StaleGeneration
+from insitu.exchange import congestion
 from insitu.exchange.handshake import Card, NotAPeer, Talk, accept, dial
 from insitu.exchange.transport import Seat
 
@@ -159,6 +160,7 @@ class Rendezvous:
                 family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
                 listener = socket.create_server((host, port), family=family, backlog=128)
                 listener.setblocking(False)
+                congestion.start(listener)
                 return listener
             except OSError as error:
                 self._heed()
@@ -208,6 +210,7 @@ class Rendezvous:
             family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             connection = socket.socket(family, kind, protocol)
             connection.setblocking(False)
+            congestion.start(connection)
             with contextlib.suppress(BlockingIOError):
                 connection.connect(address)
         except OSError:

@@ -24,6 +24,17 @@ _PROBES = (64, 512 * 1024)
 _PROBE_ROUNDS = 5
 
 
+def _summing() -> float:
+    """Bytes of rows per second that this processor adds up."""
+    total, row = np.zeros((2, _PROBES[1]), np.uint8).view(np.float32)
+    rounds = []
+    for _ in range(_PROBE_ROUNDS):
+        start = time.perf_counter()
+        np.add(total, row, total)
+        rounds.append(time.perf_counter() - start)
+    return float(_PROBES[1] / max(min(rounds), 1e-6))
+
+
 class Tcp:
     """A Transport for members that are connected in pairs. `ranks` are the members' ranks in the group."""
 
@@ -54,9 +65,9 @@ class Tcp:
                 rounds.append(time.perf_counter() - start)
             times.append(min(rounds))
         moved = (self._members.size - 1) * max(map(len, self._members.shards)) * (_PROBES[1] - _PROBES[0])
-        seen = np.array([times[0], moved / max(times[1] - times[0], 1e-6)])
-        latency, bandwidth = self._everybodys(seen).T
-        return Costs(float(latency.max()), float(bandwidth.min()))
+        seen = np.array([times[0], moved / max(times[1] - times[0], 1e-6), _summing()])
+        latency, bandwidth, summing = self._everybodys(seen).T
+        return Costs(float(latency.max()), float(bandwidth.min()), float(summing.min()))
 
     def _everybodys(self, values: np.ndarray) -> np.ndarray:
         """One row of values from each member."""
@@ -67,13 +78,13 @@ class Tcp:
         for peer in stream.peers:
             stream.channel(peer).send(as_bytes(out[self._members.rank]))
             stream.channel(peer).receive(as_bytes(out[peer]))
-        stream.pump(lambda: stream.agreed() and stream.idle())
+        stream.pump(stream.settled)
         return out
 
     def allocate(self, size: int, keep: np.ndarray | None = None) -> np.ndarray:
         stream = self.stream
         stream.begin("buffer")
-        stream.pump(lambda: stream.agreed() and stream.idle())
+        stream.pump(stream.settled)
         if keep is not None and not isinstance(keep.base, Pages):
             return keep  # memory of another transport: reduced by copying
         pages = Pages(size) if keep is None else keep.base
@@ -124,7 +135,7 @@ class Tcp:
                     stream.channel(peer).send(as_bytes(out[shard]))
                 for shard in shards[peer]:
                     stream.channel(peer).receive(as_bytes(out[shard]))
-        stream.pump(lambda: stream.agreed() and stream.idle())
+        stream.pump(stream.settled)
 
     def broadcast(self, data: np.ndarray, root: int) -> None:
         """The root sends each other member one part, and that one sends it on to the rest."""
@@ -136,7 +147,7 @@ class Tcp:
         if rank == root:
             for peer, (low, high) in part.items():
                 self._send(peer, data, low, high)
-            stream.pump(lambda: stream.agreed() and stream.idle())
+            stream.pump(stream.settled)
             return
         staging = self._stage(len(data)).array()[: len(data)]
         pieces = chunks(*part[rank], CHUNK_BYTES)

@@ -1,0 +1,46 @@
+"""Short paths are spared the congestion control that is meant for long ones."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from unittest import mock
+
+import pytest
+
+from insitu.exchange import congestion
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it is chosen by Linux' socket options")
+
+
+def _control(connection: socket.socket) -> bytes:
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+
+
+def test_short_paths_keep_reno_and_long_ones_get_what_the_system_has() -> None:
+    with socket.socket() as fresh:
+        default = _control(fresh)
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as caller:
+        congestion.start(listener)
+        congestion.start(caller)
+        caller.connect(listener.getsockname())
+        called, _ = listener.accept()
+        with called:
+            called.sendall(b"x")
+            assert caller.recv(1) == b"x"
+            caller.sendall(b"y")
+            assert called.recv(1) == b"y"
+            congestion.settle(called)
+            assert _control(called) == _control(caller) == b"reno"
+            with mock.patch.object(congestion, "_LONG", 0):
+                congestion.settle(called)
+            assert _control(called) == default
+
+
+def test_a_system_that_does_not_know_it_changes_nothing() -> None:
+    with socket.socket() as connection:
+        before = _control(connection)
+        congestion._choose(connection, b"none such")
+        assert _control(connection) == before
+        congestion.settle(connection)  # it isn't connected
+        assert _control(connection) == before
