@@ -19,10 +19,10 @@ def by_shard(array: NDArray[Any]) -> NDArray[Any]:
 
 def gather_sizes(group: Group, size: int) -> list[int]:
     """What each shard's task gives for `size`, in shard order."""
-    return _gather_counts(group, [size] * len(group.shards))
+    return gather_counts(group, [size] * len(group.shards))
 
 
-def _gather_counts(group: Group, own: Sequence[int]) -> list[int]:
+def gather_counts(group: Group, own: Sequence[int]) -> list[int]:
     """Every shard's number, in shard order; `own` are those of this task's shards."""
     counts: list[int] = group.all_gather(by_shard(np.array(own, np.int64)[:, None])).reshape(-1).tolist()
     return counts
@@ -31,7 +31,7 @@ def _gather_counts(group: Group, own: Sequence[int]) -> list[int]:
 def gather_bytes(group: Group, own: Sequence[bytes]) -> list[bytes]:
     """The bytes of every shard, in shard order; `own` are those of this task's shards."""
     rows = [np.frombuffer(data, np.uint8) if data else None for data in own]
-    everyones = _gather_counts(group, [len(data) for data in own])
+    everyones = gather_counts(group, [len(data) for data in own])
     if not any(everyones):
         return [b""] * len(everyones)
     joined = _gather_leaf(group, rows, np.zeros(1, np.uint8), everyones)
@@ -46,7 +46,7 @@ def gather_rows(group: Group, outputs: Sequence[Any], example: Any) -> Any:
     no rows; `example` is such a structure of any one row. Structures, dtypes and rows' shapes must agree.
     """
     counts = [0 if output is None else len(keras.tree.flatten(output)[0]) for output in outputs]
-    everyones = _gather_counts(group, counts)
+    everyones = gather_counts(group, counts)
     leaves = []
     for index, like in enumerate(keras.tree.flatten(example)):
         own = [None if output is None else keras.tree.flatten(output)[index] for output in outputs]

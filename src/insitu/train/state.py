@@ -59,8 +59,10 @@ def read_state(model: Any) -> ModelState:
     trainable = tuple(v.variable if hasattr(v, "variable") else v for v in model.trainable_variables)
     mean: list[Any] = []
     first: list[Any] = []
+    # A custom loop knows which of them its step leaves alone: those needn't travel.
+    elsewhere = {*seeds, *metrics, *map(id, getattr(model, "unmoved_variables", ()))}
     for variable in model.non_trainable_variables:
-        if id(variable) in seeds or id(variable) in metrics:
+        if id(variable) in elsewhere:
             continue
         averaged = is_floating(variable) and getattr(variable, "aggregation", "mean") in ("mean", "none")
         (mean if averaged else first).append(variable)

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from models import image_model, in_shards, same_bits, weights
+from models import image_model, same_bits, weights
 
 from insitu.errors import InputError, TrainingError
 from insitu.train import MultiWorkerMirroredStrategy
@@ -279,39 +279,6 @@ def test_shuffled_arrays_follow_the_seed(rows, strategy_over):
         model = image_model()
     fit(model, rows, shuffle=False)
     assert not same_bits(results[0], weights(model))
-
-
-def test_reduce_and_gather(strategy_over):
-    strategy = strategy_over(1)
-    assert strategy.num_replicas_in_sync == 1
-    assert strategy.run(lambda a, b: a + b, (1, 2)) == 3
-    assert strategy.reduce("sum", np.float32(3)) == 3
-    np.testing.assert_array_equal(
-        strategy.reduce("mean", np.array([[1, 2], [3, 6]]), axis=0), np.array([2.0, 4.0])
-    )
-    gathered = strategy.gather({"a": np.arange(6).reshape(2, 3)}, axis=1)
-    np.testing.assert_array_equal(gathered["a"], np.arange(6).reshape(2, 3))
-    with pytest.raises(TrainingError, match="'sum' or 'mean'"):
-        strategy.reduce("max", 1)
-
-
-def test_a_custom_loop_iterates_this_replicas_part(strategy_over):
-    data = tf_dataset(10, batch=4)
-    mine = strategy_over(1).distribute_dataset(data)
-    for _epoch in range(2):
-        assert [part.tolist() for part in mine] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    second = MultiWorkerMirroredStrategy(context=in_shards((1,), 2))
-    parts = second.experimental_distribute_dataset(tf_dataset(9, batch=4))
-    # The last global batch has one row, and the other replica's slice of it is empty.
-    assert [None if part is None else part.tolist() for part in parts] == [[2, 3], [6, 7], [8]]
-    with pytest.raises(TrainingError, match="one shard in each process"):
-        strategy_over(2).distribute_dataset(data)
-
-
-def tf_dataset(rows: int, batch: int) -> Any:
-    import tensorflow as tf
-
-    return tf.data.Dataset.range(rows).batch(batch)
 
 
 @pytest.mark.parametrize(

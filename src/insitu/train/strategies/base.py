@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
-
-import keras
-import numpy as np
-from keras.src.trainers.trainer import Trainer
+from typing import Any
 
 from insitu.context import Context
 from insitu.context import context as read_context
@@ -16,13 +12,25 @@ from insitu.errors import TrainingError
 from insitu.train.adapter import teach_keras
 from insitu.train.backends import make_replica
 from insitu.train.binding import Binding
-from insitu.train.gather import by_shard, gather_rows
+from insitu.train.bookkeeping import Bookkeeper
+from insitu.train.loops import (
+    CHECK_EVERY,
+    DistributedDataset,
+    ReduceOp,
+    Runner,
+    Scope,
+    average_loss,
+    check_weights,
+    gather_values,
+    local_values,
+    reduce_values,
+    scale_by_share,
+)
 from insitu.train.membership import Membership
 from insitu.train.sources import make_feed
 from insitu.train.state import broadcast_state, check_trainable_by_shards, read_state
 from insitu.train.step import Step, TwoPhaseStep
 
-ReduceOp = Literal["sum", "mean"]
 _active: list[Strategy] = []
 
 
@@ -36,6 +44,8 @@ class Strategy:
     def __init__(self, *, transport: str = "auto", context: Context | None = None) -> None:
         teach_keras()
         self._membership = Membership(context or read_context(), transport)
+        self.made_in_scope = Scope()
+        self._runner: Runner | None = None
 
     @property
     def membership(self) -> Membership:
@@ -56,18 +66,14 @@ class Strategy:
                 f"{type(_active[-1]).__name__}. Close that one first."
             )
         _active.append(self)
-        original = Trainer.compile
-
-        def compile(model: Any, *args: Any, **kwargs: Any) -> None:
-            original(model, *args, **kwargs)
-            Binding(model, self)
-
-        Trainer.compile = compile
         try:
-            yield self
+            with self.made_in_scope.opened(self._bind):
+                yield self
         finally:
-            Trainer.compile = original
             _active.pop()
+
+    def _bind(self, model: Any) -> None:
+        Binding(model, self)
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> Step:
         """The step of `model`, compiled and built, for batches like `example`. The first time, all replicas
@@ -79,67 +85,80 @@ class Strategy:
         return TwoPhaseStep(make_replica(model, example), group)
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """`fn(*args, **kwargs)` on this task's replica. What it returns is this replica's value."""
-        return fn(*args, **(kwargs or {}))
+        """`fn(*args, **kwargs)` on each replica of this process, each with its own of what is per replica.
+
+        `fn` is compiled on TensorFlow and JAX. Optimizers made in `scope()` that it applies sum the gradients
+        over all replicas of all tasks before they update; state that the forward pass moves is combined as
+        in `fit` (BatchNorm by rows, metrics summed). On JAX, variables may be read, differentiated and
+        assigned in it as if it ran by itself. Arrays are traced; Python integers, strings and the like are
+        constants, for each of which `fn` is compiled again. It runs once more, without effect, to learn what
+        it touches.
+
+        Returns what `fn` returns: tensors of the backend, with PerReplica leaves where this process has
+        several replicas; None in place of tensors for a replica without rows. Collective, unless `fn` changes
+        nothing.
+
+        Raises:
+            TrainingError: where `fn` makes variables, applies an optimizer twice or one that was made outside
+                the scope, or reads variables after it has applied their update.
+        """
+        if self._runner is None:
+            self._runner = Runner(self)
+        return self._runner.run(fn, args, kwargs or {})
+
+    def compute_average_loss(
+        self, per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
+    ) -> Any:
+        """The replica's part of the mean loss over the global batch: the sum of its rows' losses, each times
+        its weight, divided by the rows of the whole step. Over replicas it sums up to the mean.
+
+        `per_example_loss` has shape (rows, ...), as of a loss with reduction="none"; `sample_weight` (rows,).
+        The rows of a step are known in `run`; `global_batch_size` says another number to divide by.
+        """
+        return average_loss(per_example_loss, sample_weight, global_batch_size, self.num_replicas_in_sync)
+
+    def scale_regularization_loss(self, loss: Any) -> Any:
+        """The replica's part of a loss that doesn't depend on rows, such as a model's `losses`: over replicas
+        it sums up to the whole, also where some have no rows."""
+        return scale_by_share(loss, self.num_replicas_in_sync)
 
     def reduce(self, reduce_op: ReduceOp, value: Any, axis: int | None = None) -> Any:
         """`value` (a structure of arrays or scalars, one of a replica) summed or averaged over replicas.
 
         With `axis=0`, also over the rows of each replica's value, whose number may differ: a mean weighs each
-        row the same. Returns NumPy arrays of the same dtype (float64 for a mean of integers). Collective.
+        row the same. Replicas whose value is None count nothing. Returns NumPy arrays of the same dtype
+        (float64 for a mean of integers), summed in shard order: the same bits in each task. Collective.
         """
-        if reduce_op.lower() not in ("sum", "mean") or axis not in (None, 0):
-            raise TrainingError(
-                f"reduce takes 'sum' or 'mean', and axis None or 0. Received: {reduce_op!r}, axis={axis}"
-            )
-        return keras.tree.map_structure(lambda leaf: self._reduce_leaf(reduce_op.lower(), leaf, axis), value)
-
-    def _reduce_leaf(self, reduce_op: str, leaf: Any, axis: int | None) -> Any:
-        group = self._membership.group()
-        array = np.asarray(keras.ops.convert_to_numpy(leaf))
-        count = 1 if axis is None else array.shape[0]
-        total = array if axis is None else array.sum(axis=0, dtype=array.dtype)
-        if reduce_op == "mean" and array.dtype.kind in "iub":
-            total = total.astype(np.float64)
-        own = np.array([[count]], np.float64)
-        counts = group.all_gather(by_shard(own)).sum()
-        gathered = gather_rows(group, [total[None]], total[None])
-        result = gathered[0]
-        for other in gathered[1:]:
-            result = result + other
-        return result / result.dtype.type(counts) if reduce_op == "mean" else result
+        return reduce_values(self._membership.group(), reduce_op, value, axis)
 
     def gather(self, value: Any, axis: int = 0) -> Any:
         """The values of all replicas one after the other along `axis`; their size there may differ.
         Collective."""
+        return gather_values(self._membership.group(), value, axis)
 
-        def leaf(tensor: Any) -> Any:
-            array = np.moveaxis(np.asarray(keras.ops.convert_to_numpy(tensor)), axis, 0)
-            return np.moveaxis(gather_rows(self._membership.group(), [array], array[:1]), 0, axis)
+    def local_results(self, value: Any) -> tuple[Any, ...]:
+        """What each replica of this process has in `value`."""
+        return local_values(value, len(self._membership.context.shards))
 
-        return keras.tree.map_structure(leaf, value)
+    experimental_local_results = local_results
 
-    def distribute_dataset(self, dataset: Any) -> Any:
-        """An iterable of this replica's part of each global batch of `dataset`; None for a step in which it
-        has no rows. Each iteration is the next epoch."""
-        context = self._membership.context
-        if len(context.shards) != 1:
-            raise TrainingError(
-                "A custom loop runs one shard in each process. Received: a task with the shards "
-                f"{list(context.shards)}. Start the job without --shards."
-            )
+    def distribute_dataset(self, dataset: Any) -> DistributedDataset:
+        """An iterable over the steps of `dataset` (global batches): for `run`, each replica's rows.
+
+        A replica without rows in a step gets arrays of zero rows. Each iteration is the next epoch. Every so
+        many steps, and when an epoch ends, it is checked that all replicas' weights are the same.
+        """
         feed = make_feed(dataset, **self._membership.feed_options)
-        return _OwnBatches(feed)
+        bookkeeper = Bookkeeper(self._membership.context)
+        return DistributedDataset(feed, bookkeeper, self._after_step)
 
     experimental_distribute_dataset = distribute_dataset
 
+    def check_replicas(self, where: str = "here") -> None:
+        """Raises Diverged, in every task, unless all replicas have the same weights; it names the first
+        variable that differs. Of the variables that were made in the scope. Collective."""
+        check_weights(self._membership.group(), self.made_in_scope.weights(), where)
 
-class _OwnBatches:
-    def __init__(self, feed: Any) -> None:
-        self._feed = feed
-        self._epoch = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        epoch, self._epoch = self._epoch, self._epoch + 1
-        for step in self._feed.steps(epoch, 0):
-            yield step.parts[0].data
+    def _after_step(self, index: int, last: bool) -> None:
+        if last or (index + 1) % CHECK_EVERY == 0 or index == 0:
+            self.check_replicas("after an epoch" if last else f"after step {index}")

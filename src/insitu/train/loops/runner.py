@@ -1,0 +1,224 @@
+"""`strategy.run`: a user's step as a two-phase step over the replicas of all tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+from keras.src.backend.common.variables import Variable
+from numpy.typing import NDArray
+
+from insitu.errors import TrainingError
+from insitu.train.feed import Part
+from insitu.train.gather import by_shard, gather_counts
+from insitu.train.loops.backends import LoopReplica, learn, make_loop_replica
+from insitu.train.loops.program import Call, StepModel
+from insitu.train.loops.scope import Scope
+from insitu.train.loops.values import PerReplica, join, values_of
+from insitu.train.membership import Membership
+from insitu.train.state import ModelState, broadcast_state
+from insitu.train.step import TwoPhaseStep
+
+MANY_PROGRAMS = 64
+"""So many different steps and shapes of arguments mean that something differs in each call."""
+
+
+class Layout(Protocol):
+    """What a runner needs of its strategy."""
+
+    @property
+    def membership(self) -> Membership:
+        """Who this process is among the tasks."""
+
+    @property
+    def made_in_scope(self) -> Scope:
+        """The optimizers and variables that were made in the strategy's scope."""
+
+
+class Runner:
+    """Compiles each step once for each structure, dtypes and shapes of its arguments, and runs it."""
+
+    def __init__(self, strategy: Layout) -> None:
+        self._strategy = strategy
+        self._programs: dict[Any, _Program] = {}
+        self._alike: set[int] = set()
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """See `Strategy.run`."""
+        # A tf.function would hide what its step does behind a trace of its own.
+        fn = getattr(fn, "python_function", fn)
+        _refuse_inside_graph()
+        shards = self._strategy.membership.context.shards
+        arguments = _Arguments(fn, tuple(args), dict(kwargs), len(shards))
+        program = self._programs.get(arguments.key)
+        if program is None:
+            if len(self._programs) == MANY_PROGRAMS:
+                raise TrainingError(
+                    "A step is compiled for each structure and shape of its arguments, at most "
+                    f"{MANY_PROGRAMS} times. Received: one more. Give run() the same function each time, not "
+                    "a new lambda; numbers that change as NumPy scalars; arrays that differ in their first "
+                    "axis only."
+                )
+            program = _Program(self._strategy, arguments)
+            self._programs[arguments.key] = program
+            self._make_alike(program.model)
+        return program.run(arguments)
+
+    def _make_alike(self, model: StepModel) -> None:
+        """Gives all replicas the variables of rank 0 that a step uses for the first time. Collective."""
+        variables = [
+            *model.trainable_variables,
+            *model.non_trainable_variables,
+            *model.metrics_variables,
+            *model.optimizer.variables,
+        ]
+        new = [v for v in variables if id(v) not in self._alike]
+        if new:
+            self._alike.update(map(id, new))
+            nothing = ModelState((), (), (), (), (), (), ())
+            broadcast_state(replace(nothing, trainable=tuple(new)), self._strategy.membership.group())
+
+
+def _refuse_inside_graph() -> None:
+    if keras.backend.backend() != "tensorflow":
+        return
+    import tensorflow as tf
+
+    if tf.inside_function():
+        raise TrainingError(
+            "strategy.run compiles the step itself, and moves gradients between tasks outside of graphs. "
+            "Received: a call inside a tf.function. Leave the tf.function around strategy.run out."
+        )
+
+
+class _Arguments:
+    """One call's arguments for each replica of this process."""
+
+    def __init__(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], replicas: int
+    ) -> None:
+        leaves = keras.tree.flatten((args, kwargs))
+        is_array = tuple(_is_array(leaf) for leaf in leaves)
+        columns = [
+            _filled([_as_array(v) for v in values_of(leaf, replicas)])
+            for leaf, array in zip(leaves, is_array, strict=True)
+            if array
+        ]
+        scalars = tuple(len(column[0].shape) == 0 for column in columns)
+        self._columns = [
+            [np.asarray(v).reshape(1) for v in column] if scalar else column
+            for column, scalar in zip(columns, scalars, strict=True)
+        ]
+        divided = [
+            isinstance(leaf, PerReplica) for leaf, array in zip(leaves, is_array, strict=True) if array
+        ]
+        self.rows = self._count_rows(divided, scalars, replicas)
+        constants = tuple(None if array else leaf for leaf, array in zip(leaves, is_array, strict=True))
+        self.call = Call(
+            fn,
+            keras.tree.map_structure(lambda leaf: None, (args, kwargs)),
+            constants,
+            is_array,
+            scalars,
+        )
+        specs = tuple((tuple(c[0].shape[1:]), str(c[0].dtype)) for c in self._columns)
+        structure = str(keras.tree.map_structure(lambda leaf: 0, (args, kwargs)))
+        self.key = (fn, structure, tuple(map(_identity, constants)), is_array, scalars, specs)
+
+    def _count_rows(self, divided: Sequence[bool], scalars: Sequence[bool], replicas: int) -> list[int]:
+        """Rows of each replica: of its first array that each has its own of, or else of the first array."""
+        candidates = [i for i, own in enumerate(divided) if own and not scalars[i]]
+        candidates += [i for i, scalar in enumerate(scalars) if not scalar]
+        if not candidates:
+            return [1] * replicas
+        return [int(value.shape[0]) for value in self._columns[candidates[0]]]
+
+    def arrays(self, replica: int, global_rows: int) -> list[Any]:
+        """What the compiled step takes for one replica."""
+        share = np.full(self.rows[replica], global_rows, np.float32)
+        return [share, *(column[replica] for column in self._columns)]
+
+    def example(self) -> list[Any]:
+        """Arrays of one row, with the right shapes and dtypes."""
+        like = [_numpy_like(column[0]) for column in self._columns]
+        return [np.ones(1, np.float32), *like]
+
+
+def _is_array(leaf: Any) -> bool:
+    if isinstance(leaf, PerReplica | float):
+        return True
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, Variable)
+
+
+def _as_array(value: Any) -> Any:
+    if isinstance(value, float):
+        return np.asarray(value, keras.config.floatx())
+    return np.asarray(value) if isinstance(value, np.generic) else value
+
+
+def _filled(column: list[Any]) -> list[Any]:
+    """Nothing is computed for replicas without rows: theirs may be any value of the right kind."""
+    like = next((value for value in column if value is not None), None)
+    if like is None:
+        raise TrainingError("A value per replica must have a value for one of them. Received: none for all.")
+    return [
+        like[:0] if value is None and like.shape else like if value is None else value for value in column
+    ]
+
+
+def _numpy_like(value: Any) -> NDArray[Any]:
+    return np.zeros((1, *value.shape[1:]), keras.backend.standardize_dtype(value.dtype))
+
+
+def _identity(constant: Any) -> Any:
+    """What tells constants apart: their value where that can't change, otherwise which object it is."""
+    return (
+        constant if isinstance(constant, str | bytes | bool | int | None) else (type(constant), id(constant))
+    )
+
+
+class _Program:
+    """One compiled step."""
+
+    def __init__(self, strategy: Layout, arguments: _Arguments) -> None:
+        membership = strategy.membership
+        self._shards = membership.context.shards
+        self._group = membership.group()
+        optimizers = strategy.made_in_scope.optimizers
+        self.model = StepModel(arguments.call, optimizers, membership.num_shards)
+        example = arguments.example()
+        learn(self.model, example)
+        for optimizer, variables in self.model.optimizer.groups:
+            if not optimizer.built:
+                optimizer.build(variables)
+        self._result = self.model.result
+        self._replica: LoopReplica = make_loop_replica(self.model, example)
+        self._step = TwoPhaseStep(self._replica, self._group)
+        self._records = np.zeros((len(self._shards), self._replica.train_record_size))
+
+    def run(self, arguments: _Arguments) -> Any:
+        alone = self._group.size == 1 or not self.model.changes_anything
+        global_rows = sum(arguments.rows if alone else gather_counts(self._group, arguments.rows))
+        parts = []
+        for index, (shard, rows) in enumerate(zip(self._shards, arguments.rows, strict=True)):
+            data = arguments.arrays(index, global_rows) if rows else None
+            parts.append(Part(shard, rows, data))
+        self._replica.outputs.clear()
+        if self.model.optimizer.groups or self._replica.floats_size:
+            self._step.train(parts, lambda place: None)
+        else:
+            self._observe(parts)
+        return join([self._result.rebuild(self._replica.outputs.get(shard)) for shard in self._shards])
+
+    def _observe(self, parts: Sequence[Part]) -> None:
+        """A step that trains nothing: metrics are added up, if it moves any."""
+        nothing = np.empty(0, self._replica.floats_dtype)
+        self._records[:] = 0
+        for index, part in enumerate(parts):
+            if part.rows:
+                self._replica.gradient(part.shard, part.data, nothing, self._records[index])
+        if self.model.changes_anything:
+            self._replica.apply(nothing, self._group.all_gather(by_shard(self._records)))

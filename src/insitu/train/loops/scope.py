@@ -1,0 +1,62 @@
+"""What is made in a strategy's scope: the optimizers whose gradients are summed over replicas, and the
+weights that replicas must have alike."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from keras.src.backend.common.variables import Variable
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.trainers.trainer import Trainer
+
+
+class Scope:
+    """Notes, without keeping it alive, what is made while it is open."""
+
+    def __init__(self) -> None:
+        self._optimizers: list[weakref.ref[Any]] = []
+        self._variables: list[weakref.ref[Any]] = []
+
+    @property
+    def optimizers(self) -> list[Any]:
+        return _alive(self._optimizers)
+
+    def weights(self) -> list[Any]:
+        """The trainable variables, in the order in which they were made."""
+        return [v for v in _alive(self._variables) if v.trainable]
+
+    @contextlib.contextmanager
+    def opened(self, on_compile: Callable[[Any], None]) -> Iterator[None]:
+        """While open, notes are taken, and `on_compile` is called with each model that was compiled."""
+        with (
+            _after(Trainer, "compile", on_compile),
+            _after(BaseOptimizer, "__init__", lambda made: self._optimizers.append(weakref.ref(made))),
+            _after(Variable, "__init__", lambda made: self._variables.append(weakref.ref(made))),
+        ):
+            yield
+
+
+def _alive(references: list[weakref.ref[Any]]) -> list[Any]:
+    references[:] = [reference for reference in references if reference() is not None]
+    # Once each: an initializer may be passed twice, by a class and by its base.
+    return list({id(made): made for made in (reference() for reference in references)}.values())
+
+
+@contextlib.contextmanager
+def _after(owner: type, name: str, told: Callable[[Any], None]) -> Iterator[None]:
+    """While open, `told` is called with the object that a method of `owner` has returned from."""
+    original = getattr(owner, name)
+
+    def method(made: Any, *args: Any, **kwargs: Any) -> None:
+        original(made, *args, **kwargs)
+        told(made)
+
+    method.__name__, method.__doc__ = name, original.__doc__
+    setattr(owner, name, method)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
