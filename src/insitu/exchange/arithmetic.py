@@ -9,7 +9,8 @@ exception: they are accumulated in float32 and rounded once, at the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Literal, get_args
 
@@ -114,6 +115,20 @@ class Reducer:
             total = out
         self.extend(total, rows, factors, True)
         self.finish(total, out)
+
+    def bind(self, rows: Sequence[Array], out: Array) -> Callable[[Factors | None], None]:
+        """`reduce` of these rows to this `out`, which is none of them, to be called many times for small
+        arrays: a plain sum costs nothing but its additions."""
+        if self.op != "sum" or self.wide is not self.dtype or len(rows) < 2:
+            return partial(self.reduce, rows, out)
+        first, second, *rest = rows
+
+        def reduce(factors: Factors | None) -> None:
+            np.add(first, second, out)
+            for row in rest:
+                np.add(out, row, out)
+
+        return reduce
 
     def extend(self, total: Array, rows: Sequence[Array], factors: Factors | None, fresh: bool) -> bool:
         """Adds `rows` to `total`, which holds the sum of all rows before, in the dtype of summation, or

@@ -134,10 +134,10 @@ def create(name: str, size: int) -> int:
     file = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
         os.ftruncate(file, size)
-        if size >= HUGE:
-            _use_large_pages(file, size)
         if size:
             os.posix_fallocate(file, 0, size)
+        if size >= HUGE:
+            _use_large_pages(file, size)
     except OSError as error:
         os.close(file)
         raise ExchangeError(f"{size} bytes of shared memory can't be had: {error.strerror}") from error
@@ -146,9 +146,10 @@ def create(name: str, size: int) -> int:
 
 def _use_large_pages(file: int, size: int) -> None:
     """Asks for pages of 2 MiB, whatever the system's setting for shared memory is. They make sweeping over a
-    large buffer a third faster; where the kernel has none to give (or is older than 6.1), it isn't."""
+    large buffer a third faster; where the kernel has none to give (or is older than 6.1), it isn't. The
+    memory must be there already: holes aren't collapsed."""
     address = _reserve(size)
-    flags = mmap.MAP_SHARED | _MAP_FIXED
+    flags = mmap.MAP_SHARED | _MAP_FIXED | _MAP_POPULATE
     if _libc.mmap(address, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, file, 0) != _FAILED:
         _libc.madvise(address, size // HUGE * HUGE, _MADV_COLLAPSE)
     _libc.munmap(address, size)

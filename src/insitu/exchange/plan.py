@@ -12,7 +12,7 @@ from insitu.exchange.transport import Members, Reduction
 
 SCRATCH_BYTES = 512 * 1024
 """Of each member: where it puts a sum before it copies it to the members' buffers."""
-_CACHE_BYTES = 1536 * 1024
+_CACHE_BYTES = 512 * 1024
 """What the rows of one piece and its sum may take, so that they stay in the second-level cache."""
 
 Piece = tuple[list[np.ndarray], np.ndarray, list[np.ndarray]]

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from insitu.errors import ExchangeError
-from insitu.exchange.arithmetic import Reducer, chunks, coefficients
+from insitu.exchange.arithmetic import Factors, Reducer, chunks, coefficients
 from insitu.exchange.memory import Segment, attach, create, fill
-from insitu.exchange.plan import SCRATCH_BYTES, Piece, Plan
+from insitu.exchange.plan import SCRATCH_BYTES, Plan
 from insitu.exchange.transport import Account, Gone, Members, Mismatch, Reduction, Run
 from insitu.exchange.wait import (
     LINE,
@@ -37,6 +37,15 @@ _PIECE_BITS, _MEMBER_BITS = 20, 12
 _MEMBER_MASK = (1 << _MEMBER_BITS) - 1
 _DIRECTORY_BYTES = 256
 """Per member: where its new segment is, or what it came for, in words."""
+
+
+Step = tuple[Callable[[Factors | None], None], np.ndarray, list[np.ndarray]]
+"""(reduces a piece, where its sum goes first, where that is copied then)."""
+
+
+def deliver(total: np.ndarray, targets: Sequence[np.ndarray]) -> None:
+    for target in targets:
+        target[...] = total
 
 
 def signature(text: str) -> int:
@@ -279,8 +288,10 @@ class SharedMemory:
     def _in_region(self, reduction: Reduction, region: Region, offset: int) -> Run:
         """What comes after the meeting where all said that their rows are there."""
         plan = Plan(reduction, self._members, [part[offset:] for part in region.parts], self._scratch)
-        pieces = plan.pieces(self._rank)
         reducer = Reducer(reduction.op, reduction.dtype, self._members.num_shards, plan.longest)
+        steps = [
+            (reducer.bind(rows, total), total, targets) for rows, total, targets in plan.pieces(self._rank)
+        ]
         done = signature(f"{reduction} done")
         scatter = reduction.scatter is not None
 
@@ -289,11 +300,11 @@ class SharedMemory:
             if weights is not None and factors is None:
                 return False
             if scatter:
-                for rows, total, _ in pieces:
-                    reducer.reduce(rows, total, factors)
+                for reduce, _, _ in steps:
+                    reduce(factors)
                 self._meet(done, reduction.__str__)
             else:
-                self._work_off(pieces, reducer, factors)
+                self._work_off(steps, factors)
                 self._finish(done, plan, reducer, factors)
             return True
 
@@ -366,22 +377,20 @@ class SharedMemory:
 
     # Work that outlives who does it
 
-    def _work_off(
-        self, pieces: Sequence[Piece], reducer: Reducer, factors: Sequence[np.generic] | None
-    ) -> None:
+    def _work_off(self, steps: Sequence[Step], factors: Sequence[np.generic] | None) -> None:
         """Reduces this member's part, saying at each moment how far it is, so that others can finish it."""
         work, meeting = self._work, self._meeting
         mine = self._rank * _WORK_WORDS
-        base = meeting.tick << _PIECE_BITS
-        for number, (rows, total, targets) in enumerate(pieces):
-            work[mine] = base + 2 * number
-            reducer.reduce(rows, total, factors)
-            work[mine] = base + 2 * number + 1
+        state = meeting.tick << _PIECE_BITS
+        for reduce, total, targets in steps:
+            work[mine] = state
+            reduce(factors)
+            work[mine] = state + 1
             if meeting.is_out():
                 raise Gone(self._ranks[self._rank], "was given up by the others")
-            for target in targets:
-                np.copyto(target, total)
-        work[mine] = base + 2 * len(pieces)
+            deliver(total, targets)
+            state += 2
+        work[mine] = state
 
     def _finish(self, done: int, plan: Plan, reducer: Reducer, factors: Sequence[np.generic] | None) -> None:
         """Meets at the end. The part of a lost member is finished by whoever has the lock, from where that
@@ -404,8 +413,7 @@ class SharedMemory:
                     self._work[taken] = (base + 2 * number) << _MEMBER_BITS | helper
                     reducer.reduce(rows, total, factors)
                     self._work[taken] = (base + 2 * number + 1) << _MEMBER_BITS | helper
-                for target in targets:
-                    np.copyto(target, total)
+                deliver(total, targets)
             self._work[taken] = (base + 2 * len(pieces)) << _MEMBER_BITS | self._rank
 
         meeting = self._meeting
