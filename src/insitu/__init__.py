@@ -14,28 +14,32 @@ from insitu._version import __version__
 from insitu.context import Context, context
 
 if TYPE_CHECKING:
-    from insitu import errors, exchange
+    from insitu import errors, exchange, parameters
     from insitu.grid import Dataset, dataset
+    from insitu.parameters import ParameterServer
     from insitu.train import BackupAndRestore, MultiWorkerMirroredStrategy
 
 _LAZY = {
     "BackupAndRestore": "insitu.train",
     "Dataset": "insitu.grid",
     "MultiWorkerMirroredStrategy": "insitu.train",
+    "ParameterServer": "insitu.parameters",
 }
-_MODULES = ("errors", "exchange")
+_MODULES = ("errors", "exchange", "parameters")
 
 __all__ = [
     "BackupAndRestore",
     "Context",
     "Dataset",
     "MultiWorkerMirroredStrategy",
+    "ParameterServer",
     "__version__",
     "config",
     "context",
     "dataset",
     "errors",
     "exchange",
+    "parameters",
 ]
 
 

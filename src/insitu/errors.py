@@ -20,6 +20,13 @@
     │   ├── AuthenticationError
     │   ├── StaleGeneration
     │   └── PeerLost
+    ├── ParameterError          parameter servers can't do what is asked
+    │   ├── DefinitionMismatch  a worker's variables or tables are others than the servers'
+    │   ├── NotFinite           a gradient holds NaN or an infinity
+    │   ├── SequenceError       a push that can't come next
+    │   ├── VersionMismatch     a server or a worker of another version of insitu
+    │   ├── ServerLost          a server died or can't be reached, and no mirror takes over
+    │   └── ServerStalled       no answer within the stall timeout
     └── TrainingError           a strategy, a model or a backend can't go on
         ├── CheckpointError
         └── Diverged
@@ -162,6 +169,38 @@ class PeerLost(ExchangeError):
         self.operation = operation
         self.sequence = sequence
         self.last_completed = last_completed
+
+
+class ParameterError(InsituError):
+    """Parameter servers can't do what is asked."""
+
+
+class DefinitionMismatch(ParameterError):
+    """A worker's variables or tables are others than those that the servers hold."""
+
+
+class NotFinite(ParameterError):
+    """A gradient that was pushed holds NaN or an infinity; the message names where."""
+
+
+class SequenceError(ParameterError):
+    """A push that can't come next: of a sequence after a gap, or of a step that hasn't come."""
+
+
+class VersionMismatch(ParameterError):
+    """A server or a worker of another version of insitu."""
+
+
+class ServerLost(ParameterError):
+    """A server died or can't be reached, and no mirror takes over. `server` is its index."""
+
+    def __init__(self, message: str, *, server: int = -1, logs: str | None = None) -> None:
+        super().__init__(message, logs=logs)
+        self.server = server
+
+
+class ServerStalled(ParameterError):
+    """A server gave no answer within the stall timeout; the message says what it waits for."""
 
 
 class TrainingError(InsituError):

@@ -19,9 +19,11 @@ GROUND = {"_version", "errors", "spec", "paths", "context", "progress", "roster"
 BELOW = {
     "grid": GROUND,
     "exchange": GROUND,
-    "cluster": GROUND | {"grid", "exchange"},
-    "train": GROUND | {"grid", "exchange"},
-    "cli": GROUND | {"grid", "exchange", "cluster", "train"},
+    # Of the exchange it takes the proof of the secret, shared memory, and the order of summation.
+    "parameters": GROUND | {"exchange"},
+    "cluster": GROUND | {"grid", "exchange", "parameters"},
+    "train": GROUND | {"grid", "exchange", "parameters"},
+    "cli": GROUND | {"grid", "exchange", "parameters", "cluster", "train"},
     "__main__": {"cli"},
 }
 """What each room may import, beside itself. The ground floor imports only itself."""
@@ -34,6 +36,12 @@ PURE = [
     "cluster/placement.py",
     "cluster/job.py",
     "exchange/arithmetic.py",
+    "parameters/hashing.py",
+    "parameters/histogram.py",
+    "parameters/layout.py",
+    "parameters/modes.py",
+    "parameters/updaters.py",
+    "parameters/wire.py",
     "train/flat.py",
     "train/mesh/rows.py",
 ]
@@ -113,12 +121,14 @@ def test_the_public_names_are_there():
         "Context",
         "Dataset",
         "MultiWorkerMirroredStrategy",
+        "ParameterServer",
         "__version__",
         "config",
         "context",
         "dataset",
         "errors",
         "exchange",
+        "parameters",
     ]
     for name in insitu.__all__:
         assert getattr(insitu, name) is not None

@@ -1,0 +1,391 @@
+"""A worker's side of the parameter servers: `connect`, and the `Client` that it returns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from insitu.errors import InputError, ParameterError
+from insitu.parameters import layout as layouts
+from insitu.parameters.buffers import Buffers
+from insitu.parameters.futures import Future, gathered
+from insitu.parameters.layout import MIN_PIECE_BYTES, Layout, Variable
+from insitu.parameters.links import Link
+from insitu.parameters.lookups import TableSession
+from insitu.parameters.wire import Message
+
+Array = NDArray[Any]
+Transport = Literal["auto", "shm", "tcp"]
+Definition = tuple[Sequence[int], str] | tuple[Sequence[int], str, Any]
+"""(shape, dtype) or (shape, dtype, initial values)."""
+
+
+def connect(
+    addresses: Sequence[str],
+    rank: int = 0,
+    *,
+    shards: Sequence[int] | None = None,
+    chief: bool | None = None,
+    secret: bytes = b"",
+    transport: Transport = "auto",
+    backups: int = 0,
+    timeout: float = 60.0,
+    stall_timeout: float = 600.0,
+) -> Client:
+    """Connects worker `rank` to all parameter servers, in their order.
+
+    `shards` are those that this worker pushes for (None: shard `rank`). The `chief` (None: rank 0) brings the
+    first values. `transport` "auto" takes shared memory to servers of this host and TCP to others. With
+    `backups` 1 the state of server i is mirrored on server i + 1 (the last one's on the first), which takes
+    over when it dies. `timeout` bounds the connecting, and the finding of a lost server again; and
+    `stall_timeout` every wait for an answer; in seconds.
+
+    Raises InputError, ServerLost where a server isn't reached in time, AuthenticationError, VersionMismatch.
+    """
+    hosted = (rank,) if shards is None else tuple(shards)
+    if not addresses:
+        raise InputError("Parameter servers need at least one task: start the job with --ps 1 or more")
+    if transport not in get_args(Transport):
+        raise InputError(
+            f"transport must be one of {', '.join(get_args(Transport))}. Received: {transport!r}"
+        )
+    if backups not in (0, 1) or backups >= len(addresses):
+        raise InputError(
+            f"backups must be 0, or 1 with two servers or more. Received: {backups} with {len(addresses)}"
+        )
+    if len(set(hosted)) != len(hosted) or any(shard < 0 for shard in hosted):
+        raise InputError(f"shards must be distinct and at least 0. Received: {hosted}")
+    links = []
+    for server, address in enumerate(addresses):
+        candidates = [address, *([addresses[(server + 1) % len(addresses)]] if backups else [])]
+        links.append(Link(server, candidates, rank, secret, transport))
+    client = Client(links, hosted, rank == 0 if chief is None else chief, timeout, stall_timeout)
+    try:
+        client.open()
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+class Client(TableSession):
+    """One worker's access to all servers. May be used by several threads.
+
+    Requests return a `Future`; several may be under way. `values` and `gradients` are the client's own
+    buffers, in memory that servers of this host share: nothing is copied where they are used.
+    """
+
+    def __init__(
+        self, links: Sequence[Link], shards: Sequence[int], chief: bool, timeout: float, stall_timeout: float
+    ) -> None:
+        super().__init__(links, shards, timeout, stall_timeout)
+        self.is_chief = chief
+        self.mode = "async"
+        self.total_replicas = 1
+        self._layout: Layout | None = None
+        self._buffers: Buffers | None = None
+        self._versions = [0] * len(self.links)
+        self._decisions: list[Any] = []
+        self._told = False
+
+    def open(self) -> None:
+        """Connects; `connect` has done so."""
+        deadline = time.monotonic() + self._timeout
+        for link in self.links:
+            link.connect(deadline)
+        answers = self.everywhere("hello", {}).result(self._timeout)
+        for link, answer in zip(self.links, answers, strict=True):
+            if answer.meta["server"] != link.server:
+                raise ParameterError(f"{link.address} is server {answer.meta['server']}, not {link.server}")
+        told = [(a.meta["mode"], a.meta["total_replicas"]) for a in answers]
+        if len(set(told)) > 1:
+            raise ParameterError(f"The servers have different modes or numbers of replicas: {told}")
+        self.mode, self.total_replicas = told[0]
+        for shard in self.shards:
+            if shard >= self.total_replicas:
+                raise InputError(
+                    f"shards must be in [0, {self.total_replicas}), the servers' total_replicas. "
+                    f"Received: {shard}"
+                )
+
+    # Definition
+
+    def define(
+        self,
+        variables: Mapping[str, Definition],
+        *,
+        updater: Mapping[str, Any] | str = "sgd",
+        min_piece_bytes: int = MIN_PIECE_BYTES,
+    ) -> Layout:
+        """Defines the dense variables, alike in all workers, and returns where they went. The chief's initial
+        values are those that all start with, unless the servers have values already. `updater` is what
+        `make_updater` of the servers understands.
+
+        Raises DefinitionMismatch where the servers hold another model, InputError.
+        """
+        listed = [Variable(n, tuple(int(i) for i in d[0]), str(d[1])) for n, d in variables.items()]
+        layout = layouts.lay_out(listed, len(self.links), min_piece_bytes)
+        meta = {"layout": layouts.to_json(layout, min_piece_bytes), "updater": updater}
+        answers = self.everywhere("define", meta).result()
+        self._layout = layout
+        self._versions = [answer.meta["version"] for answer in answers]
+        buffers = self._buffers = Buffers(layout, self.shards, any(link.here for link in self.links))
+        self._show_buffers()
+        if self.is_chief and not all(answer.meta["initialised"] for answer in answers):
+            views = buffers.views(None)
+            for name, definition in variables.items():
+                if len(definition) > 2:
+                    views[name][...] = _as_values(name, definition[2], views[name])
+            parts = [self._part(link, None) for link in self.links]
+            self.each("initialise", [p[0] for p in parts], [p[1] for p in parts]).result()
+        return layout
+
+    def _show_buffers(self) -> None:
+        buffers = self._buffers
+        if buffers is None or not buffers.shared:
+            return
+        futures = []
+        for link in self.links:
+            if link.here:
+                meta = {"segment": Buffers.SEGMENT, "descriptor": buffers.descriptor, "size": buffers.size}
+                futures.append(self.request(link, "attach", meta))
+        gathered(futures, self.pump, list).result()
+
+    def _part(self, link: Link, shard: int | None) -> tuple[dict[str, Any], list[Array]]:
+        """How a server finds its part of the values or of a shard's gradients: (meta, arrays)."""
+        buffers = self._defined()
+        if link.here:
+            return {"segment": Buffers.SEGMENT, "at": buffers.at(shard)}, []
+        return {}, buffers.parts(link.server, shard)
+
+    @property
+    def layout(self) -> Layout:
+        """Where the dense variables are. Raises InputError before `define`."""
+        return self._defined().layout
+
+    def _defined(self) -> Buffers:
+        if self._buffers is None:
+            raise InputError(
+                "Variables must be defined (Client.define) before anything else is done with them"
+            )
+        return self._buffers
+
+    # Dense
+
+    @property
+    def values(self) -> dict[str, Array]:
+        """Each variable as it was last pulled, in its shape: views that the next pull overwrites."""
+        return self._defined().views(None)
+
+    def flat_values(self, group: str | None = None) -> Array:
+        """All variables of one dtype (None: there is only one), back to back in the order of definition."""
+        return self._defined().flat(self._group(group), None)
+
+    def gradients(self, shard: int | None = None) -> dict[str, Array]:
+        """Where to put a shard's gradients before `push`: views by variable. Not to be written to while the
+        push is under way."""
+        return self._defined().views(self.hosted(shard))
+
+    def flat_gradients(self, shard: int | None = None, group: str | None = None) -> Array:
+        """The same as one flat array, of the variables of one dtype."""
+        return self._defined().flat(self._group(group), self.hosted(shard))
+
+    def _group(self, group: str | None) -> str:
+        groups = self.layout.groups
+        if group is None and len(groups) != 1:
+            raise InputError(f"Variables are of {', '.join(groups) or 'no dtype'}: say which group is meant")
+        if group is not None and group not in groups:
+            raise InputError(f"group must be one of {', '.join(groups)}. Received: {group!r}")
+        return groups[0] if group is None else group
+
+    def pull(self, shard: int | None = None) -> Future[int]:
+        """Brings `values` up to date; the result is the version that they are of (of the first server).
+
+        For `shard` (None: this worker's only one) it waits where the mode says so: in bounded, while the
+        shard is too far ahead; in sync, until its last push has become part of a step, or was dropped.
+        """
+        chosen = self.hosted(shard) if shard is not None or len(self.shards) == 1 else -1
+        if self.mode != "sync" or len(self.links) == 1 or self._told:
+            return self._pull_all(self.links, chosen)
+        # What the leader decided must be known before the others are asked.
+        self.keep_moving()
+        whole: Future[int] = Future(self.pump)
+
+        def go_on(first: Future[Any]) -> None:
+            if first.error is not None:
+                whole.fail(first.error)
+            else:
+                _pass_on(self._pull_all(self.links[1:], chosen), whole)
+
+        self._pull_all(self.links[:1], chosen).then(go_on)
+        return whole
+
+    def told(self) -> dict[str, Any]:
+        """In mode sync, the version that a server must have, and the decisions that lead there."""
+        if self.mode != "sync" or len(self.links) == 1:
+            return {}
+        return {"version": self._versions[0], "decisions": self._decisions}
+
+    def _pull_all(self, links: Sequence[Link], shard: int) -> Future[int]:
+        self._told = False
+        futures = []
+        with self.lock:
+            for link in links:
+                meta: dict[str, Any] = {"shard": shard, "dense": True}
+                meta |= self.told()
+                if link.here:
+                    meta |= self._part(link, None)[0]
+                futures.append(self.request(link, "pull", meta))
+
+        def arrived(answers: list[Message]) -> int:
+            for link, answer in zip(links, answers, strict=True):
+                self._versions[link.server] = answer.meta["version"]
+                if not link.here:
+                    self._defined().fill(link.server, answer.arrays)
+                if link.server == 0:
+                    self._decisions = answer.meta["decisions"]
+            return self._versions[0]
+
+        return gathered(futures, self.pump, arrived)
+
+    def push(
+        self,
+        sequence: int,
+        rows: int,
+        *,
+        shard: int | None = None,
+        step: int | None = None,
+        gradients: Mapping[str, Any] | None = None,
+        tables: Mapping[str, tuple[Array, Array]] | None = None,
+    ) -> Future[str]:
+        """Pushes the gradients of a batch of `rows` rows; the result is "applied" or "dropped" (mode sync:
+        too late for its step; none of its rows entered the model).
+
+        `sequence` counts the shard's pushes from 0 (see `last_applied`). `step` is the version that the
+        gradients were computed on (None: the last pull's). `gradients` are copied to the client's own buffer;
+        None: they are there already. They stay there unchanged until the result is known. `tables` brings
+        gradients for rows of tables: by name, int64[n] keys and [n, width]; in sync they are part of a step.
+        A push with 0 rows has no gradients.
+
+        Fails with NotFinite, SequenceError, InputError, ServerLost, ServerStalled.
+        """
+        chosen = self.hosted(shard)
+        if gradients is not None:
+            self._copy_in(gradients, chosen)
+        metas, arrays = [], []
+        split = self.split(tables or {})
+        for link in self.links:
+            meta: dict[str, Any] = {"shard": chosen, "sequence": sequence, "rows": rows}
+            meta["step"] = self._versions[link.server] if step is None else step
+            parts: list[Array] = []
+            if rows and self._buffers is not None and self._buffers.layout.variables:
+                where, parts = self._part(link, chosen)
+                meta |= {"dense": True, **where}
+            if tables:
+                meta["tables"] = list(tables)
+                parts = [*parts, *(array for pair in split[link.server] for array in pair)]
+            metas.append(meta)
+            arrays.append(parts)
+        if self.mode == "sync" and len(self.links) > 1:
+            return self._push_in_two(metas, arrays)
+        return self._outcome(self.each("push", metas, arrays))
+
+    def _push_in_two(self, metas: list[dict[str, Any]], arrays: list[list[Array]]) -> Future[str]:
+        """First to all servers that don't lead, then to the leader: see `insitu.parameters.modes`."""
+        self.keep_moving()
+        whole: Future[str] = Future(self.pump)
+        for meta in metas:
+            meta["step"] = metas[0]["step"]
+
+        def held(others: Future[Any]) -> None:
+            if others.error is not None:
+                whole.fail(others.error)
+                return
+            leader = self.request(self.links[0], "push", metas[0], arrays[0])
+            _pass_on(self._outcome(gathered([leader], self.pump, list)), whole)
+
+        futures = [
+            self.request(link, "push", meta, parts)
+            for link, meta, parts in zip(self.links[1:], metas[1:], arrays[1:], strict=True)
+        ]
+        gathered(futures, self.pump, list).then(held)
+        return whole
+
+    def _outcome(self, answers: Future[list[Message]]) -> Future[str]:
+        whole: Future[str] = Future(self.pump)
+
+        def arrived(done: Future[list[Message]]) -> None:
+            if done.error is not None:
+                whole.fail(done.error)
+                return
+            first = done.value[0].meta
+            if self.mode == "sync":
+                self._versions[0], self._decisions = first["version"], first["decisions"]
+                self._told = True
+            whole.resolve(first["outcome"])
+
+        answers.then(arrived)
+        return whole
+
+    def _copy_in(self, gradients: Mapping[str, Any], shard: int) -> None:
+        views = self.gradients(shard)
+        if set(gradients) != set(views):
+            missing, unknown = sorted(set(views) - set(gradients)), sorted(set(gradients) - set(views))
+            raise InputError(
+                f"A push brings a gradient for each variable. Missing: {missing}; not defined: {unknown}"
+            )
+        for name, gradient in gradients.items():
+            views[name][...] = _as_values(name, gradient, views[name])
+
+    def finish(self, shard: int | None = None) -> Future[Any]:
+        """Says that the shard pushes no more for now: nobody waits for it until it does again."""
+        return self.everywhere("finish", {"shard": self.hosted(shard)})
+
+    def adjust(self, updater: Mapping[str, Any] | str, *, table: str = "") -> Future[Any]:
+        """Goes on with other settings of the updater, such as another learning rate; the slots stay."""
+        return self.everywhere("adjust", {"updater": updater, "table": table})
+
+    # Account
+
+    def last_applied(self, shard: int | None = None, *, table: str = "") -> int:
+        """The last sequence of the shard's pushes (or of those to one table alone) that needs not be pushed
+        again; -1: none. A worker that was restarted goes on with the next; what only some servers have of it
+        isn't applied there twice."""
+        meta = {"shard": self.hosted(shard), "table": table}
+        answers = self.everywhere("last_applied", meta).result()
+        found = [int(answer.meta["sequence"]) for answer in answers]
+        return found[0] if self.mode == "sync" and not table else min(found)
+
+    def stats(self) -> list[dict[str, Any]]:
+        """What each server tells of itself: pieces, bytes, version, and counts of what was pushed."""
+        return [answer.meta for answer in self.everywhere("stats", {}).result()]
+
+    def close(self) -> None:
+        """Hangs up. What is under way fails; values and gradients stay valid as plain memory."""
+        super().close()
+        if self._buffers is not None:
+            self._buffers.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _pass_on(future: Future[Any], whole: Future[Any]) -> None:
+    future.then(lambda done: whole.resolve(done.value) if done.error is None else whole.fail(done.error))
+
+
+def _as_values(name: str, given: Any, like: Array) -> Array:
+    found = np.asarray(given)
+    if found.shape != like.shape or found.dtype != like.dtype:
+        raise InputError(
+            f"Variable {name!r} is {like.dtype.name}{list(like.shape)}. "
+            f"Received: {found.dtype.name}{list(found.shape)}"
+        )
+    return found

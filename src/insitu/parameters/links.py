@@ -1,0 +1,183 @@
+"""A worker's connections to one server: requests out, answers in, and what to do when the server is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from insitu import errors
+from insitu.errors import AuthenticationError, ParameterError, ServerLost, VersionMismatch
+from insitu.parameters.connection import Connection, Ended
+from insitu.parameters.futures import Future
+from insitu.parameters.greeting import call, card
+from insitu.parameters.wire import FAILURE, REQUEST, Array, Message, Place
+
+DENSE, ROWS = 0, 1
+"""The lanes to each server: connections of their own, so that a large transfer holds up no lookups."""
+LANES = 2
+_RETRY = 0.02
+
+
+@dataclass(slots=True)
+class Request:
+    """One request that isn't answered yet, kept so that it can be sent again."""
+
+    lane: int
+    meta: dict[str, Any]
+    arrays: Sequence[Array]
+    places: Sequence[Place | None]
+    future: Future[Any]
+
+
+class Link:
+    """One server as a worker sees it. Not for several threads.
+
+    `addresses` are where the server's state may be: at its own address and, where it's mirrored, at the
+    mirror's.
+    """
+
+    def __init__(
+        self, server: int, addresses: Sequence[str], rank: int, secret: bytes, transport: str
+    ) -> None:
+        self.server = server
+        self.here = False
+        """Whether the server can see this process's memory."""
+        self.lanes: list[Connection] = []
+        self.pending: dict[int, Request] = {}
+        self.at = 0
+        """Which of the addresses it is at."""
+        self._addresses = list(addresses)
+        self._rank = rank
+        self._secret = secret
+        self._transport = transport
+        self._next = 1
+
+    @property
+    def address(self) -> str:
+        return self._addresses[self.at]
+
+    @property
+    def unsent(self) -> bool:
+        """Whether something is still to be sent."""
+        return any(connection.sending for connection in self.lanes)
+
+    def connect(self, deadline: float) -> None:
+        """Dials until somebody answers. Raises ServerLost after `deadline`, AuthenticationError,
+        VersionMismatch."""
+        while True:
+            try:
+                self._dial(deadline)
+                return
+            except (AuthenticationError, VersionMismatch):
+                self._hang_up()
+                raise
+            except OSError as error:
+                self._hang_up()
+                why = str(error)
+            if time.monotonic() >= deadline:
+                raise ServerLost(
+                    f"Parameter server {self.server} at {self.address} can't be reached: {why}. One with "
+                    "another secret answers like this too",
+                    server=self.server,
+                )
+            time.sleep(_RETRY)
+
+    def _dial(self, deadline: float) -> None:
+        for lane in range(LANES):
+            mine = card("worker", self._rank, lane=lane)
+            connection, theirs = call(self.address, self._secret, mine, deadline)
+            self.lanes.append(Connection(connection))
+            if theirs.get("role") != "server":
+                raise ParameterError(f"{self.address} is no parameter server")
+            host = theirs.get("host")
+            self.here = self._transport != "tcp" and bool(host) and host == mine["host"]
+        if self._transport == "shm" and not self.here:
+            raise ParameterError(
+                f'transport="shm" needs all servers on one x86-64 Linux host. Server {self.server} at '
+                f"{self.address} is not on that of worker {self._rank}"
+            )
+
+    def _hang_up(self) -> None:
+        for connection in self.lanes:
+            connection.close()
+        self.lanes = []
+
+    # Requests
+
+    def submit(
+        self,
+        future: Future[Any],
+        operation: str,
+        meta: Mapping[str, Any],
+        arrays: Sequence[Array] = (),
+        *,
+        lane: int = DENSE,
+        places: Sequence[Place | None] = (),
+    ) -> None:
+        """Sends a request; `future` gets the Message that answers. Arrays must not change until then."""
+        number = self._next
+        self._next = self._next % 0xFFFFFFFF + 1
+        request = Request(lane, {"op": operation, "of": self.server, **meta}, arrays, places, future)
+        self.pending[number] = request
+        if self.lanes:
+            self._send(number, request)
+
+    def _send(self, number: int, request: Request) -> None:
+        message = Message(REQUEST, number, request.meta, request.arrays, request.places)
+        with contextlib.suppress(Ended):  # whoever waits for the answer will find the connection ended
+            self.lanes[request.lane].send(message)
+
+    def receive(self, lane: int) -> None:
+        """Takes what has come. Raises Ended, Malformed."""
+        for message in self.lanes[lane].receive():
+            request = self.pending.pop(message.request, None)
+            if request is None:
+                continue
+            if message.kind == FAILURE:
+                request.future.fail(as_error(message.meta))
+            else:
+                request.future.resolve(message)
+
+    def lose(self, recover: Callable[[Link], None] | None) -> None:
+        """The server's connections have ended. `recover` finds it again or raises; then all that wasn't
+        answered is sent again, in order. Without, all that waits fails."""
+        self._hang_up()
+        try:
+            if recover is None:
+                raise ServerLost(
+                    f"Parameter server {self.server} at {self.address} was lost: its connection ended",
+                    server=self.server,
+                )
+            recover(self)
+        except errors.InsituError as error:
+            pending, self.pending = self.pending, {}
+            for request in pending.values():
+                request.future.fail(error)
+            return
+        for number, request in list(self.pending.items()):
+            self._send(number, request)
+
+    def move(self) -> None:
+        """Looks at the next address from now on."""
+        self.at = (self.at + 1) % len(self._addresses)
+
+    def close(self) -> None:
+        self._hang_up()
+        pending, self.pending = self.pending, {}
+        for request in pending.values():
+            request.future.fail(ParameterError("The client was closed before the answer came"))
+
+
+def as_error(meta: Mapping[str, Any]) -> errors.InsituError:
+    """The error that a FAILURE tells of, as the class of that name."""
+    kind = getattr(errors, str(meta.get("error")), None)
+    text = str(meta.get("message", ""))
+    if isinstance(kind, type) and issubclass(kind, errors.InsituError):
+        try:
+            return kind(text)
+        except TypeError:
+            pass
+    return ParameterError(text)

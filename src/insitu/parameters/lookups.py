@@ -1,0 +1,157 @@
+"""A worker's requests for the rows of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from insitu.errors import InputError
+from insitu.parameters import layout as layouts
+from insitu.parameters.futures import Future, gathered
+from insitu.parameters.hashing import server_of
+from insitu.parameters.links import ROWS, Link
+from insitu.parameters.session import Session
+from insitu.parameters.tables import Table, summed
+from insitu.parameters.wire import Array, Message
+
+
+class TableSession(Session):
+    """Keys are split over the servers by hash; equal ones are added up before they're sent."""
+
+    def __init__(
+        self, links: Sequence[Link], shards: Sequence[int], timeout: float, stall_timeout: float
+    ) -> None:
+        super().__init__(links, timeout, stall_timeout)
+        self.shards = tuple(shards)
+        self._tables: dict[str, Table] = {}
+
+    def told(self) -> dict[str, Any]:
+        """What a server must know before it answers: see `Client`."""
+        return {}
+
+    def hosted(self, shard: int | None) -> int:
+        """`shard`, which must be one of this worker's; None: its only one. Raises InputError."""
+        if shard is None and len(self.shards) == 1:
+            return self.shards[0]
+        if shard not in self.shards:
+            raise InputError(f"shard must be one of this worker's, {self.shards}. Received: {shard}")
+        return int(shard)
+
+    def define_tables(self, tables: Sequence[Table]) -> None:
+        """Defines sparse tables, alike in all workers. Raises DefinitionMismatch, InputError."""
+        for table in tables:
+            self.everywhere("define_table", {"table": table.to_json()}, lane=ROWS).result()
+            self._tables[table.name] = table
+
+    def pull_rows(
+        self, table: str, keys: Any, *, create: bool = True, out: Array | None = None
+    ) -> Future[Array]:
+        """The rows of `keys`, int64[n] (they may repeat): [n, width], written to `out` where it is given.
+        Unknown keys get rows, where `create`; otherwise their first values come and nothing is kept."""
+        known, keys = self._table(table), _as_keys(keys)
+        result = np.empty((len(keys), known.width), layouts.as_dtype(known.dtype)) if out is None else out
+        if result.shape != (len(keys), known.width) or result.dtype.name != known.dtype:
+            raise InputError(
+                f"out must be {known.dtype}[{len(keys)}, {known.width}]. "
+                f"Received: {result.dtype.name}{list(result.shape)}"
+            )
+        where = self._where(keys)
+        futures = []
+        with self.lock:
+            for link, index in zip(self.links, where, strict=True):
+                meta = {"table": table, "create": create, **self.told()}
+                futures.append(self.request(link, "pull_rows", meta, [_taken(keys, index)], lane=ROWS))
+
+        def arrived(answers: list[Message]) -> Array:
+            for index, answer in zip(where, answers, strict=True):
+                if index is None:
+                    result[...] = answer.arrays[0]
+                else:
+                    result[index] = answer.arrays[0]
+            return result
+
+        return gathered(futures, self.pump, arrived)
+
+    def push_rows(
+        self, table: str, keys: Any, gradients: Any, sequence: int, *, shard: int | None = None, rows: int = 1
+    ) -> Future[str]:
+        """One update of a table alone, at once whatever the mode: gradients, [n, width], for int64[n] keys;
+        those of equal keys are added up. `sequence` counts the shard's pushes to this table from 0."""
+        self._table(table)
+        split = self.split({table: (keys, gradients)})
+        meta = {"table": table, "shard": self.hosted(shard), "sequence": sequence, "rows": rows}
+        metas = [dict(meta) for _ in self.links]
+        arrays = [list(pairs[0]) for pairs in split]
+        answers = self.each("push_rows", metas, arrays, lane=ROWS)
+        whole: Future[str] = Future(self.pump)
+        answers.then(lambda done: whole.resolve("applied") if done.error is None else whole.fail(done.error))
+        return whole
+
+    def read_rows(self, table: str, *, block: int = 1 << 16) -> Iterator[tuple[Array, Array]]:
+        """All rows of a table, as (int64[n] keys, [n, width] rows), server by server, in no order of keys.
+        Other workers should not push meanwhile: rows may be missed where some are evicted."""
+        self._table(table)
+        for link in self.links:
+            start = 0
+            while True:
+                meta = {"table": table, "start": start, "stop": start + block}
+                answer = self.request(link, "read_rows", meta, lane=ROWS).result()
+                if not len(answer.arrays[0]):
+                    break
+                yield answer.arrays[0], answer.arrays[1]
+                start += block
+
+    def load_rows(self, table: str, keys: Any, rows: Any) -> Future[Any]:
+        """Sets rows, [n, width], of distinct int64[n] keys; slots of new ones start anew."""
+        known = self._table(table)
+        pairs = self.split({table: (keys, np.asarray(rows, layouts.as_dtype(known.dtype)))}, add=False)
+        metas = [{"table": table, "names": ["keys", "values"]} for _ in self.links]
+        return self.each("load_rows", metas, [list(pair[0]) for pair in pairs], lane=ROWS)
+
+    def _table(self, name: str) -> Table:
+        if name not in self._tables:
+            known = ", ".join(self._tables) or "none"
+            raise InputError(f"No table is called {name!r}; this worker defined: {known}")
+        return self._tables[name]
+
+    def _where(self, keys: Array) -> list[Array | None]:
+        """For each server, which of `keys` it holds; None: all."""
+        if len(self.links) == 1:
+            return [None]
+        owners = server_of(keys, len(self.links))
+        return [np.flatnonzero(owners == link.server) for link in self.links]
+
+    def split(
+        self, tables: Mapping[str, tuple[Any, Any]], add: bool = True
+    ) -> list[list[tuple[Array, Array]]]:
+        """For each server and table: the keys that it holds and their rows; equal keys added up first."""
+        split: list[list[tuple[Array, Array]]] = [[] for _ in self.links]
+        for name, (keys, gradients) in tables.items():
+            known, keys = self._table(name), _as_keys(keys)
+            rows = np.ascontiguousarray(gradients)
+            if rows.shape != (len(keys), known.width) or rows.dtype.name != known.dtype:
+                raise InputError(
+                    f"Gradients of table {name!r} must be {known.dtype}[{len(keys)}, {known.width}], a row "
+                    f"for each key. Received: {rows.dtype.name}{list(rows.shape)}"
+                )
+            if add and len(keys) > 1 and not bool((keys[1:] > keys[:-1]).all()):
+                keys, rows = summed(keys, rows)
+            for server, index in enumerate(self._where(keys)):
+                split[server].append((_taken(keys, index), _taken(rows, index)))
+        return split
+
+
+def _as_keys(keys: Any) -> Array:
+    """int64[n]. Raises InputError for what has no exact int64."""
+    found = np.asarray(keys)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise InputError(f"Keys must be integers, [n]. Received: {found.dtype.name}{list(found.shape)}")
+    if found.dtype == np.uint64 and found.size and int(found.max()) > np.iinfo(np.int64).max:
+        raise InputError(f"A key must fit into int64. Received: {int(found.max())}")
+    return np.ascontiguousarray(found, np.int64)
+
+
+def _taken(array: Array, index: Array | None) -> Array:
+    return array if index is None else array[index]

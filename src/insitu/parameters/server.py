@@ -1,0 +1,233 @@
+"""A parameter server: one thread that listens, and answers workers from what it holds."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from insitu.errors import AuthenticationError, InputError, ParameterError
+from insitu.exchange import handshake
+from insitu.parameters.connection import Connection, Ended
+from insitu.parameters.greeting import Greeting, address_of, card, check_card
+from insitu.parameters.holdings import Holdings, MakeUpdater
+from insitu.parameters.modes import Mode, Rules
+from insitu.parameters.service import Service
+from insitu.parameters.updaters import make_updater
+from insitu.parameters.wire import FAILURE, Malformed, Message, error_meta
+
+_LOG = logging.getLogger("insitu")
+_TICK = 0.25
+"""Seconds between two looks at what has waited too long."""
+_CALLERS = 256
+"""Handshakes under way at most."""
+
+
+class ParameterServer:
+    """Holds variables and tables, and applies what workers push. See `insitu.parameters` for how.
+
+    `address` is the `host:port` to listen on (port 0: any), bound at once; the attribute of that name says
+    where. `index` is this server's among `addresses`, all servers' in order (None: it is the only one).
+    `secret` is proved by both sides, never sent. `total_replicas` shards push; see `insitu.parameters.modes`
+    for `mode`, `replicas_to_aggregate` and `max_staleness`. `nan` says what becomes of a gradient that isn't
+    finite: "refuse", or "clip" to 0. `make_updater` makes the updater of the config that workers send.
+    `stall_timeout` bounds every wait, in seconds.
+
+    Either call `serve()`, which returns after `stop()`; or use it as a context manager, and it serves in a
+    thread of its own. Raises InputError for what can't be, ParameterError where it can't listen.
+    """
+
+    def __init__(
+        self,
+        address: str = "127.0.0.1:0",
+        *,
+        index: int = 0,
+        addresses: Sequence[str] | None = None,
+        secret: bytes = b"",
+        mode: Mode = "async",
+        total_replicas: int = 1,
+        replicas_to_aggregate: int | None = None,
+        max_staleness: int = 4,
+        nan: str = "refuse",
+        make_updater: MakeUpdater = make_updater,
+        stall_timeout: float = 600.0,
+    ) -> None:
+        count = 1 if addresses is None else len(addresses)
+        if not 0 <= index < count:
+            raise InputError(f"index must be in [0, {count}), the servers' addresses. Received: {index}")
+        rules = Rules(mode, total_replicas, replicas_to_aggregate, max_staleness)
+        self._secret = secret
+        self._card = card("server", index)
+        self._make: Callable[[int], Holdings] = lambda server: Holdings(
+            server, rules, nan=nan, make_updater=make_updater
+        )
+        self._services = {index: Service(self._make(index), stall_timeout)}
+        self._selector = selectors.DefaultSelector()
+        self._listener = _listen(address)
+        self.address = "{}:{}".format(*self._listener.getsockname()[:2])
+        self.index = index
+        self._wake_out, self._wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake_out, selectors.EVENT_READ, self._woken)
+        self._greetings: set[Greeting] = set()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    # Life
+
+    def serve(self) -> None:
+        """Answers until `stop` is called, by another thread or a signal handler."""
+        try:
+            ticked = time.monotonic()
+            while not self._stopping:
+                for key, events in self._selector.select(_TICK):
+                    key.data(key.fileobj, events)
+                now = time.monotonic()
+                if now - ticked >= _TICK:
+                    ticked = now
+                    self._tick(now)
+        finally:
+            self.close()
+
+    def start(self) -> ParameterServer:
+        """Serves in a thread of its own from now on."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self.serve, name=f"ps:{self.index}", daemon=True)
+            self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Ends `serve`, and waits for the thread that `start` began. May be called from a signal handler."""
+        self._stopping = True
+        with contextlib.suppress(OSError):
+            os.write(self._wake_in, b"x")
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+            self._thread = None
+
+    def close(self) -> None:
+        """Gives the address and all connections back. Called at the end of `serve`."""
+        if self._closed:
+            return
+        self._closed = True
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, Greeting):
+                key.fileobj.socket.close()
+            elif isinstance(key.fileobj, Connection):
+                key.fileobj.close()
+        self._selector.close()
+        self._listener.close()
+        os.close(self._wake_out)
+        os.close(self._wake_in)
+
+    def __enter__(self) -> ParameterServer:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self.close()
+
+    # Connections
+
+    def _woken(self, *_: Any) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_out, 64)
+
+    def _tick(self, now: float) -> None:
+        for greeting in [g for g in self._greetings if g.deadline < now]:
+            self._hang_up(greeting)
+        for service in self._services.values():
+            service.tick(now)
+
+    def _accept(self, *_: Any) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        connection.setblocking(False)
+        if len(self._greetings) >= _CALLERS:
+            connection.close()
+            return
+        greeting = Greeting(connection, handshake.accept(self._secret, self._card))
+        self._greetings.add(greeting)
+        self._selector.register(greeting, selectors.EVENT_READ, self._greet)
+
+    def _greet(self, greeting: Any, events: int) -> None:
+        try:
+            if not greeting.go_on():
+                events = selectors.EVENT_WRITE if greeting.sending else selectors.EVENT_READ
+                self._selector.modify(greeting, events, self._greet)
+                return
+            check_card(greeting.card)
+        except AuthenticationError as error:
+            _LOG.warning("Somebody called server %d and was turned away: %s", self.index, error)
+            self._hang_up(greeting)
+        except (OSError, ParameterError, ValueError, Exception) as error:
+            _LOG.info("A caller of server %d was turned away: %s", self.index, error)
+            self._hang_up(greeting)
+        else:
+            self._greetings.discard(greeting)
+            self._selector.unregister(greeting)
+            connection = Connection(greeting.socket)
+            connection.context = greeting.card
+            self._selector.register(connection, selectors.EVENT_READ, self._talk)
+
+    def _hang_up(self, greeting: Greeting) -> None:
+        self._greetings.discard(greeting)
+        self._selector.unregister(greeting)
+        greeting.socket.close()
+
+    def _talk(self, connection: Any, events: int) -> None:
+        try:
+            if events & selectors.EVENT_WRITE:
+                connection.flush()
+            if events & selectors.EVENT_READ:
+                for message in connection.receive():
+                    self._handle(connection, message)
+        except Ended:
+            self._end(connection)
+        except Malformed as error:
+            _LOG.warning("Server %d hangs up on a peer: %s", self.index, error)
+            self._end(connection)
+        self._attend()
+
+    def _handle(self, connection: Connection, message: Message) -> None:
+        service = self._services.get(message.meta.get("of", self.index))
+        if service is None:
+            error = ParameterError(f"Server {message.meta.get('of')} doesn't live here")
+            connection.send(Message(FAILURE, message.request, dict(error_meta(error))))
+            return
+        service.handle(connection, message)
+
+    def _attend(self) -> None:
+        """Asks to be told when connections with something left to send can take more."""
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, Connection):
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if key.fileobj.sending else 0)
+                if events != key.events:
+                    self._selector.modify(key.fileobj, events, self._talk)
+
+    def _end(self, connection: Connection) -> None:
+        self._selector.unregister(connection)
+        for service in self._services.values():
+            service.forget(connection)
+        connection.close()
+
+
+def _listen(address: str) -> socket.socket:
+    host, port = address_of(address)
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise ParameterError(f"A parameter server can't listen on {address}: {error.strerror}") from error
+    listener.setblocking(False)
+    return listener

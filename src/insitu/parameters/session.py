@@ -1,0 +1,133 @@
+"""Requests to all servers, and who moves their bytes: whoever waits does it for all."""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from insitu.errors import ParameterError, ServerStalled
+from insitu.parameters.connection import Ended
+from insitu.parameters.futures import Future, gathered
+from insitu.parameters.links import DENSE, Link
+from insitu.parameters.wire import Array, Malformed, Message
+
+_LONGEST = 0.05
+"""Seconds in one wait for the connections at most."""
+_GRACE = 0.002
+"""Seconds after which what nobody waits for any more is moved on."""
+
+
+class Session:
+    """The links to all servers, in order. May be used by several threads."""
+
+    def __init__(self, links: Sequence[Link], timeout: float, stall_timeout: float) -> None:
+        self.links = list(links)
+        self.lock = threading.RLock()
+        self._timeout = timeout
+        self._stall_timeout = stall_timeout
+        self._closed = False
+        self._pumping = 0
+        self._work = threading.Event()
+        self._mover: threading.Thread | None = None
+
+    def request(
+        self,
+        link: Link,
+        operation: str,
+        meta: Mapping[str, Any],
+        arrays: Sequence[Array] = (),
+        lane: int = DENSE,
+    ) -> Future[Any]:
+        future: Future[Any] = Future(self.pump)
+        with self.lock:
+            if self._closed:
+                raise ParameterError("The client is closed")
+            link.submit(future, operation, meta, arrays, lane=lane)
+            if link.unsent:
+                self.keep_moving()
+        return future
+
+    def each(
+        self,
+        operation: str,
+        metas: Sequence[Mapping[str, Any]],
+        arrays: Sequence[Sequence[Array]],
+        lane: int = DENSE,
+    ) -> Future[list[Message]]:
+        """One request to each server."""
+        futures = [
+            self.request(link, operation, meta, parts, lane)
+            for link, meta, parts in zip(self.links, metas, arrays, strict=True)
+        ]
+        return gathered(futures, self.pump, list)
+
+    def everywhere(self, operation: str, meta: Mapping[str, Any], lane: int = DENSE) -> Future[list[Message]]:
+        return self.each(operation, [meta] * len(self.links), [()] * len(self.links), lane)
+
+    def pump(self, future: Future[Any], timeout: float | None) -> None:
+        """Moves the connections until `future` is done. Whoever waits does the work for all."""
+        deadline = time.monotonic() + (self._stall_timeout if timeout is None else timeout)
+        self._pumping += 1
+        try:
+            while not future.done():
+                self._turn(min(_LONGEST, max(0.0, deadline - time.monotonic())))
+                if time.monotonic() >= deadline and not future.done():
+                    waiting = [f"{link.server} at {link.address}" for link in self.links if link.pending]
+                    raise ServerStalled(f"No answer in time from parameter server {', '.join(waiting)}")
+        finally:
+            self._pumping -= 1
+
+    def keep_moving(self) -> None:
+        """From now on what is under way goes on also while nobody waits, which costs a thread: for requests
+        that are made in two steps, and bytes that don't fit into the system's buffers at once."""
+        if self._mover is None:
+            self._mover = threading.Thread(target=self._move, name="parameter client", daemon=True)
+            self._mover.start()
+        self._work.set()
+
+    def _move(self) -> None:
+        while not self._closed:
+            self._work.wait()
+            if not any(link.pending for link in self.links):
+                self._work.clear()
+            elif self._pumping:
+                time.sleep(_GRACE)
+            else:
+                self._turn(_LONGEST)
+
+    def _turn(self, seconds: float) -> None:
+        """Waits for any connection once, and moves what can be moved. Holds nobody up while it waits."""
+        poll = select.poll()
+        lanes = {}
+        with self.lock:
+            for link in self.links:
+                for lane, connection in enumerate(link.lanes):
+                    lanes[connection.fileno()] = (link, lane, connection)
+                    poll.register(connection, select.POLLIN | (select.POLLOUT if connection.sending else 0))
+        for file, events in poll.poll(seconds * 1000):
+            link, lane, connection = lanes[file]
+            with self.lock:
+                if lane < len(link.lanes) and link.lanes[lane] is connection:
+                    self._serve(link, lane, events)
+
+    def _serve(self, link: Link, lane: int, events: int) -> None:
+        try:
+            if events & select.POLLOUT:
+                link.lanes[lane].flush()
+            if events & ~select.POLLOUT:
+                link.receive(lane)
+        except (Ended, Malformed):
+            link.lose(None)
+
+    def close(self) -> None:
+        """Hangs up; what is under way fails."""
+        with self.lock:
+            self._closed = True
+            self._work.set()
+            for link in self.links:
+                link.close()
+        if self._mover is not None and self._mover is not threading.current_thread():
+            self._mover.join()

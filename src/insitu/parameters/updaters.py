@@ -1,0 +1,295 @@
+"""What turns gradients into updates on a server: NumPy, in place, in blocks that stay in the cache.
+
+An `Updater` is the seam: a strategy may bring another one, such as one that runs a Keras optimizer. Those
+here compute what Keras' optimizers of the same name do. References: Adam, Kingma and Ba 2015; Adagrad, Duchi
+et al. 2011; FTRL-Proximal, McMahan et al. 2013.
+
+For rows of a sparse table the update is lazy: rows without a gradient in a push don't move and their slots
+don't decay, while `step` still counts updates of the whole table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from insitu.errors import InputError
+
+Array = NDArray[Any]
+BLOCK = 1 << 15
+"""Elements of a block: value, gradient, two slots and scratch of it stay in the second-level cache."""
+
+
+class Updater(Protocol):
+    """Changes values in place. Holds no state of its own that outlives a call: that is in `slots`."""
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether each element's update depends on that element's alone. Then `update` may be given all
+        pieces of one dtype as one flat array, which is faster."""
+
+    def slots(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, Array]:
+        """The slots of a new dense piece: new arrays, of any shapes and dtypes; elementwise, of its own."""
+
+    def row_slots(self) -> dict[str, float]:
+        """The slots of a table's rows, each of the shape and dtype of the row: its first value."""
+
+    def update(
+        self,
+        values: Mapping[str, Array],
+        gradients: Mapping[str, Array],
+        slots: Mapping[str, Mapping[str, Array]],
+        step: int,
+    ) -> None:
+        """One update of all pieces of a server, by name. `step` counts updates from 0. `gradients` must not
+        be changed: they may be the worker's own, to be sent again if a server dies."""
+
+    def update_rows(self, values: Array, gradients: Array, slots: Mapping[str, Array], step: int) -> None:
+        """One update of some rows of a table, all [rows, ...]: copies, which are written back afterwards."""
+
+
+class Elementwise:
+    """What the updaters here share: weight decay, clipping, a learning rate that may be a schedule.
+
+    `learning_rate` is a number, or a function of the step that gives one. `weight_decay` is decoupled, as in
+    Keras: values shrink by `learning_rate * weight_decay` before the update. `clip_value` bounds each
+    element of a gradient.
+    """
+
+    elementwise = True
+    state: tuple[tuple[str, float], ...] = ()
+    """(slot, first value)"""
+
+    def __init__(
+        self,
+        learning_rate: float | Callable[[int], float],
+        *,
+        weight_decay: float = 0.0,
+        clip_value: float | None = None,
+    ) -> None:
+        if not callable(learning_rate) and not 0.0 <= learning_rate < math.inf:
+            raise InputError(f"learning_rate must be a finite number >= 0. Received: {learning_rate}")
+        if clip_value is not None and not clip_value > 0:
+            raise InputError(f"clip_value must be above 0. Received: {clip_value}")
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.clip_value = clip_value
+        self._spare: Array | None = None
+
+    def slots(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, Array]:
+        return {slot: np.full(shape, first, dtype) for slot, first in self.state}
+
+    def row_slots(self) -> dict[str, float]:
+        return dict(self.state)
+
+    def update(
+        self,
+        values: Mapping[str, Array],
+        gradients: Mapping[str, Array],
+        slots: Mapping[str, Mapping[str, Array]],
+        step: int,
+    ) -> None:
+        for name, value in values.items():
+            flat = [a.reshape(-1) for a in (value, gradients[name])]
+            own = {slot: array.reshape(-1) for slot, array in slots[name].items()}
+            for low in range(0, flat[0].size, BLOCK):
+                part = slice(low, low + BLOCK)
+                self._step(flat[0][part], flat[1][part], {s: a[part] for s, a in own.items()}, step)
+
+    def update_rows(self, values: Array, gradients: Array, slots: Mapping[str, Array], step: int) -> None:
+        self.update({"": values}, {"": gradients}, {"": slots}, step)
+
+    def _step(self, value: Array, gradient: Array, slots: Mapping[str, Array], step: int) -> None:
+        rate = self.rate(step)
+        first, second = self._scratch(value)
+        if self.clip_value is not None:
+            gradient = np.clip(gradient, -self.clip_value, self.clip_value, second)
+        if self.weight_decay:
+            np.multiply(value, value.dtype.type(rate * self.weight_decay), first)
+            value -= first
+        self.move(value, gradient, slots, rate, step, first)
+
+    def _scratch(self, value: Array) -> tuple[Array, Array]:
+        """Two arrays like `value`, which is one block."""
+        if self._spare is None or self._spare.dtype != value.dtype:
+            self._spare = np.empty((2, BLOCK), value.dtype)
+        return self._spare[0, : value.size], self._spare[1, : value.size]
+
+    def rate(self, step: int) -> float:
+        return float(self.learning_rate(step)) if callable(self.learning_rate) else self.learning_rate
+
+    def move(
+        self, value: Array, gradient: Array, slots: Mapping[str, Array], rate: float, step: int, spare: Array
+    ) -> None:
+        """One block, in place; `spare` is scratch of its size."""
+        raise NotImplementedError
+
+
+class SGD(Elementwise):
+    """Gradient descent with `momentum`, and Nesterov's variant."""
+
+    def __init__(
+        self,
+        learning_rate: float | Callable[[int], float] = 0.01,
+        *,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        clip_value: float | None = None,
+    ) -> None:
+        super().__init__(learning_rate, weight_decay=weight_decay, clip_value=clip_value)
+        if not 0.0 <= momentum <= 1.0:
+            raise InputError(f"momentum must be in [0, 1]. Received: {momentum}")
+        self.momentum = momentum
+        self.nesterov = nesterov
+        self.state = (("momentum", 0.0),) if momentum else ()
+
+    def move(
+        self, value: Array, gradient: Array, slots: Mapping[str, Array], rate: float, step: int, spare: Array
+    ) -> None:
+        np.multiply(gradient, value.dtype.type(rate), spare)
+        if not self.momentum:
+            value -= spare
+            return
+        velocity = slots["momentum"]
+        velocity *= value.dtype.type(self.momentum)
+        velocity -= spare
+        if self.nesterov:
+            value -= spare
+            np.multiply(velocity, value.dtype.type(self.momentum), spare)
+            value += spare
+        else:
+            value += velocity
+
+
+class Adam(Elementwise):
+    """Adam; with `weight_decay` it is AdamW."""
+
+    state = (("momentum", 0.0), ("velocity", 0.0))
+
+    def __init__(
+        self,
+        learning_rate: float | Callable[[int], float] = 0.001,
+        *,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        weight_decay: float = 0.0,
+        clip_value: float | None = None,
+    ) -> None:
+        super().__init__(learning_rate, weight_decay=weight_decay, clip_value=clip_value)
+        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
+
+    def move(
+        self, value: Array, gradient: Array, slots: Mapping[str, Array], rate: float, step: int, spare: Array
+    ) -> None:
+        kind = value.dtype.type
+        momentum, velocity = slots["momentum"], slots["velocity"]
+        alpha = rate * math.sqrt(1 - self.beta_2 ** (step + 1)) / (1 - self.beta_1 ** (step + 1))
+        np.subtract(gradient, momentum, spare)
+        spare *= kind(1 - self.beta_1)
+        momentum += spare
+        np.multiply(gradient, gradient, spare)
+        spare -= velocity
+        spare *= kind(1 - self.beta_2)
+        velocity += spare
+        np.sqrt(velocity, spare)
+        spare += kind(self.epsilon)
+        np.divide(momentum, spare, spare)
+        spare *= kind(alpha)
+        value -= spare
+
+
+class Adagrad(Elementwise):
+    """Adagrad, its accumulators starting at `initial_accumulator_value`."""
+
+    def __init__(
+        self,
+        learning_rate: float | Callable[[int], float] = 0.001,
+        *,
+        initial_accumulator_value: float = 0.1,
+        epsilon: float = 1e-7,
+        weight_decay: float = 0.0,
+        clip_value: float | None = None,
+    ) -> None:
+        super().__init__(learning_rate, weight_decay=weight_decay, clip_value=clip_value)
+        self.epsilon = epsilon
+        self.state = (("accumulator", initial_accumulator_value),)
+
+    def move(
+        self, value: Array, gradient: Array, slots: Mapping[str, Array], rate: float, step: int, spare: Array
+    ) -> None:
+        kind = value.dtype.type
+        accumulator = slots["accumulator"]
+        np.multiply(gradient, gradient, spare)
+        accumulator += spare
+        np.add(accumulator, kind(self.epsilon), spare)
+        np.sqrt(spare, spare)
+        np.divide(gradient, spare, spare)
+        spare *= kind(rate)
+        value -= spare
+
+
+class Ftrl(Elementwise):
+    """FTRL-Proximal with `l1` and `l2`, as Keras has it (`beta` added to the adaptive rate)."""
+
+    def __init__(
+        self,
+        learning_rate: float | Callable[[int], float] = 0.001,
+        *,
+        learning_rate_power: float = -0.5,
+        initial_accumulator_value: float = 0.1,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        l2_shrinkage_regularization_strength: float = 0.0,
+        beta: float = 0.0,
+        weight_decay: float = 0.0,
+        clip_value: float | None = None,
+    ) -> None:
+        super().__init__(learning_rate, weight_decay=weight_decay, clip_value=clip_value)
+        self.power = learning_rate_power
+        self.l1, self.l2 = l1_regularization_strength, l2_regularization_strength
+        self.shrinkage, self.beta = l2_shrinkage_regularization_strength, beta
+        self.state = (("accumulator", initial_accumulator_value), ("linear", 0.0))
+
+    def move(
+        self, value: Array, gradient: Array, slots: Mapping[str, Array], rate: float, step: int, spare: Array
+    ) -> None:
+        kind = value.dtype.type
+        accumulator, linear = slots["accumulator"], slots["linear"]
+        l2 = kind(self.l2 + self.beta / (2.0 * rate) if rate else self.l2)
+        shrunk = gradient + value * kind(2 * self.shrinkage) if self.shrinkage else gradient
+        grown = accumulator + gradient * gradient
+        before, after = accumulator ** kind(-self.power), grown ** kind(-self.power)
+        linear += shrunk - (after - before) / kind(rate) * value
+        quadratic = after / kind(rate) + kind(2) * l2
+        np.divide(np.clip(linear, -kind(self.l1), kind(self.l1)) - linear, quadratic, value)
+        accumulator[...] = grown
+
+
+KINDS: dict[str, type[Elementwise]] = {
+    "sgd": SGD,
+    "adam": Adam,
+    "adamw": Adam,
+    "adagrad": Adagrad,
+    "ftrl": Ftrl,
+}
+
+
+def make_updater(config: Mapping[str, Any] | str) -> Elementwise:
+    """The updater of a config such as `{"name": "adam", "learning_rate": 0.001}`, or of a name alone.
+
+    Raises InputError for a name that isn't known or an argument that the updater doesn't take.
+    """
+    settings = {"name": config} if isinstance(config, str) else dict(config)
+    name = str(settings.pop("name", "")).lower()
+    if name not in KINDS:
+        raise InputError(f"An updater is one of {', '.join(sorted(KINDS))}. Received: {name!r}")
+    try:
+        return KINDS[name](**settings)
+    except TypeError as error:
+        raise InputError(f"The updater {name} doesn't take these settings: {error}") from error

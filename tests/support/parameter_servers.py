@@ -1,0 +1,69 @@
+"""Parameter servers in threads of the test, or as processes, and clients of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from exchange_ranks import SECRET, Rank, free_addresses, without_main
+
+from insitu.parameters import Client, ParameterServer, connect
+
+
+@contextlib.contextmanager
+def servers(count: int = 1, *, secret: bytes = SECRET, **options: Any) -> Iterator[list[str]]:
+    """`count` servers, each in a thread; their addresses."""
+    with contextlib.ExitStack() as stack:
+        addresses = free_addresses(count)
+        for index, address in enumerate(addresses):
+            stack.enter_context(
+                ParameterServer(address, index=index, addresses=addresses, secret=secret, **options)
+            )
+        yield addresses
+
+
+@contextlib.contextmanager
+def clients(addresses: Sequence[str], count: int = 1, **options: Any) -> Iterator[list[Client]]:
+    """`count` clients, by rank."""
+    options = {"secret": SECRET, "timeout": 30.0, "stall_timeout": 30.0, **options}
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(connect(addresses, rank, **options)) for rank in range(count)]
+
+
+def serve(pipe: Any, index: int, addresses: list[str], options: dict[str, Any]) -> None:
+    """A server as a process: see `processes`."""
+    server = ParameterServer(addresses[index], index=index, addresses=addresses, secret=SECRET, **options)
+    pipe.send(("ready", None))
+    server.serve()
+
+
+class Servers:
+    """Servers as processes, each of which may be killed and started again."""
+
+    def __init__(self, count: int, **options: Any) -> None:
+        self.addresses = free_addresses(count)
+        self._options = options
+        self._running: dict[int, Rank] = {}
+
+    def __enter__(self) -> Servers:
+        for index in range(len(self.addresses)):
+            self.start(index, wait=False)
+        for rank in self._running.values():
+            rank.hear()
+        return self
+
+    def start(self, index: int, *, wait: bool = True, **options: Any) -> None:
+        with without_main():
+            rank = Rank(serve, (index, self.addresses, {**self._options, **options}))
+        self._running[index] = rank
+        if wait:
+            rank.hear()
+
+    def kill(self, index: int) -> None:
+        """SIGKILL; returns once it is gone."""
+        self._running.pop(index).end()
+
+    def __exit__(self, *_: object) -> None:
+        for rank in self._running.values():
+            rank.end()

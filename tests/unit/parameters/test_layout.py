@@ -1,0 +1,77 @@
+"""Which server holds what."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from insitu.errors import InputError
+from insitu.parameters import layout as layouts
+from insitu.parameters.layout import Variable, lay_out
+
+shapes = st.lists(st.integers(0, 40), max_size=3).map(tuple)
+definitions = st.lists(
+    st.tuples(shapes, st.sampled_from(["float32", "float64", "bfloat16"])), max_size=8
+).map(lambda found: [Variable(f"v{i}", shape, dtype) for i, (shape, dtype) in enumerate(found)])
+
+
+@given(definitions, st.integers(1, 5), st.integers(1, 4000))
+def test_each_element_is_on_one_server_and_all_buffers_are_filled(variables, servers, least):
+    layout = lay_out(variables, servers, least)
+    assert layouts.from_json(layouts.to_json(layout, least)) == layout
+    for group in layout.groups:
+        whole = np.zeros(layout.sizes[group], int)
+        for server in range(servers):
+            own = np.zeros(layout.own_size(server, group), int)
+            for span in layout.spans(server, group):
+                own[span.own : span.own + span.size] += 1
+                whole[span.offset : span.offset + span.size] += 1
+            assert (own == 1).all()
+            for piece in layout.of(server, group):
+                assert (
+                    piece.offset - layout.offsets[piece.variable.name]
+                    == piece.start * piece.variable.row_size
+                )
+        assert (whole == 1).all()
+
+
+@given(definitions, st.integers(1, 5), st.integers(1, 4000))
+def test_pieces_keep_to_the_least_size_and_loads_to_the_greatest_piece(variables, servers, least):
+    layout = lay_out(variables, servers, least)
+    cuts = [p for p in layout.pieces if not p.whole]
+    for piece in cuts:
+        row = piece.variable.nbytes // max(1, piece.variable.shape[0])
+        assert piece.size * layouts.as_dtype(piece.variable.dtype).itemsize > least - row
+    loads = [layout.own_bytes(server) for server in range(servers)]
+    largest = max((p.size * layouts.as_dtype(p.variable.dtype).itemsize for p in layout.pieces), default=0)
+    assert max(loads) - min(loads) <= largest
+
+
+def test_a_large_variable_is_cut_by_rows_and_small_ones_fill_up():
+    layout = lay_out([Variable("small", (10,)), Variable("large", (1000, 100))], 2, min_piece_bytes=1000)
+    assert [(p.name, p.server) for p in layout.pieces] == [
+        ("small", 0),
+        ("large[0:500]", 0),
+        ("large[500:1000]", 1),
+    ]
+
+
+def test_what_changed_is_named():
+    old = lay_out([Variable("a", (2,)), Variable("b", (3,))], 1)
+    for variables, told in (
+        ([Variable("a", (2,))], "'b' is missing"),
+        ([Variable("a", (2,)), Variable("b", (3,)), Variable("c", ())], "'c' is new"),
+        ([Variable("a", (2,)), Variable("b", (4,))], r"float32[4] instead of float32[3]"),
+        ([Variable("b", (3,)), Variable("a", (2,))], "another order"),
+    ):
+        assert told in layouts.difference(old, lay_out(variables, 1))
+    assert not layouts.difference(old, old)
+
+
+def test_bad_definitions():
+    with pytest.raises(InputError, match="must be of float32"):
+        Variable("a", (2,), "int32")
+    with pytest.raises(InputError, match="Received twice: 'a'"):
+        lay_out([Variable("a", (2,)), Variable("a", (2,))], 1)
