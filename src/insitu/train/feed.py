@@ -16,6 +16,7 @@ import numpy as np
 
 from insitu.errors import InputError, TrainingError
 from insitu.grid import Dataset
+from insitu.train.leaves import map_leaves, number_of_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +115,25 @@ class StreamFeed:
     def steps(self, epoch: int, start_step: int) -> Iterator[Step]:
         for index, batch in enumerate(self._batches(epoch)):
             if index >= start_step:
-                yield Step(epoch, tuple(self._part(shard, _as_arrays(batch)) for shard in self._shards))
+                arrays = _as_arrays(batch)
+                rows = number_of_rows(arrays)
+                yield Step(epoch, tuple([self._part(shard, arrays, rows) for shard in self._shards]))
 
-    def _part(self, shard: int, batch: Any) -> Part:
-        rows = len(keras.tree.flatten(batch)[0])
+    def _part(self, shard: int, batch: Any, rows: int) -> Part:
+        if self._num_shards == 1:
+            return Part(shard, rows, batch)
         start, stop = (rows * s // self._num_shards for s in (shard, shard + 1))
         if start == stop:
             return Part(shard, 0, None)
-        return Part(shard, stop - start, keras.tree.map_structure(lambda leaf: leaf[start:stop], batch))
+        return Part(shard, stop - start, map_leaves(lambda leaf: leaf[start:stop], batch))
 
 
 def _as_arrays(batch: Any) -> Any:
-    return keras.tree.map_structure(keras.ops.convert_to_numpy, batch)
+    return map_leaves(_as_array, batch)
+
+
+def _as_array(leaf: Any) -> Any:
+    return leaf if type(leaf) is np.ndarray else keras.ops.convert_to_numpy(leaf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +170,7 @@ class ArraySource:
             rows: Any = slice(start, start + self.batch_size)
             if order is not None:
                 rows = order[rows]
-            yield keras.tree.map_structure(lambda leaf, rows=rows: leaf[rows], self.data)
+            yield map_leaves(lambda leaf, rows=rows: leaf[rows], self.data)
 
 
 def with_class_weight(batches: Callable[[int], Iterator[Any]], class_weight: dict[int, float]) -> Any:

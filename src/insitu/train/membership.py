@@ -37,6 +37,11 @@ class Membership:
         return self.context.num_shards
 
     @property
+    def is_alone(self) -> bool:
+        """Whether this is the only process and it has the only shard: there is nobody to exchange with."""
+        return self.num_shards == 1 and len(self.context.workers) <= 1
+
+    @property
     def feed_options(self) -> dict[str, Any]:
         context = self.context
         return {"shards": context.shards, "num_shards": context.num_shards, "seed": context.seed}

@@ -16,6 +16,7 @@ from insitu.train.backends import Logs
 from insitu.train.backends.base import BaseReplica, seed_offset
 from insitu.train.backends.record import RecordLayout
 from insitu.train.feed import Step
+from insitu.train.leaves import leaves_of
 from insitu.train.recording import recorded
 
 Arrays = list[Any]
@@ -33,11 +34,7 @@ class JaxReplica(BaseReplica):
     """
 
     def __init__(self, model: Any, data: Any) -> None:
-        if keras.distribution.distribution() is not None:
-            raise TrainingError(
-                "A strategy and a keras.distribution can't lay out the same model. Received: both. Leave "
-                "keras.distribution.set_distribution() out."
-            )
+        refuse_distribution()
         super().__init__(model, data)
         # Found once: Keras collects them out of all layers each time it is asked.
         self._variables = (
@@ -290,6 +287,15 @@ def keep_state_attached(model: Any) -> None:
     model._get_jax_state = get_jax_state
 
 
+def refuse_distribution() -> None:
+    """Raises TrainingError where a keras.distribution is set, which would lay out the model too."""
+    if keras.distribution.distribution() is not None:
+        raise TrainingError(
+            "A strategy and a keras.distribution can't lay out the same model. Received: both. Leave "
+            "keras.distribution.set_distribution() out."
+        )
+
+
 def unpack_step(result: Any, parts: int) -> tuple[Any, Any]:
     """(logs, state) of a user's step, whose state has `parts` lists. Raises TrainingError."""
     if isinstance(result, tuple) and len(result) == 2:
@@ -310,7 +316,7 @@ def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
 
 
 def _leaves(data: Any) -> Arrays:
-    return [np.asarray(leaf) for leaf in keras.tree.flatten(data)]
+    return [np.asarray(leaf) for leaf in leaves_of(data)]
 
 
 def _view(tensor: Any) -> NDArray[Any]:

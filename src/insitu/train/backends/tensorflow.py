@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from insitu.train.backends import Logs
 from insitu.train.backends.base import BaseReplica
 from insitu.train.backends.record import EXTRA_LOGS, RecordLayout
+from insitu.train.leaves import leaves_of
 from insitu.train.recording import recorded
 from insitu.train.state import SEED_STRIDE
 
@@ -27,7 +28,7 @@ class TensorFlowReplica(BaseReplica):
             getattr(v, "overwrite_with_gradient", False) for v in self._state.trainable
         )
         self._applied = False
-        batch = [_batch_spec(leaf) for leaf in keras.tree.flatten(data)]
+        batch = [batch_spec(leaf) for leaf in leaves_of(data)]
         shard = tf.TensorSpec((), tf.int64)
         floats = [tf.TensorSpec((p.stop - p.start,), self.floats_dtype.name) for p in self._all_pieces]
         self._gradient = self._compile(self._trace_gradient, [shard, *batch])
@@ -43,7 +44,7 @@ class TensorFlowReplica(BaseReplica):
             return function
         # One trace for every batch size: a trace per size could round differently, and which sizes a
         # process meets depends on the shards that it happens to host.
-        return _CompiledCall(
+        return CompiledCall(
             tf.function(
                 tf.autograph.experimental.do_not_convert(function),
                 input_signature=list(signature),
@@ -93,7 +94,7 @@ class TensorFlowReplica(BaseReplica):
             for variable in state.sums:
                 variable.assign(tf.zeros_like(variable.value))
             rows = tf.shape(leaves[0])[0]
-            with recorded(self._model.optimizer) as recording, _weighed_by(rows, self._model):
+            with recorded(self._model.optimizer) as recording, weighed_by(rows, self._model):
                 logs = self._model.train_step(self._pack(leaves))
             for variable in state.seeds:
                 variable.assign(variable.value - tf.cast(stride, variable.dtype))
@@ -127,7 +128,7 @@ class TensorFlowReplica(BaseReplica):
             for variable in state.sums:
                 variable.assign(tf.zeros_like(variable.value))
             rows = tf.shape(leaves[0])[0]
-            with _weighed_by(rows, self._model):
+            with weighed_by(rows, self._model):
                 self._model.test_step(self._pack(leaves))
             return self._read_record(self._test_record, rows, [])
 
@@ -141,7 +142,7 @@ class TensorFlowReplica(BaseReplica):
     # Parts of it
 
     def _tensors(self, data: Any) -> list[Any]:
-        return [tf.convert_to_tensor(leaf) for leaf in keras.tree.flatten(data)]
+        return [tf.convert_to_tensor(leaf) for leaf in leaves_of(data)]
 
     def _read_record(self, layout: RecordLayout, rows: Any, extra: list[Any]) -> Any:
         parts = [tf.reshape(tf.cast(rows, tf.float64), (1,))]
@@ -190,7 +191,7 @@ class TensorFlowReplica(BaseReplica):
                 variable.assign(np.array(_view(variable.value.read_value())))
 
 
-class _CompiledCall:
+class CompiledCall:
     """A tf.function of one signature, called by its operation.
 
     A call through `tf.function` checks and sorts its arguments in Python each time, which for a small model
@@ -226,7 +227,7 @@ def _restored(variables: Sequence[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _weighed_by(rows: Any, model: Any) -> Iterator[None]:
+def weighed_by(rows: Any, model: Any) -> Iterator[None]:
     """Lets the loss of each output count by rows. Keras takes their number from the static shape, which a
     trace for every batch size hasn't got; it would count each batch, and so each shard, as one."""
     trackers = list(getattr(getattr(model, "_compile_loss", None), "metrics", None) or [])
@@ -243,7 +244,7 @@ def _weighed_by(rows: Any, model: Any) -> Iterator[None]:
             object.__delattr__(tracker, "update_state")
 
 
-def _batch_spec(leaf: Any) -> Any:
+def batch_spec(leaf: Any) -> Any:
     array = np.asarray(leaf)
     return tf.TensorSpec((None, *array.shape[1:]), tf.as_dtype(array.dtype))
 

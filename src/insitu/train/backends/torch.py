@@ -16,6 +16,7 @@ from insitu.errors import TrainingError
 from insitu.train.backends import Logs
 from insitu.train.backends.base import BaseReplica, seed_offset
 from insitu.train.backends.record import RecordLayout
+from insitu.train.leaves import leaves_of
 from insitu.train.recording import recorded
 
 ALIGNMENT = 64
@@ -49,7 +50,7 @@ class TorchReplica(BaseReplica):
         self._buffers_checked = False
 
     def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
-        leaves = _leaves(data)
+        leaves = as_tensors(data)
         offset = _as_int32(seed_offset(shard))
         with torch.no_grad(), _restored(self._moved_in_training):
             self._shift_seeds(offset)
@@ -83,7 +84,7 @@ class TorchReplica(BaseReplica):
 
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
         del shard  # nothing random happens in a test step
-        leaves = _leaves(data)
+        leaves = as_tensors(data)
         with torch.no_grad(), _restored(self._moved_in_tests):
             self._zero_sums()
             self._model.test_step(self._pack(leaves))
@@ -98,7 +99,7 @@ class TorchReplica(BaseReplica):
         if self._model.training:
             self._model.eval()
         with torch.no_grad():
-            outputs = self._model.predict_step(self._pack(_leaves(data)))
+            outputs = self._model.predict_step(self._pack(as_tensors(data)))
         return keras.tree.map_structure(lambda tensor: np.array(tensor.detach().cpu().numpy()), outputs)
 
     # Parts of it
@@ -179,8 +180,8 @@ def _tensors(variables: Sequence[Any]) -> list[Any]:
     return [variable.value.detach() for variable in variables]
 
 
-def _leaves(data: Any) -> list[Any]:
-    return [_to_tensor(np.asarray(leaf)) for leaf in keras.tree.flatten(data)]
+def as_tensors(data: Any) -> list[Any]:
+    return [_to_tensor(np.asarray(leaf)) for leaf in leaves_of(data)]
 
 
 def _to_tensor(array: NDArray[Any]) -> Any:

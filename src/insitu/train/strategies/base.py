@@ -13,6 +13,7 @@ from insitu.train.adapter import teach_keras
 from insitu.train.backends import make_replica
 from insitu.train.binding import Binding
 from insitu.train.bookkeeping import Bookkeeper
+from insitu.train.fused import FusedStep, make_fused_replica
 from insitu.train.loops import (
     CHECK_EVERY,
     DistributedDataset,
@@ -78,6 +79,8 @@ class Strategy:
     def make_step(self, model: Any, example: Any, *, first: bool) -> Step:
         """The step of `model`, compiled and built, for batches like `example`. The first time, all replicas
         get the state of rank 0. Collective."""
+        if self._membership.is_alone:
+            return FusedStep(make_fused_replica(model, example))
         check_trainable_by_shards(model, self.num_replicas_in_sync)
         group = self._membership.group()
         if first:

@@ -1,0 +1,33 @@
+"""The arrays of a batch. Nearly every batch is a tuple of arrays: it is spared the walk through a structure,
+which takes longer than a small model's whole step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+
+def leaves_of(data: Any) -> list[Any]:
+    """The leaves of `data` in the order of `keras.tree.flatten`."""
+    if _is_flat(data):
+        return list(data)
+    leaves: list[Any] = keras.tree.flatten(data)
+    return leaves
+
+
+def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
+    """The structure of `data` with `function` of each leaf."""
+    if _is_flat(data):
+        return tuple([function(leaf) for leaf in data])
+    return keras.tree.map_structure(function, data)
+
+
+def number_of_rows(data: Any) -> int:
+    return len(data[0]) if _is_flat(data) else len(keras.tree.flatten(data)[0])
+
+
+def _is_flat(data: Any) -> bool:
+    return type(data) is tuple and bool(data) and all(type(leaf) is np.ndarray for leaf in data)
