@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from insitu import errors, exchange, parameters
     from insitu.grid import Dataset, dataset
     from insitu.parameters import ParameterServer
-    from insitu.train import BackupAndRestore, MultiWorkerMirroredStrategy
+    from insitu.train import BackupAndRestore, MultiWorkerMirroredStrategy, OneDeviceStrategy
 
 _LAZY = {
     "BackupAndRestore": "insitu.train",
     "Dataset": "insitu.grid",
     "MultiWorkerMirroredStrategy": "insitu.train",
+    "OneDeviceStrategy": "insitu.train",
     "ParameterServer": "insitu.parameters",
 }
 _MODULES = ("errors", "exchange", "parameters")
@@ -32,6 +33,7 @@ __all__ = [
     "Context",
     "Dataset",
     "MultiWorkerMirroredStrategy",
+    "OneDeviceStrategy",
     "ParameterServer",
     "__version__",
     "config",

@@ -121,6 +121,7 @@ def test_the_public_names_are_there():
         "Context",
         "Dataset",
         "MultiWorkerMirroredStrategy",
+        "OneDeviceStrategy",
         "ParameterServer",
         "__version__",
         "config",

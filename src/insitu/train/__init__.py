@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from insitu.train.backup import BackupAndRestore
     from insitu.train.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
+    from insitu.train.strategies.one_device import OneDeviceStrategy
 
 _LAZY = {
     "BackupAndRestore": "insitu.train.backup",
     "MultiWorkerMirroredStrategy": "insitu.train.strategies.multi_worker_mirrored",
+    "OneDeviceStrategy": "insitu.train.strategies.one_device",
 }
 
-__all__ = ["BackupAndRestore", "MultiWorkerMirroredStrategy"]
+__all__ = ["BackupAndRestore", "MultiWorkerMirroredStrategy", "OneDeviceStrategy"]
 
 
 def __getattr__(name: str) -> Any:

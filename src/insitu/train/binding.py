@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import keras
@@ -36,6 +37,9 @@ class Layout(Protocol):
     @property
     def membership(self) -> Membership:
         """Who this process is among the tasks."""
+
+    def placement(self) -> AbstractContextManager[Any]:
+        """Where variables are made."""
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StrategyStep:
         """The step of `model` for batches like `example`; `first` where the model has none yet."""
@@ -77,7 +81,8 @@ class Binding:
         """The step for batches like `example`."""
         key = str(keras.tree.map_structure(lambda leaf: (leaf.shape[1:], leaf.dtype), example))
         if key not in self._steps:
-            self.model._symbolic_build(data_batch=example)
+            with self.strategy.placement():
+                self.model._symbolic_build(data_batch=example)
             self._steps[key] = self.strategy.make_step(self.model, example, first=not self._steps)
         return self._steps[key]
 

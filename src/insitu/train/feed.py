@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Protocol
 
 import keras
@@ -170,7 +171,7 @@ class ArraySource:
             rows: Any = slice(start, start + self.batch_size)
             if order is not None:
                 rows = order[rows]
-            yield map_leaves(lambda leaf, rows=rows: leaf[rows], self.data)
+            yield map_leaves(itemgetter(rows), self.data)
 
 
 def with_class_weight(batches: Callable[[int], Iterator[Any]], class_weight: dict[int, float]) -> Any:

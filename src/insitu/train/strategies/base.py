@@ -68,13 +68,17 @@ class Strategy:
             )
         _active.append(self)
         try:
-            with self.made_in_scope.opened(self._bind):
+            with self.made_in_scope.opened(self._bind), self.placement():
                 yield self
         finally:
             _active.pop()
 
     def _bind(self, model: Any) -> None:
         Binding(model, self)
+
+    def placement(self) -> contextlib.AbstractContextManager[Any]:
+        """Where variables are made: entered by `scope()`, and when a model is built at its first `fit`."""
+        return contextlib.nullcontext()
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> Step:
         """The step of `model`, compiled and built, for batches like `example`. The first time, all replicas

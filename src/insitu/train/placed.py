@@ -1,0 +1,35 @@
+"""A step on a device that isn't the backend's first choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from insitu.train.backends import Logs
+from insitu.train.feed import Part
+from insitu.train.step import Step
+
+
+class PlacedStep:
+    """A `Step` of which all is done inside a scope: what is traced, made or computed belongs there."""
+
+    def __init__(self, step: Step, scope: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._step = step
+        self._scope = scope
+
+    def train(self, parts: Sequence[Part], at: Callable[[str], None]) -> Logs:
+        with self._scope():
+            return self._step.train(parts, at)
+
+    def test(self, parts: Sequence[Part]) -> Logs:
+        with self._scope():
+            return self._step.test(parts)
+
+    def predict(self, parts: Sequence[Part], example: Any) -> Any:
+        with self._scope():
+            return self._step.predict(parts, example)
+
+    def example_output(self, data: Any) -> Any:
+        with self._scope():
+            return self._step.example_output(data)

@@ -1,0 +1,48 @@
+"""Training on one device."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from insitu.context import Context
+from insitu.errors import TrainingError
+from insitu.train.devices import Device, default_device, resolve
+from insitu.train.placed import PlacedStep
+from insitu.train.step import Step
+from insitu.train.strategies.base import Strategy
+
+
+class OneDeviceStrategy(Strategy):
+    """One replica on the device that is named: variables lie there, steps run there.
+
+    What runs is Keras' own step, the bits are those of plain Keras on that device. A job with one task may
+    have several shards; their gradients are then computed one after the other and combined in shard order.
+
+    Args:
+        device: such as `"cpu:0"` or `"gpu:1"`; also as a backend writes it (`"/device:GPU:1"`, `"cuda:1"`).
+        context: who this process is; read from the environment by default.
+
+    Raises:
+        InputError: for a device that isn't there; the message lists those that are.
+        TrainingError: in a job with several workers, each of which would train a model of its own.
+    """
+
+    def __init__(self, device: str | Device = "cpu:0", *, context: Context | None = None) -> None:
+        super().__init__(context=context)
+        workers = len(self.membership.context.workers)
+        if workers > 1:
+            raise TrainingError(
+                f"One device is one worker's. Received: a job with {workers} workers. Start it with "
+                "--workers 1, or use MultiWorkerMirroredStrategy."
+            )
+        self.device = resolve(device)
+        self._is_default = self.device == default_device()
+
+    def placement(self) -> AbstractContextManager[Any]:
+        # Where the backend puts things anyway, nothing is entered in each step.
+        return nullcontext() if self._is_default else self.device.scope()
+
+    def make_step(self, model: Any, example: Any, *, first: bool) -> Step:
+        step = super().make_step(model, example, first=first)
+        return step if self._is_default else PlacedStep(step, self.device.scope)
