@@ -53,20 +53,27 @@ def free_addresses(count: int) -> list[str]:
         return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
 
 
-def run_tasks(backend: str, home: Path, count: int) -> list[Any]:
+def start_tasks(
+    backend: str, home: Path, count: int, what: str, script: Path = RUNS
+) -> list[subprocess.Popen[str]]:
     """One process for each of `count` shards."""
     cluster = {"worker": free_addresses(count)}
-    processes = [
+    return [
         start(
             backend,
             home,
-            "task",
+            what,
+            script=script,
             INSITU_SHARDS=f"{index}/{count}",
             INSITU_TASK=f"worker:{index}",
             TF_CONFIG=json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}}),
         )
         for index in range(count)
     ]
+
+
+def run_tasks(backend: str, home: Path, count: int, script: Path = RUNS) -> list[Any]:
+    processes = start_tasks(backend, home, count, "task", script)
     try:
         return [result_of(process) for process in processes]
     finally:

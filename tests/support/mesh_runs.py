@@ -1,18 +1,24 @@
-"""Trains on several virtual devices of JAX, in one process, and prints what came out as one line of JSON.
+"""Trains on several virtual devices of JAX and prints what came out as one line of JSON.
 
-python mesh_runs.py FOLDER
+python mesh_runs.py alone FOLDER     every run that one process can do
+python mesh_runs.py task             one task of several, as its environment says
+python mesh_runs.py lose             the same; task 1 kills itself, and the other says what it met
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import sys
 from typing import Any
 
 import jax
 
-jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_num_cpu_devices", 4 if sys.argv[1] == "alone" else 2)
+# Small programs, many of them: what they do is compiled fast.
+jax.config.update("jax_disable_most_optimizations", True)
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
@@ -65,7 +71,9 @@ def rows() -> tuple[Any, Any]:
 def train(scope: Any) -> dict[str, Any]:
     keras.utils.set_random_seed(7)
     x, y = rows()
-    some = ({name: value[:21] for name, value in x.items()}, y[:21])
+    # Batches of sizes that were seen before: each size is a program of its own.
+    some = ({name: value[: BATCH + 1] for name, value in x.items()}, y[: BATCH + 1])
+    one = ({name: value[:BATCH] for name, value in x.items()}, y[:BATCH])
     with scope:
         model = wide_model()
     options: dict[str, Any] = {"batch_size": BATCH, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
@@ -76,7 +84,7 @@ def train(scope: Any) -> dict[str, Any]:
         "history": history,
         "evaluate": model.evaluate(x, y, verbose=0),
         "predict": model.predict(x, verbose=0).ravel().tolist(),
-        "single": [float(value) for value in model.train_on_batch(some[0], some[1])],
+        "single": [float(value) for value in model.train_on_batch(*one)],
     }
 
 
@@ -93,12 +101,15 @@ def small_rows() -> tuple[Any, Any]:
     return rng.normal(size=(31, 3)).astype("float32"), rng.normal(size=(31, 2)).astype("float32")
 
 
-def train_small(scope: Any, optimizer: Any, callbacks: Any = (), **options: Any) -> dict[str, Any]:
+def train_small(
+    scope: Any, optimizer: Any, callbacks: Any = (), rows: int = 31, **options: Any
+) -> dict[str, Any]:
     keras.utils.set_random_seed(7)
     with scope:
         model = small_model(optimizer, **options)
     options = {"batch_size": 8, "shuffle": False, "verbose": 0, "callbacks": list(callbacks)}
-    history = model.fit(*small_rows(), epochs=2, **options).history
+    x, y = (array[:rows] for array in small_rows())
+    history = model.fit(x, y, epochs=2, **options).history
     return {
         "digest": digest(model),
         "history": history,
@@ -153,14 +164,33 @@ def two_fits() -> list[int]:
     return counts
 
 
-def main(folder: str) -> dict[str, Any]:
-    # Small programs, many of them: what they do is compiled fast, and once.
-    jax.config.update("jax_disable_most_optimizations", True)
+def task() -> dict[str, Any]:
+    strategy = insitu.MultiWorkerMirroredStrategy("xla")
+    return {**train(strategy.scope()), "devices": len(jax.devices())}
+
+
+class KillsItself(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def lose() -> dict[str, Any]:
+    strategy = insitu.MultiWorkerMirroredStrategy("xla")
+    last = strategy.membership.context.index == 1
+    try:
+        train_small(strategy.scope(), "sgd", [KillsItself()] if last else [])
+    except insitu.errors.PeerLost as error:
+        return {"lost": error.task}
+    return {}
+
+
+def alone(folder: str) -> dict[str, Any]:
     return {
         "plain": train(over(0)),
         "one": train(over(1)),
         "three": train(over(3)),
-        "eager": [train_small(over(devices), "adam", run_eagerly=bool(devices)) for devices in (0, 2)],
+        "eager": [train_small(over(n), "sgd", rows=8, run_eagerly=n > 0) for n in (0, 2)],
         "resumed": resumed(folder),
         "optimized": [optimized(devices) for devices in (0, 2)],
         "own": [own_step(devices) for devices in (0, 4)],
@@ -169,4 +199,4 @@ def main(folder: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print("RESULTS", json.dumps(main(sys.argv[1])))
+    print("RESULTS", json.dumps({"alone": alone, "task": task, "lose": lose}[sys.argv[1]](*sys.argv[2:])))

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from backend_checks import DEADLINE, RUNS, result_of, start
-from hypothesis import given
+from backend_checks import DEADLINE, RUNS, result_of, run_tasks, start
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from insitu.train.mesh.rows import plan_rows
 
 pytest.importorskip("jax")
 
+SCRIPT = RUNS.with_name("mesh_runs.py")
 
+
+@settings(deadline=None)
 @given(st.data())
 def test_each_row_has_one_place_and_shards_keep_their_order(data: Any):
     counts = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=6))
@@ -42,8 +46,13 @@ class TestMesh:
     @classmethod
     def runs(cls, tmp_path_factory: pytest.TempPathFactory) -> Any:
         folder = tmp_path_factory.mktemp("mesh")
-        script = RUNS.with_name("mesh_runs.py")
-        return result_of(start("jax", folder / "home", str(folder / "checkpoints"), script=script))
+        return result_of(start("jax", folder / "home", "alone", str(folder / "checkpoints"), script=SCRIPT))
+
+    def test_one_program_over_two_processes(self, runs: Any, tmp_path: Path) -> None:
+        first, second = run_tasks("jax", tmp_path, 2, script=SCRIPT)
+        assert first == second
+        assert first.pop("devices") == 4
+        self.assert_near(first, runs["plain"])
 
     @staticmethod
     def assert_near(mine: Any, theirs: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,16 +11,20 @@ import jax
 import keras
 import numpy as np
 
-from insitu.errors import TrainingError
+from insitu.errors import PeerLost, TrainingError
 from insitu.exchange import Group
 from insitu.train.backends import Logs
 from insitu.train.backends.jax import unpack_step
 from insitu.train.feed import Part
 from insitu.train.gather import by_shard
 from insitu.train.membership import Membership
+from insitu.train.mesh.distributed import abandon
 from insitu.train.mesh.layout import MeshLayout
 from insitu.train.mesh.rows import RowPlan, plan_rows
 from insitu.train.mesh.variables import METRICS, OTHERS, TRAINABLE, variables_over
+
+_BROKEN = re.compile("UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION")
+"""How XLA's account of a collective that could not be done begins."""
 
 Leaves = list[Any]
 Tracing = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -215,8 +220,10 @@ class _RowCounts:
         )
 
     def plan(self, parts: Sequence[Part]) -> RowPlan:
+        """Raises PeerLost."""
         own = np.array([[part.rows] for part in parts], np.int64)
-        counts = own if self._alone else self._group.all_gather(by_shard(own))
+        with self.lost_peers_named():
+            counts = own if self._alone else self._group.all_gather(by_shard(own))
         return plan_rows(counts.reshape(-1).tolist(), self._hosts, self._layout.local_rows)
 
     @contextlib.contextmanager
@@ -224,9 +231,14 @@ class _RowCounts:
         """Where a collective of XLA fails, the exchange knows who is gone: raises PeerLost with its name."""
         try:
             yield
-        except jax.errors.JaxRuntimeError:
-            if not self._alone:
-                self._group.barrier()
+        except PeerLost:
+            abandon()
+            raise
+        except (jax.errors.JaxRuntimeError, ValueError) as error:
+            if self._alone or not _BROKEN.match(str(error)):
+                raise
+            abandon()
+            self._group.barrier()
             raise
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import sys
+from typing import Any, Literal, get_args
+
+import keras
 
 from insitu.context import Context
 from insitu.errors import TrainingError
+from insitu.train.state import broadcast_state, read_state
+from insitu.train.step import Step
 from insitu.train.strategies.base import Strategy
 
 Communication = Literal["auto", "ring", "xla"]
@@ -14,23 +19,70 @@ Communication = Literal["auto", "ring", "xla"]
 class MultiWorkerMirroredStrategy(Strategy):
     """One replica for each shard; a step's gradient is the mean over all rows of the global batch.
 
-    The two-phase step: a compiled function gives the gradients, the exchange combines them in shard order,
-    a compiled function applies them. With the same seed, number of shards and backend threads the weights
-    are the same bits on one process and on many. In a plain process, outside a job, it is one replica over
-    all partitions.
+    With `"ring"`, the two-phase step: a compiled function gives the gradients, the exchange combines them in
+    shard order, a compiled function applies them. With the same seed, number of shards and backend threads
+    the weights are the same bits on one process and on many.
+
+    With `"xla"`, on JAX, one program over the devices of all workers, with XLA's own collectives: gloo
+    between CPUs, NCCL between GPUs. It computes what one device would for the global batch (BatchNorm over
+    all of its rows, one Dropout mask), so it agrees with one device to rounding, where `"ring"` treats each
+    shard as a batch of its own. Make the strategy before JAX computes anything. A lost worker restarts all.
+
+    In a plain process, outside a job, it trains on all partitions.
 
     Args:
-        communication: `"ring"` is insitu's exchange; `"auto"` chooses, which in this version is `"ring"`.
-            `"xla"` isn't there yet.
+        communication: `"auto"` takes `"xla"` on JAX with accelerators and several workers, otherwise
+            `"ring"`, which is faster between CPUs, and says on stderr what it took.
         context: who this process is; read from the environment by default.
 
     Raises:
-        TrainingError: for an unknown communication, or a task that isn't a worker.
+        TrainingError: for an unknown communication, one that the backend doesn't have, or a task that isn't a
+            worker.
     """
 
     def __init__(self, communication: Communication = "auto", *, context: Context | None = None) -> None:
-        if communication not in ("auto", "ring"):
+        if communication not in get_args(Communication):
+            raise TrainingError(f"communication is 'auto', 'ring' or 'xla'. Received: {communication!r}")
+        backend = keras.backend.backend()
+        if communication == "xla" and backend != "jax":
             raise TrainingError(
-                f"communication is 'auto' or 'ring' in this version. Received: {communication!r}"
+                "communication='xla' is there on the JAX backend of Keras. Received: the "
+                f"{backend!r} backend. Use 'ring', or set KERAS_BACKEND=jax before keras is imported."
             )
         super().__init__(context=context)
+        several = len(self._membership.context.workers) > 1
+        if communication == "auto":
+            communication, why = _choose(backend, several)
+            if several and self._membership.context.is_chief:
+                sys.stderr.write(f"[insitu] communication: {communication} ({why})\n")
+        self.communication: str = communication
+        """What was chosen: `ring` or `xla`."""
+        if communication == "xla" and several:
+            from insitu.train.mesh.distributed import connect
+
+            connect(self._membership)
+
+    def make_step(self, model: Any, example: Any, *, first: bool) -> Step:
+        if self.communication != "xla":
+            return super().make_step(model, example, first=first)
+        from insitu.train.mesh import make_mesh_step
+        from insitu.train.mesh.distributed import all_devices
+
+        if first:
+            broadcast_state(read_state(model), self._membership.group())
+        return make_mesh_step(model, example, all_devices(), self._membership)
+
+
+def _choose(backend: str, several: bool) -> tuple[Communication, str]:
+    """(communication, why)."""
+    if not several:
+        return "ring", "one process"
+    if backend != "jax":
+        return "ring", f"the {backend} backend"
+    from insitu.train.mesh.distributed import started, visible_accelerators
+
+    if not visible_accelerators():
+        return "ring", "between CPUs it is the faster one"
+    if started():
+        return "ring", "JAX has started already; for xla make the strategy right after the imports"
+    return "xla", "JAX with accelerators"
