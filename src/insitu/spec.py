@@ -136,7 +136,8 @@ class JobSpec:
 
     `shards` is the number of shards from start to end (workers asked for, unless said otherwise);
     `threads` the number of backend threads of each replica: it is part of the job, since it changes the
-    backend's own rounding. `command` is JOB_CMD and JOB_ARGS, run in the job's copy of JOB_DIR.
+    backend's own rounding. `command` is JOB_CMD and JOB_ARGS, run in the job's copy of JOB_DIR. `settings`
+    are variables of the tasks' environment: what `insitu.config` asks of devices.
     """
 
     job_id: str
@@ -154,6 +155,7 @@ class JobSpec:
     threads: int = 1
     stall_timeout: float = 600.0
     created: float = 0.0
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_simple_name("A job's id", self.job_id)

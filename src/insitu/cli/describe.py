@@ -111,6 +111,7 @@ def job_account(job: JobPaths, *, ledger: bool, events: bool) -> dict[str, Any]:
         ],
         "engine": spec.engine,
         "threads": spec.threads,
+        "settings": dict(spec.settings),
         "seed": spec.seed,
         "max_restarts": spec.max_restarts,
         "stall_timeout": spec.stall_timeout,

@@ -92,9 +92,26 @@ def start(
         int | None,
         typer.Option(help="Shards to train on, spread over the workers.", show_default="--workers"),
     ] = None,
+    virtual_devices: Annotated[
+        str | None,
+        typer.Option(metavar="N|KIND:N", help="Make several devices out of one: cpu:4, gpu:2."),
+    ] = None,
+    memory_growth: Annotated[
+        bool | None, typer.Option(help="Take GPU memory as it is needed.", show_default="the backend's")
+    ] = None,
+    memory_limit: Annotated[
+        int | None, typer.Option(metavar="MIB", help="Memory to take of each GPU.", show_default="all")
+    ] = None,
+    soft_placement: Annotated[
+        bool | None, typer.Option(help="Use the CPU for a device that isn't there.", show_default="an error")
+    ] = None,
+    log_placement: Annotated[
+        bool | None, typer.Option(help="Print where variables and operations go.", show_default="off")
+    ] = None,
     prefix: PrefixOption = True,
 ) -> None:
     from insitu.cluster import Request, submit
+    from insitu.config import DeviceSettings, parse_virtual_devices
 
     request = Request(
         cache=cache,
@@ -111,6 +128,13 @@ def start(
         seed=seed,
         threads=threads,
         stall_timeout=stall_timeout,
+        settings=DeviceSettings(
+            virtual_devices=parse_virtual_devices(virtual_devices) if virtual_devices else None,
+            memory_growth=memory_growth,
+            memory_limit=memory_limit,
+            soft_placement=soft_placement,
+            log_placement=log_placement,
+        ),
     )
     paths = Paths.default()
     job_id = submit(paths, request)

@@ -79,6 +79,7 @@ def task_environment(
             GENERATION_ENV: str(attempt),
             STALL_TIMEOUT_ENV: repr(job.stall_timeout),
             "PYTHONUNBUFFERED": "1",
+            **job.settings,
             **{name: str(job.threads) for name in THREAD_SETTINGS},
             "TF_NUM_INTEROP_THREADS": str(interop_threads(job)),
         }

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from insitu.cluster.code import copy_code
@@ -27,6 +27,7 @@ from insitu.cluster.journal import Journal
 from insitu.cluster.lock import take_lock
 from insitu.cluster.placement import default_threads, default_workers, place
 from insitu.cluster.settling import clean_up, staged_folder
+from insitu.config import DeviceSettings
 from insitu.errors import ClusterError, JobSpecError, StorageFull
 from insitu.grid import Catalog, load_topology
 from insitu.paths import JobPaths, Paths
@@ -59,6 +60,7 @@ class Request:
     seed: int = 0
     threads: int | None = None
     stall_timeout: float = 600.0
+    settings: DeviceSettings = field(default_factory=DeviceSettings)
 
 
 def submit(paths: Paths, request: Request) -> str:
@@ -122,6 +124,7 @@ def _spec(request: Request, cache: CacheSpec, default: int) -> JobSpec:
         threads=threads if request.threads is None else request.threads,
         stall_timeout=request.stall_timeout,
         created=time.time(),
+        settings=request.settings.to_environment(),
     )
 
 

@@ -18,6 +18,7 @@ from insitu.train.bookkeeping import Bookkeeper
 from insitu.train.callbacks import EpochCallbacks, own_callbacks
 from insitu.train.feed import Feed, Step
 from insitu.train.membership import Membership
+from insitu.train.placement_log import log_variables
 from insitu.train.sources import make_feed
 from insitu.train.state import ModelState, read_state
 from insitu.train.step import Step as StrategyStep
@@ -83,7 +84,10 @@ class Binding:
         if key not in self._steps:
             with self.strategy.placement():
                 self.model._symbolic_build(data_batch=example)
-            self._steps[key] = self.strategy.make_step(self.model, example, first=not self._steps)
+            first = not self._steps
+            self._steps[key] = self.strategy.make_step(self.model, example, first=first)
+            if first:
+                log_variables(self.model.variables)
         return self._steps[key]
 
     def begin_epoch(self, epoch: int, step: int) -> None:

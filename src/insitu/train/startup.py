@@ -9,8 +9,11 @@ from typing import Any
 
 from insitu.config import DeviceSettings
 from insitu.errors import InputError
+from insitu.train.placement_log import log_operations_of_torch
 
 _given: dict[str, DeviceSettings] = {}
+_modes: list[Any] = []
+"""Keeps what logs operations of PyTorch."""
 
 
 def give_settings(backend: str, settings: DeviceSettings) -> None:
@@ -100,6 +103,8 @@ def _to_jax(settings: DeviceSettings) -> None:
         )
     if virtual is not None:
         _number_jax_cpus(jax, virtual[1])
+    if settings.log_placement is not None:
+        jax.config.update("jax_log_compiles", settings.log_placement)
     memory = {}
     if settings.memory_growth is not None:
         memory["XLA_PYTHON_CLIENT_PREALLOCATE"] = str(not settings.memory_growth).lower()
@@ -163,6 +168,8 @@ def _to_torch(settings: DeviceSettings) -> None:
         for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
             total = torch.cuda.get_device_properties(index).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, settings.memory_limit * 2**20 / total), index)
+    if settings.log_placement and not _modes:
+        _modes.append(log_operations_of_torch())
     if settings.threads is not None:
         within, beside = settings.threads
         torch.set_num_threads(within)

@@ -35,6 +35,7 @@ JOB = JobSpec(
     seed=7,
     threads=2,
     stall_timeout=9.5,
+    settings={"INSITU_VIRTUAL_DEVICES": "cpu:2"},
 )
 
 
@@ -76,3 +77,8 @@ def test_threads_are_the_jobs_and_the_users_other_choices_stay() -> None:
     assert found["TF_NUM_INTEROP_THREADS"] == "5"
     assert (found["TF_CPP_MIN_LOG_LEVEL"], found["PYTHONHASHSEED"], found["OTHER"]) == ("0", "5", "x")
     assert (environment(1)["TF_CPP_MIN_LOG_LEVEL"], environment(1)["PYTHONHASHSEED"]) == ("2", "7")
+
+
+def test_what_the_job_asks_of_devices_is_there_over_what_was_inherited() -> None:
+    found = environment(1, INSITU_VIRTUAL_DEVICES="cpu:8")
+    assert found["INSITU_VIRTUAL_DEVICES"] == "cpu:2"

@@ -19,6 +19,7 @@ from insitu.train.loops.program import Call, StepModel
 from insitu.train.loops.scope import Scope
 from insitu.train.loops.values import PerReplica, join, values_of
 from insitu.train.membership import Membership
+from insitu.train.placement_log import log_variables
 from insitu.train.state import ModelState, broadcast_state
 from insitu.train.step import TwoPhaseStep
 
@@ -77,6 +78,7 @@ class Runner:
         ]
         new = [v for v in variables if id(v) not in self._alike]
         if new:
+            log_variables(new)
             self._alike.update(map(id, new))
             nothing = ModelState((), (), (), (), (), (), ())
             broadcast_state(replace(nothing, trainable=tuple(new)), self._strategy.membership.group())
