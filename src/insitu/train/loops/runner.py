@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -34,6 +35,9 @@ class Layout(Protocol):
     def membership(self) -> Membership:
         """Who this process is among the tasks."""
 
+    def placement(self) -> AbstractContextManager[Any]:
+        """Where variables are made and steps are run."""
+
     @property
     def made_in_scope(self) -> Scope:
         """The optimizers and variables that were made in the strategy's scope."""
@@ -49,6 +53,10 @@ class Runner:
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """See `Strategy.run`."""
+        with self._strategy.placement():
+            return self._run(fn, args, kwargs)
+
+    def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         # A tf.function would hide what its step does behind a trace of its own.
         fn = getattr(fn, "python_function", fn)
         _refuse_inside_graph()
