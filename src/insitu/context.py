@@ -23,6 +23,14 @@ GENERATION_ENV = "INSITU_GENERATION"
 STALL_TIMEOUT_ENV = "INSITU_STALL_TIMEOUT"
 TF_CONFIG_ENV = "TF_CONFIG"
 
+CONTRACT_ENVS = frozenset(
+    {
+        *(HOME_ENV, JOB_ID_ENV, CACHE_ENV, TASK_ENV, SHARDS_ENV, NODE_ENV, SEED_ENV, ATTEMPT_ENV),
+        *(GENERATION_ENV, STALL_TIMEOUT_ENV, TF_CONFIG_ENV),
+    }
+)
+"""What a script finds in its environment; nothing else reads these names, and none before the script runs."""
+
 _FIRST_WORKER = TaskId("worker", 0)
 
 

@@ -14,6 +14,7 @@
         roster.json                     who trains with whom now; replaced by each new generation
         placement.json                  tasks, nodes and shards, and the cache as it was then
         journal.sqlite  controller.json controller.log
+        wish.json                       how many workers somebody has asked for; the controller removes it
         output.log                      all tasks' output, merged, each line with its task
         shards/CACHE.json               the pinned shard map of each cache that the job has opened
         tasks/ROLE-INDEX/               one task
@@ -143,6 +144,10 @@ class JobPaths:
     @property
     def roster(self) -> Path:
         return self.root / "roster.json"
+
+    @property
+    def wish(self) -> Path:
+        return self.root / "wish.json"
 
     @property
     def secret(self) -> Path:

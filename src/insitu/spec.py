@@ -138,6 +138,8 @@ class JobSpec:
     `threads` the number of backend threads of each replica: it is part of the job, since it changes the
     backend's own rounding. `command` is JOB_CMD and JOB_ARGS, run in the job's copy of JOB_DIR. `settings`
     are variables of the tasks' environment: what `insitu.config` asks of devices.
+    `on_loss` is what is done about a task that dies while the others can go on; `standby` how many processes
+    stand by for that, None: one where there is memory for it.
     """
 
     job_id: str
@@ -156,6 +158,8 @@ class JobSpec:
     stall_timeout: float = 600.0
     created: float = 0.0
     settings: Mapping[str, str] = field(default_factory=dict)
+    on_loss: Literal["replace", "adopt", "restart"] = "replace"
+    standby: int | None = None
 
     def __post_init__(self) -> None:
         check_simple_name("A job's id", self.job_id)
@@ -166,12 +170,15 @@ class JobSpec:
             ("--ps", self.ps, 0),
             ("--max-restarts", self.max_restarts, 0),
             ("--threads", self.threads, 1),
+            ("--standby", 0 if self.standby is None else self.standby, 0),
         )
         for option, value, least in rules:
             if value < least:
                 raise JobSpecError(f"{option} must be at least {least:g}. Received: {value:g}")
         if not (math.isfinite(self.stall_timeout) and self.stall_timeout > 0):
             raise JobSpecError(f"--stall-timeout must be positive and finite. Received: {self.stall_timeout}")
+        if self.on_loss not in ("replace", "adopt", "restart"):
+            raise JobSpecError(f"--on-loss must be replace, adopt or restart. Received: {self.on_loss}")
         if not 0 <= self.seed < 2**31:
             raise JobSpecError(f"--seed must be in [0, 2**31). Received: {self.seed}")
         if not self.command:

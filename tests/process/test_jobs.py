@@ -310,28 +310,80 @@ while True:
 """
 
 
-def test_nothing_outlives_a_controller_that_is_killed(insitu: Insitu) -> None:
-    insitu.script(STUBBORN)
-    job_id = insitu.detach(*TWO)
-    wait_for("both tasks", lambda: insitu.output(job_id).count("ready") == 2)
-    assert len(insitu.processes()) == 2 + 2 * 3
-    os.kill(insitu.controller(job_id), signal.SIGKILL)
-    wait_for("all processes to end", lambda: not insitu.processes())
-    described = insitu.json("describe", job_id)
-    assert described["state"] == "failed" and "controller died" in described["reason"]
-    assert "controller died" in insitu.run("attach", job_id, code=1).stderr
-    assert insitu.run("stop", job_id, code=3)
+COUNTS = """
+import os, pathlib, time
+home = pathlib.Path(os.environ["INSITU_HOME"])
+print("pid", os.getpid())
+number = 0
+while not (home / "go").exists():
+    number += 1
+    print("line", number)
+    time.sleep(0.001)
+print("last", number)
+"""
 
 
-def test_a_job_ends_with_its_guard(insitu: Insitu) -> None:
+def test_a_killed_controller_is_taken_over_and_tasks_notice_nothing(insitu: Insitu) -> None:
+    insitu.script(COUNTS)
+    job_id = insitu.detach(*ONE)
+    wait_for_output(insitu, job_id, "line")
+    for times in range(1, 4):
+        os.kill(insitu.controller(job_id), signal.SIGKILL)
+        wait_for("the takeover", lambda times=times: insitu.output(job_id).count("taken over") == times)
+    (insitu.paths.home / "go").touch()
+    lines = insitu.run("attach", job_id, "--no-prefix").stdout.splitlines()
+    last = int(lines[-1].split()[1])
+    assert lines[0].startswith("pid") and lines[1:-1] == [f"line {i + 1}" for i in range(last)]
+    assert insitu.state(job_id) == "finished"
+    assert insitu.json("describe", job_id)["attempt"] == 1
+
+
+def test_an_end_that_no_controller_saw_is_seen_by_the_next(insitu: Insitu) -> None:
     insitu.script(WAITS)
     job_id = insitu.detach(*ONE)
     wait_for_output(insitu, job_id, "waiting")
+    os.kill(insitu.controller(job_id), signal.SIGSTOP)
+    (insitu.paths.home / "go").touch()
+    wait_for_output(insitu, job_id, "went on")
+    os.kill(insitu.controller(job_id), signal.SIGKILL)
+    insitu.run("attach", job_id)
+    assert insitu.state(job_id) == "finished"
+
+
+def test_a_job_ends_with_its_supervisor_and_can_be_resumed(insitu: Insitu) -> None:
+    insitu.script(STUBBORN + "\n")
+    job_id = insitu.detach(*TWO)
+    wait_for("both tasks", lambda: insitu.output(job_id).count("ready") == 2)
+    assert len(insitu.processes()) == 2 + 2 * 3
     controller = insitu.controller(job_id)
-    guard = int(Path(f"/proc/{controller}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(guard, signal.SIGKILL)
-    wait_for("all processes to end", lambda: not insitu.processes())
-    assert insitu.state(job_id) == "stopped"
+    supervisor = int(Path(f"/proc/{controller}/stat").read_text().rpartition(")")[2].split()[1])
+    assert "is running" in insitu.run("resume", job_id, code=2).stderr
+    os.kill(supervisor, signal.SIGKILL)
+    tasks = [p for p, line in insitu.processes().items() if "insitu.cluster" in line]
+    wait_for("the tasks to end", lambda: not set(tasks) & insitu.processes().keys())
+    for orphan in insitu.processes():
+        # What a task had started in sessions of its own has lost the one that would have ended it.
+        os.kill(orphan, signal.SIGKILL)
+    described = insitu.json("describe", job_id)
+    assert described["state"] == "failed" and "insitu resume" in described["reason"]
+    assert insitu.run("stop", job_id, code=3)
+    (insitu.job(job_id).code / "train.py").write_text(
+        "import os; print('life', os.environ['INSITU_ATTEMPT'])"
+    )
+    resumed = insitu.run("resume", job_id)
+    assert sorted(resumed.stdout.splitlines()) == ["[worker:0] life 2", "[worker:1] life 2"]
+    assert "has finished" in insitu.run("resume", job_id, code=3).stderr
+
+
+def test_tasks_that_cannot_come_and_go_are_not_scaled(insitu: Insitu) -> None:
+    insitu.script(WAITS)
+    job_id = insitu.detach(*TWO)
+    wait_for("both tasks", lambda: insitu.output(job_id).count("waiting") == 2)
+    assert "can't take part" in insitu.run("scale", job_id, "1", code=2).stderr
+    assert "1 to 2 workers" in insitu.run("scale", job_id, "3", code=2).stderr
+    (insitu.paths.home / "go").touch()
+    insitu.run("attach", job_id)
+    assert "has ended already: finished" in insitu.run("scale", job_id, "1", code=3).stderr
 
 
 def test_whatever_a_task_leaves_behind_ends_with_the_job(insitu: Insitu) -> None:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "insitu"
 MODULES = sorted(SOURCE.rglob("*.py"))
 
-GROUND = {"_version", "errors", "spec", "paths", "context", "progress", "roster", "config"}
+GROUND = {"_version", "errors", "spec", "paths", "context", "progress", "roster", "config", "warmth"}
 BELOW = {
     "grid": GROUND,
     "exchange": GROUND,
@@ -35,6 +35,11 @@ PURE = [
     "grid/order.py",
     "cluster/placement.py",
     "cluster/job.py",
+    "cluster/job_state.py",
+    "cluster/layout.py",
+    "cluster/recovery.py",
+    "cluster/stall.py",
+    "cluster/watching.py",
     "exchange/arithmetic.py",
     "parameters/hashing.py",
     "parameters/histogram.py",

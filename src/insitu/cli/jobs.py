@@ -108,6 +108,15 @@ def start(
     log_placement: Annotated[
         bool | None, typer.Option(help="Print where variables and operations go.", show_default="off")
     ] = None,
+    on_loss: Annotated[
+        str, typer.Option(metavar="replace|adopt|restart", help="What to do when a worker is lost.")
+    ] = "replace",
+    standby: Annotated[
+        int | None,
+        typer.Option(
+            help="Warmed processes that can take a lost worker's place.", show_default="1 if memory allows"
+        ),
+    ] = None,
     prefix: PrefixOption = True,
 ) -> None:
     from insitu.cluster import Request, submit
@@ -119,6 +128,8 @@ def start(
         command=tuple(command),
         workers=workers,
         shards=shards,
+        on_loss=on_loss,  # type: ignore[arg-type]
+        standby=standby,
         ps=ps,
         chief=chief,
         evaluator=evaluator,
@@ -143,13 +154,13 @@ def start(
         raise typer.Exit(stream(paths.job(job_id), prefix=prefix))
 
 
-def stream(job: JobPaths, *, prefix: bool) -> int:
-    """Prints the job's output from its start to its end. Returns the exit code to end with."""
+def stream(job: JobPaths, *, prefix: bool, start: int = 0) -> int:
+    """Prints the job's output from byte `start` to its end. Returns the exit code to end with."""
     from insitu.cluster import exit_code, follow, is_running
 
     printer = OutputPrinter(prefix=prefix)
     try:
-        for lines in follow(job.output, lambda: not is_running(job)):
+        for lines in follow(job.output, lambda: not is_running(job), start=start):
             printer.print(lines)
     except KeyboardInterrupt:
         name = job.root.name
@@ -168,6 +179,44 @@ def attach(job_id: JobArgument, prefix: PrefixOption = True) -> None:
     from insitu.cluster import find_job
 
     raise typer.Exit(stream(find_job(Paths.default(), job_id), prefix=prefix))
+
+
+def resume(
+    job_id: JobArgument,
+    detach: Annotated[bool, typer.Option("--detach", help="Don't stream the output.")] = False,
+    prefix: PrefixOption = True,
+) -> None:
+    """Lets a job that was stopped, has failed or lost its machine go on from its last checkpoint.
+
+    Shards and seed stay, so it ends with the same weights as an undisturbed one. Exits with 3 if the job has
+    finished, with 2 if it runs.
+
+    Example:
+
+        insitu resume digits-3fa9c1
+    """
+    from insitu.cluster import find_job, resume_job
+
+    job = find_job(Paths.default(), job_id)
+    start = resume_job(job)
+    tell(job.root.name)
+    if not detach:
+        raise typer.Exit(stream(job, prefix=prefix, start=start))
+
+
+def scale(
+    job_id: JobArgument,
+    workers: Annotated[int, typer.Argument(metavar="N", help="Workers from now on: 1 to its shards.")],
+) -> None:
+    """Gives a running job more workers, or fewer. What it trains on, and to which weights, stays the same.
+
+    Example:
+
+        insitu scale digits-3fa9c1 4
+    """
+    from insitu.cluster import find_job, scale_job
+
+    tell(scale_job(find_job(Paths.default(), job_id), workers))
 
 
 def stop(job_id: JobArgument) -> None:
@@ -314,5 +363,5 @@ def register(app: typer.Typer) -> None:
     """Adds this module's commands."""
     options_first = {"allow_interspersed_args": False}
     app.command(help=START_EXAMPLES, context_settings=options_first)(start)
-    for command in (attach, stop, ps, logs):
+    for command in (attach, resume, scale, stop, ps, logs):
         app.command()(command)

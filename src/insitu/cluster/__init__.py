@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         stop_job,
     )
     from insitu.cluster.submission import Request, submit
+    from insitu.cluster.wishes import resume_job, scale_job
 
 _DOOR = {
     "BrokenJob": "status",
@@ -37,6 +38,8 @@ _DOOR = {
     "read_placement": "records",
     "read_spec": "records",
     "read_status": "status",
+    "resume_job": "wishes",
+    "scale_job": "wishes",
     "split_prefix": "output",
     "stop_job": "status",
     "submit": "submission",
@@ -56,6 +59,8 @@ __all__ = [
     "read_placement",
     "read_spec",
     "read_status",
+    "resume_job",
+    "scale_job",
     "split_prefix",
     "stop_job",
     "submit",

@@ -1,23 +1,24 @@
-"""The shell around a job's decisions: feeds events, performs actions. One detached process for each job.
+"""The shell around a job's decisions: feeds events, performs actions.
 
-`python -P -m insitu.cluster.controller JOB_FOLDER LOCK` becomes two processes. The *guard* is the parent:
-it adopts whatever loses its parent, and when the controller ends, in whatever way, it kills all that is
-left, so nothing of a job outlives its controller. The *controller*, its child, runs the job.
-SIGTERM stops the job.
+It is a child of the job's supervisor (see `insitu.cluster.supervisor`), which holds the tasks. So it may die:
+every event is in the journal before it is acted upon, and the next controller reads there what was decided,
+asks the supervisor what runs, and does what is missing. SIGTERM stops the job; SIGUSR1 says that there is a
+wish to be read.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Sequence
 
-from insitu.cluster.engine import Command, Ended, Engine, Output
+from insitu.cluster.channel import Channel
+from insitu.cluster.engine import Command
 from insitu.cluster.environment import task_environment
 from insitu.cluster.failure import read_failure
 from insitu.cluster.job import advance
@@ -28,33 +29,47 @@ from insitu.cluster.job_state import (
     Finish,
     JobState,
     Launch,
+    Launched,
     LaunchFailed,
+    PeersParted,
+    Publish,
+    Ready,
+    Recovered,
+    Resumed,
     Say,
+    ScaleRequested,
     Signal,
     Stalled,
-    Steps,
     StopRequested,
     Submitted,
+    TakenOver,
     TaskExited,
+    TaskState,
     Tick,
 )
 from insitu.cluster.journal import Journal
-from insitu.cluster.logs import JobLogs
-from insitu.cluster.process import adopt_orphans, die_with_parent, end_all_children
+from insitu.cluster.lock import write_holder
+from insitu.cluster.logs import Merged
+from insitu.cluster.process import die_with_parent, is_stopped, memory_available, memory_of
 from insitu.cluster.records import read_placement, read_spec
-from insitu.cluster.settling import settle
 from insitu.cluster.stall import StallWatch
-from insitu.cluster.task import PARENT_ENV
+from insitu.cluster.tasks import LifeEnded, SupervisedTasks, SupervisorGone, Tasks
+from insitu.cluster.watching import furthest, has_recovered, parted, ready_to_join
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths
 from insitu.progress import IDLE, Progress, read_progress
-from insitu.roster import Member, Roster, write_roster
-from insitu.spec import Placement, TaskId
+from insitu.roster import Member, Roster, read_roster, write_roster
+from insitu.spec import NodeId, TaskId
 
 RETRY_PAUSE = 1.0
 """Seconds between two tries to write to a journal that refused it."""
 PATIENCE = 600.0
 """Seconds for which a job that is over waits for its journal, unless it is asked to stop."""
+CLOSE_LOOK = 0.02
+"""Seconds between two looks at the tasks' progress while they recover or newcomers are awaited."""
+LOOK = 0.25
+PARTED_GRACE = 1.0
+"""Seconds within which the death of a task explains why others say that they have lost a peer."""
 
 
 class Controller:
@@ -64,39 +79,45 @@ class Controller:
     job's end for `PATIENCE` seconds.
     """
 
-    def __init__(self, job: JobPaths, engine: Engine, wake: int) -> None:
+    def __init__(self, job: JobPaths, tasks: Tasks, wake: int) -> None:
         self._job = job
         self._home = job.root.parent.parent
-        self._engine = engine
+        self._tasks = tasks
         self._wake = wake
         self._spec = read_spec(job)
-        self._placement, _ = read_placement(job)
+        self._placement, self._cache = read_placement(job)
         self._journal = Journal(job.journal)
         self._state: JobState = self._journal.state()
-        self._logs = JobLogs(job)
+        self._merged = Merged(job)
+        self._roster = read_roster(job.roster) or Roster(0, ())
+        self._reserved: dict[tuple[TaskId, int], str] = {}
         self._watch = StallWatch(self._spec.stall_timeout)
-        self._look_every = min(5.0, max(0.1, self._spec.stall_timeout / 10))
+        self._stall_every = min(5.0, max(0.1, self._spec.stall_timeout / 10))
         self._started, self._started_monotonic = time.time(), time.monotonic()
-        self._last_look = self._now()
+        self._last_look = self._last_stall_look = self._now()
+        self._parted_since: float | None = None
+        self._standby_for = -1
+        self._unpublished = False
         self._events: deque[Event] = deque()
         self._unwritten: deque[tuple[float, Event, list[Action], JobState]] = deque()
+        self._unacknowledged: list[LifeEnded] = []
 
     def _now(self) -> float:
         """Seconds since 1970, but never going back."""
         return self._started + time.monotonic() - self._started_monotonic
 
-    def run(self) -> int:
+    def run(self, *, resume: bool = False) -> int:
         """Returns the job's exit code."""
+        if resume:
+            self._feed(Resumed())
+        elif self._state.phase != "pending":
+            self._take_over()
         self._feed(Submitted())
         while self._state.phase not in ENDED:
-            for happened in self._engine.wait(self._timeout()):
-                if isinstance(happened, Output):
-                    self._logs.write(happened.task, happened.data, self._now())
-                else:
-                    self._ended(happened)
-            if self._stop_was_asked():
-                self._feed(StopRequested())
-            self._look_for_stall()
+            for ended in self._tasks.wait(self._timeout()):
+                self._ended(ended)
+            self._hear_signals()
+            self._look()
             if self._state.due is not None and self._now() >= self._state.due:
                 self._feed(Tick())
             self._write_down()
@@ -106,22 +127,29 @@ class Controller:
     def _timeout(self) -> float | None:
         times = [] if self._state.due is None else [self._state.due]
         if self._state.alive:
-            times.append(self._last_look + self._look_every)
-        if self._unwritten:
+            times.append(self._last_look + self._look_every())
+        if self._unwritten or self._unpublished:
             times.append(self._now() + RETRY_PAUSE)
-        return min(times) - self._now() if times else None
+        return max(0.0, min(times) - self._now()) if times else None
+
+    # What the journal has
 
     def _write_down(self) -> None:
-        """Writes what the journal lacks, in order, as far as it goes."""
+        """Writes what the journal lacks, in order, as far as it goes; then a roster that is due."""
+        if self._unpublished:
+            self._publish(self._state.generation)
         with contextlib.suppress(ClusterError):
             while self._unwritten:
                 self._journal.record(*self._unwritten[0])
                 self._unwritten.popleft()
+            for ended in self._unacknowledged:
+                self._tasks.acknowledge(ended)
+            self._unacknowledged.clear()
 
     def _write_the_rest(self) -> None:
         """Raises ClusterError where the job's end can't be written down."""
         deadline = time.monotonic() + PATIENCE
-        while self._unwritten and time.monotonic() < deadline and not self._stop_was_asked():
+        while self._unwritten and time.monotonic() < deadline and not self._signals():
             time.sleep(RETRY_PAUSE)
             self._write_down()
         if self._unwritten:
@@ -141,43 +169,97 @@ class Controller:
             for action in actions:
                 self._perform(action)
 
+    def _take_over(self) -> None:
+        """Another controller has begun this job: does what it decided and didn't come to do."""
+        self._feed(TakenOver())
+        living = self._tasks.living()
+        if self._roster.generation < self._state.generation:
+            self._publish(self._state.generation)
+        for task in self._state.alive:
+            if task.task in living and task.asked:
+                self._tasks.signal(task.task, task.asked)
+        ends = self._tasks.wait(0.0)
+        begun = {(e.task, e.attempt) for e in ends} | {(t, attempt) for t, (attempt, _) in living.items()}
+        unbegun = [t for t in self._state.alive if (t.task, t.attempt) not in begun]
+        for ended in ends:
+            self._ended(ended)
+        missing = [t.task for t in unbegun if self._state.task(t.task) == t]
+        if missing:
+            self._launch(missing)
+        self._hear_wish()
+
+    # Doing what was decided
+
     def _perform(self, action: Action) -> None:
         match action:
+            case Publish():
+                self._publish(action.generation)
             case Launch():
-                self._launch(action.attempt)
+                self._launch(action.tasks)
             case Signal():
-                self._engine.signal(action.task, action.name)
+                self._tasks.signal(action.task, action.name)
             case Say():
-                self._logs.say(action.text)
+                self._merged.say(action.text)
             case Finish():
                 pass
 
-    def _launch(self, attempt: int) -> None:
-        tasks = self._placement.tasks
-        self._watch.reset()
-        launched = 0
+    def _publish(self, generation: int) -> None:
+        """Writes the roster that follows from the state. A life keeps its address; a new one gets its own."""
+        named = [t for t in self._state.tasks if (t.member and not t.released) or t.task.role != "worker"]
+        before = (*self._roster.members, *self._roster.others)
+        addresses = {(m.task, m.attempt): m.address for m in before} | self._reserved
         try:
-            addresses = self._engine.reserve(tasks)
-            write_roster(self._job.roster, roster_of(self._placement, addresses, attempt))
-            inherited = {**os.environ, PARENT_ENV: str(os.getpid())}
-            for spec in tasks:
-                self._job.progress(spec.task).unlink(missing_ok=True)
-                self._job.failure(spec.task).unlink(missing_ok=True)
-                self._job.reads(spec.task).unlink(missing_ok=True)
-            for spec in tasks:
-                self._logs.open(spec.task, attempt)
-                environment = task_environment(
-                    self._spec, self._placement, spec, addresses, attempt, self._home, inherited
-                )
-                arguments = (sys.executable, "-P", "-m", "insitu.cluster.task", *self._spec.command)
-                self._engine.launch(spec, Command(arguments, environment, self._job.code))
-                launched += 1
+            self._reserve([t for t in named if (t.task, t.attempt) not in addresses])
+            addresses |= self._reserved
+            members = [Member(t.task, t.attempt, addresses[t.task, t.attempt], t.shards) for t in named]
+            workers = tuple(m for m in members if m.task.role == "worker")
+            others = tuple(m for m in members if m.task.role != "worker")
+            self._roster = Roster(generation, workers, others)
+            self._reserved.clear()
+            write_roster(self._job.roster, self._roster)
+            self._unpublished = False
         except (ClusterError, OSError) as error:
-            missing = tuple(spec.task for spec in tasks[launched:])
-            self._events.append(LaunchFailed(missing, str(error)))
+            if not self._unpublished:
+                self._merged.say(f"the roster of generation {generation} can't be written yet: {error}")
+            self._unpublished = True
 
-    def _ended(self, ended: Ended) -> None:
-        self._logs.close(ended.task)
+    def _reserve(self, tasks: Sequence[TaskState]) -> None:
+        if tasks:
+            found = self._tasks.reserve([t.task for t in tasks])
+            self._reserved |= {(t.task, t.attempt): found[t.task] for t in tasks}
+
+    def _launch(self, names: Sequence[TaskId]) -> None:
+        self._watch.reset()
+        launched: list[tuple[TaskId, int]] = []
+        try:
+            for task in map(self._state.task, names):
+                for trace in (self._job.progress, self._job.failure, self._job.reads):
+                    trace(task.task).unlink(missing_ok=True)
+            for task in map(self._state.task, names):
+                pid = self._tasks.launch(
+                    task.task, task.attempt, task.node or NodeId(""), self._command(task)
+                )
+                launched.append((task.task, pid))
+        except (ClusterError, OSError) as error:
+            missing = tuple(names[len(launched) :])
+            self._events.append(LaunchFailed(missing, str(error), self._elastic(self._records())))
+        if launched:
+            self._events.append(Launched(tuple(launched)))
+
+    def _command(self, task: TaskState) -> Command:
+        self._job.task(task.task).mkdir(parents=True, exist_ok=True)
+        address = ""
+        if self._roster.rank(task.task) is None and task.task.role == "worker":
+            self._reserve([task])
+            address = self._reserved[task.task, task.attempt]
+        environment = task_environment(self._spec, self._roster, task, address, self._home, os.environ)
+        arguments = (sys.executable, "-P", "-m", "insitu.cluster.task", *self._spec.command)
+        return Command(arguments, environment, self._job.code)
+
+    # Seeing what happens
+
+    def _ended(self, ended: LifeEnded) -> None:
+        self._unacknowledged.append(ended)
         records = self._records()
         living = {t.task for t in self._state.alive} - {ended.task}
         self._feed(
@@ -187,92 +269,140 @@ class Controller:
                 read_failure(self._job.failure(ended.task)) if ended.code else None,
                 furthest(records),
                 tuple(sorted(t for t, r in records.items() if t in living and r and r.place != IDLE)),
+                tuple(t for t in self._elastic(records) if t != ended.task),
+                self._lost_nodes(),
+                ended.attempt,
             )
         )
 
     def _records(self) -> dict[TaskId, Progress | None]:
         return {t.task: read_progress(self._job.progress(t.task)) for t in self._state.tasks}
 
-    def _look_for_stall(self) -> None:
+    def _elastic(self, records: dict[TaskId, Progress | None]) -> tuple[TaskId, ...]:
+        living = {t.task for t in self._state.alive}
+        return tuple(sorted(t for t, r in records.items() if t in living and r and r.elastic))
+
+    def _lost_nodes(self) -> tuple[NodeId, ...]:
+        """Nodes that owned partitions of the job's cache and have lost their store."""
+        owners = {owner for partition in self._cache.partitions for owner in partition.owners}
+        nodes = self._home / "nodes"
+        return tuple(sorted(node for node in owners if nodes.exists() and not (nodes / node).exists()))
+
+    def _look_every(self) -> float:
+        awaited = any(not t.member and not t.released for t in self._state.alive)
+        return CLOSE_LOOK if awaited or self._is_recovering() else min(LOOK, self._stall_every)
+
+    def _is_recovering(self) -> bool:
+        return any(r.ended is None for r in self._state.recoveries[-3:])
+
+    def _look(self) -> None:
+        """What the tasks say of themselves becomes events."""
         now = self._now()
-        if not self._state.alive or now - self._last_look < self._look_every:
+        if not self._state.alive or now - self._last_look < self._look_every():
             return
         self._last_look = now
         records = self._records()
-        living = {t.task for t in self._state.alive}
+        if new := ready_to_join(self._state, records):
+            self._feed(Ready(new, furthest(records)))
+        if self._is_recovering() and has_recovered(self._state, records):
+            self._feed(Recovered(self._state.generation))
+        self._look_for_parting(records, now)
+        if now - self._last_stall_look >= self._stall_every:
+            self._last_stall_look = now
+            self._look_for_stall(records, now)
+            self._keep_standby(records)
+
+    def _look_for_parting(self, records: dict[TaskId, Progress | None], now: float) -> None:
+        apart = parted(self._state, records)
+        if not apart:
+            self._parted_since = None
+        elif self._parted_since is None:
+            self._parted_since = now
+        elif now - self._parted_since >= PARTED_GRACE:
+            self._parted_since = None
+            self._feed(PeersParted(apart, furthest(records), self._elastic(records)))
+
+    def _look_for_stall(self, records: dict[TaskId, Progress | None], now: float) -> None:
+        living = {t.task: t for t in self._state.alive}
         stall = self._watch.observe(
             {t: record for t, record in records.items() if t in living},
             now,
             idle_too=self._state.goal == "finish",
+            stopped=lambda: {name for name, task in living.items() if task.pid and is_stopped(task.pid)},
         )
         if stall is not None:
-            self._feed(Stalled(stall, furthest(records)))
+            self._feed(Stalled(stall.text, furthest(records), stall.culprits, self._elastic(records)))
 
-    def _stop_was_asked(self) -> bool:
-        """Empties the descriptor; True where a signal had been written to it."""
+    def _keep_standby(self, records: dict[TaskId, Progress | None]) -> None:
+        """Asks for processes that stand by, once all members train and as often as one has been used."""
+        members = self._state.members
+        steady = self._state.phase == "running" and not self._is_recovering()
+        used = sum(t.attempt for t in self._state.tasks)
+        if not steady or self._standby_for == used or self._spec.standby == 0:
+            return
+        if self._state.on_loss == "restart" or not all(
+            (r := records[t.task]) and r.elastic and r.step >= 0 for t in members
+        ):
+            return
+        self._standby_for = used
+        count = self._spec.standby
+        if count is None:
+            most = max((memory_of(t.pid) for t in members), default=0)
+            count = int(memory_available() > 2 * most > 0)
+        self._tasks.keep_standby(count, self._command(members[-1]))
+
+    # Being told
+
+    def _signals(self) -> bytes:
+        """Numbers of the signals that have come since the last look."""
         with contextlib.suppress(BlockingIOError):
-            return bool(os.read(self._wake, 64))
-        return False
+            return os.read(self._wake, 64)
+        return b""
 
-    def close(self) -> None:
-        self._engine.close()
-        self._logs.finish()
+    def _hear_signals(self) -> None:
+        numbers = self._signals()
+        if signal.SIGTERM in numbers or signal.SIGINT in numbers:
+            self._feed(StopRequested())
+        if signal.SIGUSR1 in numbers:
+            self._hear_wish()
+
+    def _hear_wish(self) -> None:
+        try:
+            wish = json.loads(self._job.wish.read_text())
+            self._job.wish.unlink()
+            workers, token = int(wish["workers"]), str(wish["token"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        records = self._records()
+        self._feed(ScaleRequested(workers, token, furthest(records), self._elastic(records)))
 
 
-def roster_of(placement: Placement, addresses: Mapping[TaskId, str], attempt: int) -> Roster:
-    """The roster of an attempt of all tasks, whose generation is its number."""
-    members = [Member(t.task, attempt, addresses[t.task], t.shards) for t in placement.tasks]
-    workers = tuple(m for m in members if m.task.role == "worker")
-    return Roster(attempt, workers, tuple(m for m in members if m.task.role != "worker"))
-
-
-def furthest(records: dict[TaskId, Progress | None]) -> Steps | None:
-    """The furthest (epoch, step) that any task has reported, or None."""
-    return max(((r.epoch, r.step) for r in records.values() if r is not None), default=None)
-
-
-def _control(job: JobPaths, lock: int, guard: int) -> int:
-    from insitu.cluster.local import LocalEngine
-    from insitu.cluster.lock import write_holder
-
+def control(job: JobPaths, lock: int, channel: Channel, *, resume: bool) -> int:
+    """The whole life of a controller, in a process that the supervisor forked. Returns its exit code."""
     wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    die_with_parent(signal.SIGTERM, guard)
+    for number in (signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.SIG_IGN)
+    die_with_parent(signal.SIGKILL, os.getppid())
     write_holder(lock)
-    controller = Controller(job, LocalEngine(wake), wake)
     try:
-        code = controller.run()
-    finally:
-        controller.close()
+        tasks = SupervisedTasks(channel, wake)
+        code = 1
+        try:
+            code = Controller(job, tasks, wake).run(resume=resume)
+        except ClusterError as error:
+            # What can't be done now can't be done by another controller either.
+            sys.stderr.write(f"insitu: {error}\n")
+            sys.stderr.flush()
+        tasks.done(code)
+    except SupervisorGone:
+        return 1
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        sys.stderr.flush()
+        return 1
     return code
-
-
-def _guard(job: JobPaths, controller: int) -> int:
-    """Reaps orphans until the controller has ended, then ends whatever is left."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    while True:
-        ended, status = os.waitpid(-1, 0)
-        if ended == controller:
-            break
-    end_all_children()
-    settle(job)
-    return os.waitstatus_to_exitcode(status)
-
-
-def main(arguments: list[str]) -> int:
-    job, lock = JobPaths(Path(arguments[0])), int(arguments[1])
-    os.set_inheritable(lock, False)
-    adopt_orphans()
-    guard = os.getpid()
-    controller = os.fork()
-    if controller:
-        return _guard(job, controller)
-    return _control(job, lock, guard)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from insitu.cluster.job_state import TaskState
 from insitu.context import (
     ATTEMPT_ENV,
     CACHE_ENV,
@@ -21,23 +22,29 @@ from insitu.context import (
     format_shards,
 )
 from insitu.paths import HOME_ENV
-from insitu.spec import JobSpec, Placement, TaskId, TaskSpec
+from insitu.roster import Roster
+from insitu.spec import JobSpec, TaskId
 
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NPROC")
 """What sizes the pools that share the work of one operation: of OpenMP (PyTorch, NumPy's BLAS), TensorFlow,
 and XLA on CPUs. Their sizes change rounding, so they are the job's."""
 
 
-def tf_config(placement: Placement, addresses: Mapping[TaskId, str], task: TaskId) -> dict[str, Any]:
-    """The value of TF_CONFIG for `task`.
+def tf_config(roster: Roster, task: TaskId, address: str = "") -> dict[str, Any]:
+    """The value of TF_CONFIG for `task`, whose `address` matters where the roster doesn't name it yet.
 
     As TensorFlow has it, an evaluator is no part of the cluster that trains: it sees itself, nobody else
     sees it.
     """
     cluster: dict[str, list[str]] = {}
-    for spec in placement.tasks:
-        if spec.task.role != "evaluator" or spec.task == task:
-            cluster.setdefault(spec.task.role, []).append(addresses[spec.task])
+    chief = [m for m in roster.others if m.task.role == "chief"]
+    rest = [m for m in roster.others if m.task.role != "chief"]
+    everybody = [(m.task, m.address) for m in (*chief, *roster.members, *rest)]
+    if task not in [name for name, _ in everybody]:
+        everybody.append((task, address))
+    for name, listens_on in everybody:
+        if name.role != "evaluator" or name == task:
+            cluster.setdefault(name.role, []).append(listens_on)
     return {"cluster": cluster, "task": {"type": task.role, "index": task.index}}
 
 
@@ -52,14 +59,15 @@ def interop_threads(job: JobSpec) -> int:
 
 def task_environment(
     job: JobSpec,
-    placement: Placement,
-    spec: TaskSpec,
-    addresses: Mapping[TaskId, str],
-    attempt: int,
+    roster: Roster,
+    task: TaskState,
+    address: str,
     home: Path,
     inherited: Mapping[str, str],
 ) -> dict[str, str]:
-    """The whole environment of one task in one attempt: `inherited` with the contract's names on top.
+    """The whole environment of one life of a task: `inherited` with the contract's names on top.
+
+    `address` is where it listens if `roster` doesn't name it yet.
 
     The seed goes into PYTHONHASHSEED too unless the user chose one, so that the order of sets is the same in
     each task and each attempt.
@@ -67,16 +75,16 @@ def task_environment(
     environment = dict(inherited)
     environment.update(
         {
-            TF_CONFIG_ENV: json.dumps(tf_config(placement, addresses, spec.task)),
+            TF_CONFIG_ENV: json.dumps(tf_config(roster, task.task, address)),
             HOME_ENV: str(home),
             JOB_ID_ENV: job.job_id,
             CACHE_ENV: job.cache,
-            TASK_ENV: str(spec.task),
-            SHARDS_ENV: format_shards(spec.shards, job.shards),
-            NODE_ENV: spec.node,
+            TASK_ENV: str(task.task),
+            SHARDS_ENV: format_shards(task.shards, job.shards),
+            NODE_ENV: task.node or "",
             SEED_ENV: str(job.seed),
-            ATTEMPT_ENV: str(attempt),
-            GENERATION_ENV: str(attempt),
+            ATTEMPT_ENV: str(task.attempt),
+            GENERATION_ENV: str(roster.generation),
             STALL_TIMEOUT_ENV: repr(job.stall_timeout),
             "PYTHONUNBUFFERED": "1",
             **job.settings,

@@ -11,13 +11,16 @@ PAUSE = 0.05
 _CHUNK = 1 << 20
 
 
-def follow(path: Path, is_over: Callable[[], bool], pause: float = PAUSE) -> Iterator[list[bytes]]:
-    """Yields the whole lines of `path`, without their ends, in batches as they come.
+def follow(
+    path: Path, is_over: Callable[[], bool], pause: float = PAUSE, start: int = 0
+) -> Iterator[list[bytes]]:
+    """Yields the whole lines of `path` from byte `start` on, without their ends, in batches as they come.
 
     Ends once `is_over` and everything is read. A last line that lacks its end is yielded at the end.
     """
     rest = b""
     with path.open("rb", buffering=0) as file:
+        file.seek(start)
         while True:
             # Asked before reading: what is written until the answer is "over" will then be read.
             over = is_over()

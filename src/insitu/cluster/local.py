@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from insitu.cluster.engine import Command, Ended, Output, SignalName
 from insitu.cluster.ports import hold_port
+from insitu.cluster.standby import Standby, Standbys, start_process
 from insitu.errors import ClusterError
 from insitu.spec import TaskId, TaskSpec
 
@@ -53,6 +54,21 @@ class LocalEngine:
             self._selector.register(wake, selectors.EVENT_READ, None)
         self._running: dict[TaskId, _Running] = {}
         self._held: dict[TaskId, socket.socket] = {}
+        self._standbys = Standbys(self._selector)
+
+    @property
+    def processes(self) -> dict[TaskId, int]:
+        """The process id of each running task."""
+        return {task: running.process.pid for task, running in self._running.items()}
+
+    @property
+    def pids(self) -> set[int]:
+        """Of all processes that this engine looks after."""
+        return {*self.processes.values(), *self._standbys.pids}
+
+    def keep_standby(self, count: int, command: Command) -> None:
+        """From now on `count` warmed processes are to stand by for tasks of `command`."""
+        self._standbys.keep(count, command)
 
     def reserve(self, tasks: Sequence[TaskSpec]) -> dict[TaskId, str]:
         self._release_ports()
@@ -64,19 +80,12 @@ class LocalEngine:
         held = self._held.pop(task.task, None)
         if held is not None:
             held.close()
-        try:
-            process = subprocess.Popen(
-                command.arguments,
-                env=command.environment,
-                cwd=command.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                bufsize=0,
-            )
-        except OSError as error:
-            raise ClusterError(f"Can't start {task.task}: {error}") from error
+        process = self._standbys.become(command)
+        if process is None:
+            try:
+                process = start_process(command)
+            except OSError as error:
+                raise ClusterError(f"Can't start {task.task}: {error}") from error
         running = _Running(task.task, process)
         self._running[task.task] = running
         self._selector.register(running.pidfd, selectors.EVENT_READ, running)
@@ -101,6 +110,9 @@ class LocalEngine:
         for key, _ in ready:
             running = key.data
             if running is None:
+                continue
+            if isinstance(running, Standby):
+                self._standbys.see_to(running)
                 continue
             if key.fd == running.pidfd:
                 ended.append(running)
@@ -148,5 +160,6 @@ class LocalEngine:
             running.kill_group(signal.SIGKILL)
             running.process.wait()
             self._forget(running)
+        self._standbys.close()
         self._release_ports()
         self._selector.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import BinaryIO
 
 from insitu.cluster.output import LineAssembler, merged
@@ -12,8 +13,20 @@ OWN_SOURCE = "insitu"
 """Stands in the place of a task before lines that insitu itself says."""
 
 
+class Merged:
+    """What insitu itself says in the merged output, beside the tasks' lines that others write."""
+
+    def __init__(self, job: JobPaths) -> None:
+        self._path = job.output
+
+    def say(self, text: str) -> None:
+        """A line of insitu's own, for each line of `text`. A full disk costs the line."""
+        with contextlib.suppress(OSError), self._path.open("ab", buffering=0) as file:
+            file.write(merged(OWN_SOURCE, text.encode().splitlines()))
+
+
 class JobLogs:
-    """Owned by the controller. A full disk costs lines, never the job; the loss is told once it can be."""
+    """Owned by the supervisor. A full disk costs lines, never the job; the loss is told once it can be."""
 
     def __init__(self, job: JobPaths) -> None:
         self._job = job
@@ -40,10 +53,6 @@ class JobLogs:
             raw, assembler = opened
             raw.close()
             self._put_merged(merged(str(task), assembler.flush()))
-
-    def say(self, text: str) -> None:
-        """A line of insitu's own, for each line of `text`."""
-        self._put_merged(merged(OWN_SOURCE, text.encode().splitlines()))
 
     def _put_merged(self, data: bytes) -> None:
         if self._lost:

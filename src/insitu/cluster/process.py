@@ -57,3 +57,32 @@ def end_all_children() -> None:
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the process is suspended, by SIGSTOP or a debugger."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
+
+
+def memory_of(pid: int) -> int:
+    """Bytes of physical memory that the process has; 0 where it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def memory_available() -> int:
+    """Bytes that processes may still get: what the machine has free, or less where a cgroup limits it."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, IndexError, ValueError):
+        return 0
+    with contextlib.suppress(OSError, ValueError):
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        free = min(free, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    return free

@@ -11,7 +11,7 @@ from insitu.cluster.job import advance
 from insitu.cluster.job_state import ControllerLost, Say
 from insitu.cluster.journal import Journal
 from insitu.cluster.lock import is_locked
-from insitu.cluster.logs import JobLogs
+from insitu.cluster.logs import Merged
 from insitu.errors import ClusterError
 from insitu.grid import Catalog
 from insitu.paths import JobPaths, Paths
@@ -33,11 +33,9 @@ def settle(job: JobPaths) -> None:
     state, actions = advance(journal.state(), ControllerLost(), now)
     if actions:
         journal.record(now, ControllerLost(), actions, state)
-        logs = JobLogs(job)
         for action in actions:
             if isinstance(action, Say):
-                logs.say(action.text)
-        logs.finish()
+                Merged(job).say(action.text)
     Catalog(Paths(job.root.parent.parent)).unpin(job.root.name)
 
 

@@ -1,4 +1,4 @@
-"""Notices a job that stands still. Pure: records and the time are passed in.
+"""Notices a job that stands still, and whom it waits for. Pure: records and the time are passed in.
 
 Only tasks that say how far they are (see `insitu.progress`) can be judged, from their first step until they
 say that they are idle: what a script does beside training may take as long as it likes.
@@ -6,10 +6,23 @@ say that they are idle: what a script does beside training may take as long as i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 
 from insitu.progress import IDLE, Progress
+from insitu.roster import JOINING, RECOVERING
 from insitu.spec import TaskId
+
+WAITING = frozenset({"exchange", "join", RECOVERING, JOINING})
+"""Places at which a task can do nothing but wait for others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """`text` says what stands where; `culprits` are those that the others wait for, empty if unknown."""
+
+    text: str
+    culprits: tuple[TaskId, ...] = ()
 
 
 class StallWatch:
@@ -20,15 +33,22 @@ class StallWatch:
         self._seen: dict[TaskId, tuple[Progress, float]] = {}
 
     def reset(self) -> None:
-        """A new attempt begins."""
+        """Tasks begin anew: everybody gets the whole time again."""
         self._seen.clear()
 
     def observe(
-        self, records: Mapping[TaskId, Progress | None], now: float, *, idle_too: bool = False
-    ) -> str | None:
-        """Looks at the living tasks' records. Returns what to say when none moved for the timeout.
+        self,
+        records: Mapping[TaskId, Progress | None],
+        now: float,
+        *,
+        idle_too: bool = False,
+        stopped: Callable[[], Collection[TaskId]] = tuple,
+    ) -> Stall | None:
+        """Looks at the living tasks' records.
 
-        `idle_too`: training is over, so idle tasks are only waited for, and judged as well.
+        A stall is when nobody moved for the timeout, or when somebody that all others wait for didn't.
+        `idle_too`: training is over, so idle tasks are only waited for, and judged as well. `stopped` tells
+        whose process is suspended.
         """
         for task in self._seen.keys() - records.keys():
             del self._seen[task]
@@ -41,10 +61,27 @@ class StallWatch:
             for task, seen in self._seen.items()
             if seen[0].step >= 0 and (idle_too or seen[0].place != IDLE)
         }
-        if not training or any(now - since < self.timeout for _, since in self._seen.values()):
+        still = {task for task, (_, since) in training.items() if now - since >= self.timeout}
+        busy = {task for task in training if training[task][0].place not in WAITING}
+        if not still or (still != training.keys() and not busy <= still):
             return None
-        places = "; ".join(
-            f"{task} at epoch {record.epoch} step {record.step} ({record.place or 'place unknown'})"
-            for task, (record, _) in sorted(training.items())
-        )
-        return f"no task made progress for {self.timeout:g} s: {places}"
+        if still == training.keys():
+            suspended = still & set(stopped())
+            culprits = suspended or (busy if busy != training.keys() else set())
+        else:
+            culprits = busy or (still & set(stopped()))
+            if not culprits:
+                return None
+        return Stall(self._describe(training, sorted(still), sorted(culprits)), tuple(sorted(culprits)))
+
+    def _describe(
+        self, training: Mapping[TaskId, tuple[Progress, float]], still: list[TaskId], culprits: list[TaskId]
+    ) -> str:
+        who = "no task" if len(still) == len(training) else "tasks that others wait for have not"
+        places = "; ".join(_place(task, training[task][0]) for task in still)
+        named = f"; waiting for {', '.join(map(str, culprits))}" if culprits else ""
+        return f"{who} made progress for {self.timeout:g} s: {places}{named}"
+
+
+def _place(task: TaskId, record: Progress) -> str:
+    return f"{task} at epoch {record.epoch} step {record.step} ({record.place or 'place unknown'})"

@@ -1,4 +1,4 @@
-"""Makes a job: checks what was asked for, lays it out, writes its folder, starts its controller.
+"""Makes a job: checks what was asked for, lays it out, writes its folder, starts its supervisor.
 
 Until the folder is renamed into place nothing of the job is visible, and whatever fails before leaves
 nothing behind. A folder whose maker was killed is removed by the next `start`.
@@ -19,11 +19,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from insitu.cluster.code import copy_code
 from insitu.cluster.command import resolve_command
 from insitu.cluster.job import new_job
 from insitu.cluster.journal import Journal
+from insitu.cluster.layout import holders_of_shards
 from insitu.cluster.lock import take_lock
 from insitu.cluster.placement import default_threads, default_workers, place
 from insitu.cluster.settling import clean_up, staged_folder
@@ -34,8 +36,8 @@ from insitu.paths import JobPaths, Paths
 from insitu.spec import CacheSpec, JobSpec, Placement, check_simple_name
 
 SECRET_BYTES = 32
-_controllers: list[subprocess.Popen[bytes]] = []
-"""Controllers that this process has started and not reaped yet."""
+_supervisors: list[subprocess.Popen[bytes]] = []
+"""Supervisors that this process has started and not reaped yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,12 @@ class Request:
     threads: int | None = None
     stall_timeout: float = 600.0
     settings: DeviceSettings = field(default_factory=DeviceSettings)
+    on_loss: Literal["replace", "adopt", "restart"] = "replace"
+    standby: int | None = None
 
 
 def submit(paths: Paths, request: Request) -> str:
-    """Makes the job and starts its controller, which outlives this process. Returns the job's id.
+    """Makes the job and starts its supervisor, which outlives this process. Returns the job's id.
 
     Raises InputError or one of its kinds for what can't be used, StorageFull where the disk is full.
     """
@@ -82,7 +86,7 @@ def submit(paths: Paths, request: Request) -> str:
             _write(staged, spec, placement, cache)
             Catalog(paths).pin(cache.name, cache.version, spec.job_id)
             staged.root.rename(job.root)
-        _start_controller(job, lock)
+        start_supervisor(job, lock)
     except BaseException as error:
         Catalog(paths).unpin(spec.job_id)
         shutil.rmtree(job.root, ignore_errors=True)
@@ -125,6 +129,8 @@ def _spec(request: Request, cache: CacheSpec, default: int) -> JobSpec:
         stall_timeout=request.stall_timeout,
         created=time.time(),
         settings=request.settings.to_environment(),
+        on_loss=request.on_loss,
+        standby=request.standby,
     )
 
 
@@ -159,18 +165,21 @@ def _write(job: JobPaths, spec: JobSpec, placement: Placement, cache: CacheSpec)
     job.checkpoints.mkdir()
     job.ledger.mkdir()
     job.output.touch(0o600)
-    Journal(job.journal).create(new_job([t.task for t in placement.tasks], spec.max_restarts))
+    holders = holders_of_shards(placement.shard_map, placement.homes, cache)
+    Journal(job.journal).create(new_job(placement.tasks, spec.max_restarts, spec.on_loss, holders))
 
 
-def _start_controller(job: JobPaths, lock: int) -> None:
+def start_supervisor(job: JobPaths, lock: int, *, resume: bool = False) -> None:
+    """Starts the process that runs the job, and hands it the lock. Raises ClusterError."""
     environment = dict(os.environ)
     if "PYTHONPATH" in environment:
         parts = environment["PYTHONPATH"].split(os.pathsep)
         environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(part) for part in parts if part)
+    command = [sys.executable, "-P", "-m", "insitu.cluster.supervisor", str(job.root), str(lock)]
     with job.controller_log.open("ab") as log:
         try:
             started = subprocess.Popen(
-                [sys.executable, "-P", "-m", "insitu.cluster.controller", str(job.root), str(lock)],
+                [*command, *(["resume"] if resume else [])],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -180,6 +189,6 @@ def _start_controller(job: JobPaths, lock: int) -> None:
                 start_new_session=True,
             )
         except OSError as error:
-            raise ClusterError(f"Can't start the job's controller: {error}") from error
+            raise ClusterError(f"Can't start the job's supervisor: {error}") from error
     # Those that have ended by now are reaped, for a process that starts many jobs.
-    _controllers[:] = [controller for controller in (*_controllers, started) if controller.poll() is None]
+    _supervisors[:] = [s for s in (*_supervisors, started) if s.poll() is None]

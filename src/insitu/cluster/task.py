@@ -1,7 +1,7 @@
 """Entry of every task process: `python -P -m insitu.cluster.task JOB_CMD [JOB_ARGS...]`.
 
 Its environment is the contract already; this sets up what an environment can't: the tie to the
-controller's life, the stack dumps, the seed and the account of a failure. Loads the standard library only.
+supervisor's life, the stack dumps, the seed and the account of a failure. Loads the standard library only.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ import sys
 import types
 from typing import NoReturn
 
-PARENT_ENV = "INSITU_CONTROLLER_PID"
-"""Process id of the controller, so that a task can tell that it has been orphaned before it could be tied."""
+PARENT_ENV = "INSITU_SUPERVISOR_PID"
+"""Process id of the job's supervisor: a task can tell that it was orphaned before it could be tied."""
+
+STANDBY_OPTION = "--standby"
+"""Before a descriptor and JOB_CMD: warm up, and wait until told to be a task."""
 
 
 def main() -> None:
@@ -30,10 +33,18 @@ def main() -> None:
     from insitu.cluster.command import resolve_command
     from insitu.errors import JobSpecError
 
+    descriptor = 0
+    if sys.argv[1] == STANDBY_OPTION:
+        descriptor = int(sys.argv[2])
+        del sys.argv[1:3]
     try:
         resolved = resolve_command(Path.cwd(), sys.argv[1:], sys.executable)
     except JobSpecError as error:
         sys.exit(str(error))
+    if descriptor:
+        from insitu.cluster.warming import stand_by
+
+        stand_by(descriptor, Path(resolved.arguments[0]) if resolved.script else None)
     if not resolved.script:
         execute(resolved.arguments)
     faulthandler.enable()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,43 +13,62 @@ from job_runs import Insitu
 
 from insitu.cluster import Request, controller, submission, submit
 from insitu.cluster.controller import Controller
-from insitu.cluster.engine import Command, Ended, Output, SignalName
+from insitu.cluster.engine import Command, SignalName
+from insitu.cluster.job import advance
+from insitu.cluster.job_state import Submitted, TaskExited
 from insitu.cluster.journal import Journal
+from insitu.cluster.tasks import LifeEnded
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths
-from insitu.spec import TaskId, TaskSpec
+from insitu.progress import ProgressWriter
+from insitu.roster import read_roster
+from insitu.spec import NodeId, TaskId
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 
 
-class ScriptedEngine:
+class ScriptedTasks:
     """Plays `happenings`, one batch for each wait. A signalled task ends of it at the next wait."""
 
-    def __init__(self, *happenings: list[Output | Ended]) -> None:
+    def __init__(self, *happenings: list[LifeEnded], living: Sequence[TaskId] = ()) -> None:
         self._happenings = list(happenings)
+        self._living = living
+        self._ports = 20_000
         self.launched: list[TaskId] = []
+        self.attempts: list[tuple[TaskId, int]] = []
         self.signals: list[tuple[TaskId, str]] = []
+        self.acknowledged: list[LifeEnded] = []
         self.refuses: set[TaskId] = set()
-        self.closed = False
+        self.standbys = 0
 
-    def reserve(self, tasks: Sequence[TaskSpec]) -> dict[TaskId, str]:
-        return {spec.task: f"127.0.0.1:{20_000 + i}" for i, spec in enumerate(tasks)}
+    def living(self) -> dict[TaskId, tuple[int, int]]:
+        return dict.fromkeys(self._living, (1, 1))
 
-    def launch(self, task: TaskSpec, command: Command) -> None:
-        if task.task in self.refuses:
-            raise ClusterError(f"no room for {task.task}")
-        self.launched.append(task.task)
+    def reserve(self, tasks: Sequence[TaskId]) -> dict[TaskId, str]:
+        self._ports += len(tasks)
+        return {task: f"127.0.0.1:{self._ports - i}" for i, task in enumerate(tasks)}
+
+    def launch(self, task: TaskId, attempt: int, node: NodeId, command: Command) -> int:
+        if task in self.refuses:
+            raise ClusterError(f"no room for {task}")
+        self.launched.append(task)
+        self.attempts.append((task, attempt))
+        return 100 + len(self.launched)
 
     def signal(self, task: TaskId, name: SignalName) -> None:
         self.signals.append((task, name))
         if name == "term":
-            self._happenings.insert(0, [Ended(task, -15)])
+            attempt = max(a for t, a in self.attempts if t == task)
+            self._happenings.insert(0, [LifeEnded(task, attempt, -15)])
 
-    def wait(self, timeout: float | None) -> list[Output | Ended]:
+    def keep_standby(self, count: int, command: Command) -> None:
+        self.standbys = count
+
+    def wait(self, timeout: float | None) -> list[LifeEnded]:
         return self._happenings.pop(0) if self._happenings else []
 
-    def close(self) -> None:
-        self.closed = True
+    def acknowledge(self, ended: LifeEnded) -> None:
+        self.acknowledged.append(ended)
 
 
 @pytest.fixture
@@ -62,38 +83,107 @@ def wake() -> Iterator[int]:
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobPaths:
     insitu = Insitu(tmp_path)
     insitu.script("")
-    monkeypatch.setattr(submission, "_start_controller", lambda job, lock: None)
+    monkeypatch.setattr(submission, "start_supervisor", lambda job, lock: None)
     request = Request("data/train", insitu.folder, ("train.py",), workers=2, max_restarts=0)
     return insitu.job(submit(insitu.paths, request))
 
 
-def run(job: JobPaths, engine: ScriptedEngine, wake: int) -> int:
-    made = Controller(job, engine, wake)
-    try:
-        return made.run()
-    finally:
-        made.close()
+def run(job: JobPaths, tasks: ScriptedTasks, wake: int) -> int:
+    return Controller(job, tasks, wake).run()
 
 
-def test_output_and_ends_become_logs_and_a_journal(job: JobPaths, wake: int) -> None:
-    engine = ScriptedEngine(
-        [Output(W0, b"one\ntw"), Output(W1, b"x\n")], [Output(W0, b"o"), Ended(W0, 0)], [Ended(W1, 0)]
-    )
-    assert run(job, engine, wake) == 0
-    assert engine.launched == [W0, W1] and engine.closed
-    assert job.output.read_bytes() == (
-        b"[worker:0] one\n[worker:1] x\n[worker:0] two\n[insitu] job finished\n"
-    )
-    assert job.task_log(W0, 1).read_bytes() == b"one\ntwo"
+def elastic(job: JobPaths, task: TaskId, *, generation: int, step: int) -> None:
+    """The task says that it trains and can go on without a peer."""
+    writer = ProgressWriter(job.progress(task))
+    writer.elastic, writer.generation = True, generation
+    writer.write(0, step, 0, "exchange")
+    writer.close()
+
+
+def events(job: JobPaths) -> list[str]:
+    return [entry.event["event"] for entry in Journal(job.journal).entries()]
+
+
+def test_ends_become_a_journal_and_are_acknowledged(job: JobPaths, wake: int) -> None:
+    tasks = ScriptedTasks([LifeEnded(W0, 1, 0)], [LifeEnded(W1, 1, 0)])
+    assert run(job, tasks, wake) == 0
+    assert tasks.launched == [W0, W1]
+    assert tasks.acknowledged == [LifeEnded(W0, 1, 0), LifeEnded(W1, 1, 0)]
+    assert job.output.read_bytes() == b"[insitu] job finished\n"
     assert Journal(job.journal).state().phase == "finished"
+    roster = read_roster(job.roster)
+    assert roster is not None and roster.generation == 1
+    assert [(m.task, m.attempt, m.shards) for m in roster.members] == [(W0, 1, (0,)), (W1, 1, (1,))]
 
 
 def test_tasks_that_cannot_be_launched_take_the_others_with_them(job: JobPaths, wake: int) -> None:
-    engine = ScriptedEngine()
-    engine.refuses = {W1}
-    assert run(job, engine, wake) == 1
-    assert engine.signals == [(W0, "term")]
+    tasks = ScriptedTasks()
+    tasks.refuses = {W1}
+    assert run(job, tasks, wake) == 1
+    assert tasks.signals == [(W0, "term")]
     assert "worker:1 could not be started: no room for worker:1" in Journal(job.journal).state().reason
+
+
+class Dying(ScriptedTasks):
+    """Worker 1 is killed once both train; its replacement trains and both end well."""
+
+    def __init__(self, job: JobPaths) -> None:
+        super().__init__()
+        self._job = job
+        self._waits = 0
+
+    def wait(self, timeout: float | None) -> list[LifeEnded]:
+        self._waits += 1
+        if self._waits == 1:
+            elastic(self._job, W0, generation=1, step=3)
+            elastic(self._job, W1, generation=1, step=3)
+            return [LifeEnded(W1, 1, -9)]
+        if self._waits == 2:
+            elastic(self._job, W0, generation=2, step=4)
+            elastic(self._job, W1, generation=2, step=4)
+            time.sleep(controller.CLOSE_LOOK)
+            return []
+        return [LifeEnded(W0, 1, 0), LifeEnded(W1, 2, 0)] if self._waits == 3 else []
+
+
+@pytest.fixture
+def forgiving(job: JobPaths) -> JobPaths:
+    """The job, with a restart allowed."""
+    state = replace(Journal(job.journal).state(), max_restarts=1)
+    Journal(job.journal).record(0.0, Submitted(), [], state)
+    return job
+
+
+def test_one_task_is_replaced_and_the_other_lives_on(forgiving: JobPaths, wake: int) -> None:
+    tasks = Dying(forgiving)
+    assert run(forgiving, tasks, wake) == 0
+    assert tasks.attempts == [(W0, 1), (W1, 1), (W1, 2)]
+    roster = read_roster(forgiving.roster)
+    assert roster is not None and roster.generation == 2
+    assert [(m.task, m.attempt) for m in roster.members] == [(W0, 1), (W1, 2)]
+    (recovery,) = Journal(forgiving.journal).state().recoveries
+    assert (recovery.how, recovery.tasks, recovery.steps) == ("replaced", (W1,), (0, 3))
+    assert recovery.ended is not None and "training goes on" in forgiving.output.read_text()
+
+
+def test_a_new_controller_takes_over_what_runs(forgiving: JobPaths, wake: int) -> None:
+    """The one before decided to replace worker 1, and died before it did anything about it."""
+    first = ScriptedTasks()
+    made = Controller(forgiving, first, wake)
+    made._feed(Submitted())
+    elastic(forgiving, W0, generation=1, step=3)
+    elastic(forgiving, W1, generation=1, step=3)
+    dead = TaskExited(W1, -9, None, (0, 3), (W0,), (W0,), (), 1)
+    state, actions = advance(made._state, dead, 5.0)
+    Journal(forgiving.journal).record(5.0, dead, actions, state)
+
+    second = ScriptedTasks([LifeEnded(W1, 1, -9)], [LifeEnded(W0, 1, 0), LifeEnded(W1, 2, 0)], living=[W0])
+    assert run(forgiving, second, wake) == 0
+    assert second.attempts == [(W1, 2)]
+    roster = read_roster(forgiving.roster)
+    assert roster is not None and (roster.generation, roster.rank(W1, 2)) == (2, 1)
+    assert LifeEnded(W1, 1, -9) in second.acknowledged
+    assert "taken over" in forgiving.output.read_text()
 
 
 class FullDisk:
@@ -113,14 +203,12 @@ class FullDisk:
 
 def test_a_full_disk_does_not_end_a_job(job: JobPaths, wake: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller, "RETRY_PAUSE", 0.001)
-    made = Controller(job, ScriptedEngine([Ended(W0, 0)], [Ended(W1, 0)]), wake)
+    made = Controller(job, ScriptedTasks([LifeEnded(W0, 1, 0)], [LifeEnded(W1, 1, 0)]), wake)
     full = FullDisk(made._journal, 7)
     monkeypatch.setattr(made._journal, "record", full)
     assert made.run() == 0
-    made.close()
     assert full.refused == 7
-    events = [entry.event["event"] for entry in Journal(job.journal).entries()]
-    assert events == ["Created", "Submitted", "TaskExited", "TaskExited"]
+    assert events(job) == ["Created", "Submitted", "Launched", "TaskExited", "TaskExited"]
     assert Journal(job.journal).state().phase == "finished"
 
 
@@ -129,8 +217,7 @@ def test_a_disk_that_stays_full_is_an_error_in_the_end(
 ) -> None:
     monkeypatch.setattr(controller, "RETRY_PAUSE", 0.001)
     monkeypatch.setattr(controller, "PATIENCE", 0.01)
-    made = Controller(job, ScriptedEngine([Ended(W0, 0)], [Ended(W1, 0)]), wake)
+    made = Controller(job, ScriptedTasks([LifeEnded(W0, 1, 0)], [LifeEnded(W1, 1, 0)]), wake)
     monkeypatch.setattr(made._journal, "record", FullDisk(made._journal, float("inf")))
     with pytest.raises(ClusterError, match="disk is full"):
         made.run()
-    made.close()

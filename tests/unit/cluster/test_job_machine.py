@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,18 +24,29 @@ from insitu.cluster.job_state import (
     JobState,
     Launch,
     LaunchFailed,
+    OnLoss,
+    PeersParted,
+    Publish,
+    Ready,
+    Recovered,
+    Resumed,
     Say,
+    ScaleRequested,
     Signal,
     Stalled,
     StopRequested,
     Submitted,
+    TakenOver,
     TaskExited,
     Tick,
     validate,
 )
-from insitu.spec import TaskId
+from insitu.spec import ROLES, NodeId, TaskId, TaskSpec
 
-CHIEF, W0, W1, PS, EVALUATOR = (TaskId.parse(t) for t in ("chief", "worker:0", "worker:1", "ps", "evaluator"))
+CHIEF, W0, W1, W2, PS, EVALUATOR = (
+    TaskId.parse(t) for t in ("chief", "worker:0", "worker:1", "worker:2", "ps", "evaluator")
+)
+NODE = NodeId("node-0")
 BUG = Failure("ValueError", "no", "f00d")
 PEER_LOST = Failure("PeerLost", "worker:1 has gone", "beef", peer_lost=True)
 
@@ -41,8 +54,10 @@ PEER_LOST = Failure("PeerLost", "worker:1 has gone", "beef", peer_lost=True)
 class Run:
     """A job's life, fed by hand; every state is validated and survives JSON."""
 
-    def __init__(self, *tasks: TaskId, max_restarts: int = 3) -> None:
-        self.state: JobState = new_job(tasks, max_restarts)
+    def __init__(self, *tasks: TaskId, max_restarts: int = 3, on_loss: OnLoss = "replace") -> None:
+        workers = sorted(t for t in tasks if t.role == "worker")
+        specs = [TaskSpec(t, NODE, (workers.index(t),) if t in workers else ()) for t in in_order(tasks)]
+        self.state: JobState = new_job(specs, max_restarts, on_loss, ((NODE,),) * len(workers))
         self.now = 100.0
 
     def feed(self, event: Event, after: float = 0.0) -> list[Action]:
@@ -63,9 +78,13 @@ class Run:
         return self.feed(Tick())
 
 
-def running(*tasks: TaskId, max_restarts: int = 3) -> Run:
-    run = Run(*tasks, max_restarts=max_restarts)
-    assert run.feed(Submitted()) == [Launch(1)]
+def in_order(tasks: Iterable[TaskId]) -> list[TaskId]:
+    return sorted(tasks, key=lambda t: (ROLES.index(t.role), t.index))
+
+
+def running(*tasks: TaskId, max_restarts: int = 3, on_loss: OnLoss = "replace") -> Run:
+    run = Run(*tasks, max_restarts=max_restarts, on_loss=on_loss)
+    assert run.feed(Submitted()) == [Publish(1), Launch(tuple(in_order(tasks)))]
     return run
 
 
@@ -92,7 +111,7 @@ def test_a_killed_task_stops_the_rest_and_restarts_all() -> None:
     actions = run.exits(W0, -signal.SIGTERM)
     assert run.state.phase == "restarting" and "(1 of 3)" in said(actions)
     actions = run.tick()
-    assert actions[-1] == Launch(2) and run.state.phase == "running"
+    assert actions[-2:] == [Publish(2), Launch((W0, W1))] and run.state.phase == "running"
     cause = run.state.attempts[0].cause
     assert cause is not None and cause.task == W1 and cause.code == 128 + signal.SIGKILL
 
@@ -267,7 +286,7 @@ def test_tasks_that_cannot_be_launched_fail_the_attempt() -> None:
 def test_a_lost_controller_fails_the_job() -> None:
     run = running(W0)
     assert run.feed(ControllerLost())[-1] == Finish(1)
-    assert "controller died" in run.state.reason
+    assert "insitu resume" in run.state.reason
 
 
 def test_events_of_an_ended_job_change_nothing() -> None:
@@ -286,17 +305,22 @@ class AnyOrder(RuleBasedStateMachine):
     """Whatever happens in whatever order: invariants hold, and the job can always be brought to an end."""
 
     @initialize(
-        tasks=st.sets(st.sampled_from([CHIEF, W1, PS, EVALUATOR])),
-        max_restarts=st.integers(min_value=0, max_value=3),
+        tasks=st.sets(st.sampled_from([CHIEF, W1, W2, PS, EVALUATOR])).filter(
+            lambda tasks: W2 not in tasks or W1 in tasks
+        ),
+        max_restarts=st.integers(min_value=0, max_value=9),
+        on_loss=st.sampled_from(["replace", "replace", "adopt", "restart"]),
     )
-    def begin(self, tasks: set[TaskId], max_restarts: int) -> None:
-        self.run = Run(W0, *sorted(tasks), max_restarts=max_restarts)
-        self.launches = self.finishes = 0
+    def begin(self, tasks: set[TaskId], max_restarts: int, on_loss: OnLoss) -> None:
+        self.run = Run(W0, *tasks, max_restarts=max_restarts, on_loss=on_loss)
+        self.launches = self.finishes = self.tries = 0
         self.feed(Submitted())
 
     def feed(self, event: Event, after: float = 0.0) -> None:
         actions = self.run.feed(event, after)
         self.launches += sum(isinstance(a, Launch) for a in actions)
+        # Tries that fail before anything runs, and what is asked for by hand, are no failures of a task.
+        self.tries += isinstance(event, LaunchFailed | ScaleRequested | TaskExited)
         self.finishes += sum(isinstance(a, Finish) for a in actions)
         alive = {t.task for t in self.run.state.alive}
         assert all(a.task in alive for a in actions if isinstance(a, Signal))
@@ -314,19 +338,56 @@ class AnyOrder(RuleBasedStateMachine):
         alive = [t.task for t in self.run.state.alive]
         task = data.draw(st.sampled_from(alive))
         reporting = data.draw(st.sets(st.sampled_from(alive)))
+        rigid = data.draw(st.sampled_from([set(), set(), set(alive[:1]), set(alive)]))
+        elastic = tuple(sorted(set(alive) - {task} - rigid))
+        lost = data.draw(st.sampled_from([(), (), (NODE,)]))
         self.feed(
-            TaskExited(task, code, failure if code > 0 else None, progress, tuple(sorted(reporting - {task})))
+            TaskExited(
+                task,
+                code,
+                failure if code > 0 else None,
+                progress,
+                tuple(sorted(reporting - {task})),
+                elastic,
+                lost,
+            )
         )
 
-    @rule(event=st.sampled_from([StopRequested(), Stalled("still"), Submitted(), Tick(), TaskExited(PS, 1)]))
+    @rule(
+        event=st.sampled_from(
+            [
+                *(StopRequested(), Stalled("still"), Submitted(), Tick(), TaskExited(PS, 1)),
+                *(TakenOver(), Recovered(5), Recovered(1000), Resumed()),
+            ]
+        )
+    )
     def anything(self, event: Event) -> None:
+        if isinstance(event, Resumed) and self.run.state.phase in ENDED:
+            self.finishes -= self.run.state.phase != "finished"
         if not isinstance(event, TaskExited) or event.task in [t.task for t in self.run.state.tasks]:
             self.feed(event)
 
     @precondition(lambda self: self.run.state.alive)
-    @rule()
-    def a_launch_fails(self) -> None:
-        self.feed(LaunchFailed((self.run.state.alive[-1].task,), "no"))
+    @rule(elastic=st.booleans())
+    def a_launch_fails(self, elastic: bool) -> None:
+        alive = [t.task for t in self.run.state.alive]
+        self.feed(LaunchFailed((alive[-1],), "no", tuple(alive[:-1]) if elastic else ()))
+
+    @precondition(lambda self: self.run.state.alive)
+    @rule(
+        data=st.data(), workers=st.integers(0, 4), kind=st.sampled_from([Ready, PeersParted, Stalled, 0, 0])
+    )
+    def membership_changes(self, data: st.DataObject, workers: int, kind: Any) -> None:
+        alive = tuple(t.task for t in self.run.state.alive)
+        some = tuple(sorted(data.draw(st.sets(st.sampled_from(alive)))))
+        if kind is Ready:
+            self.feed(Ready(some, (1, 1)))
+        elif kind is PeersParted:
+            self.feed(PeersParted(some, (1, 1), alive))
+        elif kind is Stalled:
+            self.feed(Stalled("still", (1, 1), some, alive))
+        else:
+            self.feed(ScaleRequested(workers, "x", (1, 1), alive))
 
     @rule(seconds=st.floats(0, 40))
     def time_passes(self, seconds: float) -> None:
@@ -334,7 +395,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def launches_are_bounded_and_it_finishes_once(self) -> None:
-        assert self.launches == len(self.run.state.attempts) <= self.run.state.max_restarts + 1
+        assert self.run.state.failures <= self.run.state.max_restarts
+        assert self.launches <= len(self.run.state.attempts) + self.run.state.failures + self.tries
         assert self.finishes == (self.run.state.phase in ENDED)
 
     def teardown(self) -> None:
@@ -342,7 +404,7 @@ class AnyOrder(RuleBasedStateMachine):
         if not hasattr(self, "run"):
             return
         self.feed(StopRequested())
-        for _ in range(20):
+        for _ in range(40):
             if self.run.state.phase in ENDED:
                 return
             asked = [t for t in self.run.state.alive if t.asked]

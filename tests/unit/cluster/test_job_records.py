@@ -15,19 +15,19 @@ from insitu.cluster.job import advance, new_job
 from insitu.cluster.job_state import Submitted, TaskExited
 from insitu.cluster.journal import Journal
 from insitu.cluster.lock import is_locked, signal_holder, take_lock, write_holder
-from insitu.cluster.logs import JobLogs
+from insitu.cluster.logs import JobLogs, Merged
 from insitu.cluster.ports import candidate_ports, hold_port
 from insitu.cluster.status import find_job, job_ids
 from insitu.errors import ClusterError, UnknownJob
 from insitu.paths import JobPaths, Paths
-from insitu.spec import TaskId
+from insitu.spec import NodeId, TaskId, TaskSpec
 
 W0 = TaskId("worker", 0)
 
 
 def test_the_journal_tells_every_event_and_the_last_state(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite")
-    state = new_job([W0], 1)
+    state = new_job([TaskSpec(W0, NodeId("node-0"))], 1)
     journal.create(state)
     for at, event in enumerate((Submitted(), TaskExited(W0, -9, progress=(0, 1)))):
         state, actions = advance(state, event, float(at))
@@ -35,7 +35,10 @@ def test_the_journal_tells_every_event_and_the_last_state(tmp_path: Path) -> Non
     assert Journal(journal.path).state() == state
     created, submitted, exited = journal.entries()
     assert created.event == {"event": "Created"}
-    assert submitted.actions == [{"action": "Launch", "attempt": 1}]
+    assert submitted.actions == [
+        {"action": "Publish", "generation": 1},
+        {"action": "Launch", "tasks": ["worker:0"]},
+    ]
     assert exited.event["task"] == "worker:0" and exited.event["code"] == -9
 
 
@@ -137,7 +140,7 @@ def test_logs_keep_the_raw_bytes_and_merge_whole_lines(tmp_path: Path) -> None:
     logs = JobLogs(job)
     logs.open(W0, 1)
     logs.write(W0, b"a\nb", 0.0)
-    logs.say("note")
+    Merged(job).say("note")
     logs.write(W0, b"c\nd", 0.0)
     logs.finish()
     assert job.task_log(W0, 1).read_bytes() == b"a\nbc\nd"

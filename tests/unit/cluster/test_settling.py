@@ -27,7 +27,7 @@ def insitu(tmp_path: Path) -> Insitu:
 
 def make_job(insitu: Insitu, monkeypatch: pytest.MonkeyPatch) -> str:
     """A job whose controller never came to life."""
-    monkeypatch.setattr(submission, "_start_controller", lambda job, lock: None)
+    monkeypatch.setattr(submission, "start_supervisor", lambda job, lock: None)
     return submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",), workers=1))
 
 
@@ -42,7 +42,7 @@ def test_a_job_that_died_with_its_machine_is_settled(insitu: Insitu, monkeypatch
     clean_up(insitu.paths, "data/train")
 
     assert journal.state().phase == "failed"
-    assert "controller died" in job.output.read_text()
+    assert "insitu resume" in job.output.read_text()
     assert Catalog(insitu.paths).pinned_by("data/train") == []
 
 
@@ -83,7 +83,7 @@ def nothing_is_left(insitu: Insitu) -> bool:
         ("copy_code", OSError(28, "No space left on device"), StorageFull),
         ("_write", OSError(28, "No space left on device"), StorageFull),
         ("_write", PermissionError(13, "Permission denied"), ClusterError),
-        ("_start_controller", ClusterError("no process"), ClusterError),
+        ("start_supervisor", ClusterError("no process"), ClusterError),
         ("resolve_command", JobSpecError("no script"), JobSpecError),
         ("_write", KeyboardInterrupt(), KeyboardInterrupt),
     ],

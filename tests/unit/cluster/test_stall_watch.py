@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from insitu.cluster.stall import StallWatch
+from insitu.cluster.stall import Stall, StallWatch
 from insitu.progress import IDLE, Progress
+from insitu.roster import RECOVERING
 from insitu.spec import TaskId
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
@@ -17,9 +18,10 @@ def test_a_job_that_stands_still_is_named_with_its_places() -> None:
     watch = StallWatch(5.0)
     assert watch.observe({W0: at(1, 2), W1: at(1, 3, "")}, 0.0) is None
     assert watch.observe({W0: at(1, 2), W1: at(1, 3, "")}, 4.9) is None
-    assert watch.observe({W0: at(1, 2), W1: at(1, 3, "")}, 5.0) == (
+    assert watch.observe({W0: at(1, 2), W1: at(1, 3, "")}, 5.0) == Stall(
         "no task made progress for 5 s: worker:0 at epoch 1 step 2 (exchange); "
-        "worker:1 at epoch 1 step 3 (place unknown)"
+        "worker:1 at epoch 1 step 3 (place unknown); waiting for worker:1",
+        (W1,),
     )
 
 
@@ -47,9 +49,28 @@ def test_a_task_that_waits_for_an_idle_one_is_stuck() -> None:
     watch = StallWatch(5.0)
     records = {W0: at(3, 9, "idle"), W1: at(3, 9)}
     watch.observe(records, 0.0)
-    assert (
-        watch.observe(records, 5.0) == "no task made progress for 5 s: worker:1 at epoch 3 step 9 (exchange)"
+    assert watch.observe(records, 5.0) == Stall(
+        "no task made progress for 5 s: worker:1 at epoch 3 step 9 (exchange)"
     )
+
+
+def test_the_one_that_all_wait_for_is_named_though_others_moved_later() -> None:
+    watch = StallWatch(5.0)
+    watch.observe({W0: at(1, 2), W1: at(1, 2, "gradient")}, 0.0)
+    watch.observe({W0: at(1, 2, RECOVERING), W1: at(1, 2, "gradient")}, 4.0)
+    stall = watch.observe({W0: at(1, 2, RECOVERING), W1: at(1, 2, "gradient")}, 5.0)
+    assert stall is not None and stall.culprits == (W1,)
+    assert "worker:1 at epoch 1 step 2 (gradient); waiting for worker:1" in stall.text
+
+
+def test_of_those_that_wait_it_is_the_suspended_one() -> None:
+    watch = StallWatch(5.0)
+    records = {W0: at(1, 2), W1: at(1, 2)}
+    watch.observe(records, 0.0)
+    suspended = watch.observe(records, 5.0, stopped=lambda: {W1})
+    unknown = watch.observe(records, 5.0)
+    assert suspended is not None and suspended.culprits == (W1,)
+    assert unknown is not None and unknown.culprits == ()
 
 
 def test_a_task_that_has_ended_is_forgotten() -> None:

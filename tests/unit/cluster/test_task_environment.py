@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 from insitu.cluster.environment import THREAD_SETTINGS, task_environment, tf_config
+from insitu.cluster.job_state import TaskState
 from insitu.context import read_context
-from insitu.spec import JobSpec, NodeId, Placement, ShardMap, TaskId, TaskSpec
+from insitu.roster import Member, Roster
+from insitu.spec import JobSpec, NodeId, TaskId
 
 NODE = NodeId("node-1")
 TASKS = tuple(
-    TaskSpec(TaskId.parse(name), NODE, shards)
+    TaskState(TaskId.parse(name), NODE, shards, attempt=2)
     for name, shards in [
         ("chief", ()),
         ("worker:0", (0, 1)),
@@ -20,8 +22,8 @@ TASKS = tuple(
         ("evaluator", ()),
     ]
 )
-PLACEMENT = Placement(TASKS, ShardMap("d/train", 1, ((0,), (1,), (2,))), (NODE,) * 3)
-ADDRESSES = {spec.task: f"127.0.0.1:{1000 + i}" for i, spec in enumerate(TASKS)}
+MEMBERS = tuple(Member(t.task, 2, f"127.0.0.1:{1000 + i}", t.shards) for i, t in enumerate(TASKS))
+ROSTER = Roster(4, MEMBERS[1:3], (MEMBERS[0], *MEMBERS[3:]))
 JOB = JobSpec(
     "d-1",
     "d",
@@ -40,7 +42,7 @@ JOB = JobSpec(
 
 
 def environment(task: int, **inherited: str) -> dict[str, str]:
-    return task_environment(JOB, PLACEMENT, TASKS[task], ADDRESSES, 2, Path("/home/i"), inherited)
+    return task_environment(JOB, ROSTER, TASKS[task], "", Path("/home/i"), inherited)
 
 
 def test_a_task_reads_what_the_job_says() -> None:
@@ -48,6 +50,7 @@ def test_a_task_reads_what_the_job_says() -> None:
     assert (context.job_id, context.cache, str(context.task)) == ("d-1", "d/train", "worker:0")
     assert (context.shards, context.num_shards, context.node) == ((0, 1), 3, "node-1")
     assert (context.seed, context.attempt, context.stall_timeout) == (7, 2, 9.5)
+    assert context.generation == 4
     assert context.workers == ("127.0.0.1:1001", "127.0.0.1:1002") and context.has_chief
     assert context.paths.home == Path("/home/i") and not context.is_chief
     assert read_context(environment(0)).is_chief
@@ -67,8 +70,13 @@ def test_tf_config_lists_all_but_the_evaluator() -> None:
         "cluster": trained_by,
         "task": {"type": "worker", "index": 1},
     }
-    own = tf_config(PLACEMENT, ADDRESSES, TaskId("evaluator", 0))
+    own = tf_config(ROSTER, TaskId("evaluator", 0))
     assert own["cluster"] == {**trained_by, "evaluator": ["127.0.0.1:1004"]}
+
+
+def test_a_newcomer_finds_itself_beside_those_that_train() -> None:
+    found = tf_config(ROSTER, TaskId("worker", 2), "127.0.0.1:2000")
+    assert found["cluster"]["worker"] == ["127.0.0.1:1001", "127.0.0.1:1002", "127.0.0.1:2000"]
 
 
 def test_threads_are_the_jobs_and_the_users_other_choices_stay() -> None:

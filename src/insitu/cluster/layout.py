@@ -1,0 +1,74 @@
+"""Who runs which shards when workers come and go. Pure: the same values give the same layout.
+
+Which rows a shard holds never changes, so any layout trains to the same bits; a good one reads its rows from
+the node it runs on and moves few shards.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from insitu.spec import CacheSpec, NodeId, ShardMap, TaskId
+
+Holders = tuple[tuple[NodeId, ...], ...]
+"""For each shard the nodes that hold partitions of it, primary or backup, the one it is at home on first."""
+
+
+def holders_of_shards(shard_map: ShardMap, homes: Sequence[NodeId], cache: CacheSpec) -> Holders:
+    """Nodes by how many of each shard's rows they hold, after the shard's home."""
+    found = []
+    for home, partitions in zip(homes, shard_map.shards, strict=True):
+        rows: Counter[NodeId] = Counter()
+        for index in partitions:
+            for owner in cache.partitions[index].owners:
+                rows[owner] += cache.partitions[index].rows
+        rows.pop(home, None)
+        found.append((home, *sorted(rows, key=lambda node: (-rows[node], node))))
+    return tuple(found)
+
+
+def contiguous(workers: int, shards: int) -> tuple[tuple[int, ...], ...]:
+    """Shards of each worker at a start: worker w of W runs [w*S/W, (w+1)*S/W)."""
+    return tuple(tuple(range(w * shards // workers, (w + 1) * shards // workers)) for w in range(workers))
+
+
+def home_of(shards: Sequence[int], holders: Holders, lost: Collection[NodeId] = ()) -> NodeId | None:
+    """The node to run `shards` on: where most of them are at home, else where most have a backup.
+
+    `lost` nodes are left out; None where no other holds any of them.
+    """
+    primaries = Counter(holders[s][0] for s in shards if holders[s][0] not in lost)
+    others = Counter(node for s in shards for node in holders[s] if node not in lost)
+    best = primaries.most_common(1) or others.most_common(1)
+    return best[0][0] if best else None
+
+
+def reassign(
+    held: Mapping[TaskId, Sequence[int]], nodes: Mapping[TaskId, NodeId | None], holders: Holders
+) -> dict[TaskId, tuple[int, ...]]:
+    """The shards of each task of `held` once these, and nobody else, run all shards.
+
+    `held[t]` is what task t runs now (nothing: it is new), `nodes[t]` where it runs. Loads end up differing
+    by one at most; within that a task keeps what it has, and a shard that must move goes to a task on a node
+    that holds it, the earlier in `holders` the better.
+    """
+    tasks = sorted(held)
+    least, spare = divmod(len(holders), len(tasks))
+    keep: dict[TaskId, list[int]] = {}
+    for task in sorted(tasks, key=lambda t: (-len(held[t]), t)):
+        room = least + (1 if spare > 0 and len(held[task]) > least else 0)
+        spare -= room > least
+        at_home = sorted(held[task], key=lambda s: (_distance(nodes[task], holders[s]), s))
+        keep[task] = at_home[:room]
+    taken = {shard for shards in keep.values() for shard in shards}
+    for shard in (s for s in range(len(holders)) if s not in taken):
+        open_to = [t for t in tasks if len(keep[t]) < least + (spare > 0)]
+        task = min(open_to, key=lambda t: (_distance(nodes[t], holders[shard]), len(keep[t]), t))
+        keep[task].append(shard)
+        spare -= len(keep[task]) > least
+    return {task: tuple(sorted(keep[task])) for task in tasks}
+
+
+def _distance(node: NodeId | None, holders: Sequence[NodeId]) -> int:
+    return holders.index(node) if node in holders else len(holders)
