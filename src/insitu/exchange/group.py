@@ -89,6 +89,7 @@ class Group:
         self, seat: Seat, members: Members, transport: Transport, on_close: Callable[[], None]
     ) -> None:
         self._seat, self._transport, self._on_close = seat, transport, on_close
+        self._seated = True
         self.rank = members.rank
         self.size = members.size
         self.shards = members.shards[members.rank]
@@ -259,6 +260,12 @@ class Group:
         for data in self._buffers:
             self._perform("buffer", 0, partial(self._transport.allocate, data.size, data))
 
+    def leave(self) -> None:
+        """Leaves this generation at once: who still works in it gets PeerLost. `rejoin` may follow."""
+        if not self._closed:
+            self._broken = self._broken or ExchangeError("It was left")
+            self._leave()
+
     def close(self) -> None:
         """Leaves the group. Buffers stay valid as plain memory. May be called again."""
         if not self._closed:
@@ -267,9 +274,11 @@ class Group:
             self._buffers.clear()
 
     def _leave(self) -> None:
-        self._plans.clear()
-        self._transport.close()
-        self._on_close()
+        if self._seated:
+            self._seated = False
+            self._plans.clear()
+            self._transport.close()
+            self._on_close()
 
     def __enter__(self) -> Group:
         return self

@@ -40,6 +40,7 @@ def join(
     tasks: Sequence[str] | None = None,
     generation: int = 0,
     compression: Compression = "none",
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Group:
     """Meets the other ranks and returns the group.
 
@@ -52,10 +53,11 @@ def join(
 
     `transport` "auto" takes shared memory among ranks of one host and TCP between hosts. `compression`
     "bfloat16" halves what float32 reductions send between hosts, and changes their results: see
-    `insitu.exchange.compression`. Within one host nothing is compressed.
+    `insitu.exchange.compression`. Within one host nothing is compressed. `cancelled` is asked while others
+    are waited for, as in `Group.rejoin`.
 
     Raises InputError, JoinTimeout (naming who is missing), AuthenticationError, StaleGeneration (where this
-    process is the old one), ExchangeError.
+    process is the old one, or the wait was called off), ExchangeError.
     """
     for name, value, allowed in (
         ("transport", transport, get_args(TransportName)),
@@ -72,7 +74,7 @@ def join(
     )
     total = len(addresses) if num_shards is None else num_shards
     form = partial(_form, _Terms(total, transport, compression, secret, stall_timeout))
-    formed = form(seat, timeout, lambda: False)
+    formed = form(seat, timeout, cancelled)
     return Group(*formed, seat=seat, timeout=timeout, form=form)
 
 

@@ -188,6 +188,21 @@ class Dataset:
         finally:
             READS.publish()
 
+    def shard_origins(self, shard: int, epoch: int, stop_step: int) -> tuple[tuple[int, Rows], ...]:
+        """Where the rows of the shard's first `stop_step` batches of `epoch` come from: each partition's
+        index and int64 row indices in it. Follows from (seed, epoch, shard) alone; no rows are read."""
+        starts = self._table.starts(shard)
+        held = self.shard_map.shards[shard]
+        rows = min(starts[-1], stop_step * batch_sizes(self.batch_size, self.num_shards)[shard])
+        if rows <= 0:
+            return ()
+        if self._chain.seed is None:
+            return tuple(
+                (held[k], np.arange(start, stop)) for k, start, stop in BatchPlan(starts, rows).ranges(0)
+            )
+        places = shuffled(starts[-1], self._chain.seed, epoch, shard)
+        return tuple((held[k], found) for k, found in ShuffledPlan(starts, rows, places).pieces(0))
+
     def __iter__(self) -> Iterator[Structure]:
         """One epoch of this task's batches: each step's rows of its shards, in the order of the shards."""
         epoch = next(self._epochs) if self.batch_size else 0

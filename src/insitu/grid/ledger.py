@@ -99,6 +99,14 @@ class ShardLedger:
             raise GridError(f"This is no ledger of a shard: {error!r}") from error
         return ledger
 
+    @classmethod
+    def published(cls, job: JobPaths, epoch: int, shard: int) -> ShardLedger | None:
+        """What was published of one shard in one epoch; None where nothing was that can be read."""
+        try:
+            return cls.from_json(json.loads(job.epoch_ledger(epoch, shard).read_text()))
+        except (OSError, ValueError, GridError):
+            return None
+
     def publish(self, job: JobPaths) -> None:
         """Writes the ledger to the job's folder in one atomic step. Raises StorageFull."""
         publish_file(job.epoch_ledger(self.epoch, self.shard), json.dumps(self.to_json()).encode())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -38,6 +38,7 @@ class FeedAdapter(_UnevenBatches):
         self.feed = feed
         self.steps_per_epoch = steps_per_epoch
         self.position = (0, 0)
+        self._live: Iterator[Step] | None = None
         if steps_per_epoch and feed.num_steps is None:
             raise InputError(
                 "steps_per_epoch needs data of known length. Received: data that ends when it ends; leave "
@@ -51,23 +52,41 @@ class FeedAdapter(_UnevenBatches):
     def __iter__(self) -> Iterator[Step]:
         # A generator, so that the position is read when the first step is asked for: Keras makes the
         # iterator of the next epoch while this one is still under way.
-        if self.steps_per_epoch:
-            yield from self._repeated(self.steps_per_epoch)
-            return
-        epoch, start_step = self.position
-        for _ in range(start_step):
+        epoch, index = self.position
+        for _ in range(index):
             yield SKIPPED
-        yield from self.feed.steps(epoch, start_step)
-
-    def _repeated(self, steps_per_epoch: int) -> Iterator[Step]:
-        epoch, start_step = self.position
-        for _ in range(start_step):
-            yield SKIPPED
-        whole = self.feed.num_steps or 1
-        data_epoch, step = divmod(epoch * steps_per_epoch + start_step, whole)
+        self._live = None
         while True:
-            yield from self.feed.steps(data_epoch, step)
-            data_epoch, step = data_epoch + 1, 0
+            if self._live is None:
+                self._live = self._steps(epoch, index)
+            step = next(self._live, None)
+            if step is None:
+                return
+            index += 1
+            yield step
+
+    def _steps(self, epoch: int, index: int) -> Iterator[Step]:
+        """The steps of Keras' `epoch` from `index` on; without end where Keras cuts them."""
+        data_epoch, step = self.data_position(epoch, index)
+        yield from self.feed.steps(data_epoch, step)
+        while self.steps_per_epoch:
+            data_epoch += 1
+            yield from self.feed.steps(data_epoch, 0)
+
+    def data_position(self, epoch: int, index: int) -> tuple[int, int]:
+        """(epoch, step) of the data that the step `index` of Keras' `epoch` is."""
+        if not self.steps_per_epoch:
+            return epoch, index
+        return divmod(epoch * self.steps_per_epoch + index, self.feed.num_steps or 1)
+
+    def reseat(self, shards: Sequence[int]) -> None:
+        """This task's shards are these from the next step on that is asked for."""
+        self.feed.reseat(shards)
+        self._live = None
+
+    def step_at(self, epoch: int, index: int) -> Step:
+        """One step, of the shards that this task has now."""
+        return next(self._steps(epoch, index))
 
     def get_tf_dataset(self) -> FeedAdapter:
         return self

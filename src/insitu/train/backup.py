@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import keras
+from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
+from insitu.exchange import Group
 from insitu.train.binding import Binding, binding_of
 from insitu.train.checkpoint import Checkpoint, CheckpointStore
-from insitu.train.gather import gather_bytes
-from insitu.train.state import broadcast_state, load_snapshot, snapshot, to_numpy
+from insitu.train.gather import nothing
+from insitu.train.lockstep import SETUP
+from insitu.train.state import check_snapshot, load_snapshot, snapshot
+from insitu.train.transfer import share
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -78,32 +81,25 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def _save(self, store: CheckpointStore) -> None:
         binding = self._binding()
-        ledgers = gather_bytes(binding.membership.group(), binding.bookkeeper.snapshot())
-        if binding.membership.context.is_chief:
+        if binding.membership.leads:
             epoch, step = binding.position
-            texts = tuple(ledger.decode() for ledger in ledgers)
-            store.save(Checkpoint(epoch, step, snapshot(binding.state), texts))
+            store.save(Checkpoint(epoch, step, snapshot(binding.state)))
 
     def _restore(self, binding: Binding, store: CheckpointStore) -> None:
-        """The chief reads, the others get its state over the exchange: they may not see its disk."""
-        found = store.load_latest() if binding.membership.context.is_chief else None
-        told = json.dumps([found.epoch, found.step, found.ledgers]).encode() if found else b""
-        message = _from_chief(binding, told)
-        if not message:
-            return
-        epoch, step, ledgers = json.loads(message)
-        if found:
-            load_snapshot(binding.state, found.values)
-        broadcast_state(binding.state, binding.membership.group())
-        binding.bookkeeper.restore([ledger.encode() for ledger in ledgers])
-        state = binding.state
-        metrics = {id(variable) for variable in (*state.sums, *state.metric_first)}
-        binding.metrics_to_restore = {n: to_numpy(v) for n, v in state.named() if id(v) in metrics}
-        binding.position = (epoch, step)
-        self.model._initial_epoch = epoch
+        """The first task reads, the others get its state over the exchange: they may not see its disk."""
+        told: list[Any] = []
 
+        def work(group: Group) -> NDArray[Any]:
+            found = store.load_latest() if group.rank == 0 else None
+            if found is not None:
+                check_snapshot(binding.state, found.values)
+            value = [found.epoch, found.step, found.values] if found is not None else None
+            told[:] = [share(group, 0, value)]
+            return nothing(group)
 
-def _from_chief(binding: Binding, message: bytes) -> bytes:
-    """What the chief says, in each task; the others pass nothing."""
-    others = [b""] * (len(binding.membership.context.shards) - 1)
-    return max(gather_bytes(binding.membership.group(), [message, *others]), key=len)
+        binding.membership.lockstep.insist(binding.session.key(SETUP, 1), work)
+        if told and told[0] is not None:
+            epoch, step, values = told[0]
+            load_snapshot(binding.state, values)
+            binding.restore(epoch, step)
+            self.model._initial_epoch = epoch

@@ -5,23 +5,31 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 import keras
 import numpy as np
 from keras.src.trainers.data_adapters import array_slicing
+from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
+from insitu.exchange import Group
 from insitu.train.adapter import FeedAdapter
 from insitu.train.backends import Logs, fit_into_trainer
 from insitu.train.bookkeeping import Bookkeeper
 from insitu.train.callbacks import EpochCallbacks, own_callbacks
-from insitu.train.feed import Feed, Step
+from insitu.train.feed import Step
+from insitu.train.gather import nothing
+from insitu.train.lockstep import Again
 from insitu.train.membership import Membership
 from insitu.train.placement_log import log_variables
 from insitu.train.sources import make_feed
-from insitu.train.state import ModelState, read_state
+from insitu.train.state import ModelState, read_state, to_numpy
 from insitu.train.step import Step as StrategyStep
+from insitu.train.transfer import share
+
+T = TypeVar("T")
 
 _ATTRIBUTE = "_insitu_binding"
 _REPLACED = ("fit", "evaluate", "predict")
@@ -57,14 +65,21 @@ class Binding:
         self.model = model
         self.strategy = strategy
         self.membership = strategy.membership
-        self.bookkeeper = Bookkeeper(self.membership.context)
+        self.session = self.membership.session
+        self.number = self.session.register(self)
+        self.bookkeeper = Bookkeeper(self.membership)
         self.position = (0, 0)
         self.metrics_to_restore: dict[str, Any] = {}
         self.fit_index = -1
-        self._fitting = False
+        self.place = Place()
+        self.callbacks: EpochCallbacks | None = None
+        self._entering: dict[str, Any] | None = None
         self._steps: dict[Any, StrategyStep] = {}
         self._train_step: StrategyStep | None = None
         self._test_step: StrategyStep | None = None
+        self._train_adapter: FeedAdapter | None = None
+        self._test_adapter: FeedAdapter | None = None
+        self._outputs: list[Any] = []
         # From the class: the model may be compiled for the second time.
         self._keras = {name: getattr(type(model), name).__get__(model) for name in _REPLACED}
         for name in _REPLACED:
@@ -78,6 +93,11 @@ class Binding:
     def state(self) -> ModelState:
         return read_state(self.model)
 
+    @property
+    def prepared(self) -> bool:
+        """Whether the model has been built and has its first weights."""
+        return bool(self._steps)
+
     def prepare(self, example: Any) -> StrategyStep:
         """The step for batches like `example`."""
         key = str(keras.tree.map_structure(lambda leaf: (leaf.shape[1:], leaf.dtype), example))
@@ -90,18 +110,100 @@ class Binding:
                 log_variables(self.model.variables)
         return self._steps[key]
 
+    # Where a fit is
+
     def begin_epoch(self, epoch: int, step: int) -> None:
         """Keras begins `epoch`, and has reset the metrics; its first `step` steps were done before."""
         self.position = (epoch, step)
+        self.place.begin(epoch, step)
         if step:
-            variables = dict(self.state.named())
-            for name, value in self.metrics_to_restore.items():
-                variables[name].assign(value)
+            self._assign(self.metrics_to_restore)
         self.metrics_to_restore = {}
+
+    def end_of_skipped(self) -> None:
+        """The last of the steps has been passed over that were done before."""
+        if self._entering is not None:
+            self.model.stop_training = self._entering["stop"]
+
+    def end_epoch(self, epoch: int) -> None:
+        """All callbacks have heard of the end of `epoch`. The chief's writers tell what they remember, so
+        that another chief can go on from there."""
+        memory = _prepared(self.callbacks).memory
+        if self.membership.context.job is None or not memory.has_writers:
+            return
+
+        def work(group: Group) -> NDArray[Any]:
+            chief = self.membership.chief_rank(group)
+            if chief is not None:
+                told = share(group, chief, memory.read_writers() if chief == group.rank else None)
+                memory.writers = told
+            return nothing(group)
+
+        self.membership.lockstep.insist(self.session.key("epoch", epoch), work)
+
+    def restore(self, epoch: int, step: int) -> None:
+        """The model has been given the state that a checkpoint holds: the fit goes on at this place."""
+        self.position = (epoch, step)
+        self.metrics_to_restore = self.metrics()
+        self.bookkeeper.take_up(epoch, step)
+
+    def epoch_begun(self, epoch: int) -> None:
+        """All callbacks have heard of the beginning of `epoch`."""
+
+    @property
+    def tests_to_skip(self) -> int:
+        return self._entering["tests"] if self._entering is not None else 0
+
+    def give(self) -> dict[str, Any]:
+        """What another task needs to go on in the middle of the call under way."""
+        place = self.place
+        return {
+            "epoch": place.epoch,
+            "steps": place.steps,
+            "tests": place.tests,
+            "logs": place.logs,
+            "test_logs": place.test_logs,
+            "metrics": self.metrics(),
+            "trained": place.trained or self.metrics(),
+            "position": self.position,
+            "outputs": list(self._outputs),
+            "stop": bool(getattr(self.model, "stop_training", False)),
+            "memory": self.callbacks.memory.read() if self.callbacks is not None else {},
+        }
+
+    def arrive(self, told: dict[str, Any]) -> None:
+        """This task has come to where the others are, and is now as they were told to be."""
+        self._entering = None
+        place = self.place
+        place.epoch, place.steps, place.tests = told["epoch"], told["steps"], told["tests"]
+        place.logs, place.test_logs = told["logs"], told["test_logs"]
+        place.trained = told["trained"] if place.tests else {}
+        self.model.stop_training = told["stop"]
+        if self.callbacks is not None:
+            self.callbacks.memory.write(told["memory"])
+            self.bookkeeper.take_up(place.epoch, place.steps)
+
+    def metrics(self) -> dict[str, Any]:
+        """What the metrics' variables hold, by name."""
+        state = self.state
+        metrics = {id(variable) for variable in (*state.sums, *state.metric_first)}
+        return {name: to_numpy(v) for name, v in state.named() if id(v) in metrics}
+
+    def _assign(self, values: dict[str, Any]) -> None:
+        variables = dict(self.state.named())
+        for name, value in values.items():
+            variables[name].assign(value)
 
     # What takes the place of Keras' methods
 
-    def fit(self, arguments: dict[str, Any]) -> Any:
+    def call(self, name: str, arguments: dict[str, Any]) -> Any:
+        """A call of `fit`, `evaluate` or `predict` by the script, or by a callback in the midst of one."""
+        if arguments.get("kwargs", {}).get("_use_cached_eval_dataset"):
+            return self._validate(arguments)
+        with self.membership.apart(self.session.under_way):
+            return self.session.run(self, lambda: getattr(self, f"_{name}")(arguments))
+
+    def _fit(self, arguments: dict[str, Any]) -> Any:
         membership = self.membership
         split, steps_per_epoch = arguments.pop("validation_split", 0.0), arguments["steps_per_epoch"]
         data = tuple(arguments.pop(name) for name in ("x", "y", "sample_weight"))
@@ -117,30 +219,45 @@ class Binding:
             class_weight=arguments.pop("class_weight"),
             **membership.feed_options,
         )
-        adapter = FeedAdapter(feed, steps_per_epoch)
+        adapter = self._train_adapter = FeedAdapter(feed, steps_per_epoch)
         self._train_step = self.prepare(feed.example())
         self.fit_index = membership.count_fit()
-        self.position, self.metrics_to_restore = (0, 0), {}
-        self.bookkeeper.begin(feed)
+        if self.session.is_done():
+            return self.session.recall(self)
+        self.position, self.metrics_to_restore, self.place = (0, 0), {}, Place()
+        self.bookkeeper.begin(adapter)
         if arguments["validation_data"] is not None:
             arguments["validation_data"] = self._validation_adapter(arguments, batch_size)
             arguments["validation_steps"] = None
         verbose = self._verbosity(arguments["verbose"])
-        callbacks = EpochCallbacks(
+        given = keras.tree.flatten(arguments["callbacks"]) if arguments["callbacks"] else []
+        self.callbacks = EpochCallbacks(
             self,
             adapter,
-            own_callbacks(arguments["callbacks"], membership.context.is_chief),
+            given,
+            membership.context.is_chief,
             verbose=verbose,
             epochs=arguments["epochs"],
             steps=steps_per_epoch or feed.num_steps,
         )
-        arguments.update(callbacks=callbacks, verbose=verbose, shuffle=False)
-        self._fitting = True
+        arguments.update(callbacks=self.callbacks, verbose=verbose, shuffle=False)
+        self._enter(arguments)
         try:
             return self._keras["fit"](x=adapter, **arguments)
         finally:
-            self._fitting = False
+            self.callbacks = None
             self.bookkeeper.end()
+
+    def _enter(self, arguments: dict[str, Any]) -> None:
+        """Goes on in the middle of the fit that the others are in, if they are."""
+        told = self._entering = self.session.within()
+        if told is None:
+            return
+        self.position = (told["epoch"], told["steps"])
+        self.metrics_to_restore = told["trained"]
+        self.place.logs = told["logs"]
+        arguments["initial_epoch"] = told["epoch"]
+        _prepared(self.callbacks).memory.go_on()
 
     def _validation_adapter(self, arguments: dict[str, Any], batch_size: int | None) -> FeedAdapter:
         data = arguments["validation_data"]
@@ -151,22 +268,46 @@ class Binding:
             **self.membership.feed_options,
         )
         self._test_step = self.prepare(feed.example())
-        return FeedAdapter(feed, arguments["validation_steps"])
+        self._test_adapter = FeedAdapter(feed, arguments["validation_steps"])
+        return self._test_adapter
 
-    def evaluate(self, arguments: dict[str, Any]) -> Any:
-        if arguments.get("kwargs", {}).get("_use_cached_eval_dataset"):
-            return self._keras["evaluate"](**_spread(arguments))
+    def _validate(self, arguments: dict[str, Any]) -> Any:
+        """The evaluation at the end of an epoch of a fit."""
+        self.place.trained = self.metrics()
+        return self._test(lambda: self._keras["evaluate"](**_spread(arguments)))
+
+    def _test(self, evaluate: Callable[[], Any]) -> Any:
+        self.place.tests = 0
+        _prepared(self._test_adapter).position = (0, self.tests_to_skip)
+        result = evaluate()
+        self.place.trained = {}
+        return result
+
+    def _evaluate(self, arguments: dict[str, Any]) -> Any:
         data = tuple(arguments.pop(name) for name in ("x", "y", "sample_weight"))
         feed = make_feed(*data, batch_size=arguments.pop("batch_size"), **self.membership.feed_options)
-        self._test_step = self.prepare(feed.example())
+        step = self.prepare(feed.example())
+        if self.session.is_done():
+            return self.session.recall(self)
+        before = self._test_step, self._test_adapter, self.place, self._entering
+        self.place, self._entering = Place(), self.session.within()
         arguments["verbose"] = self._verbosity(arguments["verbose"])
         steps = arguments.pop("steps")
-        return self._keras["evaluate"](x=FeedAdapter(feed, steps), steps=steps, **_spread(arguments))
+        self._test_step, self._test_adapter = step, FeedAdapter(feed, steps)
+        try:
+            return self._test(
+                lambda: self._keras["evaluate"](x=self._test_adapter, steps=steps, **_spread(arguments))
+            )
+        finally:
+            self._test_step, self._test_adapter, self.place, self._entering = before
 
-    def predict(self, arguments: dict[str, Any]) -> Any:
+    def _predict(self, arguments: dict[str, Any]) -> Any:
         feed = make_feed(
             arguments.pop("x"), batch_size=arguments.pop("batch_size"), **self.membership.feed_options
         )
+        self.prepare(feed.example())
+        if self.session.is_done():
+            return self.session.recall(self)
         steps, verbose = arguments["steps"], self._verbosity(arguments["verbose"])
         callbacks = keras.callbacks.CallbackList(
             own_callbacks(arguments["callbacks"], self.membership.context.is_chief),
@@ -176,22 +317,33 @@ class Binding:
             steps=steps or feed.num_steps,
             model=self.model,
         )
-        return self._predict(feed, steps, callbacks)
+        before, self._outputs = self._outputs, []
+        try:
+            return self._predict_all(FeedAdapter(feed), steps, callbacks)
+        finally:
+            self._outputs = before
 
-    def _predict(self, feed: Feed, steps: int | None, callbacks: Any) -> Any:
-        batch = feed.example()
+    def _predict_all(self, adapter: FeedAdapter, steps: int | None, callbacks: Any) -> Any:
+        batch = adapter.feed.example()
         step = self.prepare(batch)
         example = step.example_output(batch)
-        outputs = []
+        told = self.session.within()
+        if told is not None:
+            self._outputs = list(told["outputs"])
+            adapter.position = (0, len(self._outputs))
         callbacks.on_predict_begin()
-        for index, work in enumerate(FeedAdapter(feed)):
-            if steps is not None and index >= steps:
+        for index, work in enumerate(adapter):
+            if index == steps:
                 break
+            if work.skipped:
+                continue
             callbacks.on_predict_batch_begin(index)
-            outputs.append(step.predict(work.parts, example))
-            callbacks.on_predict_batch_end(index, {"outputs": outputs[-1]})
+            self.membership.lockstep.key = self.session.key("predict", index)
+            outputs = self._persist(work, adapter, index, lambda work: step.predict(work.parts, example))
+            self._outputs.append(outputs)
+            callbacks.on_predict_batch_end(index, {"outputs": self._outputs[-1]})
         callbacks.on_predict_end()
-        return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *outputs)
+        return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *self._outputs)
 
     def _verbosity(self, verbose: Any) -> Any:
         """One task shows progress: N bars on one terminal show nothing."""
@@ -218,38 +370,108 @@ class Binding:
                 break
             if not isinstance(step, Step):
                 step = self._slice(step)
-            logs = {} if step.skipped else one(step)
+            logs = self._passed_over(one) if step.skipped else one(step)
         if logs is None:
             raise StopIteration
         return logs
 
+    def _passed_over(self, one: Callable[[Step], Logs]) -> Logs:
+        """What is told of a step that was done before this task came: as much as is known."""
+        told = self._entering
+        if one == self._train_one:
+            return dict(self.place.logs) or self._metric_logs()
+        self.place.tests += 1
+        if told is None:
+            return {}
+        self._assign(told["metrics"])
+        return dict(told["test_logs"])
+
+    def _metric_logs(self) -> Logs:
+        return {name: float(value) for name, value in self.model.get_metrics_result().items()}
+
     def _slice(self, batch: Any) -> Step:
         """A step out of one global batch, as train_on_batch() and test_on_batch() give it."""
+        self.membership.group()  # such loops can't be entered in their middle
         data = tuple(part for part in batch if part is not None)
         feed = make_feed(*data, batch_size=len(keras.tree.flatten(data)[0]), **self.membership.feed_options)
         self._train_step = self._test_step = self.prepare(feed.example())
+        self._train_adapter = self._test_adapter = None
         return next(feed.steps(0, 0))
 
     def _train_one(self, step: Step) -> Logs:
         work = _prepared(self._train_step)
         epoch, index = self.position
-        logs = work.train(step.parts, lambda place: self.bookkeeper.at(epoch, index, place))
-        self.bookkeeper.enter(step)
+        self.membership.lockstep.key = self.session.key("train", epoch, index)
+        done: list[Step] = []
+
+        def train(step: Step) -> Logs:
+            done.append(step)
+            return work.train(step.parts, lambda place: self.bookkeeper.at(epoch, index, place))
+
+        logs: Logs = self._persist(step, self._train_adapter, index, train, epoch)
+        self.bookkeeper.enter(done[-1])
         self.position = (epoch, index + 1)
+        self.place.steps, self.place.logs = index + 1, logs
         return logs
 
     def _test_one(self, step: Step) -> Logs:
-        if self._fitting:
-            self.bookkeeper.at(*self.position, "evaluation")
-        return _prepared(self._test_step).test(step.parts)
+        if self.callbacks is not None:
+            self.bookkeeper.at(self.place.epoch, self.place.steps, "evaluation")
+        work, index = _prepared(self._test_step), self.place.tests
+        self.membership.lockstep.key = self.session.key("test", self.place.epoch, index)
+        logs: Logs = self._persist(step, self._test_adapter, index, lambda step: work.test(step.parts))
+        self.place.tests, self.place.test_logs = index + 1, logs
+        return logs
+
+    def _persist(
+        self,
+        step: Step,
+        adapter: FeedAdapter | None,
+        index: int,
+        do: Callable[[Step], Any],
+        epoch: int = 0,
+    ) -> Any:
+        """Does a step until it is done, after losses with whatever shards this task then has."""
+        while True:
+            shards = self.membership.context.shards
+            if step.shards != shards:
+                if adapter is None:
+                    raise TrainingError("Shards moved in the middle of a loop of single batches.")
+                adapter.reseat(shards)
+                step = adapter.step_at(epoch, index)
+                if adapter is self._train_adapter:
+                    self.bookkeeper.take_up(epoch, index)
+            try:
+                return do(step)
+            except Again:
+                continue
 
 
-def _prepared(step: StrategyStep | None) -> StrategyStep:
-    if step is None:
+@dataclass(slots=True)
+class Place:
+    """Where a call is: the epoch, how many of its steps and of its test steps are done, and their last logs.
+    `trained` is what the metrics held before the tests of the epoch began, by variable name."""
+
+    epoch: int = 0
+    steps: int = 0
+    tests: int = 0
+    logs: Logs = field(default_factory=dict)
+    test_logs: Logs = field(default_factory=dict)
+    trained: dict[str, Any] = field(default_factory=dict)
+
+    def begin(self, epoch: int, steps: int) -> None:
+        """An epoch begins, in its middle where `steps` were done before."""
+        if not steps:
+            self.logs = {}
+        self.epoch, self.steps, self.tests, self.test_logs, self.trained = epoch, steps, 0, {}, {}
+
+
+def _prepared(what: T | None) -> T:
+    if what is None:
         raise TrainingError(
             "fit() and evaluate() prepare the step. Received: a compiled function on its own."
         )
-    return step
+    return what
 
 
 def _forward(binding: Binding, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -259,7 +481,7 @@ def _forward(binding: Binding, name: str, original: Callable[..., Any]) -> Calla
     def method(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return getattr(binding, name)(dict(bound.arguments))
+        return binding.call(name, dict(bound.arguments))
 
     method.__name__, method.__doc__ = name, original.__doc__
     return method

@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-import json
-
-from insitu.context import Context
 from insitu.grid import ShardLedger
-from insitu.progress import IDLE, ProgressWriter
-from insitu.train.feed import Feed, Step
+from insitu.train.adapter import FeedAdapter
+from insitu.train.feed import Step
+from insitu.train.membership import Membership
 
 
 class Bookkeeper:
     """Progress and ledger of one model's training. Outside a job nobody reads them, so none are kept."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._progress: ProgressWriter | None = None
-        self._rows = 0
-        self._at = (-1, -1)
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._telling = membership.telling
+        self._adapter: FeedAdapter | None = None
         self._keeps_ledger = False
         self._ledgers: dict[int, ShardLedger] = {}
 
-    def begin(self, feed: Feed) -> None:
-        """A fit over `feed` begins."""
-        job = self._context.job
+    def begin(self, adapter: FeedAdapter) -> None:
+        """A fit over the adapter's feed begins."""
+        context = self._membership.context
         self._ledgers = {}
-        self._keeps_ledger = job is not None and feed.cache == self._context.cache
-        if job is not None and self._progress is None:
-            self._progress = ProgressWriter(job.progress(self._context.task))
+        self._adapter = adapter
+        self._keeps_ledger = context.job is not None and adapter.feed.cache == context.cache
+        self._telling.open()
 
     def at(self, epoch: int, step: int, place: str) -> None:
         """The task is about to do `place` of a step."""
-        self._at = (epoch, step)
-        if self._progress is not None:
-            self._progress.write(epoch, step, self._rows, place)
+        self._telling.at(epoch, step, place)
 
     def enter(self, step: Step) -> None:
         """The rows of `step` have entered the model."""
         for part in step.parts:
-            self._rows += part.rows
+            self._telling.rows += part.rows
             if self._keeps_ledger:
                 ledger = self._ledger(step.epoch, part.shard)
                 for partition, rows in part.origins:
@@ -54,22 +49,45 @@ class Bookkeeper:
         return ledger
 
     def _publish(self, ledger: ShardLedger) -> None:
-        if self._context.job is not None:
-            ledger.publish(self._context.job)
+        job = self._membership.context.job
+        if job is not None:
+            ledger.publish(job)
 
-    def snapshot(self) -> list[bytes]:
-        """The ledger of the epoch under way for each shard of this task; empty where none is kept."""
-        ledgers = [self._ledgers.get(shard) for shard in self._context.shards]
-        return [json.dumps(ledger.to_json()).encode() if ledger else b"" for ledger in ledgers]
+    def take_up(self, epoch: int, step: int) -> None:
+        """The shards of this task were trained up to `step` of Keras' `epoch`, maybe by other tasks: their
+        ledgers go on from there.
 
-    def restore(self, everyones: list[bytes]) -> None:
-        """Goes on from a snapshot of all shards, in shard order."""
-        for shard in self._context.shards:
-            if everyones[shard]:
-                self._ledgers[shard] = ShardLedger.from_json(json.loads(everyones[shard]))
+        Which rows the steps before held follows from (seed, epoch, shard), as their order does; a step that
+        has been exchanged has entered the model on all replicas.
+        """
+        if not self._keeps_ledger or self._adapter is None:
+            return
+        data_epoch, stop = self._adapter.data_position(epoch, step)
+        whole = self._adapter.feed.num_steps or 0
+        for shard in self._membership.context.shards:
+            if stop == 0 and data_epoch > 0:
+                # Who ran the shard may have been lost between the epoch's last step and its publication.
+                self._make_up(shard, data_epoch - 1, whole)
+            self._make_up(shard, data_epoch, stop)
+
+    def _make_up(self, shard: int, epoch: int, stop: int) -> None:
+        job = self._membership.context.job
+        if self._adapter is None or job is None or epoch < 0:
+            return
+        ledger = ShardLedger(epoch, shard)
+        for partition, rows in self._adapter.feed.origins(shard, epoch, stop):
+            ledger.add(partition, rows)
+        ledger.complete = stop > 0 and stop == self._adapter.feed.num_steps
+        if not ledger.complete:
+            self._ledgers[shard] = ledger
+            return
+        published = ShardLedger.published(job, epoch, shard)
+        if published is None or not published.complete:
+            self._publish(ledger)
 
     def end(self) -> None:
         """The fit has ended, well or not: what has entered the model is written down."""
-        for ledger in self._ledgers.values():
-            self._publish(ledger)
-        self.at(*self._at, IDLE)
+        for shard in self._membership.context.shards:
+            if shard in self._ledgers:
+                self._publish(self._ledgers[shard])
+        self._telling.idle()

@@ -1,12 +1,14 @@
-"""Callbacks under a strategy: who runs which, and how an epoch goes on in its middle."""
+"""Callbacks under a strategy: who runs which, how an epoch goes on in its middle, and what they remember."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
 
 from insitu.train.adapter import FeedAdapter
+from insitu.train.plain import plain_part
 
 if TYPE_CHECKING:
     from insitu.train.binding import Binding
@@ -19,11 +21,71 @@ WRITERS = (
 )
 """Callbacks that only write files or send reports: one task does, the others would write over it."""
 
+_KEPT_OUT = {"params", "_params", "model", "_model", "append", "append_header"}
+"""What belongs to a callback's life in one process. `CSVLogger` finds out itself whether its file has a
+header."""
+
+_COMPARES = "monitor_op"
+"""The function by which callbacks compare what they monitor. In a memory it says only that it was chosen."""
+
 
 def own_callbacks(callbacks: Any, is_chief: bool) -> list[Any]:
     """The callbacks that this task runs, out of those that the script gives in every task."""
     given = keras.tree.flatten(callbacks) if callbacks else []
     return [c for c in given if is_chief or not isinstance(c, WRITERS)]
+
+
+class Memory:
+    """What the callbacks of a fit remember, as plain values, by their place in the list that scripts give.
+
+    Attributes that are no plain values (files, functions, objects) stay behind. Of writers, which the chief
+    alone runs, the other tasks keep what it last told them.
+    """
+
+    def __init__(self, given: Sequence[Any], history: Any, is_chief: bool) -> None:
+        self._callbacks = [*given, history]
+        self._is_chief = is_chief
+        self.writers: dict[int, dict[str, Any]] = {}
+
+    @property
+    def has_writers(self) -> bool:
+        return any(isinstance(callback, WRITERS) for callback in self._callbacks)
+
+    def read_writers(self) -> dict[int, dict[str, Any]]:
+        """What the chief tells the others."""
+        return {i: _read(c) for i, c in enumerate(self._callbacks) if isinstance(c, WRITERS)}
+
+    def read(self) -> dict[int, dict[str, Any]]:
+        others = {i: _read(c) for i, c in enumerate(self._callbacks) if not isinstance(c, WRITERS)}
+        return {**others, **(self.read_writers() if self._is_chief else self.writers)}
+
+    def write(self, memory: dict[int, dict[str, Any]]) -> None:
+        for index, attributes in memory.items():
+            callback = self._callbacks[index]
+            if isinstance(callback, WRITERS) and not self._is_chief:
+                self.writers[index] = attributes
+            else:
+                _write(callback, attributes)
+
+    def go_on(self) -> None:
+        """The fit goes on in its middle: what was written before stays."""
+        for callback in self._callbacks:
+            if isinstance(callback, keras.callbacks.CSVLogger):
+                callback.append = True
+
+
+def _read(callback: Any) -> dict[str, Any]:
+    if isinstance(callback, keras.callbacks.ProgbarLogger):
+        return {}
+    memory = plain_part({n: v for n, v in vars(callback).items() if n not in _KEPT_OUT})
+    return memory | {_COMPARES: True} if getattr(callback, _COMPARES, None) is not None else memory
+
+
+def _write(callback: Any, memory: dict[str, Any]) -> None:
+    if memory.get(_COMPARES) and getattr(callback, _COMPARES, None) is None:
+        # What Keras does at the first epoch's end, which also changes the sign of a plain value.
+        callback._set_monitor_op()
+    vars(callback).update({name: value for name, value in memory.items() if name != _COMPARES})
 
 
 class EpochCallbacks(keras.callbacks.CallbackList):
@@ -33,13 +95,27 @@ class EpochCallbacks(keras.callbacks.CallbackList):
     so that step numbers, progress bars and schedules go on where they were.
     """
 
-    def __init__(self, binding: Binding, adapter: FeedAdapter, callbacks: list[Any], **params: Any) -> None:
+    def __init__(
+        self, binding: Binding, adapter: FeedAdapter, given: list[Any], is_chief: bool, **params: Any
+    ) -> None:
         self._binding = binding
         self._adapter = adapter
         self._skip = 0
+        self.due: list[Callable[[], None]] = []
+        """What to do once all callbacks have heard of the present event."""
         super().__init__(
-            callbacks, add_history=True, add_progbar=params["verbose"] != 0, model=binding.model, **params
+            own_callbacks(given, is_chief),
+            add_history=True,
+            add_progbar=params["verbose"] != 0,
+            model=binding.model,
+            **params,
         )
+        self.memory = Memory(given, self._history, is_chief)
+
+    def _do_what_is_due(self) -> None:
+        due, self.due = self.due, []
+        for action in due:
+            action()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         resumed_epoch, step = self._binding.position
@@ -47,6 +123,7 @@ class EpochCallbacks(keras.callbacks.CallbackList):
         self._binding.begin_epoch(epoch, self._skip)
         self._adapter.position = (epoch, self._skip)
         super().on_epoch_begin(epoch, logs)
+        self._binding.epoch_begun(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if batch >= self._skip:
@@ -55,7 +132,20 @@ class EpochCallbacks(keras.callbacks.CallbackList):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if batch >= self._skip:
             super().on_train_batch_end(batch, logs)
+            self._do_what_is_due()
+        elif batch == self._skip - 1:
+            self._binding.end_of_skipped()
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if batch >= self._binding.tests_to_skip:
+            super().on_test_batch_begin(batch, logs)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch >= self._binding.tests_to_skip:
+            super().on_test_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._binding.position = (epoch + 1, 0)
         super().on_epoch_end(epoch, logs)
+        self._binding.end_epoch(epoch)
+        self._do_what_is_due()

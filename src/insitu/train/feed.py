@@ -35,13 +35,17 @@ class Step:
     """One step's parts, one for each shard of this task.
 
     `epoch` is that of the data, which is not Keras' where `steps_per_epoch` cuts epochs of its own; `last`
-    says that no step of that epoch follows. A skipped step was done before a restart.
+    says that no step of that epoch follows. A skipped step was done before this task came.
     """
 
     epoch: int
     parts: tuple[Part, ...]
     last: bool = False
     skipped: bool = False
+
+    @property
+    def shards(self) -> tuple[int, ...]:
+        return tuple(part.shard for part in self.parts)
 
 
 SKIPPED = Step(-1, (), skipped=True)
@@ -60,14 +64,28 @@ class Feed(Protocol):
     def steps(self, epoch: int, start_step: int) -> Iterator[Step]:
         """The steps of `epoch` from `start_step` on."""
 
+    def reseat(self, shards: Sequence[int]) -> None:
+        """This task's shards are these from now on. Iterators that were made before keep theirs."""
+
+    def origins(self, shard: int, epoch: int, stop_step: int) -> tuple[tuple[int, Any], ...]:
+        """Where the rows of the shard's first `stop_step` steps of `epoch` come from: pairs of a partition's
+        index and int64 row indices. Empty for sources without partitions. Reads no rows."""
+
 
 class DatasetFeed:
     """Steps of an `insitu.Dataset`."""
 
-    def __init__(self, dataset: Dataset, shards: Sequence[int], num_shards: int) -> None:
-        if dataset.num_shards != num_shards or tuple(dataset.shards) != tuple(shards):
+    def __init__(
+        self,
+        dataset: Dataset,
+        shards: Sequence[int],
+        num_shards: int,
+        launched_shards: Sequence[int] | None = None,
+    ) -> None:
+        wanted = tuple(shards if launched_shards is None else launched_shards)
+        if dataset.num_shards != num_shards or tuple(dataset.shards) != wanted:
             raise TrainingError(
-                f"The dataset's shards must be the strategy's: {list(shards)} of {num_shards}. Received: "
+                f"The dataset's shards must be the strategy's: {list(wanted)} of {num_shards}. Received: "
                 f"{list(dataset.shards)} of {dataset.num_shards}."
             )
         self._dataset = dataset
@@ -81,13 +99,20 @@ class DatasetFeed:
         )
 
     def steps(self, epoch: int, start_step: int) -> Iterator[Step]:
-        streams = [self._dataset.shard_batches(s, epoch, start_step) for s in self._shards]
+        shards = self._shards
+        streams = [self._dataset.shard_batches(s, epoch, start_step) for s in shards]
         for index, batches in enumerate(zip(*streams, strict=True), start_step):
             parts = tuple(
                 Part(shard, batch.rows, batch.data, batch.origins)
-                for shard, batch in zip(self._shards, batches, strict=True)
+                for shard, batch in zip(shards, batches, strict=True)
             )
             yield Step(epoch, parts, last=index + 1 == self.num_steps)
+
+    def reseat(self, shards: Sequence[int]) -> None:
+        self._shards = tuple(shards)
+
+    def origins(self, shard: int, epoch: int, stop_step: int) -> tuple[tuple[int, Any], ...]:
+        return self._dataset.shard_origins(shard, epoch, stop_step)
 
 
 class StreamFeed:
@@ -114,11 +139,18 @@ class StreamFeed:
         return keras.tree.map_structure(lambda leaf: leaf[:1], _as_arrays(batch))
 
     def steps(self, epoch: int, start_step: int) -> Iterator[Step]:
+        shards = self._shards
         for index, batch in enumerate(self._batches(epoch)):
             if index >= start_step:
                 arrays = _as_arrays(batch)
                 rows = number_of_rows(arrays)
-                yield Step(epoch, tuple([self._part(shard, arrays, rows) for shard in self._shards]))
+                yield Step(epoch, tuple([self._part(shard, arrays, rows) for shard in shards]))
+
+    def reseat(self, shards: Sequence[int]) -> None:
+        self._shards = tuple(shards)
+
+    def origins(self, shard: int, epoch: int, stop_step: int) -> tuple[tuple[int, Any], ...]:
+        return ()
 
     def _part(self, shard: int, batch: Any, rows: int) -> Part:
         if self._num_shards == 1:

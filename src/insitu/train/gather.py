@@ -17,6 +17,11 @@ def by_shard(array: NDArray[Any]) -> NDArray[Any]:
     return array[0] if len(array) == 1 else array
 
 
+def nothing(group: Group) -> NDArray[Any]:
+    """What a task adds to a gather that only makes sure that all have come so far."""
+    return by_shard(np.zeros((len(group.shards), 1), np.uint8))
+
+
 def gather_sizes(group: Group, size: int) -> list[int]:
     """What each shard's task gives for `size`, in shard order."""
     return gather_counts(group, [size] * len(group.shards))

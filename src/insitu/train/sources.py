@@ -31,15 +31,17 @@ def make_feed(
     shards: Sequence[int],
     num_shards: int,
     seed: int = 0,
+    launched_shards: Sequence[int] | None = None,
 ) -> Feed:
-    """A feed over the rows of `x`. `batch_size` is that of the global batch.
+    """A feed over the rows of `x`. `batch_size` is that of the global batch. `launched_shards` are those that
+    the script's datasets were made for, where the task has others by now.
 
     Raises InputError for data that can't be told apart into the same global batches in each process.
     """
     if isinstance(x, Dataset):
         refuse_beside_dataset(y=y, sample_weight=sample_weight, batch_size=batch_size)
         dataset = x.map(lambda *xy: weigh_classes(xy, class_weight)) if class_weight else x
-        return DatasetFeed(dataset, shards, num_shards)
+        return DatasetFeed(dataset, shards, num_shards, launched_shards)
     if array_data_adapter.can_convert_arrays((x, y, sample_weight)):
         data = tuple(_to_numpy(part) for part in (x, y, sample_weight) if part is not None)
         size = batch_size or DEFAULT_BATCH_SIZE

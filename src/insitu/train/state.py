@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from insitu.errors import CheckpointError, TrainingError
 from insitu.exchange import Group
 from insitu.train.gather import gather_sizes
+from insitu.train.transfer import share
 
 SEED_STRIDE = 0x9E3779B1
 """What tells the shards' random streams apart: added to a seed generator's seed once per shard number.
@@ -119,7 +120,11 @@ def _losses(model: Any) -> list[Any]:
 
 def to_numpy(variable: Any) -> NDArray[Any]:
     """The variable's value as a NumPy array of its own dtype, a copy."""
-    return np.array(variable.numpy())
+    value, backend = variable.value, keras.backend.backend()
+    # Not by Keras' own way: for JAX and TensorFlow that asks NumPy in a manner that it will refuse.
+    if backend == "tensorflow":
+        value = value.numpy()
+    return np.array(keras.ops.convert_to_numpy(value) if backend == "torch" else value)
 
 
 def snapshot(state: ModelState) -> dict[str, NDArray[Any]]:
@@ -130,6 +135,13 @@ def snapshot(state: ModelState) -> dict[str, NDArray[Any]]:
 def load_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]]) -> None:
     """Gives every variable its value. Raises CheckpointError, before anything is changed, where they differ
     from the model's variables."""
+    check_snapshot(state, values)
+    for name, variable in state.named():
+        variable.assign(values[name])
+
+
+def check_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]]) -> None:
+    """Raises CheckpointError where `values` are no snapshot of this model."""
     variables = dict(state.named())
     wrong = sorted(variables.keys() ^ values.keys())
     wrong += [n for n, v in variables.items() if n in values and tuple(v.shape) != values[n].shape]
@@ -138,8 +150,6 @@ def load_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]]) -> None
             "The saved state belongs to another model: it must have the same variables of the same shapes. "
             f"Different: {', '.join(wrong[:5])}{' and more' if len(wrong) > 5 else ''}"
         )
-    for name, variable in variables.items():
-        variable.assign(values[name])
 
 
 def broadcast_state(state: ModelState, group: Group) -> None:
@@ -147,18 +157,10 @@ def broadcast_state(state: ModelState, group: Group) -> None:
     if group.size == 1:
         return
     values = snapshot(state)
-    data = b"".join(value.tobytes() for value in values.values())
-    sizes = gather_sizes(group, len(data))
+    sizes = gather_sizes(group, sum(value.nbytes for value in values.values()))
     if len(set(sizes)) != 1:
         raise TrainingError(
             "Every task must build the same model. Received: models of "
             f"{', '.join(f'{size:,}' for size in sizes)} bytes, by shard."
         )
-    words = np.zeros(-(-len(data) // 8), np.int64)
-    words.view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
-    received = group.broadcast(words, root=0).tobytes()
-    start = 0
-    for name, variable in state.named():
-        like = values[name]
-        variable.assign(np.frombuffer(received, like.dtype, like.size, start).reshape(like.shape))
-        start += like.nbytes
+    load_snapshot(state, share(group, 0, values if group.rank == 0 else None))

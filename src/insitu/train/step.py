@@ -16,12 +16,17 @@ from insitu.errors import TrainingError
 from insitu.exchange import Group
 from insitu.train.backends import Logs, Replica
 from insitu.train.feed import Part
-from insitu.train.gather import by_shard, gather_rows
+from insitu.train.gather import by_shard, gather_rows, nothing
+from insitu.train.lockstep import Lockstep
 
 
 class Step(Protocol):
     """What a strategy makes out of a compiled model for batches of one structure. All of it is collective
-    but `example_output`."""
+    but `example_output`.
+
+    A step that raises `lockstep.Again` has changed nothing, and is called again with the parts of the shards
+    that this task then has.
+    """
 
     def train(self, parts: Sequence[Part], at: Callable[[str], None]) -> Logs:
         """One update of the model from the rows of `parts`, one part for each shard of this task. Says by
@@ -44,66 +49,89 @@ class Step(Protocol):
 class TwoPhaseStep:
     """Trains, tests and predicts with one replica over the shards of one group.
 
-    The buffers live in the group's memory: one row of `floats` for each shard of this task.
+    The buffers live in the group's memory: one row of `floats` for each shard of this task. They are made
+    anew for each generation of the group.
     """
 
-    def __init__(self, replica: Replica, group: Group) -> None:
+    def __init__(self, replica: Replica, lockstep: Lockstep) -> None:
         self._replica = replica
-        self._group = group
-        shards = len(group.shards)
+        self._lockstep = lockstep
+        self._generation = -1
+        self._shards: tuple[int, ...] | None = None
         self._floats: NDArray[Any] | None = None
         self._floats_by_shard: NDArray[Any] = np.empty(0)
-        self._train_records = np.zeros((shards, replica.train_record_size))
-        self._test_records = np.zeros((shards, replica.test_record_size))
+        self._train_records: NDArray[np.float64] = np.empty(0)
+        self._test_records: NDArray[np.float64] = np.empty(0)
 
     def train(self, parts: Sequence[Part], at: Callable[[str], None]) -> Logs:
-        at("gradient")
-        self.compute(parts)
-        at("exchange")
-        exchanged = self.exchange()
-        at("update")
-        return self.update(exchanged)
+        means: list[NDArray[Any]] = []
 
-    def compute(self, parts: Sequence[Part]) -> None:
+        def work(group: Group) -> NDArray[Any]:
+            at("gradient")
+            self.compute(parts, group)
+            at("exchange")
+            means.append(self.exchange(group))
+            return by_shard(self._train_records)
+
+        # The records are gathered last: who has them knows that everybody has the means.
+        records = self._lockstep.perform(self._lockstep.key, work)
+        if not records[:, 0].any():
+            raise TrainingError("A step must have at least one row over all shards. Received: none.")
+        at("update")
+        return self._replica.apply(means[-1], records)
+
+    def compute(self, parts: Sequence[Part], group: Group) -> None:
         """Phase one: the gradients of `parts` into the buffers. Changes nothing else."""
-        floats = self._buffer()
+        floats = self._buffer(group)
         for index, part in enumerate(parts):
             self._train_records[index] = 0
             if part.rows:
                 self._replica.gradient(part.shard, part.data, floats[index], self._train_records[index])
 
-    def exchange(self) -> tuple[Any, Any]:
-        """The mean over all shards of all tasks by rows, and everybody's records."""
-        records = self._group.all_gather(by_shard(self._train_records))
+    def exchange(self, group: Group) -> NDArray[Any]:
+        """The mean over all shards of all tasks by rows."""
         weights = self._train_records[:, 0].tolist()
-        if not records[:, 0].any():
-            raise TrainingError("A step must have at least one row over all shards. Received: none.")
-        floats = self._group.all_reduce(self._floats_by_shard, op="weighted_mean", weights=weights)
-        return floats, records
+        means = group.all_reduce(self._floats_by_shard, op="weighted_mean", weights=weights)
+        return means
 
-    def update(self, exchanged: tuple[Any, Any]) -> Logs:
-        """Phase two: the update, the same in each task."""
-        return self._replica.apply(*exchanged)
-
-    def _buffer(self) -> NDArray[Any]:
+    def _buffer(self, group: Group) -> NDArray[Any]:
         # Not before it's needed: a step that only tests needs none.
-        if self._floats is None:
-            shape = (len(self._group.shards), self._replica.floats_size)
-            self._floats = self._group.buffer(shape, self._replica.floats_dtype)
+        self._make_records(group)
+        if self._floats is None or self._generation != group.generation:
+            shape = (len(group.shards), self._replica.floats_size)
+            self._floats = group.buffer(shape, self._replica.floats_dtype)
             # Kept: the group prepares an operation once for each array object.
             self._floats_by_shard = by_shard(self._floats)
+            self._generation = group.generation
         return self._floats
+
+    def _make_records(self, group: Group) -> None:
+        if self._shards != group.shards:
+            self._shards = group.shards
+            self._train_records = np.zeros((len(group.shards), self._replica.train_record_size))
+            self._test_records = np.zeros((len(group.shards), self._replica.test_record_size))
 
     def example_output(self, data: Any) -> Any:
         return self._replica.predict(data)
 
     def test(self, parts: Sequence[Part]) -> Logs:
-        for index, part in enumerate(parts):
-            self._test_records[index] = 0
-            if part.rows:
-                self._replica.evaluate(part.shard, part.data, self._test_records[index])
-        return self._replica.merge(self._group.all_gather(by_shard(self._test_records)))
+        def work(group: Group) -> NDArray[Any]:
+            self._make_records(group)
+            for index, part in enumerate(parts):
+                self._test_records[index] = 0
+                if part.rows:
+                    self._replica.evaluate(part.shard, part.data, self._test_records[index])
+            return by_shard(self._test_records)
+
+        return self._replica.merge(self._lockstep.perform(self._lockstep.key, work))
 
     def predict(self, parts: Sequence[Part], example: Any) -> Any:
-        outputs = [self._replica.predict(part.data) if part.rows else None for part in parts]
-        return gather_rows(self._group, outputs, example)
+        gathered: list[Any] = []
+
+        def work(group: Group) -> NDArray[Any]:
+            outputs = [self._replica.predict(part.data) if part.rows else None for part in parts]
+            gathered.append(gather_rows(group, outputs, example))
+            return nothing(group)
+
+        self._lockstep.perform(self._lockstep.key, work)
+        return gathered[-1]

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from insitu.errors import InputError
+from insitu.train.adapter import FeedAdapter
 from insitu.train.bookkeeping import Bookkeeper
 from insitu.train.feed import Feed, Part
 from insitu.train.loops.values import join
@@ -38,7 +39,7 @@ class DistributedDataset:
 
     def __iter__(self) -> Iterator[Any]:
         epoch, self._epoch = self._epoch, self._epoch + 1
-        self._bookkeeper.begin(self._feed)
+        self._bookkeeper.begin(FeedAdapter(self._feed))
         index = -1
         try:
             for index, step in enumerate(self._feed.steps(epoch, 0)):

@@ -206,7 +206,7 @@ class _Program:
                 optimizer.build(variables)
         self._result = self.model.result
         self._replica: LoopReplica = make_loop_replica(self.model, example)
-        self._step = TwoPhaseStep(self._replica, self._group)
+        self._step = TwoPhaseStep(self._replica, membership.lockstep)
         self._records = np.zeros((len(self._shards), self._replica.train_record_size))
 
     def run(self, arguments: _Arguments) -> Any:

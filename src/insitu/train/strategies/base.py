@@ -6,14 +6,19 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from numpy.typing import NDArray
+
 from insitu.context import Context
 from insitu.context import context as read_context
 from insitu.errors import TrainingError
+from insitu.exchange import Group
 from insitu.train.adapter import teach_keras
 from insitu.train.backends import make_replica
 from insitu.train.binding import Binding
 from insitu.train.bookkeeping import Bookkeeper
 from insitu.train.fused import FusedStep, make_fused_replica
+from insitu.train.gather import nothing
+from insitu.train.lockstep import SETUP
 from insitu.train.loops import (
     CHECK_EVERY,
     DistributedDataset,
@@ -86,10 +91,16 @@ class Strategy:
         if self._membership.is_alone:
             return FusedStep(make_fused_replica(model, example))
         check_trainable_by_shards(model, self.num_replicas_in_sync)
-        group = self._membership.group()
+        membership = self._membership
         if first:
-            broadcast_state(read_state(model), group)
-        return TwoPhaseStep(make_replica(model, example), group)
+            state = read_state(model)
+
+            def begin(group: Group) -> NDArray[Any]:
+                broadcast_state(state, group)
+                return nothing(group)
+
+            membership.lockstep.insist(membership.session.key(SETUP), begin)
+        return TwoPhaseStep(make_replica(model, example), membership.lockstep)
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """`fn(*args, **kwargs)` on each replica of this process, each with its own of what is per replica.
@@ -156,7 +167,7 @@ class Strategy:
         many steps, and when an epoch ends, it is checked that all replicas' weights are the same.
         """
         feed = make_feed(dataset, **self._membership.feed_options)
-        bookkeeper = Bookkeeper(self._membership.context)
+        bookkeeper = Bookkeeper(self._membership)
         return DistributedDataset(feed, bookkeeper, self._after_step)
 
     experimental_distribute_dataset = distribute_dataset

@@ -1,0 +1,96 @@
+"""Finds replicas that must be equal and aren't, and says where they differ.
+
+Each replica's variables and its position in the data are hashed (CRC-32: there against faults, not against
+forgery). Two numbers of each replica are compared; only where these differ are the hashes of all variables.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from insitu.errors import Diverged
+from insitu.exchange import Group
+
+POSITION = "position"
+_NAMED = 5
+
+
+class Fingerprint:
+    """What one replica is: a hash for each named value, in the same order on every replica.
+
+    Names are `GROUP/...`: hashes are also told by group. `values` are arrays; `position` is any number of
+    integers that say where in the data the replica is.
+    """
+
+    def __init__(self, values: Iterable[tuple[str, NDArray[Any]]], position: Sequence[int] = ()) -> None:
+        self.position = tuple(int(number) for number in position)
+        self.names: tuple[str, ...]
+        pairs = [(name, _crc32(value)) for name, value in values]
+        self.names = (*(name for name, _ in pairs), POSITION)
+        self.hashes = np.array(
+            [*(crc for _, crc in pairs), _crc32(np.array(self.position, np.int64))], np.int64
+        )
+
+    @property
+    def summary(self) -> NDArray[np.int64]:
+        """int64[2]: how many values there are, and a hash over all."""
+        return np.array([len(self.names), _crc32(self.hashes)], np.int64)
+
+    def groups(self) -> dict[str, str]:
+        """A hash of 8 hex digits over all values of each group."""
+        found: dict[str, list[int]] = {}
+        for name, crc in zip(self.names, self.hashes.tolist(), strict=True):
+            found.setdefault(name.partition("/")[0], []).append(crc)
+        return {name: f"{_crc32(np.array(crcs, np.int64)):08x}" for name, crcs in found.items()}
+
+
+def _crc32(value: NDArray[Any]) -> int:
+    return zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+
+
+def check_equal(group: Group, own: Fingerprint, where: str = "") -> None:
+    """Raises Diverged, in every task, unless all replicas of `group` are equal. Collective.
+
+    `where` completes the sentence "Replicas differ ...", such as "at epoch 2 step 10".
+    """
+    if group.size == 1:
+        return
+    summaries = _by_rank(group, own.summary)
+    if (summaries == summaries[0]).all():
+        return
+    counts = summaries[:, 0]
+    if (counts != counts[0]).any():
+        told = ", ".join(f"{group.task(r)}: {int(count)}" for r, count in enumerate(counts))
+        raise Diverged(f"Replicas differ {where}: they have different numbers of variables ({told}).")
+    raise Diverged(_account(group, own, _by_rank(group, own.hashes), where))
+
+
+def _by_rank(group: Group, row: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Each rank's row, also of ranks that host no shard."""
+    rows = np.zeros((group.size, len(row)), np.int64)
+    for rank in range(group.size):
+        rows[rank] = group.broadcast(row.copy(), rank)
+    return rows
+
+
+def _account(group: Group, own: Fingerprint, hashes: NDArray[np.int64], where: str) -> str:
+    reference = hashes[0]
+    others = [rank for rank in range(1, group.size) if (hashes[rank] != reference).any()]
+    differing = np.flatnonzero((hashes != reference).any(axis=0))
+    names = [own.names[i] for i in differing]
+    first = int(differing[0])
+    sides = "; ".join(
+        f"{group.task(rank)} has {int(hashes[rank, first]):08x}" for rank in (0, *others[:_NAMED])
+    )
+    groups = ", ".join(dict.fromkeys(name.partition("/")[0] for name in names))
+    return (
+        f"Replicas differ {where}: {', '.join(group.task(r) for r in others)} from {group.task(0)} in "
+        f"{len(names)} of {len(own.names)} values ({groups}). The first is {names[0]}: {sides}. Here: "
+        f"position {own.position}, {own.groups()}. Training stops, since the replicas would drift apart; a "
+        "backend that isn't deterministic, memory that fails, or code that runs on one task only may be why."
+    )

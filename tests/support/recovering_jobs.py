@@ -1,0 +1,249 @@
+"""Workers of one job whose places a stand-in for the controller gives out: it replaces who dies, at once.
+
+So the train side of a recovery is tested alone: all that the two sides share is the roster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from insitu.exchange.rendezvous import parse_address
+from insitu.grid import bring_up, import_cache
+from insitu.paths import JobPaths, Paths
+from insitu.roster import Member, Roster, write_roster
+from insitu.spec import TaskId
+
+PATIENCE = 100.0
+
+SCRIPT = """
+import hashlib, json, os, signal, sys
+from pathlib import Path
+import keras
+import numpy as np
+import insitu
+from insitu.train.membership import Telling
+
+out, rules = Path(sys.argv[1]), json.loads(sys.argv[2])
+me = insitu.context()
+life = f"{me.task}.{me.attempt}"
+
+
+def die_at(place, *where):
+    for rule in rules:
+        if rule == [life, place, *where] or rule == [life, place]:
+            (out / f"injected-{life}").write_text(place)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+say = Telling.place
+def place_said(self, place):
+    say(self, place)
+    die_at(place, *self._at)
+Telling.place = place_said
+
+with (out / f"began-{life}").open("w") as file:
+    file.write(str(os.getpid()))
+keras.utils.set_random_seed(3)
+strategy = insitu.MultiWorkerMirroredStrategy()
+layers = keras.layers
+
+
+def prepare(x, y):
+    return x.reshape(len(x), 64).astype("float32") / 16, y
+
+
+train = insitu.dataset("images/train").shuffle().batch(48).map(prepare)
+held_out = insitu.dataset("images/test").batch(24).map(prepare)
+with strategy.scope():
+    model = keras.Sequential(
+        [
+            keras.Input((64,)),
+            layers.Dense(16, "relu"),
+            layers.BatchNormalization(),
+            layers.Dropout(0.2),
+            layers.Dense(4),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+
+
+def digest(variables):
+    return hashlib.sha256(b"".join(np.asarray(v.value).tobytes() for v in variables)).hexdigest()
+
+
+class Watching(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.heard = []
+        self.epoch = -1
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.heard.append((self.epoch, batch, float(logs["loss"])))
+
+    def on_test_batch_end(self, batch, logs=None):
+        die_at("tested", self.epoch, batch)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.heard.append((epoch, "end", sorted(logs)))
+        die_at("epoch end", epoch)
+
+
+watching = Watching()
+callbacks = [
+    watching,
+    keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.3),
+    keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+    keras.callbacks.EarlyStopping("val_loss", patience=4, restore_best_weights=True),
+    keras.callbacks.CSVLogger(str(out / "log.csv")),
+    insitu.BackupAndRestore(),
+]
+first = model.fit(train, epochs=3, validation_data=held_out, verbose=0, callbacks=callbacks)
+die_at("between")
+evaluated = model.evaluate(held_out, verbose=0)
+second = model.fit(train, epochs=2, verbose=0)
+predicted = model.predict(held_out, verbose=0)
+result = {
+    "weights": digest(model.weights),
+    "slots": digest(model.optimizer.variables),
+    "history": first.history,
+    "epochs": [first.epoch, second.epoch],
+    "second": second.history,
+    "heard": watching.heard,
+    "evaluated": evaluated,
+    "predicted": hashlib.sha256(np.asarray(predicted).tobytes()).hexdigest(),
+}
+(out / f"result-{me.index}.json").write_text(json.dumps(result))
+"""
+
+
+def make_cache(paths: Paths, root: Path) -> None:
+    """The caches images/train and images/test."""
+    source = root / "images"
+    source.mkdir()
+    rng = np.random.default_rng(5)
+    for label in range(4):
+        images = rng.integers(0, 9, (110 + label, 8, 8)).astype(np.uint8)
+        images[:, label : label + 3, label : label + 3] += 6
+        np.save(source / f"{label}.npy", images)
+    bring_up(paths, 2)
+    split = {"train": 0.8, "test": 0.2}
+    import_cache(paths, "images", [str(source)], partitions=6, label_from_filename=True, split=split)
+
+
+class RecoveringJob:
+    """One job of `workers` workers. `rules` say who dies where: [life, place, epoch, step]."""
+
+    def __init__(self, root: Path, paths: Paths, name: str, workers: int, rules: Sequence[Any] = ()) -> None:
+        self.out = root / name
+        self.out.mkdir()
+        self.paths = paths
+        self.job: JobPaths = paths.job(name)
+        self.job.root.mkdir(parents=True)
+        self.job.secret.write_bytes(b"secret")
+        self._name = name
+        self._script = root / "train.py"
+        self._script.write_text(SCRIPT)
+        self._rules = list(rules)
+        self.roster = Roster(
+            1, tuple(Member(TaskId("worker", w), 1, free_address(), (w,)) for w in range(workers))
+        )
+        self._processes: dict[TaskId, subprocess.Popen[bytes]] = {}
+        self.ended: dict[TaskId, int] = {}
+
+    def run(self) -> list[dict[str, Any]]:
+        """Every worker's result, by index. Fails where one ends with an error."""
+        write_roster(self.job.roster, self.roster)
+        try:
+            for member in self.roster.members:
+                self._start(member)
+            deadline = time.monotonic() + PATIENCE
+            while self._processes:
+                if time.monotonic() > deadline:
+                    raise AssertionError(f"not done in {PATIENCE:g} s: {self.told()}")
+                self._look()
+                time.sleep(0.01)
+        finally:
+            for process in self._processes.values():
+                process.kill()
+                process.wait()
+        return [json.loads(path.read_text()) for path in sorted(self.out.glob("result-*.json"))]
+
+    def told(self) -> str:
+        return "\n".join(f"{p.name}: {p.read_text()[-3000:]}" for p in sorted(self.out.glob("*.log")))
+
+    def _look(self) -> None:
+        dead = []
+        for task, process in list(self._processes.items()):
+            code = process.poll()
+            if code is None:
+                continue
+            del self._processes[task]
+            self.ended[task] = code
+            if code == -signal.SIGKILL:
+                dead.append(task)
+            elif code != 0:
+                raise AssertionError(f"{task} ended with {code}: {self.told()}")
+        if dead:
+            self._replace(dead)
+
+    def _replace(self, dead: list[TaskId]) -> None:
+        members = tuple(
+            Member(m.task, m.attempt + 1, free_address(), m.shards) if m.task in dead else m
+            for m in self.roster.members
+        )
+        self.publish(Roster(self.roster.generation + 1, members))
+        for member in members:
+            if member.task in dead:
+                self._start(member)
+
+    def publish(self, roster: Roster) -> None:
+        self.roster = roster
+        write_roster(self.job.roster, roster)
+
+    def _start(self, member: Member) -> None:
+        index = member.task.index
+        workers = [m.address for m in self.roster.members]
+        environment = {
+            **os.environ,
+            "INSITU_HOME": str(self.paths.home),
+            "INSITU_JOB_ID": self._name,
+            "INSITU_CACHE": "images/train",
+            "INSITU_TASK": str(member.task),
+            "INSITU_SHARDS": f"{','.join(map(str, member.shards))}/{len(workers)}",
+            "INSITU_SEED": "3",
+            "INSITU_ATTEMPT": str(member.attempt),
+            "INSITU_GENERATION": str(self.roster.generation),
+            "INSITU_STALL_TIMEOUT": "60",
+            "TF_CONFIG": json.dumps(
+                {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+            ),
+        }
+        with (self.out / f"{member.task}.{member.attempt}.log").open("wb") as log:
+            self._processes[member.task] = subprocess.Popen(
+                [sys.executable, str(self._script), str(self.out), json.dumps(self._rules)],
+                env=environment,
+                stdout=log,
+                stderr=log,
+            )
+
+
+def free_address() -> str:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+    return "{}:{}".format(*parse_address(f"{host}:{port}"))
