@@ -26,6 +26,7 @@
     │   ├── SequenceError       a push that can't come next
     │   ├── VersionMismatch     a server or a worker of another version of insitu
     │   ├── ServerLost          a server died or can't be reached, and no mirror takes over
+    │   ├── ServerMoved         what a server held is held by another one now
     │   └── ServerStalled       no answer within the stall timeout
     └── TrainingError           a strategy, a model or a backend can't go on
         ├── CheckpointError
@@ -197,6 +198,10 @@ class ServerLost(ParameterError):
     def __init__(self, message: str, *, server: int = -1, logs: str | None = None) -> None:
         super().__init__(message, logs=logs)
         self.server = server
+
+
+class ServerMoved(ParameterError):
+    """What a server held is held by another one now; clients go there by themselves."""
 
 
 class ServerStalled(ParameterError):

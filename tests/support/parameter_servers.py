@@ -6,9 +6,11 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from exchange_ranks import SECRET, Rank, free_addresses, without_main
+from exchange_ranks import DEADLINE, SECRET, Rank, free_addresses, without_main
 
 from insitu.parameters import Client, ParameterServer, connect
+
+__all__ = ["DEADLINE", "Servers", "clients", "servers"]
 
 
 @contextlib.contextmanager

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from insitu.parameters.client import Client, connect
     from insitu.parameters.futures import Future
-    from insitu.parameters.layout import Layout, Piece, Variable, lay_out
+    from insitu.parameters.layout import MIN_PIECE_BYTES, Layout, Piece, Variable, lay_out
+    from insitu.parameters.modes import Mode, Rules
     from insitu.parameters.server import ParameterServer
     from insitu.parameters.tables import Eviction, Table
     from insitu.parameters.updaters import Updater, make_updater
@@ -27,8 +28,11 @@ _LAZY = {
     "Eviction": "tables",
     "Future": "futures",
     "Layout": "layout",
+    "MIN_PIECE_BYTES": "layout",
+    "Mode": "modes",
     "ParameterServer": "server",
     "Piece": "layout",
+    "Rules": "modes",
     "Table": "tables",
     "Updater": "updaters",
     "Variable": "layout",
@@ -38,12 +42,15 @@ _LAZY = {
 }
 
 __all__ = [
+    "MIN_PIECE_BYTES",
     "Client",
     "Eviction",
     "Future",
     "Layout",
+    "Mode",
     "ParameterServer",
     "Piece",
+    "Rules",
     "Table",
     "Updater",
     "Variable",

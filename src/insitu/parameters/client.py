@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -86,7 +87,6 @@ class Client(TableSession):
         self.is_chief = chief
         self.mode = "async"
         self.total_replicas = 1
-        self._layout: Layout | None = None
         self._buffers: Buffers | None = None
         self._versions = [0] * len(self.links)
         self._decisions: list[Any] = []
@@ -131,7 +131,7 @@ class Client(TableSession):
         layout = layouts.lay_out(listed, len(self.links), min_piece_bytes)
         meta = {"layout": layouts.to_json(layout, min_piece_bytes), "updater": updater}
         answers = self.everywhere("define", meta).result()
-        self._layout = layout
+        self.remember("define", meta)
         self._versions = [answer.meta["version"] for answer in answers]
         buffers = self._buffers = Buffers(layout, self.shards, any(link.here for link in self.links))
         self._show_buffers()
@@ -151,14 +151,36 @@ class Client(TableSession):
         futures = []
         for link in self.links:
             if link.here:
-                meta = {"segment": Buffers.SEGMENT, "descriptor": buffers.descriptor, "size": buffers.size}
-                futures.append(self.request(link, "attach", meta))
+                futures.append(self.request(link, "attach", self._shown(buffers)))
         gathered(futures, self.pump, list).result()
+
+    @staticmethod
+    def _shown(buffers: Buffers) -> dict[str, Any]:
+        return {"segment": Buffers.SEGMENT, "descriptor": buffers.descriptor, "size": buffers.size}
+
+    def reintroduce(self, link: Link, deadline: float) -> None:
+        super().reintroduce(link, deadline)
+        buffers = self._buffers
+        if buffers is not None and link.here and buffers.shared:
+            link.ask("attach", self._shown(buffers), deadline)
+        if buffers is not None and not (link.here and buffers.shared):
+            self._send_inline(link, buffers)
+
+    @staticmethod
+    def _send_inline(link: Link, buffers: Buffers) -> None:
+        """What isn't answered goes to a server that doesn't share this host's memory."""
+        for request in link.pending.values():
+            if request.meta.pop("at", None) is None:
+                continue
+            del request.meta["segment"]
+            if request.meta["op"] != "pull":
+                parts = buffers.parts(link.server, request.meta.get("shard"))
+                request.arrays = [*parts, *request.arrays]
 
     def _part(self, link: Link, shard: int | None) -> tuple[dict[str, Any], list[Array]]:
         """How a server finds its part of the values or of a shard's gradients: (meta, arrays)."""
         buffers = self._defined()
-        if link.here:
+        if link.here and buffers.shared:
             return {"segment": Buffers.SEGMENT, "at": buffers.at(shard)}, []
         return {}, buffers.parts(link.server, shard)
 
@@ -237,14 +259,13 @@ class Client(TableSession):
             for link in links:
                 meta: dict[str, Any] = {"shard": shard, "dense": True}
                 meta |= self.told()
-                if link.here:
-                    meta |= self._part(link, None)[0]
+                meta |= self._part(link, None)[0]
                 futures.append(self.request(link, "pull", meta))
 
         def arrived(answers: list[Message]) -> int:
             for link, answer in zip(links, answers, strict=True):
                 self._versions[link.server] = answer.meta["version"]
-                if not link.here:
+                if answer.arrays:
                     self._defined().fill(link.server, answer.arrays)
                 if link.server == 0:
                     self._decisions = answer.meta["decisions"]
@@ -359,6 +380,45 @@ class Client(TableSession):
         answers = self.everywhere("last_applied", meta).result()
         found = [int(answer.meta["sequence"]) for answer in answers]
         return found[0] if self.mode == "sync" and not table else min(found)
+
+    def checkpoint(self, directory: str | os.PathLike[str]) -> Future[int]:
+        """Has all servers write what they hold to `directory`, all at the same moment: see
+        `insitu.parameters.freezing`. Returns once that moment is fixed; the result, the checkpoint's number,
+        is known once it is on disk everywhere, and training goes on meanwhile. For one worker at a time.
+
+        Raises ParameterError where one is under way; the future fails with StorageFull, CheckpointError or
+        ParameterError where it can't be written: then the one before stands.
+        """
+        answers = self.everywhere("freeze", {}).result()
+        cut: dict[str, dict[int, int]] = {}
+        for answer in answers:
+            for stream, applied in answer.meta["applied"].items():
+                own = cut.setdefault(stream, {})
+                for shard, sequence in applied:
+                    own[shard] = max(own.get(shard, -1), sequence)
+        number = 1 + max(int(answer.meta["number"]) for answer in answers)
+        first = answers[0].meta
+        meta = {
+            "directory": os.fspath(directory),
+            "number": number,
+            "cut": {stream: sorted(own.items()) for stream, own in cut.items()},
+            "version": first["version"],
+            "decisions": first["decisions"],
+        }
+        whole: Future[int] = Future(self.pump)
+        self.everywhere("checkpoint", meta).then(
+            lambda done: whole.resolve(number) if done.error is None else whole.fail(done.error)
+        )
+        return whole
+
+    def progress(self) -> dict[int, int]:
+        """The last sequence of each shard's pushes that all servers have applied; shards that never pushed
+        are left out."""
+        applied = [dict(told["applied_by_shard"]) for told in self.stats()]
+        if self.mode == "sync":
+            return applied[0]
+        common = set.intersection(*(set(one) for one in applied))
+        return {shard: min(one[shard] for one in applied) for shard in sorted(common)}
 
     def stats(self) -> list[dict[str, Any]]:
         """What each server tells of itself: pieces, bytes, version, and counts of what was pushed."""

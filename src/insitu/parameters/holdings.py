@@ -87,6 +87,8 @@ class Holdings:
         self.server = server
         self.rules = replace(rules, leads=server == 0)
         self.layout: Layout | None = None
+        self.told: Mapping[str, Any] | None = None
+        """The layout as JSON, as workers tell it."""
         self.config: Mapping[str, Any] | str = ""
         """The updater's."""
         self.values: dict[str, Array] = {}
@@ -95,6 +97,8 @@ class Holdings:
         """By piece; by group where the updater is elementwise."""
         self.rows: dict[str, Rows] = {}
         self.initialised = False
+        self.checkpoints = 0
+        """The number of the last checkpoint."""
         self.state = State()
         self.streams: dict[str, State] = {}
         """The account of pushes that are of one table alone; by table."""
@@ -107,21 +111,23 @@ class Holdings:
 
     # Definition
 
-    def define(self, layout: Layout, config: Mapping[str, Any] | str) -> None:
+    def define(
+        self, layout: Layout, config: Mapping[str, Any] | str, told: Mapping[str, Any] | None = None
+    ) -> None:
         """The dense variables, with zeros for values. Raises DefinitionMismatch where they were defined
         otherwise before, InputError for an updater that can't be made."""
         if self.layout is not None:
-            told = difference(self.layout, layout)
-            if not told and config != self.config:
-                told = f"the optimizer is {config} instead of {self.config}"
-            if told:
+            other = difference(self.layout, layout)
+            if not other and config != self.config:
+                other = f"the optimizer is {config} instead of {self.config}"
+            if other:
                 raise DefinitionMismatch(
-                    f"The servers hold another model than this worker has: {told}. A job's model can't "
+                    f"The servers hold another model than this worker has: {other}. A job's model can't "
                     "change between attempts; start a new job for it"
                 )
             return
         self._updater = self._make_updater(config) if layout.variables else None
-        self.layout, self.config = layout, config
+        self.layout, self.config, self.told = layout, config, told
         self.values = {g: np.zeros(layout.own_size(self.server, g), as_dtype(g)) for g in layout.groups}
         self.slots = self._make_slots(layout)
         self.initialised = not layout.variables
@@ -183,6 +189,10 @@ class Holdings:
         state, actions = modes.decide(self.rules, self.state, modes.Decided(step, tuple(shards)), now)
         return self._perform(state, actions, Gradients())
 
+    def held(self) -> list[tuple[Push, Gradients]]:
+        """The pushes that the step under way holds, in the order in which they came."""
+        return [(push, self._held[push.shard]) for push in self.state.held]
+
     def finish(self, shard: int, now: float) -> list[Resolved]:
         """Nobody waits for `shard` until it pushes again."""
         state, actions = modes.decide(self.rules, self.state, modes.Finished(shard), now)
@@ -213,6 +223,12 @@ class Holdings:
                 resolved.append(Resolved(push, "applied", following.version))
         self.streams[name] = following
         return resolved
+
+    def catch_up(self, version: int) -> None:
+        """Where these holdings come from a checkpoint, workers may be at a later version: it counts on from
+        there."""
+        if self.state.behind and version > self.state.version:
+            self.state = replace(self.state, version=version, held=(), since=None)
 
     def last_applied(self, shard: int, stream: str = "") -> int:
         """The last sequence of `shard` that needs not be pushed again; -1: none. In mode sync the leader's
@@ -405,6 +421,7 @@ class Holdings:
                 }
                 for name, rows in self.rows.items()
             },
+            "applied_by_shard": sorted(self.state.applied.items()),
             "held": sorted(p.shard for p in self.state.held),
             "awaited": modes.awaited(self.rules, self.state),
             **self.account.to_json(),

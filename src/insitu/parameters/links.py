@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from insitu import errors
-from insitu.errors import AuthenticationError, ParameterError, ServerLost, VersionMismatch
+from insitu.errors import (
+    AuthenticationError,
+    ParameterError,
+    ServerLost,
+    ServerMoved,
+    ServerStalled,
+    VersionMismatch,
+)
 from insitu.parameters.connection import Connection, Ended
 from insitu.parameters.futures import Future
 from insitu.parameters.greeting import call, card
@@ -19,6 +27,8 @@ DENSE, ROWS = 0, 1
 """The lanes to each server: connections of their own, so that a large transfer holds up no lookups."""
 LANES = 2
 _RETRY = 0.02
+_AGAIN = 0.7
+"""Seconds that a server has to answer a call when it is looked for again."""
 
 
 @dataclass(slots=True)
@@ -100,6 +110,39 @@ class Link:
                 f"{self.address} is not on that of worker {self._rank}"
             )
 
+    def find(self, deadline: float) -> None:
+        """Dials once where the server may be; at the mirror's address, asks it to take over. Raises OSError,
+        Ended, ServerMoved, AuthenticationError, VersionMismatch."""
+        try:
+            self._dial(min(deadline, time.monotonic() + _AGAIN))
+            if self.at:
+                self.ask("take_over", {}, deadline)
+        except ServerLost as error:
+            self._hang_up()
+            raise ServerMoved(str(error)) from error
+        except BaseException:
+            self._hang_up()
+            raise
+
+    def ask(self, operation: str, meta: Mapping[str, Any], deadline: float) -> Message:
+        """One request, answered before any other, while the server is being found again."""
+        asked = Message(REQUEST, 0, {"op": operation, "of": self.server, **meta})
+        connection = self.lanes[DENSE]
+        connection.send(asked)
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise ServerStalled(f"Server {self.server} at {self.address} gives no answer")
+            poll = select.poll()
+            poll.register(connection, select.POLLIN | (select.POLLOUT if connection.sending else 0))
+            poll.poll(left * 1000)
+            connection.flush()
+            for message in connection.receive():
+                if message.request == 0 and message.kind == FAILURE:
+                    raise as_error(message.meta)
+                if message.request == 0:
+                    return message
+
     def _hang_up(self) -> None:
         for connection in self.lanes:
             connection.close()
@@ -136,21 +179,20 @@ class Link:
             request = self.pending.pop(message.request, None)
             if request is None:
                 continue
+            if message.kind == FAILURE and message.meta.get("error") == ServerMoved.__name__:
+                self.pending[message.request] = request
+                self.move()
+                raise Ended("what the server held has moved")
             if message.kind == FAILURE:
                 request.future.fail(as_error(message.meta))
             else:
                 request.future.resolve(message)
 
-    def lose(self, recover: Callable[[Link], None] | None) -> None:
+    def lose(self, recover: Callable[[Link], None]) -> None:
         """The server's connections have ended. `recover` finds it again or raises; then all that wasn't
-        answered is sent again, in order. Without, all that waits fails."""
+        answered is sent again, in order."""
         self._hang_up()
         try:
-            if recover is None:
-                raise ServerLost(
-                    f"Parameter server {self.server} at {self.address} was lost: its connection ended",
-                    server=self.server,
-                )
             recover(self)
         except errors.InsituError as error:
             pending, self.pending = self.pending, {}

@@ -42,7 +42,9 @@ class TableSession(Session):
     def define_tables(self, tables: Sequence[Table]) -> None:
         """Defines sparse tables, alike in all workers. Raises DefinitionMismatch, InputError."""
         for table in tables:
-            self.everywhere("define_table", {"table": table.to_json()}, lane=ROWS).result()
+            meta = {"table": table.to_json()}
+            self.everywhere("define_table", meta, lane=ROWS).result()
+            self.remember("define_table", meta)
             self._tables[table.name] = table
 
     def pull_rows(

@@ -71,6 +71,9 @@ class Push:
     step: int
     rows: int
 
+    def to_json(self) -> dict[str, int]:
+        return {"shard": self.shard, "sequence": self.sequence, "step": self.step, "rows": self.rows}
+
 
 @dataclass(frozen=True, slots=True)
 class Decided:

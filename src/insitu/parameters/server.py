@@ -10,17 +10,20 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from insitu.errors import AuthenticationError, InputError, ParameterError
+from insitu.errors import AuthenticationError, InputError, InsituError, ParameterError
 from insitu.exchange import handshake
+from insitu.parameters import checkpoints, snapshots
 from insitu.parameters.connection import Connection, Ended
 from insitu.parameters.greeting import Greeting, address_of, card, check_card
 from insitu.parameters.holdings import Holdings, MakeUpdater
+from insitu.parameters.mirroring import Mirrors
 from insitu.parameters.modes import Mode, Rules
 from insitu.parameters.service import Service
 from insitu.parameters.updaters import make_updater
-from insitu.parameters.wire import FAILURE, Malformed, Message, error_meta
+from insitu.parameters.wire import REQUEST, Malformed, Message
 
 _LOG = logging.getLogger("insitu")
 _TICK = 0.25
@@ -37,7 +40,9 @@ class ParameterServer:
     `secret` is proved by both sides, never sent. `total_replicas` shards push; see `insitu.parameters.modes`
     for `mode`, `replicas_to_aggregate` and `max_staleness`. `nan` says what becomes of a gradient that isn't
     finite: "refuse", or "clip" to 0. `make_updater` makes the updater of the config that workers send.
-    `stall_timeout` bounds every wait, in seconds.
+    With `backups` 1, what this server holds is mirrored on the next one, and it mirrors the one before.
+    `checkpoint` is a folder that `Client.checkpoint` wrote to: what the newest one there holds of this server
+    is what it starts with, unless a mirror has it. `stall_timeout` bounds every wait, in seconds.
 
     Either call `serve()`, which returns after `stop()`; or use it as a context manager, and it serves in a
     thread of its own. Raises InputError for what can't be, ParameterError where it can't listen.
@@ -56,18 +61,27 @@ class ParameterServer:
         max_staleness: int = 4,
         nan: str = "refuse",
         make_updater: MakeUpdater = make_updater,
+        backups: int = 0,
+        checkpoint: str | os.PathLike[str] | None = None,
         stall_timeout: float = 600.0,
     ) -> None:
         count = 1 if addresses is None else len(addresses)
         if not 0 <= index < count:
             raise InputError(f"index must be in [0, {count}), the servers' addresses. Received: {index}")
+        if backups not in (0, 1) or backups >= count:
+            raise InputError(
+                f"backups must be 0, or 1 with two servers or more. Received: {backups} with {count}"
+            )
         rules = Rules(mode, total_replicas, replicas_to_aggregate, max_staleness)
+        Holdings(index, rules, nan=nan)
         self._secret = secret
         self._card = card("server", index)
-        self._make: Callable[[int], Holdings] = lambda server: Holdings(
-            server, rules, nan=nan, make_updater=make_updater
-        )
-        self._services = {index: Service(self._make(index), stall_timeout)}
+        self._checkpoint = None if checkpoint is None else Path(checkpoint)
+
+        def make(server: int, changed: Callable[[Message], int | None]) -> Service:
+            holdings = Holdings(server, rules, nan=nan, make_updater=make_updater)
+            return Service(holdings, stall_timeout, changed, self._write_behind)
+
         self._selector = selectors.DefaultSelector()
         self._listener = _listen(address)
         self.address = "{}:{}".format(*self._listener.getsockname()[:2])
@@ -79,6 +93,9 @@ class ParameterServer:
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._mirrors = Mirrors(
+            index, addresses or [self.address], backups, secret, make, self._adopt, self._wake, self._restore
+        )
 
     # Life
 
@@ -106,8 +123,7 @@ class ParameterServer:
     def stop(self) -> None:
         """Ends `serve`, and waits for the thread that `start` began. May be called from a signal handler."""
         self._stopping = True
-        with contextlib.suppress(OSError):
-            os.write(self._wake_in, b"x")
+        self._wake()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
@@ -137,15 +153,23 @@ class ParameterServer:
 
     # Connections
 
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._wake_in, b"x")
+
     def _woken(self, *_: Any) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_out, 64)
+        self._mirrors.tick(time.monotonic())
+        self._attend()
 
     def _tick(self, now: float) -> None:
         for greeting in [g for g in self._greetings if g.deadline < now]:
             self._hang_up(greeting)
-        for service in self._services.values():
-            service.tick(now)
+        for hosted in self._mirrors.hosted.values():
+            hosted.service.tick(now)
+        self._mirrors.tick(now)
+        self._attend()
 
     def _accept(self, *_: Any) -> None:
         try:
@@ -170,15 +194,18 @@ class ParameterServer:
         except AuthenticationError as error:
             _LOG.warning("Somebody called server %d and was turned away: %s", self.index, error)
             self._hang_up(greeting)
-        except (OSError, ParameterError, ValueError, Exception) as error:
+        except (OSError, InsituError, ValueError) as error:
             _LOG.info("A caller of server %d was turned away: %s", self.index, error)
             self._hang_up(greeting)
         else:
             self._greetings.discard(greeting)
             self._selector.unregister(greeting)
-            connection = Connection(greeting.socket)
-            connection.context = greeting.card
-            self._selector.register(connection, selectors.EVENT_READ, self._talk)
+            self._adopt(greeting.socket).context = greeting.card
+
+    def _adopt(self, opened: socket.socket) -> Connection:
+        connection = Connection(opened)
+        self._selector.register(connection, selectors.EVENT_READ, self._talk)
+        return connection
 
     def _hang_up(self, greeting: Greeting) -> None:
         self._greetings.discard(greeting)
@@ -200,12 +227,10 @@ class ParameterServer:
         self._attend()
 
     def _handle(self, connection: Connection, message: Message) -> None:
-        service = self._services.get(message.meta.get("of", self.index))
-        if service is None:
-            error = ParameterError(f"Server {message.meta.get('of')} doesn't live here")
-            connection.send(Message(FAILURE, message.request, dict(error_meta(error))))
-            return
-        service.handle(connection, message)
+        if message.kind == REQUEST:
+            self._mirrors.handle(connection, message)
+        else:
+            self._mirrors.answered(connection, message)
 
     def _attend(self) -> None:
         """Asks to be told when connections with something left to send can take more."""
@@ -217,9 +242,29 @@ class ParameterServer:
 
     def _end(self, connection: Connection) -> None:
         self._selector.unregister(connection)
-        for service in self._services.values():
-            service.forget(connection)
+        self._mirrors.ended(connection)
         connection.close()
+
+    # Checkpoints
+
+    def _restore(self, holdings: Holdings) -> None:
+        """Puts the newest checkpoint into new holdings, where there is one."""
+        if self._checkpoint is None:
+            return
+        snapshot = checkpoints.newest(self._checkpoint, holdings.server)
+        if snapshot is not None:
+            snapshots.put(holdings, snapshot)
+            snapshots.go_on_from(holdings)
+            _LOG.info("Server %d starts from checkpoint %d", holdings.server, snapshot.meta["number"])
+
+    def _write_behind(self, writing: checkpoints.Writing, done: Callable[[InsituError | None], None]) -> None:
+        """Has the loop look at a checkpoint that is being written."""
+
+        def ready(*_: Any) -> None:
+            self._selector.unregister(writing)
+            done(writing.end())
+
+        self._selector.register(writing, selectors.EVENT_READ, ready)
 
 
 def _listen(address: str) -> socket.socket:

@@ -6,6 +6,7 @@ Nothing here owns a socket: the server's loop brings messages and takes replies.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from insitu.errors import InputError, InsituError, ParameterError, ServerStalled
 from insitu.parameters import layout as layouts
 from insitu.parameters import modes
 from insitu.parameters.connection import Connection, Ended
+from insitu.parameters.freezing import Freezer, WriteBehind
 from insitu.parameters.holdings import Gradients, Holdings, Resolved
 from insitu.parameters.layout import as_dtype
 from insitu.parameters.modes import Push
@@ -32,6 +34,7 @@ CHANGES = frozenset(
     {"define", "define_table", "initialise", "push", "push_rows", "decided", "finish", "load_rows", "adjust"}
 )
 """Operations that change what a server holds: a mirror is told of each."""
+_LOG = logging.getLogger("insitu")
 _EXPECTED = (InsituError, KeyError, TypeError, ValueError, IndexError, MemoryError)
 _TOLD = 4
 """Decisions that the leader tells with each answer; see `modes.Decided`."""
@@ -53,13 +56,18 @@ class Service:
         self,
         holdings: Holdings,
         stall_timeout: float,
-        changed: Callable[[Message], int | None] = lambda message: None,
+        changed: Callable[[Message], int | None],
+        write_behind: WriteBehind,
     ) -> None:
         """`changed(message)` is called after each change with the request that made it, and says on which of
-        its own numbers the answers must wait (`release`), or None."""
+        its own numbers the answers must wait (`release`), or None. `write_behind` looks after checkpoints
+        that are being written."""
         self.holdings = holdings
+        self.mirrored = False
+        """Whether a mirror has all of it."""
         self._stall_timeout = stall_timeout
         self._changed = changed
+        self._freezer = Freezer(holdings, write_behind, self._checkpointed)
         self._waiting: list[Waiting] = []
         self._pushers: dict[tuple[int, int], list[Waiting]] = {}
         self._operations: dict[str, Callable[[Connection, Message], Answer | None]] = {
@@ -67,6 +75,7 @@ class Service:
             for name in (
                 *CHANGES,
                 *("attach", "pull", "pull_rows", "last_applied", "stats", "read_rows", "hello"),
+                *("freeze", "checkpoint"),
             )
         }
         self._retained: dict[int, list[tuple[Connection, Message]]] = {}
@@ -77,6 +86,8 @@ class Service:
 
     def handle(self, connection: Connection, message: Message) -> None:
         """Answers a request, now or later."""
+        if self._freezer.keeps(connection, message):
+            return
         operation = message.meta.get("op")
         handler = self._operations.get(operation) if isinstance(operation, str) else None
         if handler is None:
@@ -95,9 +106,26 @@ class Service:
         if operation in CHANGES:
             self._look_again()
         self._hold = None
+        for kept in self._freezer.look():
+            self.handle(*kept)
+
+    def replicate(self, connection: Connection, message: Message) -> None:
+        """On a mirror: makes a change that the primary has made, and says so."""
+        handler = self._operations.get(str(message.meta.get("op")))
+        if handler is not None:
+            try:
+                handler(connection, message)
+            except _EXPECTED as error:
+                _LOG.error("The mirror of server %d can't follow: %s", self.holdings.server, error)
+                raise
+        self._pushers.clear()
+        self._hold = None
+        self._post(connection, Message(REPLY, message.request, {}))
 
     def tick(self, now: float) -> None:
         """Gives up requests that have waited too long; call now and then."""
+        for kept in self._freezer.give_up(now):
+            self.handle(*kept)
         late = [w for w in self._waiting if w.deadline <= now]
         self._waiting = [w for w in self._waiting if w.deadline > now]
         for key, waiting in list(self._pushers.items()):
@@ -108,6 +136,9 @@ class Service:
 
     def forget(self, connection: Connection) -> None:
         """Nobody waits on this connection any more."""
+        for kept in self._freezer.give_up(0.0, connection):
+            if kept[0] is not connection:
+                self.handle(*kept)
         self._waiting = [w for w in self._waiting if w.connection is not connection]
         for key, waiting in list(self._pushers.items()):
             left = [w for w in waiting if w.connection is not connection]
@@ -212,7 +243,7 @@ class Service:
 
     def _define(self, connection: Connection, message: Message) -> Answer:
         layout = layouts.from_json(message.meta["layout"])
-        self.holdings.define(layout, message.meta["updater"])
+        self.holdings.define(layout, message.meta["updater"], message.meta["layout"])
         self._hold = self._changed(message)
         return {"initialised": self.holdings.initialised, "version": self.holdings.state.version}, ()
 
@@ -324,6 +355,8 @@ class Service:
         """The answer to a pull; None while it must wait."""
         holdings, meta = self.holdings, message.meta
         shard, least = int(meta.get("shard", -1)), int(meta.get("version", 0))
+        if holdings.initialised:
+            holdings.catch_up(least)
         if not holdings.initialised or holdings.state.version < least:
             return None
         if shard >= 0 and not modes.may_pull(holdings.rules, holdings.state, shard):
@@ -391,7 +424,22 @@ class Service:
         return {"sequence": self.holdings.last_applied(int(message.meta["shard"]), stream)}, ()
 
     def _stats(self, connection: Connection, message: Message) -> Answer:
-        return self.holdings.describe(), ()
+        return {**self.holdings.describe(), "mirrored": self.mirrored}, ()
+
+    def _freeze(self, connection: Connection, message: Message) -> Answer:
+        return {**self._freezer.freeze(connection), "decisions": self._decisions()}, ()
+
+    def _checkpoint(self, connection: Connection, message: Message) -> None:
+        kept = self._freezer.want(connection, message)
+        self._follow(message.meta.get("decisions", ()), message)
+        for entry in kept:
+            self.handle(*entry)
+
+    def _checkpointed(self, connection: Connection, message: Message, error: InsituError | None) -> None:
+        if error is not None:
+            self._fail(connection, message, error)
+        else:
+            self._post(connection, Message(REPLY, message.request, {"number": message.meta["number"]}))
 
 
 def _joined(parts: Sequence[Array], dtype: np.dtype[Any]) -> Array:

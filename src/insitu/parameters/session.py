@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from insitu.errors import ParameterError, ServerStalled
+from insitu.errors import ParameterError, ServerLost, ServerMoved, ServerStalled
 from insitu.parameters.connection import Ended
 from insitu.parameters.futures import Future, gathered
 from insitu.parameters.links import DENSE, Link
@@ -30,6 +30,7 @@ class Session:
         self._stall_timeout = stall_timeout
         self._closed = False
         self._pumping = 0
+        self._definitions: list[tuple[str, Mapping[str, Any]]] = []
         self._work = threading.Event()
         self._mover: threading.Thread | None = None
 
@@ -120,7 +121,45 @@ class Session:
             if events & ~select.POLLOUT:
                 link.receive(lane)
         except (Ended, Malformed):
-            link.lose(None)
+            link.lose(self._recover)
+
+    # When a server is lost
+
+    def remember(self, operation: str, meta: Mapping[str, Any]) -> None:
+        """A definition that a server must know before anything else, also one that takes another's place."""
+        self._definitions.append((operation, meta))
+
+    def _recover(self, link: Link) -> None:
+        """Finds a lost server again: at its own address, or at its mirror's. Raises ServerLost where it isn't
+        found in time, or has lost what it held."""
+        deadline = time.monotonic() + self._timeout
+        if self._closed:
+            raise ParameterError("The client is closed")
+        while True:
+            try:
+                link.find(deadline)
+                self.reintroduce(link, deadline)
+                return
+            except (Ended, OSError, ServerMoved) as error:
+                link.move()
+                why = str(error)
+            if time.monotonic() >= deadline:
+                raise ServerLost(
+                    f"Parameter server {link.server} was lost, and isn't found again: {why}",
+                    server=link.server,
+                )
+            time.sleep(_GRACE)
+
+    def reintroduce(self, link: Link, deadline: float) -> None:
+        """Tells a server that was found again what it must know of this worker."""
+        for operation, meta in self._definitions:
+            answer = link.ask(operation, meta, deadline)
+            if operation == "define" and not answer.meta["initialised"]:
+                raise ServerLost(
+                    f"Parameter server {link.server} at {link.address} was started anew, without what it "
+                    "held: there was no mirror (--ps-backups) and no checkpoint",
+                    server=link.server,
+                )
 
     def close(self) -> None:
         """Hangs up; what is under way fails."""

@@ -1,0 +1,92 @@
+"""All that one server holds, as arrays and a description in JSON: for a mirror, and for checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from insitu.errors import CheckpointError
+from insitu.parameters import layout as layouts
+from insitu.parameters import modes
+from insitu.parameters.holdings import Account, Holdings
+from insitu.parameters.modes import State
+from insitu.parameters.tables import Table
+from insitu.parameters.wire import Array
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """`arrays` are views of what the server holds: they change with its next update."""
+
+    meta: dict[str, Any]
+    arrays: dict[str, Array]
+
+
+def take(holdings: Holdings) -> Snapshot:
+    """Pushes that a step holds are not in it: they aren't acknowledged, and will be sent again."""
+    arrays = {f"values/{group}": flat for group, flat in holdings.values.items()}
+    for owner, slots in holdings.slots.items():
+        arrays |= {f"slots/{owner}/{slot}": array for slot, array in slots.items()}
+    tables = []
+    for name, rows in holdings.rows.items():
+        arrays |= {f"rows/{name}/{kind}": array for kind, array in rows.arrays().items()}
+        tables.append({"table": rows.table.to_json(), "updates": rows.updates, "evicted": rows.evicted})
+    meta = {
+        "format": FORMAT,
+        "server": holdings.server,
+        "layout": holdings.told,
+        "updater": holdings.config,
+        "initialised": holdings.initialised,
+        "checkpoints": holdings.checkpoints,
+        "tables": tables,
+        "state": holdings.state.to_json(),
+        "streams": {name: state.to_json() for name, state in holdings.streams.items()},
+        "account": holdings.account.to_json(),
+    }
+    return Snapshot(meta, arrays)
+
+
+def put(holdings: Holdings, snapshot: Snapshot) -> None:
+    """Fills holdings that are new. Raises CheckpointError where the two don't go together."""
+    meta, arrays = snapshot.meta, snapshot.arrays
+    if meta.get("format") != FORMAT or meta.get("server") != holdings.server:
+        raise CheckpointError(
+            f"What server {meta.get('server')} held (format {meta.get('format')}) can't be held by server "
+            f"{holdings.server} (format {FORMAT})"
+        )
+    if meta["layout"] is not None:
+        holdings.define(layouts.from_json(meta["layout"]), meta["updater"], meta["layout"])
+        for group, flat in holdings.values.items():
+            _copy(flat, arrays, f"values/{group}")
+        for owner, slots in holdings.slots.items():
+            for slot, array in slots.items():
+                _copy(array, arrays, f"slots/{owner}/{slot}")
+    holdings.initialised = bool(meta["initialised"])
+    holdings.checkpoints = int(meta["checkpoints"])
+    for told in meta["tables"]:
+        table = Table.from_json(told["table"])
+        holdings.define_table(table)
+        prefix = f"rows/{table.name}/"
+        own = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
+        holdings.rows[table.name].load(own, updates=int(told["updates"]))
+        holdings.rows[table.name].evicted = int(told["evicted"])
+    holdings.state = State.from_json(meta["state"])
+    holdings.streams = {name: State.from_json(state) for name, state in meta["streams"].items()}
+    holdings.account = Account.from_json(meta["account"])
+
+
+def go_on_from(holdings: Holdings) -> None:
+    """Says that these holdings come from a checkpoint: workers may be ahead of them, once."""
+    holdings.state = modes.restored(holdings.rules, holdings.state)
+    holdings.streams = {n: modes.restored(holdings.rules, s) for n, s in holdings.streams.items()}
+
+
+def _copy(target: Array, arrays: Mapping[str, Array], name: str) -> None:
+    source = arrays.get(name)
+    if source is None or source.shape != target.shape or source.dtype != target.dtype:
+        found = "nothing" if source is None else f"{source.dtype.name}{list(source.shape)}"
+        raise CheckpointError(f"{name} must be {target.dtype.name}{list(target.shape)}. Found: {found}")
+    target[...] = source
