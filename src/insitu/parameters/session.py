@@ -145,7 +145,8 @@ class Session:
                 why = str(error)
             if time.monotonic() >= deadline:
                 raise ServerLost(
-                    f"Parameter server {link.server} was lost, and isn't found again: {why}",
+                    f"Parameter server {link.server} was lost, and isn't found again at {link.address}: "
+                    f"{why}",
                     server=link.server,
                 )
             time.sleep(_GRACE)
