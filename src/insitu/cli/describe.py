@@ -15,6 +15,7 @@ from insitu.errors import UnknownCache, UnknownJob
 from insitu.paths import Paths
 
 if TYPE_CHECKING:
+    from insitu.cluster import JobStatus
     from insitu.paths import JobPaths
 
 
@@ -115,7 +116,19 @@ def job_account(job: JobPaths, *, ledger: bool, events: bool) -> dict[str, Any]:
         "seed": spec.seed,
         "max_restarts": spec.max_restarts,
         "stall_timeout": spec.stall_timeout,
-        "task_list": _tasks(job, status.state.to_json()["tasks"], placement.tasks),
+        "on_loss": spec.on_loss,
+        "standby": spec.standby,
+        "generation": state.generation,
+        "task_list": _tasks(job, status.state.to_json()["tasks"]),
+        "stragglers": _stragglers(job, status),
+        "recoveries": [
+            {
+                **{name: entry[name] for name in ("how", "tasks", "text", "at", "generation")},
+                "steps": _steps(entry["steps"]),
+                "seconds": entry["ended"] and entry["ended"] - entry["at"],
+            }
+            for entry in state.to_json()["recoveries"]
+        ],
         "attempts": [
             {**attempt, "progress": _steps(attempt["progress"])} for attempt in state.to_json()["attempts"]
         ],
@@ -134,17 +147,34 @@ def _steps(progress: list[int] | None) -> dict[str, int] | None:
     return {"epoch": progress[0], "step": progress[1]} if progress else None
 
 
-def _tasks(job: JobPaths, states: list[dict[str, Any]], placed: Any) -> list[dict[str, Any]]:
+def _stragglers(job: JobPaths, status: JobStatus) -> list[dict[str, Any]]:
+    """Tasks that the others of a running job wait for, measured for a moment."""
+    from insitu.cluster import watch_stragglers
+
+    if not status.running or status.state.phase != "running":
+        return []
+    return [
+        {"task": str(lag.task), "share": lag.share, "seconds": lag.seconds, "steps": lag.steps}
+        for lag in watch_stragglers(job, [t.task for t in status.state.alive])
+    ]
+
+
+def _tasks(job: JobPaths, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
     from insitu.progress import read_progress
+    from insitu.spec import TaskId
 
     tasks = []
-    for spec, state in zip(placed, states, strict=True):
-        progress = read_progress(job.progress(spec.task))
+    for state in states:
+        task = TaskId.parse(state["task"])
+        progress = read_progress(job.progress(task))
         tasks.append(
             {
-                "task": str(spec.task),
-                "node": spec.node,
-                "shards": list(spec.shards),
+                "task": state["task"],
+                "node": state["node"],
+                "shards": state["shards"],
+                "attempt": state["attempt"],
+                "pid": state["pid"] if state["alive"] else None,
+                "member": state["member"] and not state["released"],
                 "alive": state["alive"],
                 "code": state["code"],
                 "progress": progress
@@ -154,7 +184,7 @@ def _tasks(job: JobPaths, states: list[dict[str, Any]], placed: Any) -> list[dic
                     "rows": progress.rows,
                     "place": progress.place,
                 },
-                "reads": _read_json(job.reads(spec.task)),
+                "reads": _read_json(job.reads(task)),
             }
         )
     return tasks
@@ -203,6 +233,8 @@ def _print_job(job: dict[str, Any]) -> None:
         "Settings": f"{job['workers']} workers, {len(job['shards'])} shards, "
         f"{job['threads']} threads per replica, seed {job['seed']}, "
         f"stall timeout {job['stall_timeout']:g} s, engine {job['engine']}",
+        "Recovery": f"{job['on_loss']} a lost worker, {_standby(job['standby'])}, "
+        f"generation {job['generation']}",
         "Checkpoints": ", ".join(job["checkpoints"]) or "none",
         "Folder": job["folder"],
     }
@@ -217,16 +249,47 @@ def _print_job(job: dict[str, Any]) -> None:
         ("ATTEMPT", "STARTED", "LASTED", "CAME TO", "ENDED BECAUSE"),
         (_attempt_row(attempt) for attempt in job["attempts"]),
     )
+    _print_recoveries(job["recoveries"])
+    for lag in job["stragglers"]:
+        behind = f", {lag['steps']} steps behind" if lag["steps"] else ""
+        late = f"last in {lag['share']:.0%} of the steps, by {1000 * lag['seconds']:.1f} ms"
+        typer.echo(f"\n{lag['task']} is {late}{behind}: the others wait for it")
+
+
+def _standby(count: int | None) -> str:
+    return "a process stands by if memory allows" if count is None else f"{count} processes stand by"
+
+
+def _print_recoveries(recoveries: list[dict[str, Any]]) -> None:
+    if not recoveries:
+        return
+    typer.echo("")
+    print_table(
+        ("MEMBERSHIP", "TASKS", "WHEN", "AT", "GENERATION", "NEXT STEP AFTER", "BECAUSE"),
+        (
+            (
+                entry["how"],
+                ", ".join(entry["tasks"]),
+                clock(entry["at"]),
+                f"epoch {entry['steps']['epoch']} step {entry['steps']['step']}" if entry["steps"] else "-",
+                str(entry["generation"]),
+                "-" if entry["seconds"] is None else f"{entry['seconds']:.2f} s",
+                entry["text"],
+            )
+            for entry in recoveries
+        ),
+    )
 
 
 def _task_row(task: dict[str, Any]) -> tuple[str, ...]:
     progress, reads = task["progress"], task["reads"]
+    lives = "running" if task["member"] else "joining or leaving"
     ended = "ended" if task["code"] == 0 else f"ended ({task['code']})"
     return (
         task["task"],
         task["node"],
         ",".join(map(str, task["shards"])) or "-",
-        "running" if task["alive"] else "-" if task["code"] is None else ended,
+        lives if task["alive"] else "-" if task["code"] is None else ended,
         f"epoch {progress['epoch']} step {progress['step']}" if progress else "-",
         f"{progress['rows']:,}" if progress else "-",
         f"{reads['local_bytes']:,} B" if reads else "-",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         read_status,
         stop_job,
     )
+    from insitu.cluster.straggling import watch_stragglers
     from insitu.cluster.submission import Request, submit
     from insitu.cluster.wishes import resume_job, scale_job
 
@@ -43,6 +44,7 @@ _DOOR = {
     "split_prefix": "output",
     "stop_job": "status",
     "submit": "submission",
+    "watch_stragglers": "straggling",
 }
 
 __all__ = [
@@ -64,6 +66,7 @@ __all__ = [
     "split_prefix",
     "stop_job",
     "submit",
+    "watch_stragglers",
 ]
 
 

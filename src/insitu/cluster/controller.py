@@ -293,7 +293,8 @@ class Controller:
         return CLOSE_LOOK if awaited or self._is_recovering() else min(LOOK, self._stall_every)
 
     def _is_recovering(self) -> bool:
-        return any(r.ended is None for r in self._state.recoveries[-3:])
+        begun = self._state.attempts[-1].started if self._state.attempts else 0.0
+        return any(r.ended is None and r.at >= begun for r in self._state.recoveries)
 
     def _look(self) -> None:
         """What the tasks say of themselves becomes events."""

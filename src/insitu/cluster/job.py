@@ -174,6 +174,10 @@ def _task_exited(state: JobState, event: TaskExited, now: float) -> Result:
     elif state.phase == "running":
         done = recovery.task_ended(state, after, event, now)
         if done is None:
+            missing = recovery.missing(state, event) if event.code == 0 else ()
+            if missing:
+                text = f"{', '.join(map(str, missing))} had not come back when {event.task} ended"
+                state = replace(state, stall=Cause(text, 1))
             state, more = _ask_all(
                 recovery.without_launches(replace(state, phase="stopping", goal="decide")), now
             )

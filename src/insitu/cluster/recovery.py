@@ -90,7 +90,7 @@ def task_ended(state: JobState, task: TaskState, event: TaskExited, now: float) 
             begin(state.with_task(replace(task, released=False)), [task.task], now) if wanted else (state, [])
         )
     if task.code == 0:
-        return None if task.member and _somebody_is_missing(state, event) else (state, [])
+        return None if task.member and missing(state, event) else (state, [])
     if not _can_go_on(state, task, event):
         return None
     progress = event.progress or _NOWHERE
@@ -107,11 +107,12 @@ def task_ended(state: JobState, task: TaskState, event: TaskExited, now: float) 
     return _recover(state, task, event.progress, now, adopting=state.on_loss == "adopt")
 
 
-def _somebody_is_missing(state: JobState, event: TaskExited) -> bool:
-    """Whether a member needs the state of one that has ended well: it was replaced as training ended."""
-    return any(
-        t.launch_at is not None or (t.alive and t.replacement and t.task not in event.elastic)
+def missing(state: JobState, event: TaskExited) -> tuple[TaskId, ...]:
+    """Members that need the state of one that has ended well: they were lost as training ended."""
+    return tuple(
+        t.task
         for t in state.members
+        if t.launch_at is not None or (t.alive and t.replacement and t.task not in event.elastic)
     )
 
 
@@ -262,7 +263,9 @@ def peers_parted(state: JobState, event: PeersParted, now: float) -> Result | No
 
 
 def recovered(state: JobState, event: Recovered, now: float) -> Result:
-    done = [r for r in state.recoveries if r.ended is None and r.generation <= event.generation]
+    begun = state.attempts[-1].started if state.attempts else 0.0
+    open_ones = [r for r in state.recoveries if r.ended is None and r.at >= begun]
+    done = [r for r in open_ones if r.generation <= event.generation]
     if not done:
         return state, []
     said: list[Action] = [Say(f"training goes on {now - r.at:.2f} s after {r.text}") for r in done[-1:]]
