@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from insitu import errors, exchange, parameters
     from insitu.grid import Dataset, dataset
     from insitu.parameters import ParameterServer
-    from insitu.train import BackupAndRestore, MultiWorkerMirroredStrategy, OneDeviceStrategy
+    from insitu.train import (
+        BackupAndRestore,
+        MultiWorkerMirroredStrategy,
+        OneDeviceStrategy,
+        ParameterServerStrategy,
+        layers,
+    )
 
 _LAZY = {
     "BackupAndRestore": "insitu.train",
@@ -25,8 +31,14 @@ _LAZY = {
     "MultiWorkerMirroredStrategy": "insitu.train",
     "OneDeviceStrategy": "insitu.train",
     "ParameterServer": "insitu.parameters",
+    "ParameterServerStrategy": "insitu.train",
 }
-_MODULES = ("errors", "exchange", "parameters")
+_MODULES = {
+    "errors": "insitu.errors",
+    "exchange": "insitu.exchange",
+    "layers": "insitu.train.layers",
+    "parameters": "insitu.parameters",
+}
 
 __all__ = [
     "BackupAndRestore",
@@ -35,12 +47,14 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ParameterServer",
+    "ParameterServerStrategy",
     "__version__",
     "config",
     "context",
     "dataset",
     "errors",
     "exchange",
+    "layers",
     "parameters",
 ]
 
@@ -61,7 +75,7 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     if name in _MODULES:
-        return importlib.import_module(f"insitu.{name}")
+        return importlib.import_module(_MODULES[name])
     raise AttributeError(f"module 'insitu' has no attribute {name!r}")
 
 

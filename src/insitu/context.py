@@ -20,6 +20,7 @@ NODE_ENV = "INSITU_NODE"
 SEED_ENV = "INSITU_SEED"
 ATTEMPT_ENV = "INSITU_ATTEMPT"
 GENERATION_ENV = "INSITU_GENERATION"
+PS_BACKUPS_ENV = "INSITU_PS_BACKUPS"
 STALL_TIMEOUT_ENV = "INSITU_STALL_TIMEOUT"
 TF_CONFIG_ENV = "TF_CONFIG"
 
@@ -39,9 +40,10 @@ class Context:
     """Who this process is.
 
     `shards` are the shards that this task trains on, out of `num_shards` of the whole job. `workers` are
-    the `host:port` addresses of all worker tasks, by index; empty outside a job. `node` is None where the
-    process doesn't run on a node of the cluster. `checkpoint_dir` is None outside a job. `attempt` is the
-    number of this task's life, from 1; `generation` that of the roster it was launched for, 0 outside a job.
+    the `host:port` addresses of all worker tasks, by index, `servers` those of the ps tasks; empty outside a
+    job. `server_backups` is how many other servers mirror each. `node` is None where the process doesn't run
+    on a node of the cluster. `checkpoint_dir` is None outside a job. `attempt` is the number of this task's
+    life, from 1; `generation` that of the roster it was launched for, 0 outside a job.
     """
 
     paths: Paths
@@ -52,6 +54,8 @@ class Context:
     num_shards: int = 1
     node: NodeId | None = None
     workers: tuple[str, ...] = ()
+    servers: tuple[str, ...] = ()
+    server_backups: int = 0
     has_chief: bool = False
     seed: int = 0
     attempt: int = 1
@@ -129,6 +133,8 @@ def read_context(environ: Mapping[str, str]) -> Context:
         num_shards=num_shards,
         node=NodeId(environ[NODE_ENV]) if environ.get(NODE_ENV) else None,
         workers=tuple(cluster.get("worker", ())),
+        servers=tuple(cluster.get("ps", ())),
+        server_backups=int(environ.get(PS_BACKUPS_ENV) or 0),
         has_chief="chief" in cluster,
         seed=int(environ.get(SEED_ENV) or 0),
         attempt=int(environ.get(ATTEMPT_ENV) or 1),

@@ -149,6 +149,7 @@ class JobSpec:
     workers: int
     shards: int
     ps: int = 0
+    ps_backups: int = 0
     chief: bool = False
     evaluator: bool = False
     engine: str = "local"
@@ -168,6 +169,7 @@ class JobSpec:
             ("--workers", self.workers, 1),
             ("--shards", self.shards, self.workers),
             ("--ps", self.ps, 0),
+            ("--ps-backups", self.ps_backups, 0),
             ("--max-restarts", self.max_restarts, 0),
             ("--threads", self.threads, 1),
             ("--standby", 0 if self.standby is None else self.standby, 0),
@@ -175,6 +177,11 @@ class JobSpec:
         for option, value, least in rules:
             if value < least:
                 raise JobSpecError(f"{option} must be at least {least:g}. Received: {value:g}")
+        if self.ps_backups and self.ps_backups >= self.ps:
+            raise JobSpecError(
+                "--ps-backups must be below --ps: each ps task is mirrored on so many others. "
+                f"Received: --ps-backups {self.ps_backups} and --ps {self.ps}"
+            )
         if not (math.isfinite(self.stall_timeout) and self.stall_timeout > 0):
             raise JobSpecError(f"--stall-timeout must be positive and finite. Received: {self.stall_timeout}")
         if self.on_loss not in ("replace", "adopt", "restart"):

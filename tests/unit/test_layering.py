@@ -128,12 +128,14 @@ def test_the_public_names_are_there():
         "MultiWorkerMirroredStrategy",
         "OneDeviceStrategy",
         "ParameterServer",
+        "ParameterServerStrategy",
         "__version__",
         "config",
         "context",
         "dataset",
         "errors",
         "exchange",
+        "layers",
         "parameters",
     ]
     for name in insitu.__all__:

@@ -73,6 +73,9 @@ def start(
         int | None, typer.Option(help="Worker tasks.", show_default="one per node that owns data")
     ] = None,
     ps: Annotated[int, typer.Option(help="Parameter server tasks.")] = 0,
+    ps_backups: Annotated[
+        int, typer.Option(help="Other servers that mirror each server, so that losing one costs nothing.")
+    ] = 0,
     chief: Annotated[bool, typer.Option("--chief", help="Add a chief task beside the workers.")] = False,
     evaluator: Annotated[bool, typer.Option("--evaluator", help="Add an evaluator task.")] = False,
     engine: Annotated[str, typer.Option(help="What runs the tasks.")] = "local",
@@ -131,6 +134,7 @@ def start(
         on_loss=on_loss,  # type: ignore[arg-type]
         standby=standby,
         ps=ps,
+        ps_backups=ps_backups,
         chief=chief,
         evaluator=evaluator,
         engine=engine,

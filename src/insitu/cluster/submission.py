@@ -54,6 +54,7 @@ class Request:
     workers: int | None = None
     shards: int | None = None
     ps: int = 0
+    ps_backups: int = 0
     chief: bool = False
     evaluator: bool = False
     engine: str = "local"
@@ -120,6 +121,7 @@ def _spec(request: Request, cache: CacheSpec, default: int) -> JobSpec:
         workers=workers,
         shards=workers if request.shards is None else request.shards,
         ps=request.ps,
+        ps_backups=request.ps_backups,
         chief=request.chief,
         evaluator=request.evaluator,
         engine=request.engine,

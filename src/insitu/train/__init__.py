@@ -8,14 +8,16 @@ if TYPE_CHECKING:
     from insitu.train.backup import BackupAndRestore
     from insitu.train.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
     from insitu.train.strategies.one_device import OneDeviceStrategy
+    from insitu.train.strategies.parameter_server import ParameterServerStrategy
 
 _LAZY = {
     "BackupAndRestore": "insitu.train.backup",
     "MultiWorkerMirroredStrategy": "insitu.train.strategies.multi_worker_mirrored",
     "OneDeviceStrategy": "insitu.train.strategies.one_device",
+    "ParameterServerStrategy": "insitu.train.strategies.parameter_server",
 }
 
-__all__ = ["BackupAndRestore", "MultiWorkerMirroredStrategy", "OneDeviceStrategy"]
+__all__ = ["BackupAndRestore", "MultiWorkerMirroredStrategy", "OneDeviceStrategy", "ParameterServerStrategy"]
 
 
 def __getattr__(name: str) -> Any:

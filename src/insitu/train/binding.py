@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
@@ -26,6 +25,7 @@ from insitu.train.membership import Membership
 from insitu.train.placement_log import log_variables
 from insitu.train.sources import make_feed
 from insitu.train.state import ModelState, read_state, to_numpy
+from insitu.train.step import Layout
 from insitu.train.step import Step as StrategyStep
 from insitu.train.transfer import share
 
@@ -38,20 +38,6 @@ _REPLACED = ("fit", "evaluate", "predict")
 def binding_of(model: Any) -> Binding | None:
     """The binding of a model that was compiled in a strategy's scope."""
     return getattr(model, _ATTRIBUTE, None)
-
-
-class Layout(Protocol):
-    """What a binding needs of its strategy."""
-
-    @property
-    def membership(self) -> Membership:
-        """Who this process is among the tasks."""
-
-    def placement(self) -> AbstractContextManager[Any]:
-        """Where variables are made."""
-
-    def make_step(self, model: Any, example: Any, *, first: bool) -> StrategyStep:
-        """The step of `model` for batches like `example`; `first` where the model has none yet."""
 
 
 class Binding:
@@ -98,10 +84,11 @@ class Binding:
         """Whether the model has been built and has its first weights."""
         return bool(self._steps)
 
-    def prepare(self, example: Any) -> StrategyStep:
-        """The step for batches like `example`."""
+    def prepare(self, example: Any, part_rows: int | None = None) -> StrategyStep:
+        """The step for batches like `example`, of up to `part_rows` rows in each shard, if known."""
         key = str(keras.tree.map_structure(lambda leaf: (leaf.shape[1:], leaf.dtype), example))
         if key not in self._steps:
+            self.strategy.before_build(self.model, example, part_rows)
             with self.strategy.placement():
                 self.model._symbolic_build(data_batch=example)
             first = not self._steps
@@ -110,7 +97,17 @@ class Binding:
                 log_variables(self.model.variables)
         return self._steps[key]
 
+    def steps(self) -> tuple[StrategyStep, ...]:
+        """The steps that were made, one for each structure of batches."""
+        return tuple(self._steps.values())
+
     # Where a fit is
+
+    def go_on_at(self, epoch: int, step: int) -> None:
+        """The fit that begins goes on at this place: what comes before was done by another attempt."""
+        self.restore(epoch, step)
+        self.metrics_to_restore = {}
+        self.model._initial_epoch = epoch
 
     def begin_epoch(self, epoch: int, step: int) -> None:
         """Keras begins `epoch`, and has reset the metrics; its first `step` steps were done before."""
@@ -220,12 +217,14 @@ class Binding:
             **membership.feed_options,
         )
         adapter = self._train_adapter = FeedAdapter(feed, steps_per_epoch)
-        self._train_step = self.prepare(feed.example())
+        self._train_step = self.prepare(feed.example(), feed.part_rows)
         self.fit_index = membership.count_fit()
         if self.session.is_done():
             return self.session.recall(self)
         self.position, self.metrics_to_restore, self.place = (0, 0), {}, Place()
         self.bookkeeper.begin(adapter)
+        steps = steps_per_epoch or feed.num_steps
+        self.strategy.begin_fit(self, feed, arguments["epochs"], steps)
         if arguments["validation_data"] is not None:
             arguments["validation_data"] = self._validation_adapter(arguments, batch_size)
             arguments["validation_steps"] = None
@@ -238,14 +237,17 @@ class Binding:
             membership.context.is_chief,
             verbose=verbose,
             epochs=arguments["epochs"],
-            steps=steps_per_epoch or feed.num_steps,
+            steps=steps,
         )
         arguments.update(callbacks=self.callbacks, verbose=verbose, shuffle=False)
         self._enter(arguments)
         try:
-            return self._keras["fit"](x=adapter, **arguments)
+            history = self._keras["fit"](x=adapter, **arguments)
+            self.strategy.end_fit(self)
+            return history
         finally:
             self.callbacks = None
+            self.model._initial_epoch = None
             self.bookkeeper.end()
 
     def _enter(self, arguments: dict[str, Any]) -> None:
@@ -265,9 +267,9 @@ class Binding:
         feed = make_feed(
             *parts,
             batch_size=arguments.pop("validation_batch_size") or (batch_size if len(parts) > 1 else None),
-            **self.membership.feed_options,
+            **self.strategy.evaluation_options(parts[0]),
         )
-        self._test_step = self.prepare(feed.example())
+        self._test_step = self.prepare(feed.example(), feed.part_rows)
         self._test_adapter = FeedAdapter(feed, arguments["validation_steps"])
         return self._test_adapter
 
@@ -285,8 +287,9 @@ class Binding:
 
     def _evaluate(self, arguments: dict[str, Any]) -> Any:
         data = tuple(arguments.pop(name) for name in ("x", "y", "sample_weight"))
-        feed = make_feed(*data, batch_size=arguments.pop("batch_size"), **self.membership.feed_options)
-        step = self.prepare(feed.example())
+        options = self.strategy.evaluation_options(data[0])
+        feed = make_feed(*data, batch_size=arguments.pop("batch_size"), **options)
+        step = self.prepare(feed.example(), feed.part_rows)
         if self.session.is_done():
             return self.session.recall(self)
         before = self._test_step, self._test_adapter, self.place, self._entering
@@ -302,10 +305,10 @@ class Binding:
             self._test_step, self._test_adapter, self.place, self._entering = before
 
     def _predict(self, arguments: dict[str, Any]) -> Any:
-        feed = make_feed(
-            arguments.pop("x"), batch_size=arguments.pop("batch_size"), **self.membership.feed_options
-        )
-        self.prepare(feed.example())
+        x = arguments.pop("x")
+        options = self.strategy.evaluation_options(x)
+        feed = make_feed(x, batch_size=arguments.pop("batch_size"), **options)
+        self.prepare(feed.example(), feed.part_rows)
         if self.session.is_done():
             return self.session.recall(self)
         steps, verbose = arguments["steps"], self._verbosity(arguments["verbose"])

@@ -57,6 +57,8 @@ class Feed(Protocol):
     num_steps: int | None
     cache: str | None
     """The name of the cache that the rows come from; None for other sources."""
+    part_rows: int | None
+    """The most rows that one shard has in a step; None where it isn't known."""
 
     def example(self) -> Any:
         """A batch of at least one row that shows structure, dtypes and shapes."""
@@ -91,6 +93,7 @@ class DatasetFeed:
         self._dataset = dataset
         self._shards = tuple(shards)
         self.num_steps: int | None = dataset.num_steps
+        self.part_rows: int | None = -(-dataset.batch_size // num_shards)
         self.cache: str | None = dataset.cache.name
 
     def example(self) -> Any:
@@ -126,7 +129,9 @@ class StreamFeed:
         num_steps: int | None,
         shards: Sequence[int],
         num_shards: int,
+        batch_size: int | None = None,
     ) -> None:
+        self.part_rows = -(-batch_size // num_shards) if batch_size else None
         self._batches = batches
         self._shards = tuple(shards)
         self._num_shards = num_shards

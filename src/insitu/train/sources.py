@@ -47,7 +47,7 @@ def make_feed(
         size = batch_size or DEFAULT_BATCH_SIZE
         _check_batch_size(size, num_shards)
         source = ArraySource(data, size, shuffle, seed)
-        return StreamFeed(_weighted(source, class_weight), source.num_steps, shards, num_shards)
+        return StreamFeed(_weighted(source, class_weight), source.num_steps, shards, num_shards, size)
     for name, value in (("y", y), ("sample_weight", sample_weight), ("batch_size", batch_size)):
         if value is not None:
             raise InputError(

@@ -24,7 +24,8 @@ Odd, so that shards never meet modulo 2**32; shard 0 keeps the plain seed, as in
 class ModelState:
     """The variables of one model, each in exactly one list, in the order of Keras.
 
-    - `trainable`: updated by the optimizer from the mean gradient.
+    - `trainable`: updated by the optimizer from the mean gradient; in the order of Keras, but for the rows
+      that a batch has pulled out of tables on servers, which come last.
     - `mean`: floating state that the forward pass moves; after a step it is the mean over shards by rows.
     - `seeds`: states of seed generators, `[seed, counter]`.
     - `first`: other state; after a step it is that of the first shard that had rows.
@@ -57,7 +58,9 @@ def read_state(model: Any) -> ModelState:
     seeds = {id(v): v for v in _seed_states(model)}
     optimizer = getattr(model, "optimizer", None)
     metrics = {id(v): v for v in model.metrics_variables}
-    trainable = tuple(v.variable if hasattr(v, "variable") else v for v in model.trainable_variables)
+    trainable = tuple(
+        sorted((_unwrapped(v) for v in model.trainable_variables), key=lambda v: holds_rows_of_table(v))
+    )
     mean: list[Any] = []
     first: list[Any] = []
     # A custom loop knows which of them its step leaves alone: those needn't travel.
@@ -78,6 +81,15 @@ def read_state(model: Any) -> ModelState:
         metric_first=tuple(others),
         optimizer=tuple(optimizer.variables) if optimizer is not None else (),
     )
+
+
+def _unwrapped(variable: Any) -> Any:
+    return variable.variable if hasattr(variable, "variable") else variable
+
+
+def holds_rows_of_table(variable: Any) -> bool:
+    """Whether the variable holds what a batch pulled out of a table on parameter servers."""
+    return bool(getattr(variable, "insitu_rows", False))
 
 
 def _seed_states(model: Any) -> list[Any]:

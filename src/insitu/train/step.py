@@ -7,7 +7,8 @@ beginning of the step, as an ordinary exception at a known point.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,13 @@ from numpy.typing import NDArray
 from insitu.errors import TrainingError
 from insitu.exchange import Group
 from insitu.train.backends import Logs, Replica
-from insitu.train.feed import Part
+from insitu.train.feed import Feed, Part
 from insitu.train.gather import by_shard, gather_rows, nothing
 from insitu.train.lockstep import Lockstep
+from insitu.train.membership import Membership
+
+if TYPE_CHECKING:
+    from insitu.train.binding import Binding
 
 
 class Step(Protocol):
@@ -44,6 +49,32 @@ class Step(Protocol):
     def example_output(self, data: Any) -> Any:
         """Arrays of the structure, dtypes and shapes of the model's output for `data`; no other task takes
         part."""
+
+
+class Layout(Protocol):
+    """What a binding needs of its strategy."""
+
+    @property
+    def membership(self) -> Membership:
+        """Who this process is among the tasks."""
+
+    def placement(self) -> AbstractContextManager[Any]:
+        """Where variables are made."""
+
+    def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
+        """`model` is about to be built for batches like `example`, `part_rows` rows a shard at most."""
+
+    def begin_fit(self, binding: Binding, feed: Feed, epochs: int, steps: int | None) -> None:
+        """A fit of so many epochs and steps an epoch begins; may say where in it (`Binding.go_on_at`)."""
+
+    def evaluation_options(self, x: Any) -> dict[str, Any]:
+        """Which shards of `x` this task evaluates: options of `make_feed`."""
+
+    def end_fit(self, binding: Binding) -> None:
+        """A fit has come to its end."""
+
+    def make_step(self, model: Any, example: Any, *, first: bool) -> Step:
+        """The step of `model` for batches like `example`; `first` where the model has none yet."""
 
 
 class TwoPhaseStep:

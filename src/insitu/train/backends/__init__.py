@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
+from insitu.train.flat import Span
 
 Logs = dict[str, float]
 
@@ -33,6 +34,16 @@ class Replica(Protocol):
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
         """Updates the model by the mean `floats` and the `records` of all shards (one row each)."""
+
+    def load(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
+        """As `apply`, where the update was made elsewhere: `floats` hold, in the same places, the new values
+        of the trainable variables and of the averaged state. They must not change before the next load."""
+
+    def assign(self, floats: NDArray[Any]) -> None:
+        """The part of `load` that takes `floats`, for once in a while."""
+
+    def float_spans(self) -> list[tuple[Any, Span]]:
+        """The variables that `floats` have places for, with these: trainable ones, then averaged state."""
 
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
         """Fills `record` with the metric sums of a batch."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from insitu.errors import TrainingError
 from insitu.train.backends import Logs
 from insitu.train.backends.record import EXTRA_LOGS, RecordLayout
-from insitu.train.flat import into_pieces, lay_out
+from insitu.train.flat import Span, into_pieces, lay_out
 from insitu.train.state import SEED_STRIDE, read_state
 
 
@@ -46,6 +46,18 @@ class BaseReplica:
         self._all_pieces = (*self._gradient_pieces, *self._mean_pieces)
         wide = any(keras.backend.standardize_dtype(v.dtype) == "float64" for v in (*trainable, *mean))
         self.floats_dtype: np.dtype[Any] = np.dtype("float64" if wide else "float32")
+
+    def assign(self, floats: NDArray[Any]) -> None:
+        """See `Replica`."""
+        for variable, span in self.float_spans():
+            variable.assign(floats[span.start : span.stop].reshape(span.shape).astype(variable.numpy().dtype))
+
+    def float_spans(self) -> list[tuple[Any, Span]]:
+        """See `Replica`."""
+        state = self._state
+        return list(
+            zip((*state.trainable, *state.mean), (*self._gradient_spans, *self._mean_spans), strict=True)
+        )
 
     def _pack(self, leaves: Sequence[Any]) -> Any:
         return keras.tree.pack_sequence_as(self._structure, list(leaves))

@@ -43,6 +43,8 @@ class JaxReplica(BaseReplica):
             list(model.optimizer.variables) if model.optimizer is not None else [],
             list(model.metrics_variables),
         )
+        places = {id(v): index for index, v in enumerate(self._variables[0])}
+        self._trainable_places = [places[id(v)] for v in self._state.trainable]
         self._seeds = {id(v) for v in self._state.seeds}
         self._sums = {id(v) for v in self._state.sums}
         self._train_packing = _Packing(self._train_record)
@@ -50,6 +52,7 @@ class JaxReplica(BaseReplica):
         self._gradient = self._compile(self._trace_gradient)
         # The old state is given away, as in Keras' own step, so that XLA updates it in place.
         self._apply = self._compile(self._trace_apply, donate_argnums=0)
+        self._load = self._compile(self._trace_load)
         self._evaluate = self._compile(self._trace_evaluate)
         self._merge = self._compile(self._trace_merge)
         self._predict = self._compile(self._trace_predict)
@@ -82,6 +85,15 @@ class JaxReplica(BaseReplica):
         # XLA reads `floats` where they lie: they may be overwritten when this has returned.
         jax.block_until_ready(state)
         for group, values in zip(self._variables, state, strict=True):
+            _assign(group, values)
+        return self._to_logs(logs, combined)
+
+    def load(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
+        combined = self._train_record.combine(records)
+        pieces = [floats[p.start : p.stop] for p in self._all_pieces]
+        logs, state = self._load(self._values(), self._train_packing.split(combined), pieces)
+        jax.block_until_ready(state)
+        for group, values in zip((self._variables[0], *self._variables[1::2]), state, strict=True):
             _assign(group, values)
         return self._to_logs(logs, combined)
 
@@ -128,29 +140,49 @@ class JaxReplica(BaseReplica):
 
     def _trace_apply(self, state: Functional, packed: Mapping[str, Any], pieces: Arrays) -> Any:
         trainable, others, optimizer, metrics = state
+        gradients, others, metrics = self._take_in(others, metrics, packed, pieces)
+        trainable, optimizer = self._update(trainable, optimizer, gradients)
+        return self._metric_logs(metrics), (trainable, others, optimizer, metrics)
+
+    def _trace_load(self, state: Functional, packed: Mapping[str, Any], pieces: Arrays) -> Any:
+        _, others, _, metrics = state
+        values, others, metrics = self._take_in(others, metrics, packed, pieces)
+        values = [v.astype(variable.dtype) for v, variable in zip(values, self._state.trainable, strict=True)]
+        return self._metric_logs(metrics), (self._as_keras_has_them(values), others, metrics)
+
+    def _take_in(
+        self, others: Arrays, metrics: Arrays, packed: Mapping[str, Any], pieces: Arrays
+    ) -> tuple[Arrays, Arrays, Arrays]:
+        """(what `pieces` hold for the trainable variables, `others` and `metrics` after the step)."""
         split = len(self._gradient_pieces)
-        gradients = self._split(pieces[:split], self._gradient_pieces, self._gradient_spans)
+        floats = self._split(pieces[:split], self._gradient_pieces, self._gradient_spans)
         means = self._split(pieces[split:], self._mean_pieces, self._mean_spans)
         new = {id(v): m.astype(v.dtype) for v, m in zip(self._state.mean, means, strict=True)}
         others = [new.get(id(v), value) for v, value in zip(self._variables[1], others, strict=True)]
         others = self._write(self._variables[1], others, self._train_packing, packed)
         metrics = self._write(self._variables[3], metrics, self._train_packing, packed)
-        trainable, optimizer = self._update(trainable, optimizer, gradients)
-        return self._metric_logs(metrics), (trainable, others, optimizer, metrics)
+        return floats, others, metrics
 
     def _update(self, trainable: Arrays, optimizer: Arrays, gradients: Arrays) -> tuple[Arrays, Arrays]:
         """(trainable, optimizer) after the update. Optimizers keep the variables in an order of their own."""
         places = {id(v): index for index, v in enumerate(self._state.trainable)}
         order = [places[id(v)] for v in self._model.optimizer._trainable_variables]
+        trainable = [trainable[place] for place in self._trainable_places]
         updated, optimizer = self._model.optimizer.stateless_apply(
             optimizer,
             [None if i in self._without_gradient else gradients[i].astype(trainable[i].dtype) for i in order],
             [trainable[i] for i in order],
         )
-        trainable = list(trainable)
         for place, value in zip(order, updated, strict=True):
             trainable[place] = value
-        return trainable, optimizer
+        return self._as_keras_has_them(trainable), optimizer
+
+    def _as_keras_has_them(self, trainable: Arrays) -> Arrays:
+        """Values in the order of the state, put into that of `model.trainable_variables`."""
+        values = list(trainable)
+        for place, value in zip(self._trainable_places, trainable, strict=True):
+            values[place] = value
+        return values
 
     def _trace_evaluate(self, state: Functional, leaves: Arrays) -> Mapping[str, Any]:
         trainable, others, _, metrics = state

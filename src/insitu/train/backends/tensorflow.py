@@ -35,11 +35,16 @@ class TensorFlowReplica(BaseReplica):
         self._apply = self._compile(
             self._trace_apply, [tf.TensorSpec((self.train_record_size,), tf.float64), *floats]
         )
+        self._load = self._compile(
+            self._trace_load, [tf.TensorSpec((self.train_record_size,), tf.float64), *floats], jit=False
+        )
         self._evaluate = self._compile(self._trace_evaluate, batch)
         self._merge = self._compile(self._trace_merge, [tf.TensorSpec((self.test_record_size,), tf.float64)])
         self._predict = self._compile(self._trace_predict, batch)
 
-    def _compile(self, function: Callable[..., Any], signature: Sequence[Any]) -> Callable[..., Any]:
+    def _compile(
+        self, function: Callable[..., Any], signature: Sequence[Any], *, jit: bool = True
+    ) -> Callable[..., Any]:
         if self._model.run_eagerly:
             return function
         # One trace for every batch size: a trace per size could round differently, and which sizes a
@@ -48,7 +53,7 @@ class TensorFlowReplica(BaseReplica):
             tf.function(
                 tf.autograph.experimental.do_not_convert(function),
                 input_signature=list(signature),
-                jit_compile=bool(self._model.jit_compile) or None,
+                jit_compile=(jit and bool(self._model.jit_compile)) or None,
             )
         )
 
@@ -70,6 +75,12 @@ class TensorFlowReplica(BaseReplica):
             self._applied = True
             self._stop_borrowing_if_kept(floats)
         return self._to_logs(logs, combined)
+
+    def load(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
+        combined = self._train_record.combine(records)
+        # Large variables end up in the memory of `floats`, without a copy.
+        pieces = [_borrow(floats[p.start : p.stop]) for p in self._all_pieces]
+        return self._to_logs(self._load(tf.constant(combined), *pieces), combined)
 
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
         del shard  # nothing random happens in a test step
@@ -120,6 +131,16 @@ class TensorFlowReplica(BaseReplica):
             for index, (gradient, variable) in enumerate(zip(gradients, state.trainable, strict=True))
         ]
         self._model.optimizer.apply_gradients(updates)
+        return self._model.get_metrics_result()
+
+    def _trace_load(self, combined: Any, *pieces: Any) -> Any:
+        state = self._state
+        split = len(self._gradient_pieces)
+        values = self._split(pieces[:split], self._gradient_pieces, self._gradient_spans)
+        values += self._split(pieces[split:], self._mean_pieces, self._mean_spans)
+        for variable, value in zip((*state.trainable, *state.mean), values, strict=True):
+            variable.assign(tf.cast(value, variable.dtype))
+        self._write_record(self._train_record, combined)
         return self._model.get_metrics_result()
 
     def _trace_evaluate(self, *leaves: Any) -> Any:

@@ -82,6 +82,16 @@ class TorchReplica(BaseReplica):
             self._model.optimizer.apply(gradients, list(state.trainable))
             return self._to_logs(self._model.get_metrics_result(), combined)
 
+    def load(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
+        combined = self._train_record.combine(records)
+        state = self._state
+        with torch.no_grad():
+            targets = _tensors((*state.trainable, *state.mean))
+            if targets:
+                torch._foreach_copy_(targets, self._views(floats))
+            self._write_record(self._train_record, combined)
+            return self._to_logs(self._model.get_metrics_result(), combined)
+
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
         del shard  # nothing random happens in a test step
         leaves = as_tensors(data)

@@ -16,6 +16,7 @@ from insitu.train.adapter import teach_keras
 from insitu.train.backends import make_replica
 from insitu.train.binding import Binding
 from insitu.train.bookkeeping import Bookkeeper
+from insitu.train.feed import Feed
 from insitu.train.fused import FusedStep, make_fused_replica
 from insitu.train.gather import nothing
 from insitu.train.lockstep import SETUP
@@ -101,6 +102,19 @@ class Strategy:
 
             membership.lockstep.insist(membership.session.key(SETUP), begin)
         return TwoPhaseStep(make_replica(model, example), membership.lockstep)
+
+    def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
+        """Called before `model` is built. Here nothing is to be done."""
+
+    def begin_fit(self, binding: Binding, feed: Feed, epochs: int, steps: int | None) -> None:
+        """Called when a fit begins. Here nothing is to be done."""
+
+    def end_fit(self, binding: Binding) -> None:
+        """Called when a fit has come to its end. Here nothing is to be done."""
+
+    def evaluation_options(self, x: Any) -> dict[str, Any]:
+        """Which shards of `x` this task evaluates: those that it trains on."""
+        return self._membership.feed_options
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """`fn(*args, **kwargs)` on each replica of this process, each with its own of what is per replica.

@@ -1,0 +1,65 @@
+"""insitu's ParameterServerStrategy with Keras 3 on TensorFlow: one task, as TF_CONFIG says.
+
+python insitu_task.py SIZE MODE [SLOW_INDEX SLOW_SECONDS]
+"""
+
+import json
+import os
+import sys
+import time
+
+import models
+
+task = json.loads(os.environ["TF_CONFIG"])["task"]
+workers = len(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"])
+index = task["index"]
+os.environ["INSITU_TASK"] = f"{task['type']}:{index}"
+if task["type"] == "worker":
+    models.keep_to_core(index)
+    os.environ["INSITU_SHARDS"] = f"{index}/{workers}"
+else:
+    os.environ["INSITU_SHARDS"] = f"/{workers}"
+
+import keras  # noqa: E402
+
+import insitu  # noqa: E402
+
+size, mode = sys.argv[1:3]
+slow_index, slow_seconds = (int(sys.argv[3]), float(sys.argv[4])) if len(sys.argv) > 3 else (-1, 0.0)
+strategy = insitu.ParameterServerStrategy(mode=mode)
+with strategy.scope():
+    model = models.keras_model(keras, size)
+    model.compile(
+        keras.optimizers.SGD(models.LEARNING_RATE),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+
+
+class Clock(keras.callbacks.Callback):
+    """When each step of the second epoch ended, and its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epoch = -1
+        self.started = 0.0
+        self.ends: list[float] = []
+        self.losses: list[float] = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+        self.started = time.time()
+
+    def on_train_batch_end(self, batch, logs=None):
+        if index == slow_index:
+            time.sleep(slow_seconds)
+        if self.epoch:
+            self.ends.append(time.time())
+            self.losses.append(float(logs["loss"]))
+
+
+clock = Clock()
+x, y = models.rows(models.BATCH * workers * models.STEPS[size], 0)
+model.fit(x, y, batch_size=models.BATCH * workers, shuffle=False, epochs=2, verbose=0, callbacks=[clock])
+seconds = clock.ends[-1] - clock.started
+print("STEPS", json.dumps({"start": clock.started, "ends": clock.ends, "losses": clock.losses}))
+print(f"RATE {len(clock.ends) / seconds}", flush=True)

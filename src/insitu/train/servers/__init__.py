@@ -1,0 +1,1 @@
+"""Keras on parameter servers: what a worker sends, what a server applies."""

@@ -1,0 +1,225 @@
+"""A Keras optimizer that updates pieces of variables which lie in NumPy arrays, as a server holds them.
+
+Each piece has an optimizer of its own, made from the same configuration, so that whatever an optimizer keeps
+(moments, averages, a product of momenta) belongs to one piece and can be mirrored and saved with it. All
+pieces are updated by one compiled function. What comes out has the bits of the same optimizer on a replica.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src.optimizers.base_optimizer import clip_by_global_norm
+from numpy.typing import NDArray
+
+from insitu.errors import TrainingError
+from insitu.train.state import to_numpy
+
+Arrays = list[NDArray[Any]]
+
+
+def serialize_optimizer(optimizer: Any) -> str:
+    """The optimizer's configuration as JSON text: what a server makes the same optimizer of.
+
+    Raises TrainingError where the configuration holds what JSON can't.
+    """
+    try:
+        return json.dumps(keras.saving.serialize_keras_object(optimizer))
+    except (TypeError, ValueError) as error:
+        raise TrainingError(
+            "An optimizer on parameter servers is sent as its configuration (get_config), which must be "
+            f"plain values. Received: {type(optimizer).__name__}, which gives none such ({error})."
+        ) from error
+
+
+def make_optimizer(text: str) -> Any:
+    """The optimizer that `serialize_optimizer` described. Raises TrainingError for a class unknown here."""
+    config = json.loads(text)
+    error: Exception | None = None
+    try:
+        made = keras.saving.deserialize_keras_object(config)
+    except (TypeError, ValueError, ImportError, AttributeError) as raised:
+        made, error = None, raised
+    if not isinstance(made, keras.optimizers.Optimizer):
+        raise TrainingError(
+            "A parameter server must know the optimizer's class, and those of its schedule. Received: "
+            f"{config.get('registered_name') or config.get('class_name')}. Define it before the strategy is "
+            "made and mark it with @keras.saving.register_keras_serializable()."
+        ) from error
+    return made
+
+
+class KerasUpdater:
+    """An updater of `insitu.parameters` that runs the optimizer that `text` describes.
+
+    Args:
+        text: of `serialize_optimizer`.
+        jit: whether the update is compiled by XLA, as it is on a replica of the same model.
+    """
+
+    elementwise = False
+
+    def __init__(self, text: str, *, jit: bool) -> None:
+        self._text = text
+        self._jit = jit
+        self._optimizers: dict[str, _PieceOptimizer] = {}
+        self._compiled: dict[tuple[str, ...], Update] = {}
+        self.learning_rate: float | None = None
+        """Overrides that of the configuration where it isn't None, as a callback does on a replica."""
+
+    def slots(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, NDArray[Any]]:
+        made = self._optimizers[name] = _PieceOptimizer(make_optimizer(self._text), shape, dtype)
+        return {slot: to_numpy(v) for slot, v in made.slots.items()}
+
+    def row_slots(self) -> dict[str, float]:
+        raise NotImplementedError("Rows of tables have updaters of their own.")
+
+    def update_rows(
+        self,
+        values: NDArray[Any],
+        gradients: NDArray[Any],
+        slots: Mapping[str, NDArray[Any]],
+        step: int,
+    ) -> None:
+        raise NotImplementedError("Rows of tables have updaters of their own.")
+
+    def update(
+        self,
+        values: Mapping[str, NDArray[Any]],
+        gradients: Mapping[str, NDArray[Any]],
+        slots: Mapping[str, Mapping[str, NDArray[Any]]],
+        step: int,
+    ) -> None:
+        names = tuple(values)
+        if not names:
+            return
+        for name, value in values.items():
+            if name not in self._optimizers:  # the slots came from a checkpoint or another server
+                self.slots(name, value.shape, value.dtype)
+        optimizers = [self._optimizers[name] for name in names]
+        if names not in self._compiled:
+            self._compiled[names] = _compile(optimizers, self._jit)
+        states = [[slots[name][s] for s in o.slots] for name, o in zip(names, optimizers, strict=True)]
+        rate = optimizers[0].initial_rate if self.learning_rate is None else self.learning_rate
+        updated, moved = self._compiled[names](
+            list(values.values()), states, [gradients[name] for name in names], step, rate
+        )
+        for value, new in zip(values.values(), updated, strict=True):
+            np.copyto(value, new)
+        for state, news in zip(states, moved, strict=True):
+            for array, new in zip(state, news, strict=True):
+                np.copyto(array, new)
+
+
+class _PieceOptimizer:
+    """An optimizer built for one variable. `slots` are its variables but for counter and learning rate."""
+
+    def __init__(self, optimizer: Any, shape: Sequence[int], dtype: Any) -> None:
+        self.optimizer = optimizer
+        # The norm of all gradients together is bounded before any piece is updated.
+        self.global_clipnorm, optimizer.global_clipnorm = optimizer.global_clipnorm, None
+        self.variable = keras.Variable(np.zeros(tuple(shape), dtype), dtype=np.dtype(dtype).name)
+        optimizer.build([self.variable])
+        self.counter = optimizer._iterations
+        rate = optimizer._learning_rate
+        self.rate: Any = rate if isinstance(rate, keras.Variable) else None
+        self.initial_rate = 0.0 if self.rate is None else float(to_numpy(rate))
+        known = {id(self.counter), id(self.rate)}
+        own = [v for v in optimizer.variables if id(v) not in known]
+        self.slots = {f"{index}.{v.name}": v for index, v in enumerate(own)}
+
+
+Update = Callable[[Arrays, list[Arrays], Arrays, int, float], tuple[list[Any], list[list[Any]]]]
+"""(values, slots, gradients, step, learning rate) -> (new values, new slots). Changes no argument."""
+
+
+def _compile(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Update:
+    backend = keras.backend.backend()
+    if backend == "jax":
+        return _compile_jax(optimizers, jit)
+    if backend == "tensorflow":
+        return _compile_tensorflow(optimizers, jit)
+    return _update_eagerly(optimizers)
+
+
+def _bounded(optimizers: Sequence[_PieceOptimizer], gradients: Any) -> Any:
+    bound = optimizers[0].global_clipnorm
+    return gradients if bound is None else clip_by_global_norm(list(gradients), bound)
+
+
+def _compile_jax(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Update:
+    import jax
+
+    def function(values: Any, slots: Any, gradients: Any, step: Any, rate: Any) -> Any:
+        gradients = _bounded(optimizers, gradients)
+        new_values, new_slots = [], []
+        for made, value, own, gradient in zip(optimizers, values, slots, gradients, strict=True):
+            slot_of = {id(v): x for v, x in zip(made.slots.values(), own, strict=True)}
+            state = [
+                step if v is made.counter else rate.astype(v.dtype) if v is made.rate else slot_of[id(v)]
+                for v in made.optimizer.variables
+            ]
+            updated, state = made.optimizer.stateless_apply(state, [gradient], [value])
+            after = {id(v): x for v, x in zip(made.optimizer.variables, state, strict=True)}
+            new_values.append(updated[0])
+            new_slots.append([after[id(v)] for v in made.slots.values()])
+        return new_values, new_slots
+
+    compiled = jax.jit(function) if jit else function
+
+    def update(values: Any, slots: Any, gradients: Any, step: int, rate: float) -> Any:
+        return jax.block_until_ready(
+            compiled(values, slots, gradients, np.asarray(step, np.int32), np.asarray(rate, np.float32))
+        )
+
+    return update
+
+
+def _compile_tensorflow(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Update:
+    import tensorflow as tf
+
+    def function(values: Any, slots: Any, gradients: Any, step: Any, rate: Any) -> Any:
+        for made, value, own in zip(optimizers, values, slots, strict=True):
+            made.variable.assign(value)
+            for variable, slot in zip(made.slots.values(), own, strict=True):
+                variable.assign(slot)
+            made.counter.assign(tf.cast(step, made.counter.dtype))
+            if made.rate is not None:
+                made.rate.assign(tf.cast(rate, made.rate.dtype))
+        for made, gradient in zip(optimizers, _bounded(optimizers, gradients), strict=True):
+            made.optimizer.apply([gradient], [made.variable])
+        return (
+            [tf.identity(made.variable.value) for made in optimizers],
+            [[tf.identity(v.value) for v in made.slots.values()] for made in optimizers],
+        )
+
+    compiled = tf.function(tf.autograph.experimental.do_not_convert(function), jit_compile=jit or None)
+
+    def update(values: Any, slots: Any, gradients: Any, step: int, rate: float) -> Any:
+        given = tf.nest.map_structure(tf.constant, (list(values), slots, gradients))
+        return compiled(*given, tf.constant(step, tf.int64), tf.constant(rate, tf.float32))
+
+    return update
+
+
+def _update_eagerly(optimizers: Sequence[_PieceOptimizer]) -> Update:
+    def update(values: Any, slots: Any, gradients: Any, step: int, rate: float) -> Any:
+        gradients = _bounded(optimizers, [keras.ops.convert_to_tensor(g) for g in gradients])
+        for made, value, own, gradient in zip(optimizers, values, slots, gradients, strict=True):
+            made.variable.assign(value)
+            for variable, slot in zip(made.slots.values(), own, strict=True):
+                variable.assign(slot)
+            made.counter.assign(step)
+            if made.rate is not None:
+                made.rate.assign(rate)
+            made.optimizer.apply([gradient], [made.variable])
+        return (
+            [to_numpy(made.variable) for made in optimizers],
+            [[to_numpy(v) for v in made.slots.values()] for made in optimizers],
+        )
+
+    return update

@@ -1,0 +1,182 @@
+"""Training with parameter servers: asynchronous, synchronous with backup workers, or bounded staleness."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import keras
+
+from insitu.context import Context
+from insitu.context import context as read_context
+from insitu.errors import TrainingError
+from insitu.grid import Dataset
+from insitu.grid.files import publish_file
+from insitu.parameters import MIN_PIECE_BYTES, Mode, Rules
+from insitu.train.backends import make_replica
+from insitu.train.binding import Binding
+from insitu.train.feed import Feed
+from insitu.train.layers import embeddings_of
+from insitu.train.servers.independence import ServerMembership
+from insitu.train.servers.definition import Norms, check_optimizer, norms_of
+from insitu.train.servers.link import Link
+from insitu.train.servers.lookup import Lookup, find_leaves
+from insitu.train.servers.serving import Service, serve_until_stopped
+from insitu.train.servers.step import ServerStep
+from insitu.train.state import check_trainable_by_shards
+from insitu.train.step import Step
+from insitu.train.strategies.base import Strategy
+
+DEFAULT_PART_ROWS = 1024
+"""Rows of a shard's batch where the data doesn't tell."""
+
+
+class ParameterServerStrategy(Strategy):
+    """The model's variables and its optimizer live in the `ps` tasks; each worker computes gradients of its
+    own shards, pushes them, and trains on what it pulls.
+
+    In a `ps` task the constructor serves until the job is over and never returns: the script's imports and
+    registered classes are the server's. In a plain process, outside a job, the server is a thread of it.
+
+    - `mode="async"`: each push is an update at once. Workers don't wait for each other, so there is no
+      common step: History and logs are of a worker's own rows.
+    - `mode="sync"`: a step takes the gradients of `replicas_to_aggregate` shards (None: all, which gives the
+      bits of `MultiWorkerMirroredStrategy`); those that come late are dropped and counted.
+    - `mode="bounded"`: as async, but no worker runs more than `max_staleness` steps ahead of the slowest.
+
+    `evaluate`, validation and `predict` run in each worker alone: over the shards that an `insitu.dataset`
+    names (its own by default), over all rows of arrays. State that the forward pass moves (BatchNorm) is
+    averaged by the servers in mode sync; otherwise what each step moved is added up. Seeds differ by shard.
+    A fit ends for all workers when the last one has pushed its last gradient, so all end with the same
+    weights. A worker that was restarted goes on behind the last of its gradients that the servers applied.
+
+    Args:
+        mode: see above.
+        replicas_to_aggregate: for mode sync, in [1, number of shards].
+        max_staleness: for mode bounded, in steps.
+        min_piece_bytes: a variable is split over servers into pieces of at least so many bytes.
+        nan: `"refuse"` ends the fit, naming the variable, where a gradient isn't finite; `"clip"` takes 0 for
+            what isn't.
+        table_optimizer: for the rows of `insitu.layers.Embedding`; None: the model's.
+        context: who this process is; read from the environment by default.
+
+    Raises:
+        InputError: for a mode or a number that can't be.
+        TrainingError: in a job without ps tasks, or a task that isn't a worker or ps.
+    """
+
+    def __init__(
+        self,
+        mode: Mode = "async",
+        *,
+        replicas_to_aggregate: int | None = None,
+        max_staleness: int = 4,
+        min_piece_bytes: int = MIN_PIECE_BYTES,
+        nan: str = "refuse",
+        table_optimizer: Any = None,
+        context: Context | None = None,
+    ) -> None:
+        context = context or read_context()
+        rules = Rules(mode, context.num_shards, replicas_to_aggregate, max_staleness)
+        self._service = Service(rules, nan)
+        if context.role == "ps":
+            serve_until_stopped(context, self._service)
+        if (context.job_id or context.workers) and not context.servers:
+            raise TrainingError(
+                "A ParameterServerStrategy needs ps tasks. Received: a job without any. Start it with --ps 1 "
+                "or more."
+            )
+        super().__init__(context=context)
+        self._membership = ServerMembership(context)
+        self._mode = mode
+        self._min_piece_bytes = min_piece_bytes
+        self._table_optimizer = keras.optimizers.get(table_optimizer) if table_optimizer else None
+        self._links: dict[int, Link] = {}
+        self._fits: list[int] = []
+        self._planned = 0
+
+    def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
+        """Gives each Embedding room for the rows of one batch."""
+        layers = embeddings_of(model)
+        if not layers:
+            return
+        leaves = find_leaves(model, layers, example)
+        arrays = keras.tree.flatten(example)
+        link = self._link(model)
+        for layer, numbers in zip(layers, leaves, strict=True):
+            if layer.rows is None or not getattr(layer.rows, "insitu_rows", False):
+                keys = sum(int(arrays[n][0].size) for n in numbers) * (part_rows or DEFAULT_PART_ROWS)
+                layer.attach(link.table(layer, self._table_optimizer or model.optimizer), keys)
+
+    def make_step(self, model: Any, example: Any, *, first: bool) -> Step:
+        """The step of `model`. The first time, the servers hear of its variables, and this replica gets the
+        values that they hold: those of the chief, or what training has made of them."""
+        check_trainable_by_shards(model, self.num_replicas_in_sync)
+        link = self._link(model)
+        layers = embeddings_of(model)
+        lookup = Lookup(link, layers, find_leaves(model, layers, example) if layers else ())
+        replica = make_replica(model, lookup.example(example))
+        exact = self._mode == "sync"
+        if model.optimizer is not None:
+            check_optimizer(model.optimizer, exact=exact, servers=link.servers)
+            link.define(model, replica, exact=exact, min_piece_bytes=self._min_piece_bytes)
+        norms = Norms() if exact or model.optimizer is None else norms_of(model.optimizer)
+        shards = len(self.membership.context.shards)
+        return ServerStep(replica, link, shards, lookup, norms=norms, adds=not exact)
+
+    def _link(self, model: Any) -> Link:
+        if id(model) not in self._links:
+            if self._links:
+                raise TrainingError(
+                    "The servers of a job hold one model. Received: a second one compiled under the same "
+                    "ParameterServerStrategy."
+                )
+            self._links[id(model)] = Link(self.membership.context, self._service)
+        return self._links[id(model)]
+
+    def evaluation_options(self, x: Any) -> dict[str, Any]:
+        """Each worker evaluates what it is given: a dataset's own shards, all rows of anything else."""
+        options = {**self.membership.feed_options, "launched_shards": None}
+        if isinstance(x, Dataset):
+            return {**options, "shards": x.shards, "num_shards": x.num_shards}
+        return {**options, "shards": (0,), "num_shards": 1}
+
+    def begin_fit(self, binding: Binding, feed: Feed, epochs: int, steps: int | None) -> None:
+        """Goes on behind the last gradient of this task's shards that the servers have."""
+        link = self._link(binding.model)
+        fits, applied = self._fits_that_ended(), link.applied()
+        if fits and applied < fits[-1]:
+            fits = self._fits = []  # the servers are new, and know nothing of these fits
+        if binding.fit_index < len(fits):
+            link.begin(max(applied, fits[-1]))
+            binding.go_on_at(epochs, 0)
+            return
+        link.begin(applied)
+        start = fits[-1] if fits else 0
+        done, self._planned = applied - start, start + epochs * (steps or 0)
+        if done and steps:
+            binding.go_on_at(*divmod(done, steps))
+
+    def end_fit(self, binding: Binding) -> None:
+        """Waits for the other workers' last gradients, and takes the weights that came of all."""
+        link, context = self._link(binding.model), self.membership.context
+        fits = self._fits_that_ended()
+        if binding.fit_index < len(fits):
+            return
+        # In sync all have as many steps, unless one was stopped: none may be missed when the next fit begins.
+        link.finish(binding.fit_index, leave=self._mode != "sync" or link.sequence != self._planned)
+        for step in binding.steps():
+            if isinstance(step, ServerStep):
+                step.refresh()
+        self._fits = [*fits, link.sequence]
+        if context.job is not None:
+            publish_file(context.job.fits(context.task), json.dumps(self._fits).encode())
+
+    def _fits_that_ended(self) -> list[int]:
+        """For each fit of the script that has ended in this task, in this attempt or another, the pushes of a
+        shard up to its end."""
+        context = self.membership.context
+        path = context.job.fits(context.task) if context.job is not None else None
+        if not self._fits and path is not None and path.exists():
+            self._fits = [int(n) for n in json.loads(path.read_text())]
+        return self._fits
