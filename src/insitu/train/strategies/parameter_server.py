@@ -17,8 +17,8 @@ from insitu.train.backends import make_replica
 from insitu.train.binding import Binding
 from insitu.train.feed import Feed
 from insitu.train.layers import embeddings_of
-from insitu.train.servers.independence import ServerMembership
 from insitu.train.servers.definition import Norms, check_optimizer, norms_of
+from insitu.train.servers.independence import ServerMembership
 from insitu.train.servers.link import Link
 from insitu.train.servers.lookup import Lookup, find_leaves
 from insitu.train.servers.serving import Service, serve_until_stopped
