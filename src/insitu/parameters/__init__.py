@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from insitu.parameters.updaters import Updater, make_updater
 
 _LAZY = {
-    "MIN_PIECE_BYTES": "layout",
     "Client": "client",
     "Eviction": "tables",
     "Future": "futures",

@@ -21,7 +21,6 @@ from insitu.train.callbacks import EpochCallbacks, own_callbacks
 from insitu.train.feed import Step
 from insitu.train.gather import nothing
 from insitu.train.lockstep import Again
-from insitu.train.membership import Membership
 from insitu.train.placement_log import log_variables
 from insitu.train.sources import make_feed
 from insitu.train.state import ModelState, read_state, to_numpy
