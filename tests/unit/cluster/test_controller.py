@@ -177,7 +177,12 @@ def test_a_new_controller_takes_over_what_runs(forgiving: JobPaths, wake: int) -
     state, actions = advance(made._state, dead, 5.0)
     Journal(forgiving.journal).record(5.0, dead, actions, state)
 
-    second = ScriptedTasks([LifeEnded(W1, 1, -9)], [LifeEnded(W0, 1, 0), LifeEnded(W1, 2, 0)], living=[W0])
+    class Training(ScriptedTasks):
+        def launch(self, task: TaskId, attempt: int, node: NodeId, command: Command) -> int:
+            elastic(forgiving, task, generation=2, step=4)
+            return super().launch(task, attempt, node, command)
+
+    second = Training([LifeEnded(W1, 1, -9)], [LifeEnded(W0, 1, 0), LifeEnded(W1, 2, 0)], living=[W0])
     assert run(forgiving, second, wake) == 0
     assert second.attempts == [(W1, 2)]
     roster = read_roster(forgiving.roster)
