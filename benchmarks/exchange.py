@@ -1,8 +1,9 @@
 """How fast buffers are reduced between processes: insitu beside gloo, Open MPI and TensorFlow's RING.
 
-    python benchmarks/exchange.py                        the table: 2 ranks, one core each
-    python benchmarks/exchange.py --ranks 2 4 8 --curve  all sizes from 1 KB to 256 MB, for the plot
-    python benchmarks/exchange.py --netns                over TCP between two network namespaces (root)
+    python benchmarks/exchange.py          the table for 2 ranks, the same between two network namespaces
+                                           (root), a coarse curve for 2, 4 and 8 ranks, memory: 5 minutes
+    python benchmarks/exchange.py --curve  the curve with all sizes from 1 KB to 256 MB: half an hour
+    python benchmarks/exchange.py --parts table namespaces memory curve   some of them
 
 Contenders run in turn, each round in fresh processes pinned to one core each (round robin where ranks are
 more than cores). A figure is the median over rounds of the median operation of rank 0. See README.md for
@@ -11,7 +12,7 @@ how to set the peers up; one that is missing is named as such. Horovod can't be 
 
 from __future__ import annotations
 
-import json
+import os
 import shutil
 import socket
 import statistics
@@ -22,19 +23,29 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.util import find_spec
+from json import loads
 from pathlib import Path
 from typing import Any
 
-from common import Unavailable, machine, machine_line, parser, say, table
+from common import Unavailable, machine, machine_line, parser, save_json, say, table
 
 HERE = Path(__file__).parent / "exchange_peers"
+PLOT = Path(__file__).parent / "results" / "exchange.png"
+PARTS = ("table", "namespaces", "memory", "curve")
 TABLE_SIZES = (4096, 100_000, 100_000_000)
+NAMESPACE_SIZES = (100_000, 100_000_000)
+COARSE_SIZES = (1024, 16_384, 262_144, 4_194_304, 67_108_864)
 CURVE_SIZES = tuple(1024 * 4**power for power in range(10))  # 1 KB to 256 MB
 QUICK_SIZES = (4096, 100_000, 4_000_000)
+CURVE_BUDGET = "0.25"
+"""Seconds that one size of the curve may take, roughly; of the table it is one second."""
+BEYOND_CACHES = 48_000_000
+"""Bytes from which a buffer is sure not to stay in a cache, so that the floor means something."""
 DEADLINE = 600.0
-STREAM = "stream"
 
 Figures = dict[int, float]
+Results = dict[str, Any]
+"""By contender: {size: [seconds]}, or why there is nothing."""
 
 
 def free_ports(count: int) -> list[str]:
@@ -45,8 +56,6 @@ def free_ports(count: int) -> list[str]:
 
 def run_all(commands: Sequence[Sequence[str]], environment: dict[str, str] | None = None) -> Figures:
     """Runs one process per rank to the end; what rank 0 printed."""
-    import os
-
     processes = [
         subprocess.Popen(
             command,
@@ -69,7 +78,7 @@ def run_all(commands: Sequence[Sequence[str]], environment: dict[str, str] | Non
     lines = [line for line in output.splitlines() if line.startswith("{")]
     if not lines:
         raise RuntimeError(f"{' '.join(commands[0][:4])} failed: {errors[-800:]}")
-    return {int(size): value for size, value in json.loads(lines[-1]).items()}
+    return {int(size): value for size, value in loads(lines[-1]).items()}
 
 
 def python(kind: str, ranks: int, sizes: Sequence[int]) -> Figures:
@@ -87,6 +96,11 @@ def python(kind: str, ranks: int, sizes: Sequence[int]) -> Figures:
     )
 
 
+def sweep(ranks: int, sizes: Sequence[int]) -> Figures:
+    beyond = [size for size in sizes if size >= BEYOND_CACHES]
+    return python("sweep", ranks, beyond) if beyond else {}
+
+
 def mpi(transport: str, ranks: int, sizes: Sequence[int]) -> Figures:
     if not shutil.which("mpicc") or not shutil.which("mpirun"):
         raise Unavailable("mpicc and mpirun are not installed")
@@ -100,18 +114,22 @@ def mpi(transport: str, ranks: int, sizes: Sequence[int]) -> Figures:
 
 
 CONTENDERS: dict[str, Callable[[int, Sequence[int]], Figures]] = {
-    "insitu shm": lambda ranks, sizes: python("shm", ranks, sizes),
-    "insitu tcp": lambda ranks, sizes: python("tcp", ranks, sizes),
-    "gloo": lambda ranks, sizes: python("gloo", ranks, sizes),
-    "Open MPI shm": lambda ranks, sizes: mpi("vader", ranks, sizes),
-    "Open MPI tcp": lambda ranks, sizes: mpi("tcp", ranks, sizes),
+    "floor (sweep in place)": sweep,
+    "insitu shm": partial(python, "shm"),
+    "insitu tcp": partial(python, "tcp"),
+    "gloo": partial(python, "gloo"),
+    "Open MPI shm": partial(mpi, "vader"),
+    "Open MPI tcp": partial(mpi, "tcp"),
     "TensorFlow RING": lambda ranks, sizes: python("tensorflow", ranks, [s for s in sizes if s <= 10**8]),
 }
+PEERS = {"insitu shm": ("gloo", "Open MPI shm"), "insitu tcp": ("gloo", "Open MPI tcp")}
+"""Whom each transport must be ahead of."""
 
 
 @contextmanager
-def namespaces() -> Any:
-    """Two network namespaces joined by a veth pair: (names, addresses)."""
+def namespaces(control: str | None) -> Any:
+    """Two network namespaces joined by a veth pair: (names, addresses). `control` is the congestion control
+    that the system has there by default (None: that of this machine)."""
     names, hosts = ("insitu-bench-0", "insitu-bench-1"), ("10.213.7.1", "10.213.7.2")
     if not shutil.which("ip"):
         raise Unavailable("`ip` is not installed")
@@ -123,23 +141,26 @@ def namespaces() -> Any:
         try:
             for name in names:
                 ip("netns", "add", name)
+            ip("link", "add", "ib0", "netns", names[0], "type", "veth", "peer", "ib1", "netns", names[1])
         except subprocess.CalledProcessError as error:
             raise Unavailable(f"no namespaces: {error.stderr.decode().strip()}") from error
-        ip("link", "add", "ib0", "netns", names[0], "type", "veth", "peer", "ib1", "netns", names[1])
         for index, (name, host) in enumerate(zip(names, hosts, strict=True)):
             ip("-n", name, "addr", "add", f"{host}/24", "dev", f"ib{index}")
             ip("-n", name, "link", "set", f"ib{index}", "up")
             ip("-n", name, "link", "set", "lo", "up")
+            if control is not None:
+                setting = f"net.ipv4.tcp_congestion_control={control}"
+                ip("netns", "exec", name, "sysctl", "-q", "-w", setting)
         yield names, hosts
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
-def between_namespaces(kind: str, sizes: Sequence[int]) -> Figures:
+def between_namespaces(kind: str, control: str | None, sizes: Sequence[int]) -> Figures:
     if kind == "gloo" and find_spec("torch") is None:
         raise Unavailable("torch is not installed")
-    with namespaces() as (names, hosts):
+    with namespaces(control) as (names, hosts):
         script, ports = str(HERE / "python_rank.py"), "29400,29401"
         inside = ("ip", "netns", "exec")
         return run_all(
@@ -155,9 +176,9 @@ def between_namespaces(kind: str, sizes: Sequence[int]) -> Figures:
 
 def compete(
     contenders: dict[str, Callable[[Sequence[int]], Figures]], sizes: Sequence[int], rounds: int
-) -> dict[str, Any]:
-    """All contenders in turn, `rounds` times: name -> {size: [seconds]}, or why there is nothing."""
-    results: dict[str, Any] = {name: {size: [] for size in sizes} for name in contenders}
+) -> Results:
+    """All contenders in turn, `rounds` times."""
+    results: Results = {name: {size: [] for size in sizes} for name in contenders}
     for turn in range(rounds):
         for name, run in contenders.items():
             if isinstance(results[name], str):
@@ -171,23 +192,15 @@ def compete(
     return results
 
 
-def median(results: dict[str, Any], name: str, size: int) -> float | None:
+def median(results: Results, name: str, size: int) -> float | None:
     """None where there is none."""
     figures = results.get(name)
     return statistics.median(figures[size]) if isinstance(figures, dict) and figures.get(size) else None
 
 
-def bandwidth(ranks: int, size: int) -> float:
-    """Bytes per second that all ranks together move in memory."""
-    return 2 * python(STREAM, 2, [size])[size]
-
-
-def show(title: str, results: dict[str, Any], sizes: Sequence[int], floors: dict[int, float]) -> str:
-    """A table of microseconds, with how many times faster the first contender is."""
-    first = next(iter(results))
+def show(title: str, results: Results, sizes: Sequence[int], first: str) -> str:
+    """A table of microseconds, with how many times longer than `first` each takes."""
     rows = []
-    if floors:
-        rows.append(["floor", *(f"{floors[s] * 1e6:,.1f}" if s in floors else "" for s in sizes)])
     for name, figures in results.items():
         if isinstance(figures, str):
             rows.append([name, figures, *[""] * (len(sizes) - 1)])
@@ -197,9 +210,10 @@ def show(title: str, results: dict[str, Any], sizes: Sequence[int], floors: dict
             value, base = median(results, name, size), median(results, first, size)
             text = "" if value is None else f"{value * 1e6:,.1f}"
             if value is not None and base and name != first:
-                text += f" ({value / base:.1f}x)"
+                text += f" ({value / base:.2g}x)" if value < 100 * base else f" ({value / base:.0f}x)"
             cells.append(text)
-        rows.append([name, *cells])
+        if any(cells):
+            rows.append([name, *cells])
     header = ["microseconds", *(readable(size) for size in sizes)]
     return f"\n{title}\n\n{table(header, rows)}\n"
 
@@ -211,7 +225,36 @@ def readable(size: int) -> str:
     return f"{size} B"
 
 
-def plot(all_results: dict[int, dict[str, Any]], path: Path) -> None:
+def behind(by_ranks: dict[int, Results], sizes: Sequence[int]) -> list[str]:
+    """Where a peer is faster, in words."""
+    found = []
+    for ranks, results in by_ranks.items():
+        for name, peers in PEERS.items():
+            for size in sizes:
+                own = median(results, name, size)
+                for peer in peers:
+                    theirs = median(results, peer, size)
+                    if own and theirs and theirs < own:
+                        where = f"{name}, {ranks} ranks, {readable(size)}"
+                        found.append(f"{where}: {peer} is {own / theirs:.2f} times faster")
+    return found
+
+
+def per_byte(by_ranks: dict[int, Results], sizes: Sequence[int]) -> str:
+    """Time per byte of all ranks' buffers, as a multiple of that of 2 ranks."""
+    rows = []
+    for name in PEERS:
+        for ranks in [r for r in by_ranks if r > 2]:
+            cells = []
+            for size in sizes:
+                own, two = median(by_ranks[ranks], name, size), median(by_ranks[2], name, size)
+                cells.append(f"{own / two * 2 / ranks:.2f}" if own and two else "")
+            rows.append([f"{name}, {ranks} ranks", *cells])
+    header = ["time per byte against 2 ranks", *(readable(size) for size in sizes)]
+    return f"\n{table(header, rows)}\n"
+
+
+def plot(by_ranks: dict[int, Results], path: Path) -> None:
     """Bandwidth (bytes of the buffer per second) against size, one panel per number of ranks."""
     try:
         import matplotlib
@@ -221,61 +264,97 @@ def plot(all_results: dict[int, dict[str, Any]], path: Path) -> None:
     except ImportError:
         say("no plot: matplotlib is not installed")
         return
-    figure, axes = pyplot.subplots(1, len(all_results), figsize=(6 * len(all_results), 5), squeeze=False)
-    for axis, (ranks, results) in zip(axes[0], all_results.items(), strict=True):
+    figure, axes = pyplot.subplots(1, len(by_ranks), figsize=(6 * len(by_ranks), 5), squeeze=False)
+    for axis, (ranks, results) in zip(axes[0], by_ranks.items(), strict=True):
         for name, figures in results.items():
             if isinstance(figures, dict):
                 points = [
                     (size, size / statistics.median(times) / 1e9) for size, times in figures.items() if times
                 ]
-                axis.loglog(*zip(*points, strict=True), marker="o", label=name)
+                style = "k--" if "floor" in name else "-"
+                if points:
+                    axis.loglog(*zip(*points, strict=True), style, marker="o", label=name)
         axis.set(title=f"{ranks} ranks", xlabel="buffer, bytes", ylabel="GB/s of buffer reduced")
         axis.grid(True, which="both", alpha=0.3)
         axis.legend()
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=80)
     say(f"plot: {path}")
+
+
+def congestion_control() -> str:
+    path = Path("/proc/sys/net/ipv4/tcp_congestion_control")
+    return path.read_text().strip() if path.exists() else "unknown"
+
+
+def the_table(chosen: Any, report: dict[str, Any]) -> str:
+    sizes = QUICK_SIZES if chosen.quick else TABLE_SIZES
+    names = [n for n in CONTENDERS if not chosen.only or n in chosen.only]
+    contenders = {n: partial(CONTENDERS[n], 2) for n in names}
+    results = compete(contenders, sizes, chosen.rounds or (1 if chosen.quick else 3))  # type: ignore[arg-type]
+    report["table"] = results
+    title = f"all_reduce of float32, 2 ranks, one core each; the system's TCP has {congestion_control()}"
+    return show(title, results, sizes, "insitu shm")
+
+
+def the_namespaces(chosen: Any, report: dict[str, Any]) -> str:
+    sizes = QUICK_SIZES[1:] if chosen.quick else NAMESPACE_SIZES
+    contenders = {
+        "insitu tcp": partial(between_namespaces, "tcp", None),
+        "gloo": partial(between_namespaces, "gloo", None),
+        "gloo where the system has reno": partial(between_namespaces, "gloo", "reno"),
+    }
+    results = compete(contenders, sizes, chosen.rounds or (1 if chosen.quick else 2))  # type: ignore[arg-type]
+    report["namespaces"] = results
+    title = f"2 ranks in two network namespaces joined by veth; the system's TCP has {congestion_control()}"
+    return show(title, results, sizes, "insitu tcp")
+
+
+def the_memory(chosen: Any, report: dict[str, Any]) -> str:
+    size = max(QUICK_SIZES if chosen.quick else TABLE_SIZES)
+    found = {kind: python(f"memory-{kind}", 2, [size])[size] for kind in ("shm", "tcp")}
+    report["memory_in_buffers"] = found
+    rows = [[f"insitu {kind}", f"{value:.2f}"] for kind, value in found.items()]
+    return f"\n{table(['2 ranks, ' + readable(size), 'memory of a rank, in buffers'], rows)}\n"
+
+
+def the_curve(chosen: Any, report: dict[str, Any]) -> str:
+    sizes = QUICK_SIZES if chosen.quick else CURVE_SIZES if chosen.curve else COARSE_SIZES
+    names = [n for n in CONTENDERS if (not chosen.only or n in chosen.only) and n != "TensorFlow RING"]
+    by_ranks = {}
+    os.environ["BENCHMARK_BUDGET"] = CURVE_BUDGET
+    for ranks in chosen.ranks:
+        say(f"{ranks} ranks")
+        contenders = {n: partial(CONTENDERS[n], ranks) for n in names}
+        by_ranks[ranks] = compete(contenders, sizes, chosen.rounds or (3 if chosen.curve else 1))  # type: ignore[arg-type]
+    slower = behind(by_ranks, sizes)
+    report["curve"], report["behind"] = by_ranks, slower
+    plot(by_ranks, chosen.plot)
+    tables = [show(f"{ranks} ranks", found, sizes, "insitu shm") for ranks, found in by_ranks.items()]
+    if 2 in by_ranks and len(by_ranks) > 1:
+        tables.append(per_byte(by_ranks, sizes))
+    lines = [f"- {line}" for line in slower] or ["- nowhere"]
+    return "\n".join([*tables, "Where a peer is ahead of the same transport:", "", *lines])
 
 
 def main() -> None:
     options = parser(__doc__ or "")
-    options.add_argument("--ranks", type=int, nargs="+", default=[2])
-    options.add_argument("--curve", action="store_true", help="sizes from 1 KB to 256 MB")
-    options.add_argument("--netns", action="store_true", help="TCP between two network namespaces")
+    options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure")
+    options.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8], help="of the curve")
+    options.add_argument("--curve", action="store_true", help="all sizes from 1 KB to 256 MB, three rounds")
     options.add_argument("--only", nargs="+", default=None, metavar="NAME", help="these contenders")
-    options.add_argument("--plot", type=Path, default=None, metavar="FILE", help="PNG of bandwidth by size")
+    options.add_argument("--plot", type=Path, default=PLOT, metavar="FILE", help="PNG of bandwidth by size")
     chosen = options.parse_args()
-    sizes = QUICK_SIZES if chosen.quick else CURVE_SIZES if chosen.curve else TABLE_SIZES
-    rounds = chosen.rounds or (1 if chosen.quick else 3)
     where = machine()
     say(machine_line(where))
-    report: dict[str, Any] = {"machine": where, "ranks": {}}
-    tables, collected = [], {}
-    if chosen.netns:
-        pairs = {"insitu tcp": "tcp", "gloo": "gloo"}
-        contenders = {n: lambda s, k=k: between_namespaces(k, s) for n, k in pairs.items()}
-        results = compete(contenders, sizes, rounds)  # type: ignore[arg-type]
-        report["namespaces"] = results
-        tables.append(show("2 ranks in two network namespaces joined by veth", results, sizes, {}))
-    for ranks in [] if chosen.netns else chosen.ranks:
-        names = [n for n in CONTENDERS if not chosen.only or n in chosen.only]
-        stream = bandwidth(ranks, max(sizes))
-        floors = {size: 2 * ranks * size / stream for size in sizes if size > 32 * 10**6}
-        results = compete({n: partial(CONTENDERS[n], ranks) for n in names}, sizes, rounds)  # type: ignore[misc]
-        collected[ranks] = results
-        report["ranks"][ranks] = {
-            "stream_bytes_per_second": stream,
-            "floor_seconds": floors,
-            "seconds": results,
-        }
-        title = f"all_reduce of float32, {ranks} ranks; stream bandwidth {stream / 1e9:.1f} GB/s"
-        tables.append(show(title, results, sizes, floors))
-    print(machine_line(where), *tables, sep="\n")
-    if chosen.plot and collected:
-        plot(collected, chosen.plot)
-    if chosen.json:
-        chosen.json.write_text(json.dumps(report, indent=2))
+    report: dict[str, Any] = {"congestion_control": congestion_control()}
+    print(machine_line(where))
+    parts = dict(zip(PARTS, (the_table, the_namespaces, the_memory, the_curve), strict=True))
+    for name, part in parts.items():
+        if name in chosen.parts:
+            print(part(chosen, report), flush=True)
+    save_json(chosen.json, "exchange", where, **report)
 
 
 if __name__ == "__main__":

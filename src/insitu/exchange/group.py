@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -33,7 +34,7 @@ class OperationStats:
     bytes: int = 0
     waiting: float = 0.0
     moving: float = 0.0
-    last: dict[int, int] | None = None
+    last: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
 
 
 @dataclass(slots=True)
@@ -90,6 +91,7 @@ class Group:
     ) -> None:
         self._seat, self._transport, self._on_close = seat, transport, on_close
         self._seated = True
+        self._account = transport.account
         self.rank = members.rank
         self.size = members.size
         self.shards = members.shards[members.rank]
@@ -332,17 +334,17 @@ class Group:
         return plan
 
     def _run(self, name: str, plan: _Plan, weights: Sequence[float] | None) -> None:
-        self._perform(name, plan.nbytes, lambda: plan.run(weights))
+        self._perform(name, plan.nbytes, plan.run, weights)
 
-    def _perform(self, name: str, nbytes: int, action: Callable[[], Any]) -> None:
+    def _perform(self, name: str, nbytes: int, action: Callable[..., Any], *arguments: Any) -> None:
         """Runs one operation, counts it, and turns a lost member into PeerLost."""
         if self._closed or self._broken is not None:
             raise self._unusable()
         self._sequence += 1
-        account = self._transport.account
+        account = self._account
         waited, start = account.waiting, time.perf_counter()
         try:
-            action()
+            action(*arguments)
         except Gone as gone:
             if gone.completed:
                 self.last_completed = self._sequence
@@ -354,14 +356,13 @@ class Group:
         self.last_completed = self._sequence
         stats = self.stats.get(name)
         if stats is None:
-            stats = self.stats[name] = OperationStats(last={})
+            stats = self.stats[name] = OperationStats()
         waited = account.waiting - waited
         stats.calls += 1
         stats.bytes += nbytes
         stats.waiting += waited
         stats.moving += time.perf_counter() - start - waited
-        if stats.last is not None:
-            stats.last[account.last] = stats.last.get(account.last, 0) + 1
+        stats.last[account.last] += 1
 
     def _peer_lost(self, name: str, gone: Gone) -> PeerLost:
         return PeerLost(

@@ -31,7 +31,10 @@ from insitu.exchange.wait import (
 )
 
 SLOT_BYTES = 64 * 1024
-"""A row up to this size goes through the slots."""
+"""Room of a slot."""
+_SMALL_BYTES = 8 * 1024
+"""A row to reduce goes through the slots up to this size: everybody reads all rows then, which costs more
+than a second meeting from here on."""
 _WORK_WORDS = LINE // 8
 _PIECE_BITS, _MEMBER_BITS = 20, 12
 _MEMBER_MASK = (1 << _MEMBER_BITS) - 1
@@ -233,7 +236,7 @@ class SharedMemory:
     # Reduction
 
     def reduction(self, reduction: Reduction) -> Run:
-        if reduction.row_bytes <= SLOT_BYTES:
+        if reduction.row_bytes <= _SMALL_BYTES:
             return self._small(reduction)
         place = self._locate(reduction.rows[0] if reduction.rows else reduction.result)
         what = str(reduction)

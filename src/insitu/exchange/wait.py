@@ -97,6 +97,7 @@ class Meeting:
         self._member = member
         self._members = members
         self._patience = patience
+        self._spins = range(patience.spins)
         self._dead = dead
         self._stall_timeout = stall_timeout
         self._own = tuple(member * _PER_MEMBER + parity for parity in (0, 1))
@@ -118,13 +119,10 @@ class Meeting:
         word = tick << SIGNATURE_BITS | signature
         words = self._words
         words[self._own[parity]] = word
+        self.waited, self.last = 0.0, self._member
         for index in self._others[parity]:
             if words[index] != word:
-                self._wait(word, frozenset())
-                break
-        else:
-            self.waited = 0.0
-            self.last = self._member
+                self._spin(index, word)
         if words[self._alarm]:
             self._heed(tick, frozenset())
         for index in self._sleepers:
@@ -164,25 +162,32 @@ class Meeting:
 
     # Waiting
 
+    def _spin(self, index: int, word: int) -> None:
+        """Looks at the arrival word at `index` for some microseconds, then waits for all that are missing."""
+        words, start = self._words, time.monotonic()
+        for _ in self._spins:
+            if words[index] == word:
+                self.last = index // _PER_MEMBER
+                break
+        else:
+            self._wait(word, frozenset())
+        self.waited += time.monotonic() - start
+
     def _wait(self, word: int, excused: Collection[int]) -> None:
         start = time.monotonic()
         parity = word >> SIGNATURE_BITS & 1
         missing = [index for index in self._others[parity] if index // _PER_MEMBER not in excused]
         words = self._words
         looks = 0
-        spins, yields = self._patience.spins, self._patience.yields + self._patience.spins
         pause = _SHORTEST_SLEEP
-        last = self._member
         while True:
             missing = [index for index in missing if words[index] != word]
             if not missing:
                 break
-            last = missing[-1] // _PER_MEMBER
+            self.last = missing[-1] // _PER_MEMBER
             looks += 1
-            if looks <= spins:
-                continue
             self._check_words(missing, word)
-            if looks <= yields:
+            if looks <= self._patience.yields:
                 yield_processor()
                 continue
             self._sleep(missing, word, pause)
@@ -190,8 +195,6 @@ class Meeting:
             if words[self._alarm]:
                 self._heed(word >> SIGNATURE_BITS, excused)
             self._check_lives(missing, word, start)
-        self.waited = time.monotonic() - start
-        self.last = last
 
     def _check_words(self, missing: Sequence[int], word: int) -> None:
         for index in missing:
