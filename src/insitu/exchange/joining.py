@@ -97,6 +97,7 @@ class _Terms:
             "transport": self.transport,
             "compression": self.compression,
             "process": os.getpid(),
+            "processors": sorted(os.sched_getaffinity(0)),
             "generation": seat.generation,
         }
 
@@ -205,10 +206,11 @@ def _form_transport(
     lane = hosts.lane(hosts.position) if hosts.position < hosts.lanes else ()
     lives = _Lives({rank: peer for rank, peer in peers.items() if rank not in lane or rank in neighbours})
     wire: Tcp | None = None
+    same_host = [card for card in cards if card["host"] == cards[members.rank]["host"]]
     if len(hosts.ranks) > 1 and lane:
-        data = meeting.meet(lane, "data")
+        data = {rank: peer.connection for rank, peer in meeting.meet(lane, "data").items()}
         control = {rank: peers[rank].connection for rank in data}
-        links = Links(members.rank, control, {r: peer.connection for r, peer in data.items()}, stall_timeout)
+        links = Links(members.rank, control, data, stall_timeout, _crowded(same_host))
         wire = Tcp(hosts.between(), links, lane, cards[0]["generation"])
     compress = Compressing if cards[0]["compression"] != "none" else _as_it_is
     if wire is not None and all(len(ranks) == 1 for ranks in hosts.ranks):
@@ -223,12 +225,18 @@ def _as_it_is(transport: Transport) -> Transport:
     return transport
 
 
+def _crowded(cards: Sequence[Card]) -> bool:
+    """Whether ranks of one host are more than the processors that they may use together, so that who spins
+    takes the time of those it waits for."""
+    return len(cards) > len({processor for card in cards for processor in card["processors"]})
+
+
 def _form_shared(hosts: Hosts, cards: Sequence[Card], lives: _Lives, stall_timeout: float) -> SharedMemory:
     leader = cards[0]
     size = Layout(leader["size"], leader["num_shards"]).size
     control = memory.attach(leader["process"], leader["control"], size)
     same_process = len({card["process"] for card in cards}) < len(cards)
-    how = patience(len(cards), len(os.sched_getaffinity(0)), same_process)
+    how = patience(len(cards), _crowded(cards), same_process)
     ranks = hosts.ranks[hosts.here]
     neighbours = [rank for rank in ranks if rank != hosts.members.rank]
     shared = SharedMemory(hosts.within(), control, ranks, how, lambda: lives.dead(neighbours), stall_timeout)

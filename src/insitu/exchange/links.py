@@ -28,8 +28,10 @@ _UNACKNOWLEDGED = 400
 """Milliseconds after which a host that acknowledges nothing is gone."""
 _RECENT = 1.0
 """Seconds since its last beat for which a peer counts as waiting itself."""
-_LOOKS = 40
-"""Rounds of asking all connections before sleeping."""
+_LOOKS, _LOOKS_WHEN_CROWDED = 40, 12
+"""Rounds of asking all connections before sleeping. Where ranks have a processor each, it isn't yielded in
+between: to one that yields, a busy neighbour's whole turn passes, while one that sleeps is woken by what it
+waits for. Where they are crowded, yielding lets the others do their part."""
 _VIEWS = 16
 """Buffers given to one system call at most."""
 
@@ -119,8 +121,12 @@ class Links:
         control: Mapping[int, socket.socket],
         data: Mapping[int, socket.socket],
         stall_timeout: float,
+        crowded: bool = False,
     ) -> None:
+        """`crowded`: ranks of this host are more than its processors."""
         self._rank = rank
+        self._crowded = crowded
+        self._looks = _LOOKS_WHEN_CROWDED if crowded else _LOOKS
         self._control = dict(control)
         self.channels = {peer: Channel(connection) for peer, connection in sorted(data.items())}
         self._all = list(self.channels.values())
@@ -152,12 +158,12 @@ class Links:
                     moved = True
             if moved:
                 looks = 0
-            elif looks < _LOOKS:
+            elif looks < self._looks:
                 looks += 1
-                if not looks % 4:
+                if self._crowded:
                     os.sched_yield()
             else:
-                if looks == _LOOKS:
+                if looks == self._looks:
                     looks += 1
                     progress = time.monotonic()
                 self._sleep(progress)

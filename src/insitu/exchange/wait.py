@@ -47,13 +47,13 @@ class Patience:
     yields: int
 
 
-def patience(members: int, processors: int, same_process: bool) -> Patience:
+def patience(members: int, crowded: bool, same_process: bool) -> Patience:
     """Spinning pays where the awaited member runs on another processor at this moment, and only there."""
     if same_process:
         return Patience(0, 2)
-    if members <= processors:
-        return Patience(300, 50)
-    return Patience(0, 2 * members)
+    if crowded:
+        return Patience(0, 2 * members)
+    return Patience(1000, 10)
 
 
 def meeting_bytes(members: int) -> int:
