@@ -13,6 +13,7 @@ import common
 HERE = Path(__file__).parent
 BENCHMARKS = {
     "exchange": "Exchange",
+    "compression": "Compression",
     "training": "Training",
     "read_speed": "Reading",
     "import_speed": "Import",

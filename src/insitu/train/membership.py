@@ -38,7 +38,7 @@ class Released(SystemExit):
 class Membership:
     """Joins the group when it is first needed: building models takes tasks unequal times."""
 
-    def __init__(self, context: Context, transport: str) -> None:
+    def __init__(self, context: Context, transport: str, compression: str = "none") -> None:
         if context.role != "worker":
             raise TrainingError(
                 "A synchronous strategy runs in workers; worker 0 is the chief. Received: a task with the "
@@ -50,7 +50,7 @@ class Membership:
         self._fits = 0
         self.telling = Telling(context)
         self.session = Session()
-        self._places = _Places(self, transport)
+        self._places = _Places(self, transport, compression)
         self.lockstep = Lockstep(self._places, self.session)
         self.session.lockstep = self.lockstep
 
@@ -173,9 +173,10 @@ class Telling:
 class _Places:
     """Finds this task's place in the group, by the roster where there is one, else by TF_CONFIG."""
 
-    def __init__(self, membership: Membership, transport: str) -> None:
+    def __init__(self, membership: Membership, transport: str, compression: str) -> None:
         self._membership = membership
         self._transport = transport
+        self._compression = compression
         job = membership.context.job
         self._watch = RosterWatch(job.roster) if job is not None else None
         self._glanced = 0.0
@@ -213,6 +214,7 @@ class _Places:
             rank,
             addresses,
             transport=self._transport,  # type: ignore[arg-type]
+            compression=self._compression,  # type: ignore[arg-type]
             shards=self._context.shards,
             num_shards=context.num_shards,
             secret=context.secret(),

@@ -286,6 +286,7 @@ def test_shuffled_arrays_follow_the_seed(rows, strategy_over):
     [
         (lambda: MultiWorkerMirroredStrategy("xla"), "communication"),
         (lambda: MultiWorkerMirroredStrategy("nccl"), "communication"),
+        (lambda: MultiWorkerMirroredStrategy(compression="zip"), "compression"),
     ],
 )
 def test_communication_that_is_not_there(what, message):

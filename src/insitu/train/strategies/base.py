@@ -48,9 +48,11 @@ class Strategy:
     collective, so every task calls them in the same order.
     """
 
-    def __init__(self, *, transport: str = "auto", context: Context | None = None) -> None:
+    def __init__(
+        self, *, transport: str = "auto", compression: str = "none", context: Context | None = None
+    ) -> None:
         teach_keras()
-        self._membership = Membership(context or read_context(), transport)
+        self._membership = Membership(context or read_context(), transport, compression)
         self.made_in_scope = Scope()
         self._runner: Runner | None = None
 
