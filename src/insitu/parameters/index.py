@@ -1,7 +1,7 @@
 """Where the row of a key is: open addressing with linear probing, vectorised over many keys.
 
 The hash table holds 32-bit row numbers only; the keys lie by row in an array of their own, which a table
-needs anyway. A quarter to three quarters of it are in use: it costs 6 to 16 bytes for each row.
+needs anyway. A quarter to a half of it is in use, so it costs 8 to 16 bytes for each row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Rows = NDArray[np.int32]
 
 _EMPTY = -1
 _SMALLEST = 1 << 10
-_FULLEST = 0.72
+_FULLEST = 0.5
 _BLOCK = 1 << 15
 """Keys looked up at a time: what is computed for them stays in the cache."""
 MOST_ROWS = 2**31 - 2
@@ -55,11 +55,15 @@ class Index:
         known = np.take(self.keys.array, found, mode="clip")
         wrong = np.flatnonzero((known != keys) & (found != _EMPTY))
         mask = len(self._table) - 1
+        places, sought = places.take(wrong), keys.take(wrong)
         while wrong.size:
-            places[wrong] = (places[wrong] + 1) & mask
-            here = self._table[places[wrong]]
+            places += 1
+            places &= mask
+            here = np.take(self._table, places, mode="clip")
             found[wrong] = here
-            wrong = wrong[(here != _EMPTY) & (self.keys.array[here] != keys[wrong])]
+            known = np.take(self.keys.array, here, mode="clip")
+            left = np.flatnonzero((known != sought) & (here != _EMPTY))
+            wrong, places, sought = wrong.take(left), places.take(left), sought.take(left)
         return found
 
     def _home(self, keys: Keys) -> NDArray[np.int64]:
@@ -81,9 +85,9 @@ class Index:
         return rows
 
     def rebuild(self) -> None:
-        """Makes the hash table anew from the keys, of a size that leaves it half full or less."""
+        """Makes the hash table anew from the keys, of a size that leaves it a quarter full or less."""
         size = _SMALLEST
-        while len(self) > 0.5 * size:
+        while len(self) > 0.5 * _FULLEST * size:
             size *= 2
         self._table = np.full(size, _EMPTY, np.int32)
         step = 1 << 20

@@ -11,12 +11,10 @@ from typing import Any
 
 from insitu import errors
 from insitu.errors import (
-    AuthenticationError,
     ParameterError,
     ServerLost,
     ServerMoved,
     ServerStalled,
-    VersionMismatch,
 )
 from insitu.parameters.connection import Connection, Ended
 from insitu.parameters.futures import Future
@@ -75,18 +73,17 @@ class Link:
         return any(connection.sending for connection in self.lanes)
 
     def connect(self, deadline: float) -> None:
-        """Dials until somebody answers. Raises ServerLost after `deadline`, AuthenticationError,
-        VersionMismatch."""
+        """Dials until somebody answers, at the mirror's address too once it has taken long. Raises
+        ServerLost after `deadline`, AuthenticationError, VersionMismatch."""
+        own_until = time.monotonic() + _AGAIN
         while True:
             try:
-                self._dial(deadline)
+                self.find(deadline)
                 return
-            except (AuthenticationError, VersionMismatch):
-                self._hang_up()
-                raise
-            except OSError as error:
-                self._hang_up()
+            except (OSError, Ended, ServerMoved) as error:
                 why = str(error)
+            if time.monotonic() >= own_until:
+                self.move()
             if time.monotonic() >= deadline:
                 raise ServerLost(
                     f"Parameter server {self.server} at {self.address} can't be reached: {why}. One with "
@@ -124,10 +121,10 @@ class Link:
             self._hang_up()
             raise
 
-    def ask(self, operation: str, meta: Mapping[str, Any], deadline: float) -> Message:
+    def ask(self, operation: str, meta: Mapping[str, Any], deadline: float, *, lane: int = DENSE) -> Message:
         """One request, answered before any other, while the server is being found again."""
         asked = Message(REQUEST, 0, {"op": operation, "of": self.server, **meta})
-        connection = self.lanes[DENSE]
+        connection = self.lanes[lane]
         connection.send(asked)
         while True:
             left = deadline - time.monotonic()

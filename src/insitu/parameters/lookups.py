@@ -9,6 +9,7 @@ import numpy as np
 
 from insitu.errors import InputError
 from insitu.parameters import layout as layouts
+from insitu.parameters.arena import Arena, Loan
 from insitu.parameters.futures import Future, gathered
 from insitu.parameters.hashing import server_of
 from insitu.parameters.links import ROWS, Link
@@ -26,6 +27,7 @@ class TableSession(Session):
         super().__init__(links, timeout, stall_timeout)
         self.shards = tuple(shards)
         self._tables: dict[str, Table] = {}
+        self._arena: Arena | None = None
 
     def told(self) -> dict[str, Any]:
         """What a server must know before it answers: see `Client`."""
@@ -41,11 +43,38 @@ class TableSession(Session):
 
     def define_tables(self, tables: Sequence[Table]) -> None:
         """Defines sparse tables, alike in all workers. Raises DefinitionMismatch, InputError."""
+        self._share_arena()
         for table in tables:
             meta = {"table": table.to_json()}
             self.everywhere("define_table", meta, lane=ROWS).result()
             self.remember("define_table", meta)
             self._tables[table.name] = table
+
+    def _share_arena(self) -> None:
+        near = [link for link in self.links if link.here]
+        if self._arena is None and near:
+            self._arena = Arena()
+            futures = [self.request(link, "attach", self._arena.shown(), lane=ROWS) for link in near]
+            gathered(futures, self.pump, list).result()
+
+    def reintroduce(self, link: Link, deadline: float) -> None:
+        super().reintroduce(link, deadline)
+        if self._arena is not None and link.here:
+            link.ask("attach", self._arena.shown(), deadline, lane=ROWS)
+            return
+        for request in link.pending.values():
+            if request.lane == ROWS and request.places:
+                # Room for the answer is of no use to a server that can't see it.
+                request.arrays = request.arrays[:1] if request.meta["op"] == "pull_rows" else request.arrays
+                request.places = ()
+
+    def _lend(self, link: Link, shapes: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> Loan | None:
+        return self._arena.lend(shapes) if self._arena is not None and link.here else None
+
+    def close(self) -> None:
+        super().close()
+        if self._arena is not None:
+            self._arena.close()
 
     def pull_rows(
         self, table: str, keys: Any, *, create: bool = True, out: Array | None = None
@@ -59,22 +88,36 @@ class TableSession(Session):
                 f"out must be {known.dtype}[{len(keys)}, {known.width}]. "
                 f"Received: {result.dtype.name}{list(result.shape)}"
             )
-        where = self._where(keys)
-        futures = []
+        where, futures = self._where(keys), []
+        loans: list[Loan | None] = []
         with self.lock:
             for link, index in zip(self.links, where, strict=True):
-                meta = {"table": table, "create": create, **self.told()}
-                futures.append(self.request(link, "pull_rows", meta, [_taken(keys, index)], lane=ROWS))
+                meta, own = {"table": table, "create": create, **self.told()}, _taken(keys, index)
+                loan = self._lend(link, [(own.shape, own.dtype), ((len(own), known.width), result.dtype)])
+                loans.append(loan)
+                if loan is None:
+                    futures.append(self.request(link, "pull_rows", meta, [own], lane=ROWS))
+                else:
+                    loan.arrays[0][...] = own
+                    futures.append(self.request(link, "pull_rows", meta, loan.arrays, ROWS, loan.places))
 
         def arrived(answers: list[Message]) -> Array:
-            for index, answer in zip(where, answers, strict=True):
-                if index is None:
-                    result[...] = answer.arrays[0]
-                else:
-                    result[index] = answer.arrays[0]
+            for index, answer, loan in zip(where, answers, loans, strict=True):
+                rows = loan.arrays[1] if loan is not None and not answer.arrays else answer.arrays[0]
+                result[... if index is None else index] = rows
             return result
 
-        return gathered(futures, self.pump, arrived)
+        return self._given_back(gathered(futures, self.pump, arrived), loans)
+
+    @staticmethod
+    def _given_back(future: Future[Any], loans: Sequence[Loan | None]) -> Future[Any]:
+        def give_back(_: Future[Any]) -> None:
+            for loan in loans:
+                if loan is not None:
+                    loan.give_back()
+
+        future.then(give_back)
+        return future
 
     def push_rows(
         self, table: str, keys: Any, gradients: Any, sequence: int, *, shard: int | None = None, rows: int = 1
@@ -84,12 +127,19 @@ class TableSession(Session):
         self._table(table)
         split = self.split({table: (keys, gradients)})
         meta = {"table": table, "shard": self.hosted(shard), "sequence": sequence, "rows": rows}
-        metas = [dict(meta) for _ in self.links]
-        arrays = [list(pairs[0]) for pairs in split]
-        answers = self.each("push_rows", metas, arrays, lane=ROWS)
-        whole: Future[str] = Future(self.pump)
-        answers.then(lambda done: whole.resolve("applied") if done.error is None else whole.fail(done.error))
-        return whole
+        futures, loans = [], []
+        with self.lock:
+            for link, pairs in zip(self.links, split, strict=True):
+                given = pairs[0]
+                loan = self._lend(link, [(array.shape, array.dtype) for array in given])
+                loans.append(loan)
+                if loan is None:
+                    futures.append(self.request(link, "push_rows", meta, given, lane=ROWS))
+                    continue
+                for target, array in zip(loan.arrays, given, strict=True):
+                    target[...] = array
+                futures.append(self.request(link, "push_rows", meta, loan.arrays, ROWS, loan.places))
+        return self._given_back(gathered(futures, self.pump, lambda _: "applied"), loans)
 
     def read_rows(self, table: str, *, block: int = 1 << 16) -> Iterator[tuple[Array, Array]]:
         """All rows of a table, as (int64[n] keys, [n, width] rows), server by server, in no order of keys.

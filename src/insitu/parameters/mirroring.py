@@ -150,11 +150,6 @@ class Mirrors:
         holdings = hosted.service.holdings
         self._send_snapshot(connection, message, holdings)
         hosted.mirror = connection
-        for push, gradients in holdings.held():
-            rows = [array for pair in gradients.rows.values() for array in pair]
-            meta = {"op": "push", "of": server, **push.to_json(), "tables": list(gradients.rows)}
-            meta |= {"dense": bool(gradients.dense), "flat": True}
-            self._changed(server, Message(REQUEST, 0, meta, [*gradients.dense.values(), *rows]))
         # Its answer says that the mirror has all that has happened so far.
         self._changed(server, Message(REQUEST, 0, {"op": "noted", "of": server}))
 
@@ -171,7 +166,7 @@ class Mirrors:
         self._retry_at["copy"] = 0.0
 
     def _send_snapshot(self, connection: Connection, message: Message, holdings: Holdings) -> None:
-        snapshot = snapshots.take(holdings)
+        snapshot = snapshots.take(holdings, held=True)
         arrays = [np.array(array) for array in snapshot.arrays.values()]
         meta = {"held": True, "snapshot": snapshot.meta, "names": list(snapshot.arrays)}
         self._send(connection, Message(REPLY, message.request, meta, arrays))

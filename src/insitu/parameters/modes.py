@@ -369,9 +369,10 @@ def _follow(state: State, event: Decided) -> tuple[State, list[Action]]:
     if event.step < state.version:
         return state, []
     missing = set(event.shards) - {p.shard for p in state.held}
-    if event.step > state.version and state.behind:
+    if (event.step > state.version and state.behind) or (missing and missing <= state.behind):
         # Decided before this server began from its checkpoint: what it is about can't be had again.
-        return replace(state, version=event.step + 1, held=(), since=None), []
+        lost: list[Action] = [Lost(shard, 1) for shard in sorted(missing)]
+        return replace(state, version=event.step + 1, held=(), since=None), lost
     if event.step > state.version or missing:
         raise InputError(
             f"A decision on step {event.step} came to a server at {state.version} that lacks the gradients "

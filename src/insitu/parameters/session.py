@@ -12,7 +12,7 @@ from insitu.errors import ParameterError, ServerLost, ServerMoved, ServerStalled
 from insitu.parameters.connection import Ended
 from insitu.parameters.futures import Future, gathered
 from insitu.parameters.links import DENSE, Link
-from insitu.parameters.wire import Array, Malformed, Message
+from insitu.parameters.wire import Array, Malformed, Message, Place
 
 _LONGEST = 0.05
 """Seconds in one wait for the connections at most."""
@@ -41,12 +41,13 @@ class Session:
         meta: Mapping[str, Any],
         arrays: Sequence[Array] = (),
         lane: int = DENSE,
+        places: Sequence[Place | None] = (),
     ) -> Future[Any]:
         future: Future[Any] = Future(self.pump)
         with self.lock:
             if self._closed:
                 raise ParameterError("The client is closed")
-            link.submit(future, operation, meta, arrays, lane=lane)
+            link.submit(future, operation, meta, arrays, lane=lane, places=places)
             if link.unsent:
                 self.keep_moving()
         return future

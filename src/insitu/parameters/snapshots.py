@@ -9,8 +9,8 @@ from typing import Any
 from insitu.errors import CheckpointError
 from insitu.parameters import layout as layouts
 from insitu.parameters import modes
-from insitu.parameters.holdings import Account, Holdings
-from insitu.parameters.modes import State
+from insitu.parameters.holdings import Account, Gradients, Holdings
+from insitu.parameters.modes import Push, State
 from insitu.parameters.tables import Table
 from insitu.parameters.wire import Array
 
@@ -25,8 +25,9 @@ class Snapshot:
     arrays: dict[str, Array]
 
 
-def take(holdings: Holdings) -> Snapshot:
-    """Pushes that a step holds are not in it: they aren't acknowledged, and will be sent again."""
+def take(holdings: Holdings, *, held: bool = False) -> Snapshot:
+    """With `held`, pushes that the step under way holds are in it too: a server that doesn't lead has
+    acknowledged that it holds them."""
     arrays = {f"values/{group}": flat for group, flat in holdings.values.items()}
     for owner, slots in holdings.slots.items():
         arrays |= {f"slots/{owner}/{slot}": array for slot, array in slots.items()}
@@ -34,7 +35,7 @@ def take(holdings: Holdings) -> Snapshot:
     for name, rows in holdings.rows.items():
         arrays |= {f"rows/{name}/{kind}": array for kind, array in rows.arrays().items()}
         tables.append({"table": rows.table.to_json(), "updates": rows.updates, "evicted": rows.evicted})
-    meta = {
+    meta: dict[str, Any] = {
         "format": FORMAT,
         "server": holdings.server,
         "layout": holdings.told,
@@ -45,7 +46,14 @@ def take(holdings: Holdings) -> Snapshot:
         "state": holdings.state.to_json(),
         "streams": {name: state.to_json() for name, state in holdings.streams.items()},
         "account": holdings.account.to_json(),
+        "held": [],
     }
+    for number, (push, gradients) in enumerate(holdings.held() if held else ()):
+        prefix = f"held/{number}"
+        arrays |= {f"{prefix}/dense/{group}": flat for group, flat in gradients.dense.items()}
+        for name, (keys, given) in gradients.rows.items():
+            arrays |= {f"{prefix}/keys/{name}": keys, f"{prefix}/rows/{name}": given}
+        meta["held"].append([push.to_json(), list(gradients.dense), list(gradients.rows)])
     return Snapshot(meta, arrays)
 
 
@@ -75,6 +83,11 @@ def put(holdings: Holdings, snapshot: Snapshot) -> None:
         holdings.rows[table.name].evicted = int(told["evicted"])
     holdings.state = State.from_json(meta["state"])
     holdings.streams = {name: State.from_json(state) for name, state in meta["streams"].items()}
+    for number, (push, groups, names) in enumerate(meta["held"]):
+        prefix = f"held/{number}"
+        dense = {group: arrays[f"{prefix}/dense/{group}"] for group in groups}
+        rows = {name: (arrays[f"{prefix}/keys/{name}"], arrays[f"{prefix}/rows/{name}"]) for name in names}
+        holdings.push(Push(**push), Gradients(dense, rows), 0.0)
     holdings.account = Account.from_json(meta["account"])
 
 

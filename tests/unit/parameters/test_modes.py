@@ -132,6 +132,15 @@ def test_after_a_checkpoint_each_shard_may_be_ahead_once():
     assert [type(a) for a in actions[1:]] == [Apply, Refuse]
 
 
+def test_what_a_restored_server_held_is_counted_as_lost():
+    rules = Rules("sync", 2, leads=False)
+    state = modes.restored(rules, State(version=4, applied={0: 8, 1: 8}))
+    state, actions = run(rules, state, Push(1, 9, 4, 8), Decided(4, (0, 1)))
+    assert actions == [Hold(Push(1, 9, 4, 8)), modes.Lost(0, 1)]
+    assert state.version == 5
+    assert not state.held
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

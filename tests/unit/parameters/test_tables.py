@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.errors import InputError, ParameterError
+from insitu.parameters.arena import Arena
 from insitu.parameters.growing import Growing
 from insitu.parameters.hashing import server_of
 from insitu.parameters.index import Index
@@ -180,3 +181,24 @@ def test_keys_are_spread_evenly_over_servers():
 def test_tables_that_cannot_be(arguments, message):
     with pytest.raises(InputError, match=message):
         Table(**{"name": "t", "width": 4, **arguments})
+
+
+def test_an_arena_lends_and_takes_back():
+    arena = Arena(1 << 16)
+    kind = np.dtype("f4")
+    first, second = arena.lend([((100,), kind), ((7, 3), kind)]), arena.lend([((8000,), kind)])
+    assert first is not None and second is not None
+    assert [array.shape for array in first.arrays] == [(100,), (7, 3)]
+    first.arrays[1][...] = 1
+    second.arrays[0][...] = 2
+    assert (first.arrays[1] == 1).all()
+    assert arena.lend([((10_000,), kind)]) is None
+    first.give_back()
+    second.give_back()
+    assert arena.lent == 0
+    whole = arena.lend([((1 << 14,), kind)])
+    assert whole is not None
+    whole.give_back()
+    whole.give_back()
+    assert arena.lent == 0
+    arena.close()

@@ -1,0 +1,231 @@
+"""Rows of a sparse table looked up and updated on one parameter server: 64 floats each, Zipf keys.
+
+    python benchmarks/parameter_tables.py [--quick] [--rows 1e5 1e6 ...] [--json FILE]
+
+All hold the same number of rows and are given the same batches of distinct keys (what a batch of 65,536 draws
+comes to), in turn; the update is gradient descent:
+
+    bare NumPy      np.take of rows by number, and rows[numbers] -= rate * gradient: what the memory gives.
+                    Numbers come in the order of the keys, which is any order, as in the table
+    insitu table    keys are any int64, found through the index: the table itself, as it is on a server
+    insitu server   the same through a worker's client: another process, with its transport
+    TensorFlow      tf.Variable, embedding_lookup and scatter_sub by row number, compiled, in one process
+
+The figures are rows per second, medians over alternating rounds, and bytes of memory for each row beside the
+value and the key. Tables that don't fit into half of the free memory are left out, and named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import common
+import numpy as np
+import psutil
+
+WIDTH = 64
+DRAWS = 65_536
+BATCHES = 8
+RATE = 0.01
+EXPONENT = 1.05
+_SPREAD = np.int64(0x9E3779B97F4A7C1)
+
+
+def zipf_batches(rows: int) -> list[Any]:
+    """Distinct row numbers of each batch, ascending; the popular ones lie anywhere."""
+    rng = np.random.default_rng(0)
+    weights = np.arange(1, rows + 1, dtype=np.float64) ** -EXPONENT
+    cumulated = np.cumsum(weights)
+    place = rng.permutation(rows)
+    drawn = (np.searchsorted(cumulated, rng.random(DRAWS) * cumulated[-1]) for _ in range(BATCHES))
+    return [np.unique(place[ranks]) for ranks in drawn]
+
+
+def keys_of(numbers: Any) -> Any:
+    """Keys that say nothing about where a row is: a bijection of 64-bit words, in ascending order."""
+    return np.sort(numbers.astype(np.int64) * _SPREAD)
+
+
+def in_order_of_keys(numbers: Any) -> Any:
+    """The row numbers in the order of what `keys_of` makes of them."""
+    return numbers[np.argsort(numbers.astype(np.int64) * _SPREAD)]
+
+
+Contender = tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]
+"""(look up the rows of a batch, update them by gradients)."""
+
+
+def bare(rows: int) -> Contender:
+    values = np.random.default_rng(1).random((rows, WIDTH), np.float32)
+    out = np.empty((DRAWS, WIDTH), np.float32)
+
+    def update(numbers: Any, gradients: Any) -> None:
+        values[numbers] -= np.float32(RATE) * gradients
+
+    return lambda numbers: np.take(values, numbers, axis=0, out=out[: len(numbers)], mode="clip"), update
+
+
+def table(rows: int) -> tuple[Contender, float]:
+    """The contender, and bytes of memory for each row."""
+    from insitu.parameters.tables import Rows
+
+    held = Rows(_table())
+    out = np.empty((DRAWS, WIDTH), np.float32)
+    step = 1 << 16
+    before = psutil.Process().memory_info().rss
+    for low in range(0, rows, step):
+        keys = keys_of(np.arange(low, min(rows, low + step)))
+        held.pull(keys, out[: len(keys)])
+    grown = psutil.Process().memory_info().rss - before
+
+    def look_up(keys: Any) -> None:
+        held.pull(keys, out[: len(keys)])
+
+    return (look_up, held.push), max(held.nbytes, grown) / rows
+
+
+def _table() -> Any:
+    from insitu.parameters import Table
+
+    return Table("rows", WIDTH, updater={"name": "sgd", "learning_rate": RATE})
+
+
+def _serve(pipe: Any) -> None:
+    from insitu.parameters import ParameterServer
+
+    server = ParameterServer(secret=b"benchmark")
+    pipe.send(server.address)
+    server.serve()
+
+
+@contextlib.contextmanager
+def server(rows: int) -> Iterator[Contender]:
+    from insitu.parameters import connect
+
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(there,), daemon=True)
+    process.start()
+    try:
+        with connect([here.recv()], secret=b"benchmark") as client:
+            client.define_tables([_table()])
+            out = np.empty((DRAWS, WIDTH), np.float32)
+            step = 1 << 16
+            for low in range(0, rows, step):
+                keys = keys_of(np.arange(low, min(rows, low + step)))
+                client.pull_rows("rows", keys, out=out[: len(keys)]).result()
+            sequence = iter(range(1 << 40))
+
+            def look_up(keys: Any) -> None:
+                client.pull_rows("rows", keys, out=out[: len(keys)]).result()
+
+            def update(keys: Any, gradients: Any) -> None:
+                client.push_rows("rows", keys, gradients, next(sequence)).result()
+
+            yield look_up, update
+    finally:
+        process.kill()
+        process.join()
+
+
+def tensorflow(rows: int) -> Contender:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise common.Unavailable(f"tensorflow is not installed ({error})") from error
+    values = tf.Variable(tf.random.uniform((rows, WIDTH)))
+    numbers_like = tf.TensorSpec([None], tf.int64)
+
+    @tf.function(input_signature=[numbers_like])
+    def look_up(numbers: Any) -> Any:
+        return tf.nn.embedding_lookup(values, numbers)
+
+    @tf.function(input_signature=[numbers_like, tf.TensorSpec([None, WIDTH], tf.float32)])
+    def update(numbers: Any, gradients: Any) -> None:
+        values.scatter_sub(tf.IndexedSlices(RATE * gradients, numbers))
+
+    return lambda numbers: look_up(numbers).numpy(), lambda numbers, gradients: update(numbers, gradients)
+
+
+def runs(contender: Contender, batches: list[Any], gradients: Any) -> dict[str, Callable[[], float]]:
+    """Rows per second of looking up, and of updating, all batches once."""
+    look_up, update = contender
+    total = sum(len(batch) for batch in batches)
+
+    def updates() -> None:
+        for batch in batches:
+            update(batch, gradients[: len(batch)])
+
+    return {
+        "look up": lambda: total / common.timed(lambda: [look_up(batch) for batch in batches]),
+        "update": lambda: total / common.timed(updates),
+    }
+
+
+def measure(rows: int, rounds: int) -> tuple[dict[str, dict[str, common.Result]], float]:
+    """Results by what is done and contender; bytes of memory for each row of the table."""
+    drawn = zipf_batches(rows)
+    keys = [keys_of(batch) for batch in drawn]
+    numbers = [in_order_of_keys(batch) for batch in drawn]
+    gradients = np.random.default_rng(2).random((DRAWS, WIDTH), np.float32)
+    common.say(f"filling tables of {rows:,} rows")
+    with contextlib.ExitStack() as stack:
+        held, row_bytes = table(rows)
+        by_name: dict[str, Any] = {
+            "bare NumPy": runs(bare(rows), numbers, gradients),
+            "insitu table": runs(held, keys, gradients),
+            "insitu server": runs(stack.enter_context(server(rows)), keys, gradients),
+        }
+        try:
+            by_name["TensorFlow"] = runs(tensorflow(rows), numbers, gradients)
+        except common.Unavailable as error:
+            by_name["TensorFlow"] = {"look up": _missing(error), "update": _missing(error)}
+        return {
+            what: common.alternate(
+                {name: each[what] for name, each in by_name.items()}, "rows/s", rounds, warm_up=1
+            )
+            for what in ("look up", "update")
+        }, row_bytes
+
+
+def _missing(error: common.Unavailable) -> Callable[[], float]:
+    def run() -> float:
+        raise error
+
+    return run
+
+
+def main() -> None:
+    parser = common.parser(__doc__ or "")
+    parser.add_argument("--rows", type=float, nargs="*", default=None, help="sizes (1e5 1e6 5e6)")
+    options = parser.parse_args()
+    sizes = [int(size) for size in options.rows or ([1e4] if options.quick else [1e5, 1e6, 5e6])]
+    machine = common.machine()
+    print(common.machine_line(machine) + "\n")
+    told: dict[str, Any] = {}
+    for rows in sizes:
+        # The table, the server's, NumPy's and TensorFlow's; and what drawing the keys takes.
+        needed = rows * (4 * WIDTH * 4 + 64)
+        if needed > psutil.virtual_memory().available * 0.75:
+            print(f"{rows:,} rows: not measured, {needed / 1e9:.0f} GB are needed for all contenders.\n")
+            told[str(rows)] = {"missing": f"{needed} bytes needed"}
+            continue
+        results, row_bytes = measure(rows, options.rounds or (2 if options.quick else 5))
+        bare_bytes = WIDTH * 4 + 8
+        print(f"{rows:,} rows; {row_bytes:.0f} bytes each, {row_bytes / bare_bytes:.2f} of value and key\n")
+        for what, by_name in results.items():
+            print(f"{what}\n\n{common.results_table(by_name, 'insitu table', form='{:,.0f}'.format)}\n")
+        told[str(rows)] = {
+            "row_bytes": row_bytes,
+            **{what: common.results_json(by_name) for what, by_name in results.items()},
+        }
+    common.save_json(options.json, "parameter_tables", machine, sizes=told)
+
+
+if __name__ == "__main__":
+    main()

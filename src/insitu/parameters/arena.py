@@ -1,0 +1,90 @@
+"""Shared memory that a worker lends to one request at a time: keys, and rows that come or go, aren't sent to
+servers of the same host, but lie where both see them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from insitu.exchange import memory
+from insitu.parameters.wire import Array, Place
+
+SIZE = 32 << 20
+"""Bytes. Requests for which there is no room at the moment are sent."""
+_LINE = 64
+
+
+class Arena:
+    """One segment, lent in blocks; first fit. Not for several threads."""
+
+    SEGMENT = 2
+
+    def __init__(self, size: int = SIZE) -> None:
+        self.size = size
+        self.descriptor = memory.create("insitu-rows", size)
+        self._memory = memory.Segment(os.dup(self.descriptor), size).array()
+        self._free: list[tuple[int, int]] = [(0, size)]
+        """(start, stop) of what isn't lent, ascending."""
+
+    def lend(self, shapes: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> Loan | None:
+        """Arrays of these shapes and dtypes, together; None where there is no room."""
+        sizes = [int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for shape, dtype in shapes]
+        needed = sum(-(-size // _LINE) * _LINE for size in sizes)
+        for index, (start, stop) in enumerate(self._free):
+            if stop - start >= needed:
+                self._free[index : index + 1] = [(start + needed, stop)] if stop - start > needed else []
+                return Loan(self, start, needed, self._cut(start, sizes, shapes))
+        return None
+
+    def _cut(
+        self, start: int, sizes: Sequence[int], shapes: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
+    ) -> list[tuple[Array, Place]]:
+        parts = []
+        for size, (shape, dtype) in zip(sizes, shapes, strict=True):
+            array = self._memory[start : start + size].view(dtype).reshape(shape)
+            parts.append((array, Place(self.SEGMENT, start)))
+            start += -(-size // _LINE) * _LINE
+        return parts
+
+    def take_back(self, start: int, size: int) -> None:
+        """What was lent may be lent again."""
+        if not size:
+            return
+        merged: list[tuple[int, int]] = []
+        for low, high in sorted([*self._free, (start, start + size)]):
+            if merged and merged[-1][1] == low:
+                merged[-1] = (merged[-1][0], high)
+            else:
+                merged.append((low, high))
+        self._free = merged
+
+    def shown(self) -> dict[str, Any]:
+        """What a server must know to see it."""
+        return {"segment": self.SEGMENT, "descriptor": self.descriptor, "size": self.size}
+
+    @property
+    def lent(self) -> int:
+        """Bytes that are lent at the moment."""
+        return self.size - sum(stop - start for start, stop in self._free)
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+class Loan:
+    """`arrays` of shared memory and the `places` where they lie, until `give_back`."""
+
+    def __init__(self, arena: Arena, start: int, size: int, parts: list[tuple[Array, Place]]) -> None:
+        self.arrays = [array for array, _ in parts]
+        self.places = [place for _, place in parts]
+        self._arena = arena
+        self._start, self._size = start, size
+
+    def give_back(self) -> None:
+        self._arena.take_back(self._start, self._size)
+        self._size = 0
