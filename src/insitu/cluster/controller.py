@@ -16,6 +16,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from insitu.cluster.channel import Channel
 from insitu.cluster.engine import Command
@@ -48,6 +49,7 @@ from insitu.cluster.job_state import (
     Tick,
 )
 from insitu.cluster.journal import Journal
+from insitu.cluster.layout import contiguous
 from insitu.cluster.lock import write_holder
 from insitu.cluster.logs import Merged
 from insitu.cluster.process import die_with_parent, is_stopped, memory_available, memory_of
@@ -58,7 +60,7 @@ from insitu.cluster.watching import furthest, has_recovered, parted, ready_to_jo
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths
 from insitu.progress import IDLE, Progress, read_progress
-from insitu.roster import Member, Roster, read_roster, write_roster
+from insitu.roster import RECOVERING, Member, Roster, read_roster, write_roster
 from insitu.spec import NodeId, TaskId
 
 RETRY_PAUSE = 1.0
@@ -252,6 +254,10 @@ class Controller:
         if self._roster.rank(task.task) is None and task.task.role == "worker":
             self._reserve([task])
             address = self._reserved[task.task, task.attempt]
+            if not task.shards:
+                # What it will run is settled once it is ready; until then its data are those of its index.
+                layout = contiguous(self._state.wanted, self._spec.shards)
+                task = replace(task, shards=layout[task.task.index])
         environment = task_environment(self._spec, self._roster, task, address, self._home, os.environ)
         arguments = (sys.executable, "-P", "-m", "insitu.cluster.task", *self._spec.command)
         return Command(arguments, environment, self._job.code)
@@ -272,6 +278,7 @@ class Controller:
                 tuple(t for t in self._elastic(records) if t != ended.task),
                 self._lost_nodes(),
                 ended.attempt,
+                tuple(sorted(t for t, r in records.items() if t in living and r and r.place == RECOVERING)),
             )
         )
 

@@ -108,11 +108,13 @@ def task_ended(state: JobState, task: TaskState, event: TaskExited, now: float) 
 
 
 def missing(state: JobState, event: TaskExited) -> tuple[TaskId, ...]:
-    """Members that need the state of one that has ended well: they were lost as training ended."""
+    """Members that need one that has ended well: to go on with, or for its state."""
     return tuple(
         t.task
         for t in state.members
-        if t.launch_at is not None or (t.alive and t.replacement and t.task not in event.elastic)
+        if t.launch_at is not None
+        or t.task in event.recovering
+        or (t.alive and t.replacement and t.task not in event.elastic)
     )
 
 

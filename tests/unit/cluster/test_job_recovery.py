@@ -155,6 +155,11 @@ def test_a_peer_that_ends_well_before_the_replacement_came_back_means_all_start_
     assert "had not come back" in said(run.exits(W1, -signal.SIGTERM))
 
 
+def test_a_peer_that_ends_while_another_waits_for_it_means_all_start_again() -> None:
+    run = running(W0, W1)
+    assert signals(run.exits(W0, 0, elastic=(W1,), recovering=(W1,))) == [("worker:1", "term")]
+
+
 def test_an_evaluator_costs_nobody_anything() -> None:
     run = running(W0, W1, EVALUATOR)
     assert run.exits(EVALUATOR, 1, elastic=())[-1] == Launch((EVALUATOR,))

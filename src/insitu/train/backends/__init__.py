@@ -9,7 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
+from insitu.train.backends.warmup import warm_up
 from insitu.train.flat import Span
+from insitu.warmth import on_warm_up
+
+on_warm_up(warm_up)
 
 Logs = dict[str, float]
 
