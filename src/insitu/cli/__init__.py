@@ -18,7 +18,7 @@ def build_app() -> object:
     import typer
 
     from insitu._version import __version__
-    from insitu.cli import data, describe, devices, jobs
+    from insitu.cli import chaos, data, describe, devices, jobs
 
     app = typer.Typer(
         name="insitu",
@@ -45,6 +45,7 @@ def build_app() -> object:
     jobs.register(app)
     describe.register(app)
     devices.register(app)
+    chaos.register(app)
     return app
 
 

@@ -6,6 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from insitu.cluster.chaos import (
+        Disturber,
+        Injected,
+        chaos_faults,
+        leftovers,
+        results_of,
+        wait_until_over,
+    )
     from insitu.cluster.following import follow
     from insitu.cluster.journal import Journal
     from insitu.cluster.output import split_prefix
@@ -27,6 +35,12 @@ if TYPE_CHECKING:
 
 _DOOR = {
     "BrokenJob": "status",
+    "Disturber": "chaos",
+    "Injected": "chaos",
+    "chaos_faults": "chaos",
+    "leftovers": "chaos",
+    "results_of": "chaos",
+    "wait_until_over": "chaos",
     "JobStatus": "status",
     "Journal": "journal",
     "Request": "submission",
@@ -49,23 +63,29 @@ _DOOR = {
 
 __all__ = [
     "BrokenJob",
+    "Disturber",
+    "Injected",
     "JobStatus",
     "Journal",
     "Request",
+    "chaos_faults",
     "exit_code",
     "find_job",
     "follow",
     "is_running",
     "job_ids",
+    "leftovers",
     "list_jobs",
     "read_placement",
     "read_spec",
     "read_status",
+    "results_of",
     "resume_job",
     "scale_job",
     "split_prefix",
     "stop_job",
     "submit",
+    "wait_until_over",
     "watch_stragglers",
 ]
 

@@ -256,8 +256,8 @@ class TaskExited:
     """Life `attempt` of a task ended with `code` (negative: by that signal).
 
     `progress` is the job's furthest so far. Of the living tasks, `reporting` are those whose progress records
-    say that they train, `elastic` those that can go on without a peer. `recovering` those that say that they have lost a
-    peer. `lost` are nodes whose store is gone.
+    say that they train, `elastic` those that can go on without a peer, `recovering` those that say that they
+    have lost one. `lost` are nodes whose store is gone.
     """
 
     task: TaskId

@@ -1,0 +1,126 @@
+"""The chaos command: a job that is disturbed on purpose, and a verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from insitu.cli.console import print_table, tell
+from insitu.paths import Paths
+
+if TYPE_CHECKING:
+    from insitu.cluster import Injected
+    from insitu.paths import JobPaths
+
+CHAOS_HELP = """
+A development tool: runs a job twice, undisturbed and with faults, and compares how they end.
+
+The script prints what must be equal in lines that begin with `RESULT `, such as a hash of its weights. Faults
+are drawn from --seed, or given one by one: KIND [TASK] [EPOCH.STEP]. KINDs: `kill` (SIGKILL), `stop` (SIGSTOP
+for good: found by the stall timeout), `delay` (SIGSTOP for half a second), `drop` (its TCP connections are
+closed; needs root), `controller` (SIGKILL), `checkpoint` (a bit of the newest one is flipped), `node` (its
+store is deleted and its tasks are killed; the cache needs backups). A fault that can't be injected is told as
+such. Exits with 1 unless all of it holds: the job finished, equal results, a clean ledger, nothing left over.
+
+Examples:
+
+    insitu chaos --workers 2 --faults 20 --seed 3 digits/train ./my_job train.py
+    insitu chaos --workers 3 --fault "kill worker:1 2.5" --fault "controller 3.0" digits ./my_job train.py
+"""
+
+
+def chaos(
+    cache: Annotated[str, typer.Argument(metavar="CACHE", help="The cache to train on.")],
+    job_dir: Annotated[Path, typer.Argument(metavar="JOB_DIR", help="Folder or .zip with the script.")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="JOB_CMD [JOB_ARGS]", help="What to run in JOB_DIR.")
+    ],
+    workers: Annotated[int, typer.Option(help="Worker tasks.")] = 2,
+    shards: Annotated[int | None, typer.Option(help="Shards.", show_default="--workers")] = None,
+    threads: Annotated[int, typer.Option(help="Backend threads per replica.")] = 1,
+    seed: Annotated[int, typer.Option(help="What faults and training follow from.")] = 0,
+    faults: Annotated[int, typer.Option(help="How many faults to draw.")] = 20,
+    fault: Annotated[
+        list[str] | None, typer.Option(metavar="FAULT", help="A fault, instead of drawing.")
+    ] = None,
+    kinds: Annotated[str | None, typer.Option(metavar="KIND,KIND", help="Kinds to draw from.")] = None,
+    on_loss: Annotated[str, typer.Option(metavar="replace|adopt|restart", help="As in start.")] = "replace",
+    standby: Annotated[
+        int | None, typer.Option(help="As in start.", show_default="1 if memory allows")
+    ] = None,
+    stall_timeout: Annotated[float, typer.Option(metavar="SEC", help="As in start.")] = 10.0,
+    patience: Annotated[float, typer.Option(metavar="SEC", help="How long each run may take.")] = 600.0,
+) -> None:
+    from insitu.cluster import Disturber, Request, chaos_faults, submit, wait_until_over
+
+    paths = Paths.default()
+    planned = chaos_faults(fault or [], seed, faults, workers, kinds)
+    request = Request(
+        cache=cache,
+        job_dir=job_dir,
+        command=tuple(command),
+        workers=workers,
+        shards=shards,
+        threads=threads,
+        seed=seed,
+        on_loss=on_loss,  # type: ignore[arg-type]
+        standby=standby,
+        stall_timeout=stall_timeout,
+        max_restarts=10 * len(planned) + 10,
+    )
+    calm = paths.job(submit(paths, request))
+    tell(f"undisturbed: {calm.root.name}")
+    wait_until_over(calm, patience)
+    job = paths.job(submit(paths, request))
+    tell(f"disturbed:   {job.root.name}")
+    done = Disturber(paths, job, patience).run(planned, _tell)
+    code = wait_until_over(job, patience)
+    raise typer.Exit(_verdict(paths, calm, job, done, code, len(planned)))
+
+
+def _tell(injected: Injected) -> None:
+    where = f"epoch {injected.at[0]} step {injected.at[1]}" if injected.at else "before training"
+    tell(f"{'injected' if injected.done else 'NOT injected'}: {injected.fault} at {where}: {injected.note}")
+
+
+def _verdict(
+    paths: Paths, calm: JobPaths, job: JobPaths, done: list[Injected], code: int, planned: int
+) -> int:
+    """Prints what came of it; the exit code."""
+    from insitu.cli.describe import job_account
+    from insitu.cluster import leftovers, results_of
+
+    account: dict[str, Any] = job_account(job, ledger=True, events=False)
+    waits = sorted(r["seconds"] for r in account["recoveries"] if r["seconds"] is not None)
+    lost = sum(e["lost"] for e in account["ledger"])
+    repeated = sum(e["repeated"] for e in account["ledger"])
+    left = leftovers(paths, job)
+    expected, found = results_of(calm), results_of(job)
+    checks = {
+        "the job finished": (code == 0, f"exit code {code}"),
+        "results equal the undisturbed run's": (bool(expected) and found == expected, "; ".join(found)),
+        "the ledger is clean": (
+            all(e["clean"] for e in account["ledger"]),
+            f"{lost} rows lost, {repeated} repeated",
+        ),
+        "nothing is left over": (not left, ", ".join(left)),
+    }
+    injected = sum(i.done for i in done)
+    typer.echo(f"{injected} of {planned} faults injected, {account['attempt'] - 1} restarts of all tasks")
+    if waits:
+        typer.echo(
+            f"recoveries: {len(waits)}, next step of all after {waits[0]:.2f} s at best, "
+            f"{waits[len(waits) // 2]:.2f} s in the middle, {waits[-1]:.2f} s at worst"
+        )
+    print_table(
+        ("WHAT MUST HOLD", "HOLDS", ""),
+        ((n, "yes" if ok else "NO", note) for n, (ok, note) in checks.items()),
+    )
+    return 0 if all(ok for ok, _ in checks.values()) else 1
+
+
+def register(app: typer.Typer) -> None:
+    """Adds this module's command."""
+    app.command(help=CHAOS_HELP, context_settings={"allow_interspersed_args": False})(chaos)

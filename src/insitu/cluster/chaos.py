@@ -1,0 +1,267 @@
+"""Faults on purpose: a job is disturbed, by a seed or a list, and must end as if nothing had happened."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from insitu.cluster.job_state import ENDED, JobState, Steps
+from insitu.cluster.journal import Journal
+from insitu.cluster.lock import is_locked, signal_holder
+from insitu.cluster.records import read_placement
+from insitu.cluster.status import exit_code
+from insitu.cluster.watching import furthest
+from insitu.errors import ClusterError, InputError
+from insitu.paths import JobPaths, Paths
+from insitu.progress import read_progress
+from insitu.spec import TaskId
+
+Kind = Literal["kill", "stop", "delay", "drop", "controller", "checkpoint", "node"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+ALWAYS: tuple[Kind, ...] = ("kill", "kill", "stop", "delay", "controller", "checkpoint")
+"""What faults are drawn from where nothing is said; `drop` and `node` need more than a plain job has."""
+DELAY = 0.5
+"""Seconds for which `delay` suspends a task."""
+_PAUSE = 0.005
+_FAULT = re.compile(r"(?P<kind>[a-z]+)(?:[ ](?P<task>[a-z]+:\d+))?(?:[ ](?P<epoch>\d+)\.(?P<step>\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One disturbance. It comes once the job is at `at` (epoch, step), or `steps` after the last one."""
+
+    kind: Kind
+    task: TaskId | None = None
+    at: Steps | None = None
+    steps: int = 0
+
+    def __str__(self) -> str:
+        task = f" {self.task}" if self.task else ""
+        return f"{self.kind}{task}{f' {self.at[0]}.{self.at[1]}' if self.at else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Injected:
+    """What was done when; `note` says why nothing could be done, or what was hit."""
+
+    fault: Fault
+    at: Steps | None
+    done: bool
+    note: str
+
+
+def parse_fault(text: str) -> Fault:
+    """`kill worker:1 2.5`: worker 1 is killed in epoch 2 at step 5. Raises InputError."""
+    found = _FAULT.fullmatch(text.strip())
+    if found is None or found["kind"] not in KINDS:
+        raise InputError(
+            f"A fault is KIND [TASK] [EPOCH.STEP] with a KIND of {', '.join(KINDS)}, such as "
+            f"'kill worker:1 2.5'. Received: {text!r}"
+        )
+    at = (int(found["epoch"]), int(found["step"])) if found["epoch"] else None
+    kind: Kind = next(k for k in KINDS if k == found["kind"])
+    return Fault(kind, TaskId.parse(found["task"]) if found["task"] else None, at)
+
+
+def draw_faults(seed: int, count: int, workers: int, kinds: Sequence[Kind] = ALWAYS) -> list[Fault]:
+    """`count` faults that follow from `seed` alone."""
+    chooser = random.Random(seed)
+    faults = []
+    for _ in range(count):
+        kind = chooser.choice(list(kinds))
+        worker = TaskId("worker", chooser.randrange(workers))
+        task = None if kind in ("controller", "checkpoint") else worker
+        faults.append(Fault(kind, task, steps=chooser.randint(1, 6)))
+    return faults
+
+
+def chaos_faults(given: Sequence[str], seed: int, count: int, workers: int, kinds: str | None) -> list[Fault]:
+    """The faults that a command line asks for: those `given`, else `count` drawn ones. Raises InputError."""
+    if given:
+        return [parse_fault(text) for text in given]
+    named = kinds.split(",") if kinds else list(ALWAYS)
+    unknown = sorted(set(named) - set(KINDS))
+    if unknown or count < 0:
+        raise InputError(
+            f"--kinds are of {', '.join(KINDS)}, --faults at least 0. Received: {unknown}, {count}"
+        )
+    return draw_faults(seed, count, workers, [k for name in named for k in KINDS if k == name])
+
+
+class Disturber:
+    """Injects faults into one running job, one after the other."""
+
+    def __init__(self, paths: Paths, job: JobPaths, patience: float) -> None:
+        self._paths = paths
+        self._job = job
+        self._patience = patience
+        self._begun = (-1, -1)
+        self._suspended: list[tuple[int, float]] = []
+
+    def run(self, faults: Sequence[Fault], tell: Callable[[Injected], None]) -> list[Injected]:
+        """Ends with the last fault or with the job."""
+        done: list[Injected] = []
+        for fault in faults:
+            here = self._await(fault)
+            if here is None:
+                break
+            try:
+                note, worked = self._inject(fault), True
+            except (ClusterError, OSError, subprocess.SubprocessError) as error:
+                note, worked = str(error), False
+            done.append(Injected(fault, here, worked, note))
+            tell(done[-1])
+            self._begun = here
+        return done
+
+    def _state(self) -> JobState:
+        return Journal(self._job.journal).state()
+
+    def _await(self, fault: Fault) -> Steps | None:
+        """Where the job is when the fault is due; None once it has ended or nothing moves any more."""
+        deadline = time.monotonic() + self._patience
+        moves = 0
+        before = self._begun
+        while time.monotonic() < deadline:
+            state = self._state()
+            if state.phase in ENDED or not is_locked(self._job.controller):
+                return None
+            records = {t.task: read_progress(self._job.progress(t.task)) for t in state.members}
+            here = furthest(records)
+            trained = [r for r in records.values() if r is not None and r.elastic and r.step >= 0]
+            whole = len(trained) == len(records) > 0
+            if here is not None and here > before:
+                moves, before = moves + 1, here
+            if here is not None and whole and self._is_due(fault, here, moves):
+                return here
+            time.sleep(_PAUSE)
+        return None
+
+    def _is_due(self, fault: Fault, here: Steps, moves: int) -> bool:
+        if fault.at is not None:
+            return here >= fault.at
+        return moves >= max(1, fault.steps)
+
+    def _inject(self, fault: Fault) -> str:
+        """Returns what was hit. Raises ClusterError, OSError."""
+        match fault.kind:
+            case "kill":
+                return self._signal(fault, signal.SIGKILL)
+            case "stop":
+                return self._signal(fault, signal.SIGSTOP)
+            case "delay":
+                hit = self._signal(fault, signal.SIGSTOP)
+                time.sleep(DELAY)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._pid(fault), signal.SIGCONT)
+                return hit
+            case "controller":
+                if not signal_holder(self._job.controller, signal.SIGKILL):
+                    raise ClusterError("no controller runs")
+                return "the controller"
+            case "checkpoint":
+                return self._corrupt_checkpoint()
+            case "node":
+                return self._lose_node(fault)
+            case "drop":
+                return self._drop(fault)
+
+    def _pid(self, fault: Fault) -> int:
+        state = self._state()
+        task = next((t for t in state.members if t.task == fault.task or fault.task is None), None)
+        if task is None or not task.alive or not task.pid:
+            raise ClusterError(f"{fault.task} doesn't run just now")
+        return task.pid
+
+    def _signal(self, fault: Fault, number: int) -> str:
+        pid = self._pid(fault)
+        os.kill(pid, number)
+        return f"process {pid}"
+
+    def _corrupt_checkpoint(self) -> str:
+        """Flips one bit in the middle of the newest checkpoint's largest file."""
+        files = [p for p in self._job.checkpoints.rglob("*") if p.is_file() and p.stat().st_size]
+        if not files:
+            raise ClusterError("there is no checkpoint yet")
+        newest = max(files, key=lambda p: (p.stat().st_mtime_ns, p.stat().st_size))
+        with newest.open("r+b") as file:
+            file.seek(newest.stat().st_size // 2)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 1]))
+        return str(newest.relative_to(self._job.root))
+
+    def _lose_node(self, fault: Fault) -> str:
+        """The store of the task's node is deleted and all of the job's tasks there are killed."""
+        state = self._state()
+        node = state.task(fault.task).node if fault.task else state.members[0].node
+        _, cache = read_placement(self._job)
+        alone = [p.index for p in cache.partitions if p.owners == (node,)]
+        if node is None or alone:
+            raise ClusterError(f"partitions {alone[:5]} have no backup elsewhere; import with --backups 1")
+        shutil.rmtree(self._paths.node(node))
+        victims = [t for t in state.alive if t.node == node]
+        for task in victims:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(task.pid, signal.SIGKILL)
+        return f"{node} with {', '.join(str(t.task) for t in victims)}"
+
+    def _drop(self, fault: Fault) -> str:
+        """The kernel closes all TCP connections of the task, which needs root and ss(8)."""
+        pid = self._pid(fault)
+        listed = subprocess.run(
+            ["ss", "-tnpH", "state", "established"], capture_output=True, text=True, timeout=10, check=True
+        ).stdout
+        ports = {line.split()[2].rpartition(":")[2] for line in listed.splitlines() if f"pid={pid}," in line}
+        if not ports:
+            raise ClusterError(f"process {pid} has no TCP connection")
+        for port in ports:
+            subprocess.run(["ss", "-K", f"sport = :{port}"], capture_output=True, timeout=10, check=True)
+        return f"{len(ports)} connections of process {pid}"
+
+
+def results_of(job: JobPaths) -> list[str]:
+    """What the job's tasks said in lines that begin with RESULT, each once."""
+    lines = job.output.read_text(errors="replace").splitlines()
+    return sorted(
+        {line.partition("] ")[2] for line in lines if line.partition("] ")[2].startswith("RESULT ")}
+    )
+
+
+def leftovers(paths: Paths, job: JobPaths) -> list[str]:
+    """What a job that has ended should not have left: processes, shared memory, half-written files."""
+    found = []
+    mark = f"INSITU_JOB_ID={job.root.name}".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(f"process {entry.name}")
+    with contextlib.suppress(OSError):
+        found += [f"/dev/shm/{p.name}" for p in Path("/dev/shm").iterdir() if job.root.name in p.name]
+    found += [str(p.relative_to(job.root)) for p in job.root.rglob(".*") if _is_staged(p)]
+    return found
+
+
+def _is_staged(path: Path) -> bool:
+    return path.is_file() and bool(re.search(r"\.(json|progress)\.\w+$", path.name))
+
+
+def wait_until_over(job: JobPaths, patience: float) -> int:
+    """The job's exit code. Raises ClusterError where it goes on for too long."""
+    deadline = time.monotonic() + patience
+    while is_locked(job.controller):
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{job.root.name} has not ended in {patience:g} s", logs=str(job.output))
+        time.sleep(0.05)
+    return exit_code(job)
