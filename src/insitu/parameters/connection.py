@@ -35,6 +35,8 @@ class Connection:
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self.segments: dict[int, memory.Segment] = {}
+        self.views: dict[Any, Any] = {}
+        """What was made of the segments before, by whatever its maker likes."""
         self.context: Any = None
         """Whatever the owner wants to keep with it."""
         self._out: deque[memoryview] = deque()
@@ -58,6 +60,10 @@ class Connection:
         """Sends what the system takes now, and keeps the rest for `flush`. Raises Ended."""
         self._out.extend(encode(message))
         self.flush()
+
+    def put(self, message: Message) -> None:
+        """Keeps a message for `flush`: several go together, and wake the other side once."""
+        self._out.extend(encode(message))
 
     def flush(self) -> None:
         out = self._out

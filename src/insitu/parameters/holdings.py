@@ -430,7 +430,7 @@ class Holdings:
 
 def _finite(values: Array) -> bool:
     """Whether all are; one pass, and a second one only where the sum of squares isn't finite."""
-    if values.dtype.name in arithmetic.NARROW:
+    if values.dtype.itemsize < 4:
         return bool(np.isfinite(values).all())
     flat = values.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -128,7 +128,7 @@ class Mirrors:
         try:
             connection.send(message)
         except Ended:
-            return False
+            return False  # the loop sees it too, and cleans up
         return True
 
     def _take_over(

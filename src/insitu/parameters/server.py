@@ -90,6 +90,9 @@ class ParameterServer:
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake_out, selectors.EVENT_READ, self._woken)
         self._greetings: set[Greeting] = set()
+        self._connections: set[Connection] = set()
+        self._writing: set[Connection] = set()
+        """Those with something left that the system didn't take at once."""
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -205,6 +208,7 @@ class ParameterServer:
     def _adopt(self, opened: socket.socket) -> Connection:
         connection = Connection(opened)
         self._selector.register(connection, selectors.EVENT_READ, self._talk)
+        self._connections.add(connection)
         return connection
 
     def _hang_up(self, greeting: Greeting) -> None:
@@ -213,6 +217,8 @@ class ParameterServer:
         greeting.socket.close()
 
     def _talk(self, connection: Any, events: int) -> None:
+        if connection not in self._connections:
+            return  # ended since the system told of it
         try:
             if events & selectors.EVENT_WRITE:
                 connection.flush()
@@ -233,14 +239,27 @@ class ParameterServer:
             self._mirrors.answered(connection, message)
 
     def _attend(self) -> None:
-        """Asks to be told when connections with something left to send can take more."""
-        for key in list(self._selector.get_map().values()):
-            if isinstance(key.fileobj, Connection):
-                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if key.fileobj.sending else 0)
-                if events != key.events:
-                    self._selector.modify(key.fileobj, events, self._talk)
+        """Sends what was answered, and asks to be told when connections with more of it can take that."""
+        for connection in list(self._connections):
+            if connection.sending or connection in self._writing:
+                try:
+                    connection.flush()
+                except Ended:
+                    self._end(connection)
+                    continue
+                self._watch(connection)
+
+    def _watch(self, connection: Connection) -> None:
+        if connection.sending != (connection in self._writing):
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.sending else 0)
+            self._selector.modify(connection, events, self._talk)
+            (self._writing.add if connection.sending else self._writing.discard)(connection)
 
     def _end(self, connection: Connection) -> None:
+        if connection not in self._connections:
+            return
+        self._connections.discard(connection)
+        self._writing.discard(connection)
         self._selector.unregister(connection)
         self._mirrors.ended(connection)
         connection.close()
@@ -263,6 +282,7 @@ class ParameterServer:
         def ready(*_: Any) -> None:
             self._selector.unregister(writing)
             done(writing.end())
+            self._attend()
 
         self._selector.register(writing, selectors.EVENT_READ, ready)
 

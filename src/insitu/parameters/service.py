@@ -5,7 +5,6 @@ Nothing here owns a socket: the server's loop brings messages and takes replies.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from insitu.errors import InputError, InsituError, ParameterError, ServerStalled
 from insitu.parameters import layout as layouts
 from insitu.parameters import modes
-from insitu.parameters.connection import Connection, Ended
+from insitu.parameters.connection import Connection
 from insitu.parameters.freezing import Freezer, WriteBehind
 from insitu.parameters.holdings import Gradients, Holdings, Resolved
 from insitu.parameters.layout import as_dtype
@@ -196,8 +195,7 @@ class Service:
 
     @staticmethod
     def _post(connection: Connection, reply: Message) -> None:
-        with contextlib.suppress(Ended):  # the loop sees it too, and cleans up
-            connection.send(reply)
+        connection.put(reply)
 
     def _look_again(self) -> None:
         """Answers those whose waiting is over."""
@@ -289,11 +287,18 @@ class Service:
 
     def _spans(self, connection: Connection, message: Message, position: int, group: str) -> list[Array]:
         """Views of the server's own parts of a group's buffer in a worker's shared memory."""
+        where = (self.holdings.server, int(message.meta["segment"]), int(message.meta["at"][position]), group)
+        if where not in connection.views:
+            connection.views[where] = self._make_spans(connection, where[1], where[2], group)
+        found: list[Array] = connection.views[where]
+        return found
+
+    def _make_spans(self, connection: Connection, number: int, start: int, group: str) -> list[Array]:
         layout, dtype = self.holdings.layout, as_dtype(group)
-        segment = connection.segments.get(int(message.meta["segment"]))
+        segment = connection.segments.get(number)
         if layout is None or segment is None:
             raise InputError("A message speaks of shared memory that was never shown")
-        start, size = int(message.meta["at"][position]), layout.sizes[group]
+        size = layout.sizes[group]
         memory = segment.array()
         if start < 0 or start % dtype.itemsize or start + size * dtype.itemsize > memory.size:
             raise InputError(f"A buffer of {size} {group} at {start} lies outside of {memory.size} bytes")

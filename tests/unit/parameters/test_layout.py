@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from insitu.errors import InputError
@@ -17,6 +17,7 @@ definitions = st.lists(
 ).map(lambda found: [Variable(f"v{i}", shape, dtype) for i, (shape, dtype) in enumerate(found)])
 
 
+@settings(max_examples=50, deadline=None)
 @given(definitions, st.integers(1, 5), st.integers(1, 4000))
 def test_each_element_is_on_one_server_and_all_buffers_are_filled(variables, servers, least):
     layout = lay_out(variables, servers, least)
@@ -37,6 +38,7 @@ def test_each_element_is_on_one_server_and_all_buffers_are_filled(variables, ser
         assert (whole == 1).all()
 
 
+@settings(max_examples=50, deadline=None)
 @given(definitions, st.integers(1, 5), st.integers(1, 4000))
 def test_pieces_keep_to_the_least_size_and_loads_to_the_greatest_piece(variables, servers, least):
     layout = lay_out(variables, servers, least)

@@ -155,7 +155,7 @@ def test_rules_that_cannot_be(arguments: dict[str, Any], message: str):
         Rules(total_replicas=2, **arguments)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_each_sequence_is_consumed_once_whatever_happens(data: Any):
     total = data.draw(st.integers(1, 4))

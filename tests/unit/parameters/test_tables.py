@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from insitu.errors import InputError, ParameterError
@@ -26,6 +26,7 @@ def pulled(rows: Rows, keys: Any, **options: Any) -> Any:
     return out
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(keys64, max_size=6))
 def test_the_index_is_a_dictionary(batches):
     index, known = Index(limit=1 << 20), {}
@@ -72,6 +73,7 @@ def test_drawn_values_have_the_moments_asked_for():
     assert abs(np.corrcoef(uniform[:, 0], uniform[:, 1])[0, 1]) < 0.03
 
 
+@settings(max_examples=50, deadline=None)
 @given(keys64, st.integers(0, 100))
 def test_equal_keys_are_added_up(keys, seed):
     keys = np.array([key % 7 for key in keys], np.int64)
