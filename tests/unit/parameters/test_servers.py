@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -329,3 +330,11 @@ def test_a_lost_server_is_named():
     ):
         client.pull().result()
     assert caught.value.server == 0
+
+
+def test_the_example_of_the_documentation_runs():
+    text = (Path(__file__).parents[3] / "docs" / "parameters.md").read_text()
+    found: dict[str, Any] = {}
+    exec(text.split("```python\n")[1].split("```")[0], found)
+    assert found["push"].result() == "applied"
+    assert found["rows"].shape == (3, 8)
