@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -19,7 +20,7 @@ from exchange_ranks import SECRET, in_threads, ranks
 
 from insitu import exchange
 from insitu.errors import PeerLost
-from insitu.exchange.links import Links
+from insitu.exchange.links import Links, _is_silent
 
 HOSTS = ("10.213.9.1", "10.213.9.2")
 
@@ -175,3 +176,21 @@ def test_a_peer_that_beats_is_not_taken_for_a_stuck_one() -> None:
     assert links._stuck([2], 100.0) == 3
     links._awaits = {1: 0, 2: 1}
     assert links._stuck([2], 100.0) == 1
+
+
+def test_a_stopped_process_is_not_taken_for_a_vanished_host() -> None:
+    """Its kernel acknowledges, however long it says nothing itself."""
+    here, there = socket.socketpair(socket.AF_UNIX)
+    with here, there:
+        assert not _is_silent(here), "not TCP: nothing is known of it"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        caller = socket.create_connection(listener.getsockname())
+        called, _ = listener.accept()
+        with caller, called, mock.patch("insitu.exchange.links._SILENT", -1):
+            links = Links(0, {1: caller}, {1: caller}, 60.0)
+            links._beat(100.0)
+            deadline = time.monotonic() + 30
+            while _is_silent(caller):  # until the acknowledgement has come
+                assert time.monotonic() < deadline
+            links._beat(100.2)
+            assert links._ended == set()

@@ -26,6 +26,12 @@ _BEAT, _LOST, _BYE = b"b", b"l", b"q"
 _BEAT_EVERY = 0.1
 _UNACKNOWLEDGED = 400
 """Milliseconds after which a host that acknowledges nothing is gone."""
+_SILENT = 500
+"""Milliseconds of beats without any acknowledgement after which this member gives up a host by itself: the
+kernel waits longer where it can't even send again."""
+_UNACKED, _LAST_ACK, _INFO_BYTES = 24, 56, 60
+"""Where `struct tcp_info` has the packets that aren't acknowledged, and the milliseconds since the last
+acknowledgement; how much of it is asked for."""
 _RECENT = 1.0
 """Seconds since its last beat for which a peer counts as waiting itself."""
 _LOOKS, _LOOKS_WHEN_CROWDED = 40, 12
@@ -38,6 +44,19 @@ _VIEWS = 16
 
 def _first(views: deque[memoryview]) -> list[memoryview]:
     return list(views) if len(views) <= _VIEWS else [views[i] for i in range(_VIEWS)]
+
+
+def _is_silent(connection: socket.socket) -> bool:
+    """Whether the host at the other end acknowledges nothing. That is its kernel's part: a process that is
+    busy or stopped is not silent."""
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    except (OSError, AttributeError):
+        return False
+    if len(info) < _INFO_BYTES:
+        return False
+    unacknowledged, milliseconds = (struct.unpack_from("=I", info, at)[0] for at in (_UNACKED, _LAST_ACK))
+    return bool(unacknowledged and milliseconds > _SILENT)
 
 
 class Channel:
@@ -138,6 +157,7 @@ class Links:
         self._rest = dict.fromkeys(control, b"")
         self._lost: int | None = None
         self._last_beat = 0.0
+        self._beats_since = 0.0
         self.waited = 0.0
         """Seconds spent asleep so far."""
         for connection in self._control.values():
@@ -194,9 +214,17 @@ class Links:
                 self._listen(peer, connection, now)
         self._judge(progress, now)
         if now >= self._last_beat + _BEAT_EVERY:
-            needed = self._needed()
-            self._tell(_BEAT, needed[0] if needed else self._rank)
-            self._last_beat = now
+            self._beat(now)
+
+    def _beat(self, now: float) -> None:
+        if now > self._last_beat + 3 * _BEAT_EVERY:
+            self._beats_since = now
+        elif (now - self._beats_since) * 1000 > _SILENT:
+            vanished = {p for p, c in self._control.items() if p not in self._ended and _is_silent(c)}
+            self._ended |= vanished
+        needed = self._needed()
+        self._tell(_BEAT, needed[0] if needed else self._rank)
+        self._last_beat = now
 
     def _listen(self, peer: int, connection: socket.socket, now: float) -> None:
         try:
