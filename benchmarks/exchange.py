@@ -335,6 +335,8 @@ def the_curve(chosen: Any, report: dict[str, Any]) -> str:
     if 2 in by_ranks and len(by_ranks) > 1:
         tables.append(per_byte(by_ranks, sizes))
     lines = [f"- {line}" for line in slower] or ["- nowhere"]
+    if chosen.plot == PLOT and PLOT.exists():
+        tables.append("![Bandwidth against size](results/exchange.png)\n")
     return "\n".join([*tables, "Where a peer is ahead of the same transport:", "", *lines])
 
 
