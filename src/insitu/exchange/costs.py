@@ -18,6 +18,9 @@ from insitu.exchange.transport import Members
 
 Algorithm = Literal["gather", "direct", "chain"]
 
+_DIRECT_LATENCIES = 4
+"""Two messages deep, and as much again for the keeping of chunks, as measured."""
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -49,7 +52,7 @@ def estimate(algorithm: Algorithm, members: Members, row_bytes: int, chunk: int,
         return costs.latency + others * rows * moving + members.num_shards * summing
     if algorithm == "direct":
         parts = others / members.size * (rows + 1) * moving + members.num_shards / members.size * summing
-        return 2 * costs.latency + parts
+        return _DIRECT_LATENCIES * costs.latency + parts
     step = costs.latency + min(chunk, row_bytes) / costs.bandwidth
     return 2 * others * step + (2 if others > 1 else 1) * moving + rows * summing
 
