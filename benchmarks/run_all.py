@@ -18,6 +18,7 @@ BENCHMARKS = {
     "read_speed": "Reading",
     "import_speed": "Import",
     "start_speed": "Start",
+    "recovery": "Recovery",
     "parameter_tables": "Parameter tables",
 }
 

@@ -50,7 +50,7 @@ def chaos(
     standby: Annotated[
         int | None, typer.Option(help="As in start.", show_default="1 if memory allows")
     ] = None,
-    stall_timeout: Annotated[float, typer.Option(metavar="SEC", help="As in start.")] = 10.0,
+    stall_timeout: Annotated[float, typer.Option(metavar="SEC", help="As in start.")] = 30.0,
     patience: Annotated[float, typer.Option(metavar="SEC", help="How long each run may take.")] = 600.0,
 ) -> None:
     from insitu.cluster import Disturber, Request, chaos_faults, submit, wait_until_over

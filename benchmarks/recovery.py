@@ -1,0 +1,196 @@
+"""From the SIGKILL of one of two workers to the next step that all have completed.
+
+Contenders, in turn, each for a one-layer model and for one of 20 million parameters:
+  insitu, standby     `insitu start --standby 1`: a warm process takes the place; the other worker lives on
+  insitu, no standby  `insitu start --standby 0`: the place is taken by a new process
+  torchrun            torch.distributed.run --max-restarts, DistributedDataParallel over gloo: all workers are
+                      started again; the script has no checkpoint, so it starts its data over
+
+Keras 3 on the backend of KERAS_BACKEND (TensorFlow if unset), one thread per worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import common
+import numpy as np
+import psutil
+
+from insitu.cluster import Journal, Request, stop_job, submit
+from insitu.grid import import_cache
+from insitu.paths import JobPaths, Paths
+from insitu.progress import read_progress
+
+MODELS = {"one layer": [], "20 M": [4096, 3968]}
+"""Units of the hidden layers between 784 inputs and 10 outputs."""
+PATIENCE = 120.0
+STEPS_BEFORE = 5
+
+SCRIPT = """
+import json, os, sys
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+import insitu, keras
+
+strategy = insitu.MultiWorkerMirroredStrategy()
+train = insitu.dataset("recovery/rows").shuffle().batch(64)
+with strategy.scope():
+    hidden = [keras.layers.Dense(units, "relu") for units in json.loads(sys.argv[1])]
+    model = keras.Sequential([keras.Input((784,)), *hidden, keras.layers.Dense(10)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+model.fit(train, epochs=100000, verbose=0)
+"""
+
+TORCH = """
+import json, os, sys, time
+import torch, torch.distributed as dist
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+sizes = [784, *json.loads(sys.argv[1]), 10]
+parts = []
+for before, after in zip(sizes, sizes[1:]):
+    parts += [torch.nn.Linear(before, after), torch.nn.ReLU()]
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*parts[:-1]))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+x, y = torch.zeros(32, 784), torch.zeros(32, dtype=torch.int64)
+told = open(os.path.join(sys.argv[2], f"{dist.get_rank()}-{os.getpid()}"), "w")
+while True:
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    print(time.time(), file=told, flush=True)
+"""
+
+
+def wait_for(what: str, condition: Callable[[], Any], pause: float = 0.005) -> Any:
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        if answer := condition():
+            return answer
+        time.sleep(pause)
+    raise common.Unavailable(f"waited {PATIENCE:g} s for {what}")
+
+
+class Bench:
+    """A home with a small cache, and the scripts."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.paths = Paths(root / "home")
+        self.job = root / "job"
+        self.job.mkdir()
+        (self.job / "train.py").write_text(SCRIPT)
+        (root / "torch_train.py").write_text(TORCH)
+        rows = np.random.default_rng(0).random((2048, 784), dtype=np.float32)
+        np.savez(root / "rows.npz", x=rows, label=np.arange(2048) % 10)
+        import_cache(self.paths, "recovery/rows", [str(root / "rows.npz")])
+        os.environ["INSITU_HOME"] = str(self.paths.home)
+
+    def insitu(self, model: str, standby: int) -> float:
+        command = ("train.py", json.dumps(MODELS[model]))
+        request = Request("recovery/rows", self.job, command, workers=2, threads=1, standby=standby)
+        job = self.paths.job(submit(self.paths, request))
+        try:
+            wait_for("the first steps", lambda: self._steps(job) >= STEPS_BEFORE)
+            if standby:
+                wait_for("the standby", lambda: self._stands_by(job), 0.5)
+            victim = Journal(job.journal).state().tasks[1].pid
+            killed = time.time()
+            os.kill(victim, signal.SIGKILL)
+            recovery = wait_for("the recovery", lambda: self._recovered(job), 0.05)
+            return float(recovery.ended - killed)
+        finally:
+            stop_job(job)
+            stop_job(job)
+
+    def _steps(self, job: JobPaths) -> int:
+        tasks = Journal(job.journal).state().members
+        records = [read_progress(job.progress(t.task)) for t in tasks]
+        return min((r.epoch * 64 + r.step if r and r.elastic else -1 for r in records), default=-1)
+
+    @staticmethod
+    def _stands_by(job: JobPaths) -> bool:
+        """Whether a standby of the job has done its loading: it uses no more time."""
+        for process in psutil.process_iter(["cmdline"]):
+            if "--standby" in (process.info["cmdline"] or ()) and str(job.code) == process.cwd():
+                before = sum(process.cpu_times()[:2])
+                time.sleep(1.0)
+                after = sum(process.cpu_times()[:2])
+                return before > 1.0 and after - before < 0.02
+        return False
+
+    @staticmethod
+    def _recovered(job: JobPaths) -> Any:
+        done = [r for r in Journal(job.journal).state().recoveries if r.ended is not None]
+        return done[0] if done else None
+
+    def torchrun(self, model: str) -> float:
+        marks = Path(tempfile.mkdtemp(dir=self.root))
+        with self._torchrun(model, marks):
+            first = wait_for("torch's first steps", lambda: self._all_at(marks, STEPS_BEFORE))
+            killed = time.time()
+            os.kill(first[1], signal.SIGKILL)
+            wait_for("torch's recovery", lambda: self._all_at(marks, 1, besides=set(first.values())), 0.02)
+            begun = [path for path in marks.iterdir() if int(path.name.split("-")[1]) not in first.values()]
+            return max(float(path.read_text().split()[0]) for path in begun) - killed
+
+    @contextmanager
+    def _torchrun(self, model: str, marks: Path) -> Iterator[None]:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=3"]
+        launcher += ["--monitor-interval=0.1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+        command = [*launcher, str(self.root / "torch_train.py"), json.dumps(MODELS[model]), str(marks)]
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+        try:
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+
+    @staticmethod
+    def _all_at(marks: Path, steps: int, besides: set[int] | None = None) -> dict[int, int]:
+        """{rank: process id} once both ranks have done `steps` steps in other processes than `besides`."""
+        found = {}
+        for path in marks.iterdir():
+            rank, pid = map(int, path.name.split("-"))
+            if pid not in (besides or ()) and len(path.read_text().splitlines()) >= steps:
+                found[rank] = pid
+        return found if len(found) == 2 else {}
+
+
+def main() -> None:
+    options = common.parser(__doc__ or "").parse_args()
+    rounds = options.rounds or (1 if options.quick else 3)
+    machine = common.machine()
+    tables, saved = [], {}
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder))
+        for model in list(MODELS)[: 1 if options.quick else None]:
+            contenders: dict[str, Callable[[], float]] = {
+                "insitu, standby": partial(bench.insitu, model, 1),
+                "insitu, no standby": partial(bench.insitu, model, 0),
+                "torchrun": partial(bench.torchrun, model),
+            }
+            results = common.alternate(contenders, "s to the next step of all", rounds)
+            shown = common.results_table(
+                results, "insitu, standby", more_is_better=False, form="{:.2f}".format
+            )
+            tables.append(f"\n{model}\n\n{shown}")
+            saved[model] = common.results_json(results)
+    print(common.machine_line(machine))
+    print("\n".join(tables))
+    common.save_json(options.json, "recovery", machine, models=saved)
+
+
+if __name__ == "__main__":
+    main()
