@@ -154,6 +154,7 @@ def show_outcome(job_id: str, result: dict[str, str], undisturbed: dict[str, str
     """What the user came for: accuracy, rows, bytes, recovery, bits. True where all of it holds."""
     job = describe(job_id)
     first, *others = job["attempts"]
+    replaced = [r for r in job["recoveries"] if r["seconds"] is not None]
     accuracy = float(result["accuracy"])
     lost = sum(epoch["lost"] for epoch in job["ledger"])
     repeated = sum(epoch["repeated"] for epoch in job["ledger"])
@@ -168,13 +169,22 @@ def show_outcome(job_id: str, result: dict[str, str], undisturbed: dict[str, str
         reads = task["reads"]
         read = f"{reads['local_bytes']:,} bytes from its own node, {reads['remote_bytes']:,} from others"
         table.add_row(f"{task['task']} on {task['node']} read", read)
+    for recovery in replaced:
+        tasks = ", ".join(recovery["tasks"])
+        table.add_row(f"{tasks} {recovery['how']}", f"next step of all after {recovery['seconds']:.2f} s")
     for attempt in others:
         table.add_row(f"attempt {attempt['number']} began", f"after {first['cause']['text']}")
     table.add_row("weights after the kill", result["weights"])
     verdict = "the same bits" if same else "[red]DIFFERENT BITS[/]"
     table.add_row("weights undisturbed", f"{undisturbed['weights']}: [bold]{verdict}[/]")
     console.print(table)
-    return accuracy >= plan.least_accuracy and whole and lost == repeated == 0 and same and bool(others)
+    return (
+        accuracy >= plan.least_accuracy
+        and whole
+        and lost == repeated == 0
+        and same
+        and bool(replaced or others)
+    )
 
 
 def main() -> None:

@@ -56,7 +56,8 @@ def chaos(root: Path, epochs: int, *options: str, patience: float) -> str:
         env={**os.environ, "INSITU_HOME": str(paths.home), "NO_COLOR": "1"},
         capture_output=True,
         text=True,
-        timeout=2 * patience + 30,
+        # The command itself gives each of its two runs no more than `patience`, and then ends it.
+        timeout=2 * patience + 15,
     )
     assert done.returncode == 0, f"{done.returncode}: {done.stdout}\n{done.stderr}"
     return done.stdout
@@ -77,7 +78,7 @@ def test_a_killed_worker_a_killed_controller_and_a_broken_checkpoint_change_noth
         "kill worker:0 5.1",
     ]
     faults = [word for fault in given for word in ("--fault", fault)]
-    told = chaos(tmp_path, 30, "--workers", "2", *faults, patience=110.0)
+    told = chaos(tmp_path, 12, "--workers", "2", *faults, patience=50.0)
     assert injected(told) == len(given)
     assert "0 restarts of all tasks" in told
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from insitu.cli.console import print_table, tell
+from insitu.errors import JobEnded
 from insitu.paths import Paths
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ def chaos(
     stall_timeout: Annotated[float, typer.Option(metavar="SEC", help="As in start.")] = 30.0,
     patience: Annotated[float, typer.Option(metavar="SEC", help="How long each run may take.")] = 600.0,
 ) -> None:
-    from insitu.cluster import Disturber, Request, chaos_faults, submit, wait_until_over
+    from insitu.cluster import Disturber, Request, chaos_faults, stop_job, submit, wait_until_over
 
     paths = Paths.default()
     planned = chaos_faults(fault or [], seed, faults, workers, kinds)
@@ -70,13 +72,19 @@ def chaos(
         stall_timeout=stall_timeout,
         max_restarts=10 * len(planned) + 10,
     )
-    calm = paths.job(submit(paths, request))
-    tell(f"undisturbed: {calm.root.name}")
-    wait_until_over(calm, patience)
-    job = paths.job(submit(paths, request))
-    tell(f"disturbed:   {job.root.name}")
-    done = Disturber(paths, job, patience).run(planned, _tell)
-    code = wait_until_over(job, patience)
+    calm = job = paths.job(submit(paths, request))
+    try:
+        tell(f"undisturbed: {calm.root.name}")
+        wait_until_over(calm, patience)
+        job = paths.job(submit(paths, request))
+        tell(f"disturbed:   {job.root.name}")
+        done = Disturber(paths, job, patience).run(planned, _tell)
+        code = wait_until_over(job, patience)
+    finally:
+        # Asked twice, it kills at once: nothing goes on when this is interrupted or has waited for too long.
+        for _ in range(2):
+            with contextlib.suppress(JobEnded):
+                stop_job(job)
     raise typer.Exit(_verdict(paths, calm, job, done, code, len(planned)))
 
 
