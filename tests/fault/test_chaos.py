@@ -69,6 +69,8 @@ def injected(told: str) -> int:
     return int(found[1])
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(460)
 def test_a_killed_worker_a_killed_controller_and_a_broken_checkpoint_change_nothing(tmp_path: Path) -> None:
     given = [
         "kill worker:1 1.2",
@@ -78,12 +80,13 @@ def test_a_killed_worker_a_killed_controller_and_a_broken_checkpoint_change_noth
         "kill worker:0 5.1",
     ]
     faults = [word for fault in given for word in ("--fault", fault)]
-    told = chaos(tmp_path, 12, "--workers", "2", *faults, patience=50.0)
+    told = chaos(tmp_path, 12, "--workers", "2", *faults, patience=200.0)
     assert injected(told) == len(given)
     assert "0 restarts of all tasks" in told
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize(
     "options",
     [
