@@ -20,3 +20,7 @@ def test_sigkill_changes_nothing(tmp_path: Path):
     assert [task["attempt"] for task in job["task_list"]] == [1, 2]
     assert results == undisturbed
     assert_every_row_once(job, epochs=4)
+    survivor, replacement = (task["progress"]["rows"] for task in job["task_list"])
+    # The survivor fed all its rows once, the replacement none of the steps that were done.
+    assert survivor + replacement < 4 * job["ledger"][0]["expected"]
+    assert replacement < survivor / 2

@@ -35,12 +35,13 @@ from insitu.train.membership import Telling
 
 out, rules = Path(sys.argv[1]), json.loads(sys.argv[2])
 me = insitu.context()
+fits = 0
 life = f"{me.task}.{me.attempt}"
 
 
 def die_at(place, *where):
     for rule in rules:
-        if rule == [life, place, *where] or rule == [life, place]:
+        if rule == [life, place, *where, *([fits] if len(rule) > 4 else [])]:
             (out / f"injected-{life}").write_text(place)
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -113,6 +114,7 @@ callbacks = [
 ]
 first = model.fit(train, epochs=3, validation_data=held_out, verbose=0, callbacks=callbacks)
 die_at("between")
+fits = 1
 evaluated = model.evaluate(held_out, verbose=0)
 second = model.fit(train, epochs=2, verbose=0)
 predicted = model.predict(held_out, verbose=0)

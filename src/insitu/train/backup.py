@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
@@ -14,23 +15,36 @@ from insitu.train.binding import Binding, binding_of
 from insitu.train.checkpoint import Checkpoint, CheckpointStore
 from insitu.train.gather import nothing
 from insitu.train.lockstep import SETUP
-from insitu.train.state import check_snapshot, load_snapshot, snapshot
+from insitu.train.state import check_snapshot, load_snapshot, view
 from insitu.train.transfer import share
+from insitu.train.writing import BackgroundWriter
+
+_RESTORE = 1
+"""The number of the unit that restores, among those that set up a fit."""
 
 
 class BackupAndRestore(keras.callbacks.Callback):
     """Saves the training's whole state, and restores it when the script runs again after a failure.
 
-    Weights, optimizer, metrics, seeds, position in the data and the ledger are restored, so that the run
-    ends with the bits of an undisturbed one. What Python objects hold is not: a callback such as
-    `EarlyStopping` starts over. The chief writes; give the callback in every task.
+    Weights, optimizer, metrics, seeds, position in the data, the ledger and what callbacks remember in plain
+    values (numbers, text, arrays, and lists of them) are restored, so that the run ends with the bits of an
+    undisturbed one. A worker that is replaced while others go on needs no checkpoint: this is for the case
+    that all are gone. One task writes, behind the training; give the callback in every task.
 
     Args:
-        directory: where to save. By default the job's own folder; outside a job nothing is saved, since
-            nobody would restart the script.
+        directory: where to save: a path, or any URL that fsspec knows (`"s3://bucket/run"`). By default the
+            job's own folder; outside a job nothing is saved, since nobody would restart the script.
         save_freq: `"epoch"`, or a number of steps; then also at each epoch's end.
-        keep: how many checkpoints of a fit stay on disk.
+        keep: how many checkpoints of a fit are kept.
+
+    Raises:
+        TrainingError: for a wrong argument, or a model outside of any strategy's scope.
+        CheckpointError: at the next save or at the end of training, where a checkpoint could not be written
+            (where only room was lacking there is a warning, and training goes on).
     """
+
+    restores_training = True
+    """Other callbacks begin after this one."""
 
     def __init__(
         self, directory: str | Path | None = None, *, save_freq: str | int = "epoch", keep: int = 2
@@ -38,35 +52,36 @@ class BackupAndRestore(keras.callbacks.Callback):
         super().__init__()
         if save_freq != "epoch" and not (isinstance(save_freq, int) and save_freq > 0):
             raise TrainingError(f"save_freq is 'epoch' or a number of steps above 0. Received: {save_freq!r}")
-        self._directory = Path(directory) if directory is not None else None
+        self._directory = directory
         self._save_freq = save_freq
         self._keep = keep
-        self._store: CheckpointStore | None = None
+        self._writer: BackgroundWriter | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         binding = self._binding()
         directory = self._directory or binding.membership.context.checkpoint_dir
         if directory is None:
             return
-        self._store = CheckpointStore(directory, binding.fit_index, self._keep)
-        self._restore(binding, self._store)
+        store = CheckpointStore(directory, binding.fit_index, self._keep)
+        self._restore(binding, store)
+        self._writer = BackgroundWriter(store)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._store is None or self._save_freq == "epoch":
-            return
-        if (batch + 1) % int(self._save_freq) == 0:
-            self._save(self._store)
+        if self._save_freq != "epoch" and (batch + 1) % int(self._save_freq) == 0:
+            self._save_soon()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if self._store is not None:
-            self._save(self._store)
+        self._save_soon()
 
     def on_train_end(self, logs: Any = None) -> None:
         binding, epochs = self._binding(), self.params["epochs"]
-        if self._store is not None and binding.position[0] < epochs:
-            # Stopped early: a restarted script must not train on.
-            binding.position = (epochs, 0)
-            self._save(self._store)
+        if self._writer is not None:
+            if binding.position[0] < epochs:
+                # Stopped early: a restarted script must not train on.
+                binding.position = (epochs, 0)
+                self._save()
+            writer, self._writer = self._writer, None
+            writer.finish()
         # A later fit of the same model begins where its own arguments say.
         self.model._initial_epoch = None
 
@@ -79,27 +94,40 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
         return binding
 
-    def _save(self, store: CheckpointStore) -> None:
+    def _save_soon(self) -> None:
+        """Saves once all callbacks have heard of the present event, since what they remember is saved too."""
+        callbacks = self._binding().callbacks
+        if self._writer is not None and callbacks is not None and self._save not in callbacks.due:
+            callbacks.due.append(self._save)
+
+    def _save(self) -> None:
+        """Copies the state in memory; the writer does the rest. Every task could, the first one does."""
         binding = self._binding()
-        if binding.membership.leads:
-            epoch, step = binding.position
-            store.save(Checkpoint(epoch, step, snapshot(binding.state)))
+        if self._writer is None or binding.callbacks is None or not binding.membership.leads:
+            return
+        views = {name: view(variable) for name, variable in binding.state.named()}
+        room = self._writer.room(views)
+        for name, value in views.items():
+            np.copyto(room[name], value)
+        more = {"logs": binding.place.logs, "memory": binding.callbacks.memory.read()}
+        self._writer.submit(Checkpoint(*binding.position, room, more))
 
     def _restore(self, binding: Binding, store: CheckpointStore) -> None:
-        """The first task reads, the others get its state over the exchange: they may not see its disk."""
+        """One task reads, the others get its state over the exchange: they may not see its disk."""
         told: list[Any] = []
 
         def work(group: Group) -> NDArray[Any]:
             found = store.load_latest() if group.rank == 0 else None
             if found is not None:
                 check_snapshot(binding.state, found.values)
-            value = [found.epoch, found.step, found.values] if found is not None else None
+            value = None if found is None else [found.position, found.values, found.more]
             told[:] = [share(group, 0, value)]
             return nothing(group)
 
-        binding.membership.lockstep.insist(binding.session.key(SETUP, 1), work)
-        if told and told[0] is not None:
-            epoch, step, values = told[0]
-            load_snapshot(binding.state, values)
-            binding.restore(epoch, step)
-            self.model._initial_epoch = epoch
+        binding.membership.lockstep.insist(binding.session.key(SETUP, _RESTORE), work)
+        if not told or told[0] is None:
+            return
+        (epoch, step), values, more = told[0]
+        load_snapshot(binding.state, values)
+        binding.restore(epoch, step, values, more)
+        self.model._initial_epoch = epoch

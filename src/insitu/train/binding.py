@@ -23,7 +23,7 @@ from insitu.train.gather import nothing
 from insitu.train.lockstep import Again
 from insitu.train.placement_log import log_variables
 from insitu.train.sources import make_feed
-from insitu.train.state import ModelState, read_state, to_numpy
+from insitu.train.state import ModelState, load_snapshot, read_state, to_numpy
 from insitu.train.step import Layout
 from insitu.train.step import Step as StrategyStep
 from insitu.train.transfer import share
@@ -59,6 +59,7 @@ class Binding:
         self.place = Place()
         self.callbacks: EpochCallbacks | None = None
         self._entering: dict[str, Any] | None = None
+        self._restored: tuple[dict[str, Any], dict[int, Any]] | None = None
         self._steps: dict[Any, StrategyStep] = {}
         self._train_step: StrategyStep | None = None
         self._test_step: StrategyStep | None = None
@@ -104,8 +105,8 @@ class Binding:
 
     def go_on_at(self, epoch: int, step: int) -> None:
         """The fit that begins goes on at this place: what comes before was done by another attempt."""
-        self.restore(epoch, step)
-        self.metrics_to_restore = {}
+        self.position = (epoch, step)
+        self.bookkeeper.take_up(epoch, step)
         self.model._initial_epoch = epoch
 
     def begin_epoch(self, epoch: int, step: int) -> None:
@@ -137,14 +138,25 @@ class Binding:
 
         self.membership.lockstep.insist(self.session.key("epoch", epoch), work)
 
-    def restore(self, epoch: int, step: int) -> None:
+    def restore(self, epoch: int, step: int, values: dict[str, Any], more: dict[str, Any]) -> None:
         """The model has been given the state that a checkpoint holds: the fit goes on at this place."""
         self.position = (epoch, step)
         self.metrics_to_restore = self.metrics()
+        self.place.logs = more["logs"]
+        self._restored = (values, more["memory"])
         self.bookkeeper.take_up(epoch, step)
+        _prepared(self.callbacks).memory.go_on(epoch)
 
-    def epoch_begun(self, epoch: int) -> None:
-        """All callbacks have heard of the beginning of `epoch`."""
+    def remember(self, epoch: int, *, begun: bool) -> None:
+        """Gives the callbacks what they remembered: before they hear of the beginning of `epoch` where they
+        hadn't when it was saved; after it, together with what they changed, where it goes on in the middle.
+        """
+        if self._restored is None or self.callbacks is None or begun != (self.position[1] > 0):
+            return
+        (values, memory), self._restored = self._restored, None
+        self.callbacks.memory.write(memory)
+        if begun:
+            load_snapshot(self.state, values)
 
     @property
     def tests_to_skip(self) -> int:
@@ -157,11 +169,11 @@ class Binding:
             "epoch": place.epoch,
             "steps": place.steps,
             "tests": place.tests,
+            "unchecked": place.unchecked,
             "logs": place.logs,
             "test_logs": place.test_logs,
             "metrics": self.metrics(),
             "trained": place.trained or self.metrics(),
-            "position": self.position,
             "outputs": list(self._outputs),
             "stop": bool(getattr(self.model, "stop_training", False)),
             "memory": self.callbacks.memory.read() if self.callbacks is not None else {},
@@ -172,6 +184,7 @@ class Binding:
         self._entering = None
         place = self.place
         place.epoch, place.steps, place.tests = told["epoch"], told["steps"], told["tests"]
+        place.unchecked = told["unchecked"]
         place.logs, place.test_logs = told["logs"], told["test_logs"]
         place.trained = told["trained"] if place.tests else {}
         self.model.stop_training = told["stop"]
@@ -245,7 +258,7 @@ class Binding:
             self.strategy.end_fit(self)
             return history
         finally:
-            self.callbacks = None
+            self.callbacks = self._restored = None
             self.model._initial_epoch = None
             self.bookkeeper.end()
 
@@ -258,7 +271,7 @@ class Binding:
         self.metrics_to_restore = told["trained"]
         self.place.logs = told["logs"]
         arguments["initial_epoch"] = told["epoch"]
-        _prepared(self.callbacks).memory.go_on()
+        _prepared(self.callbacks).memory.go_on(told["epoch"])
 
     def _validation_adapter(self, arguments: dict[str, Any], batch_size: int | None) -> FeedAdapter:
         data = arguments["validation_data"]
@@ -403,7 +416,11 @@ class Binding:
     def _train_one(self, step: Step) -> Logs:
         work = _prepared(self._train_step)
         epoch, index = self.position
-        self.membership.lockstep.key = self.session.key("train", epoch, index)
+        lockstep = self.membership.lockstep
+        lockstep.key = self.session.key("train", epoch, index)
+        if self.place.unchecked >= self.membership.check_every:
+            self.place.unchecked = 0
+            lockstep.check_next()
         done: list[Step] = []
 
         def train(step: Step) -> Logs:
@@ -414,6 +431,7 @@ class Binding:
         self.bookkeeper.enter(done[-1])
         self.position = (epoch, index + 1)
         self.place.steps, self.place.logs = index + 1, logs
+        self.place.unchecked += 1
         return logs
 
     def _test_one(self, step: Step) -> Logs:
@@ -452,11 +470,15 @@ class Binding:
 @dataclass(slots=True)
 class Place:
     """Where a call is: the epoch, how many of its steps and of its test steps are done, and their last logs.
-    `trained` is what the metrics held before the tests of the epoch began, by variable name."""
+
+    `unchecked` counts steps since replicas were compared; `trained` is what the metrics held before the tests
+    of the epoch began, by variable name.
+    """
 
     epoch: int = 0
     steps: int = 0
     tests: int = 0
+    unchecked: int = 0
     logs: Logs = field(default_factory=dict)
     test_logs: Logs = field(default_factory=dict)
     trained: dict[str, Any] = field(default_factory=dict)

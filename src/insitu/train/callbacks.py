@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -67,11 +69,30 @@ class Memory:
             else:
                 _write(callback, attributes)
 
-    def go_on(self) -> None:
-        """The fit goes on in its middle: what was written before stays."""
-        for callback in self._callbacks:
+    def go_on(self, epoch: int) -> None:
+        """The fit goes on in its middle, in `epoch`: what was written of the epochs before stays."""
+        for callback in self._callbacks if self._is_chief else ():
             if isinstance(callback, keras.callbacks.CSVLogger):
                 callback.append = True
+                _drop_rows(Path(callback.filename), callback.sep, epoch)
+
+
+def _drop_rows(path: Path, separator: str, epoch: int) -> None:
+    """Takes the rows of `epoch` and later ones out of a CSVLogger's file: they will be written again."""
+    try:
+        lines = path.read_text().splitlines(keepends=True)
+    except (OSError, UnicodeDecodeError):
+        return
+
+    def stays(line: str) -> bool:
+        first = line.partition(separator)[0]
+        return line.endswith("\n") and not (first.isdecimal() and int(first) >= epoch)
+
+    kept = [line for line in lines if stays(line)]
+    if kept != lines:
+        staged = path.with_name(f".{path.name}.{os.getpid()}")
+        staged.write_text("".join(kept))
+        staged.replace(path)
 
 
 def _read(callback: Any) -> dict[str, Any]:
@@ -103,8 +124,10 @@ class EpochCallbacks(keras.callbacks.CallbackList):
         self._skip = 0
         self.due: list[Callable[[], None]] = []
         """What to do once all callbacks have heard of the present event."""
+        own = own_callbacks(given, is_chief)
         super().__init__(
-            own_callbacks(given, is_chief),
+            # What restores comes first: the others begin by what it has found.
+            sorted(own, key=lambda callback: not hasattr(callback, "restores_training")),
             add_history=True,
             add_progbar=params["verbose"] != 0,
             model=binding.model,
@@ -122,8 +145,9 @@ class EpochCallbacks(keras.callbacks.CallbackList):
         self._skip = step if epoch == resumed_epoch else 0
         self._binding.begin_epoch(epoch, self._skip)
         self._adapter.position = (epoch, self._skip)
+        self._binding.remember(epoch, begun=False)
         super().on_epoch_begin(epoch, logs)
-        self._binding.epoch_begun(epoch)
+        self._binding.remember(epoch, begun=True)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if batch >= self._skip:
@@ -143,6 +167,11 @@ class EpochCallbacks(keras.callbacks.CallbackList):
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         if batch >= self._binding.tests_to_skip:
             super().on_test_batch_end(batch, logs)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        # Where the whole fit was done before, no epoch has begun.
+        self._binding.remember(self._binding.position[0], begun=False)
+        super().on_train_end(logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._binding.position = (epoch + 1, 0)

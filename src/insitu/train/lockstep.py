@@ -127,7 +127,7 @@ class Lockstep:
         try:
             self._places.heed(group)
             if self._unchecked and key[1] != SETUP:
-                check_equal(group, self._carrier.fingerprint(), f"after a recovery, at {_words(key)}")
+                check_equal(group, self._carrier.fingerprint(), f"before {_words(key)}")
             self._unchecked = False
             row = work(group)
             committed = True
@@ -140,6 +140,10 @@ class Lockstep:
         self._units += 1
         self._last = result
         return result
+
+    def check_next(self) -> None:
+        """Before the next unit it's checked that replicas are equal. All tasks ask for it before the same."""
+        self._unchecked = True
 
     def insist(self, key: Key, work: Work) -> NDArray[Any]:
         """Does a unit that doesn't depend on which shards this task has, until it is done. An arriving task
@@ -173,8 +177,9 @@ class Lockstep:
             raise lost
         self.recoveries += 1
         while True:
+            # Outside: what it raises is final.
+            self._places.rejoin(group, lost)
             try:
-                self._places.rejoin(group, lost)
                 return self._meet(key, committed)
             except (PeerLost, StaleGeneration, Superseded) as again:
                 lost = again

@@ -31,6 +31,10 @@ _GLANCE = 0.05
 """Seconds between two looks while training goes on."""
 
 
+CHECK_EVERY = 1000
+"""Steps of `fit` after which it is checked that replicas are equal. Costs a hash of all variables."""
+
+
 class Released(SystemExit):
     """The job goes on without this task: it ends well."""
 
@@ -47,6 +51,7 @@ class Membership:
         self.context = context
         self.launched_shards = context.shards
         """What the script's datasets were made for; the shards of `context` may change later."""
+        self.check_every = CHECK_EVERY
         self._fits = 0
         self.telling = Telling(context)
         self.session = Session()

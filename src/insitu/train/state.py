@@ -132,11 +132,17 @@ def _losses(model: Any) -> list[Any]:
 
 def to_numpy(variable: Any) -> NDArray[Any]:
     """The variable's value as a NumPy array of its own dtype, a copy."""
+    return np.array(view(variable))
+
+
+def view(variable: Any) -> NDArray[Any]:
+    """The variable's value, in its own memory where that lies on the host: good until the next update."""
     value, backend = variable.value, keras.backend.backend()
+    if backend == "torch":
+        return np.asarray(keras.ops.convert_to_numpy(value))
     # Not by Keras' own way: for JAX and TensorFlow that asks NumPy in a manner that it will refuse.
-    if backend == "tensorflow":
-        value = value.numpy()
-    return np.array(keras.ops.convert_to_numpy(value) if backend == "torch" else value)
+    array: NDArray[Any] = np.asarray(value.read_value() if backend == "tensorflow" else value)
+    return array
 
 
 def snapshot(state: ModelState) -> dict[str, NDArray[Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from insitu.errors import CheckpointError, StorageFull
 from insitu.train import checkpoint as module
 from insitu.train.checkpoint import Checkpoint, CheckpointStore
+from insitu.train.writing import BackgroundWriter
 
 
 def a_checkpoint(epoch: int = 1, step: int = 2, value: float = 0.5) -> Checkpoint:
@@ -23,7 +25,7 @@ def a_checkpoint(epoch: int = 1, step: int = 2, value: float = 0.5) -> Checkpoin
         "first/0": np.array(True),
         "mean/0": np.full((3,), value, ml_dtypes.bfloat16),
     }
-    return Checkpoint(epoch, step, values, ("{}", ""))
+    return Checkpoint(epoch, step, values, {"memory": {0: {"best": value}}, "list": [1, (2, None)]})
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path):
@@ -31,7 +33,7 @@ def test_what_was_saved_is_loaded(tmp_path: Path):
     saved = a_checkpoint()
     store.save(saved)
     loaded = store.load_latest()
-    assert (loaded.epoch, loaded.step, loaded.ledgers) == (1, 2, ("{}", ""))
+    assert (loaded.epoch, loaded.step, loaded.more) == (1, 2, saved.more)
     for name, value in saved.values.items():
         assert loaded.values[name].dtype == value.dtype
         assert loaded.values[name].shape == value.shape
@@ -53,18 +55,23 @@ def test_the_newest_are_kept(tmp_path: Path):
         CheckpointStore(tmp_path, fit=0, keep=0)
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "no state", "half a state"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "longer", "other state", "no state", "half a state"])
 def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture):
     store = CheckpointStore(tmp_path, fit=0)
     store.save(a_checkpoint(1, 0, value=1.0))
-    newest = store.save(a_checkpoint(2, 0, value=2.0))
-    arrays, state = newest / "arrays.npz", newest / "state.json"
+    newest = Path(store.save(a_checkpoint(2, 0, value=2.0)))
+    arrays, state = newest / "arrays.bin", newest / "state.json"
     if damage == "flip":
         data = bytearray(arrays.read_bytes())
         data[len(data) // 2] ^= 1
         arrays.write_bytes(data)
     elif damage == "truncate":
         arrays.write_bytes(arrays.read_bytes()[:-9])
+    elif damage == "longer":
+        arrays.write_bytes(arrays.read_bytes() + b"0")
+    elif damage == "other state":
+        state.write_text(state.read_text().replace('\\"epoch\\": 2', '\\"epoch\\": 3'))
+        assert "3" in state.read_text()
     elif damage == "no state":
         state.unlink()
     else:
@@ -79,10 +86,11 @@ def test_a_full_disk_leaves_the_last_one_and_nothing_else(tmp_path: Path, monkey
     store = CheckpointStore(tmp_path, fit=0)
     store.save(a_checkpoint(1, 0))
 
-    def full(*args: object, **kwargs: object) -> None:
+    def full(path: Path, pieces: object) -> None:
+        path.write_bytes(b"some")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module.np, "savez", full)
+    monkeypatch.setattr(module, "_write_file", full)
     with pytest.raises(StorageFull, match="stands"):
         store.save(a_checkpoint(2, 0))
     assert [p.name for p in (tmp_path / "fit-00000").iterdir()] == ["epoch-00001.step-00000000"]
@@ -97,3 +105,74 @@ def test_what_a_killed_writer_left_is_invisible_and_goes(tmp_path: Path):
     assert store.load_latest() is None
     store.save(a_checkpoint())
     assert not left.exists()
+
+
+@pytest.mark.parametrize("scheme", ["memory", "file"])
+def test_any_file_system_holds_checkpoints(tmp_path: Path, scheme: str, caplog: pytest.LogCaptureFixture):
+    import fsspec
+
+    store = CheckpointStore(f"{scheme}://{tmp_path}/run", fit=3, keep=2)
+    assert store.load_latest() is None
+    for epoch in (1, 2, 3):
+        store.save(a_checkpoint(epoch, 0, value=epoch))
+    loaded = CheckpointStore(f"{scheme}://{tmp_path}/run", fit=3).load_latest()
+    assert loaded.epoch == 3
+    assert loaded.values["trainable/0"][0, 0] == 3
+    system, root = fsspec.core.url_to_fs(f"{scheme}://{tmp_path}/run/fit-00003")
+    assert len(system.ls(root)) == 2
+    # One that is half there isn't there; one that is damaged is named and passed over.
+    system.makedirs(f"{root}/epoch-00009.step-00000000", exist_ok=True)
+    system.pipe_file(f"{root}/epoch-00009.step-00000000/arrays.bin", b"half")
+    path = f"{root}/epoch-00003.step-00000000/arrays.bin"
+    data = bytearray(system.cat_file(path))
+    data[3] ^= 4
+    system.pipe_file(path, bytes(data))
+    assert store.load_latest().epoch == 2
+    assert "damaged" in caplog.text
+
+
+def test_a_place_that_nobody_knows_is_refused():
+    with pytest.raises(CheckpointError, match="nowhere"):
+        CheckpointStore("nowhere://bucket/run", fit=0)
+
+
+def test_the_writer_writes_behind_and_tells_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    store = CheckpointStore(tmp_path, fit=0)
+    writer = BackgroundWriter(store)
+    gate, began, problem = threading.Event(), threading.Event(), []
+    write = module._write_file
+
+    def held_up(path: Path, pieces: object) -> None:
+        began.set()
+        assert gate.wait(30)
+        if problem:
+            raise problem[0]
+        write(path, pieces)
+
+    monkeypatch.setattr(module, "_write_file", held_up)
+    writer.submit(a_checkpoint(1, 0))
+    assert began.wait(30)
+    # While the first is being written, the second gives way to the third.
+    writer.submit(a_checkpoint(2, 0))
+    writer.submit(a_checkpoint(3, 0))
+    gate.set()
+    writer.finish()
+    assert [p.name for p in sorted((tmp_path / "fit-00000").iterdir())] == [
+        "epoch-00001.step-00000000",
+        "epoch-00003.step-00000000",
+    ]
+    # Memory of what was written is used again.
+    values = a_checkpoint().values
+    assert writer.room(values)["trainable/0"] is not writer.room(values)["trainable/0"]
+    problem.append(OSError(errno.ENOSPC, "No space left on device"))
+    writer.submit(a_checkpoint(4, 0))
+    writer.finish()
+    assert "No room is left" in caplog.text
+    assert "Training goes on" in caplog.text
+    problem[0] = OSError(errno.EIO, "Input/output error")
+    writer.submit(a_checkpoint(5, 0))
+    with pytest.raises(CheckpointError, match="Input/output"):
+        writer.finish()
+    assert store.load_latest().epoch == 3

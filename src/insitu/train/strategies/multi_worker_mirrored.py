@@ -9,6 +9,7 @@ import keras
 
 from insitu.context import Context
 from insitu.errors import TrainingError
+from insitu.train.membership import CHECK_EVERY
 from insitu.train.state import broadcast_state, read_state
 from insitu.train.step import Step
 from insitu.train.strategies.base import Strategy
@@ -37,6 +38,8 @@ class MultiWorkerMirroredStrategy(Strategy):
             (`insitu.exchange.compression`); within one host nothing is compressed. Weights stay the same in
             each task, but are no longer the bits of one process, nor of a run without a failure. For
             `"ring"`.
+        check_every: steps of `fit` after which it is checked, by hashes, that all replicas are equal;
+            training stops with `insitu.errors.Diverged` where they aren't. With `"ring"` only.
         context: who this process is; read from the environment by default.
 
     Raises:
@@ -49,8 +52,11 @@ class MultiWorkerMirroredStrategy(Strategy):
         communication: Communication = "auto",
         *,
         compression: Literal["bfloat16"] | None = None,
+        check_every: int = CHECK_EVERY,
         context: Context | None = None,
     ) -> None:
+        if not isinstance(check_every, int) or check_every < 1:
+            raise TrainingError(f"check_every is a number of steps above 0. Received: {check_every!r}")
         if communication not in get_args(Communication):
             raise TrainingError(f"communication is 'auto', 'ring' or 'xla'. Received: {communication!r}")
         backend = keras.backend.backend()
@@ -67,6 +73,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         if compression and communication == "auto":
             communication = "ring"
         super().__init__(compression=compression or "none", context=context)
+        self._membership.check_every = check_every
         several = len(self._membership.context.workers) > 1
         if communication == "auto":
             communication, why = _choose(backend, several)
