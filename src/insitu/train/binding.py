@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import keras
@@ -21,6 +19,7 @@ from insitu.train.callbacks import EpochCallbacks, own_callbacks
 from insitu.train.feed import Step
 from insitu.train.gather import nothing
 from insitu.train.lockstep import Again
+from insitu.train.place import Place, forward, spread
 from insitu.train.placement_log import log_variables
 from insitu.train.sources import make_feed
 from insitu.train.state import ModelState, load_snapshot, read_state, to_numpy
@@ -69,7 +68,7 @@ class Binding:
         # From the class: the model may be compiled for the second time.
         self._keras = {name: getattr(type(model), name).__get__(model) for name in _REPLACED}
         for name in _REPLACED:
-            setattr(model, name, _forward(self, name, self._keras[name]))
+            setattr(model, name, forward(self, name, self._keras[name]))
         model.make_train_function = self._maker("train_function", self._train_one)
         model.make_test_function = self._maker("test_function", self._test_one)
         # Around Keras' tracking: the binding is no part of the model's state.
@@ -288,7 +287,7 @@ class Binding:
     def _validate(self, arguments: dict[str, Any]) -> Any:
         """The evaluation at the end of an epoch of a fit."""
         self.place.trained = self.metrics()
-        return self._test(lambda: self._keras["evaluate"](**_spread(arguments)))
+        return self._test(lambda: self._keras["evaluate"](**spread(arguments)))
 
     def _test(self, evaluate: Callable[[], Any]) -> Any:
         self.place.tests = 0
@@ -311,7 +310,7 @@ class Binding:
         self._test_step, self._test_adapter = step, FeedAdapter(feed, steps)
         try:
             return self._test(
-                lambda: self._keras["evaluate"](x=self._test_adapter, steps=steps, **_spread(arguments))
+                lambda: self._keras["evaluate"](x=self._test_adapter, steps=steps, **spread(arguments))
             )
         finally:
             self._test_step, self._test_adapter, self.place, self._entering = before
@@ -467,51 +466,9 @@ class Binding:
                 continue
 
 
-@dataclass(slots=True)
-class Place:
-    """Where a call is: the epoch, how many of its steps and of its test steps are done, and their last logs.
-
-    `unchecked` counts steps since replicas were compared; `trained` is what the metrics held before the tests
-    of the epoch began, by variable name.
-    """
-
-    epoch: int = 0
-    steps: int = 0
-    tests: int = 0
-    unchecked: int = 0
-    logs: Logs = field(default_factory=dict)
-    test_logs: Logs = field(default_factory=dict)
-    trained: dict[str, Any] = field(default_factory=dict)
-
-    def begin(self, epoch: int, steps: int) -> None:
-        """An epoch begins, in its middle where `steps` were done before."""
-        if not steps:
-            self.logs = {}
-        self.epoch, self.steps, self.tests, self.test_logs, self.trained = epoch, steps, 0, {}, {}
-
-
 def _prepared(what: T | None) -> T:
     if what is None:
         raise TrainingError(
             "fit() and evaluate() prepare the step. Received: a compiled function on its own."
         )
     return what
-
-
-def _forward(binding: Binding, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Keras' method with its own signature, its arguments bound by name and handed to the binding."""
-    signature = inspect.signature(original)
-
-    def method(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return binding.call(name, dict(bound.arguments))
-
-    method.__name__, method.__doc__ = name, original.__doc__
-    return method
-
-
-def _spread(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by name, those of **kwargs beside the others."""
-    named = {name: value for name, value in arguments.items() if name != "kwargs"}
-    return {**named, **arguments.get("kwargs", {})}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from insitu.train.adapter import FeedAdapter
-from insitu.train.plain import plain_part
+from insitu.train.plain import pack, plain_part, unpack
 
 if TYPE_CHECKING:
     from insitu.train.binding import Binding
@@ -29,6 +30,7 @@ header."""
 
 _COMPARES = "monitor_op"
 """The function by which callbacks compare what they monitor. In a memory it says only that it was chosen."""
+_SMALL_BYTES = 1 << 20
 
 
 def own_callbacks(callbacks: Any, is_chief: bool) -> list[Any]:
@@ -40,13 +42,15 @@ def own_callbacks(callbacks: Any, is_chief: bool) -> list[Any]:
 class Memory:
     """What the callbacks of a fit remember, as plain values, by their place in the list that scripts give.
 
-    Attributes that are no plain values (files, functions, objects) stay behind. Of writers, which the chief
-    alone runs, the other tasks keep what it last told them.
+    Attributes that are no plain values (files, functions, objects) stay behind, and so do those that are as
+    they were before the fit: how a callback was set up is the script's. Of writers, which the chief alone
+    runs, the other tasks keep what it last told them.
     """
 
     def __init__(self, given: Sequence[Any], history: Any, is_chief: bool) -> None:
         self._callbacks = [*given, history]
         self._is_chief = is_chief
+        self._before = [_Setup(callback) for callback in self._callbacks]
         self.writers: dict[int, dict[str, Any]] = {}
 
     @property
@@ -55,10 +59,10 @@ class Memory:
 
     def read_writers(self) -> dict[int, dict[str, Any]]:
         """What the chief tells the others."""
-        return {i: _read(c) for i, c in enumerate(self._callbacks) if isinstance(c, WRITERS)}
+        return {i: self._read(i) for i, c in enumerate(self._callbacks) if isinstance(c, WRITERS)}
 
     def read(self) -> dict[int, dict[str, Any]]:
-        others = {i: _read(c) for i, c in enumerate(self._callbacks) if not isinstance(c, WRITERS)}
+        others = {i: self._read(i) for i, c in enumerate(self._callbacks) if not isinstance(c, WRITERS)}
         return {**others, **(self.read_writers() if self._is_chief else self.writers)}
 
     def write(self, memory: dict[int, dict[str, Any]]) -> None:
@@ -67,7 +71,15 @@ class Memory:
             if isinstance(callback, WRITERS) and not self._is_chief:
                 self.writers[index] = attributes
             else:
+                self._before[index].return_to(callback)
                 _write(callback, attributes)
+
+    def _read(self, index: int) -> dict[str, Any]:
+        callback = self._callbacks[index]
+        if isinstance(callback, keras.callbacks.ProgbarLogger):
+            return {}
+        changed = self._before[index].changed(_plain(callback))
+        return changed | {_COMPARES: True} if getattr(callback, _COMPARES, None) is not None else changed
 
     def go_on(self, epoch: int) -> None:
         """The fit goes on in its middle, in `epoch`: what was written of the epochs before stays."""
@@ -95,11 +107,52 @@ def _drop_rows(path: Path, separator: str, epoch: int) -> None:
         staged.replace(path)
 
 
-def _read(callback: Any) -> dict[str, Any]:
-    if isinstance(callback, keras.callbacks.ProgbarLogger):
-        return {}
-    memory = plain_part({n: v for n, v in vars(callback).items() if n not in _KEPT_OUT})
-    return memory | {_COMPARES: True} if getattr(callback, _COMPARES, None) is not None else memory
+def _plain(callback: Any) -> dict[str, Any]:
+    return plain_part({n: v for n, v in vars(callback).items() if n not in _KEPT_OUT})
+
+
+class _Setup:
+    """The plain attributes of a callback before a fit. Large arrays are told apart by identity: those that
+    are the same objects as before aren't looked at."""
+
+    def __init__(self, callback: Any) -> None:
+        self._values: dict[str, Any] = {}
+        self._taken: dict[str, str] = {}
+        for name, value in _plain(callback).items():
+            parcel = pack(value)
+            if any(array.nbytes > _SMALL_BYTES for array in parcel.arrays):
+                self._values[name] = value
+            else:
+                self._values[name] = unpack(parcel.tree, [array.copy() for array in parcel.arrays])
+                self._taken[name] = _text(value)
+
+    def changed(self, now: dict[str, Any]) -> dict[str, Any]:
+        """Those of the attributes that aren't as they were."""
+        return {name: value for name, value in now.items() if not self._same(name, value)}
+
+    def _same(self, name: str, value: Any) -> bool:
+        if name in self._taken:
+            return self._taken[name] == _text(value)
+        return name in self._values and self._values[name] is value
+
+    def return_to(self, callback: Any) -> None:
+        """All are again as they were, but for those that hold something else than plain values by now."""
+        now = _plain(callback)
+        for name, value in self._values.items():
+            if name not in now:
+                continue
+            if name in self._taken:
+                parcel = pack(value)
+                value = unpack(parcel.tree, [array.copy() for array in parcel.arrays])
+            setattr(callback, name, value)
+
+
+def _text(value: Any) -> str:
+    """The same for the same small value."""
+    parcel = pack(value)
+    if any(array.nbytes > _SMALL_BYTES for array in parcel.arrays):
+        return ""
+    return json.dumps([parcel.tree, parcel.kinds, [array.tobytes().hex() for array in parcel.arrays]])
 
 
 def _write(callback: Any, memory: dict[str, Any]) -> None:

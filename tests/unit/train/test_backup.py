@@ -14,6 +14,10 @@ from insitu.train import BackupAndRestore
 from insitu.train.binding import binding_of
 
 
+class Heard(list[tuple[int, int]]):
+    """No plain value, so that it tells what one process has heard."""
+
+
 class FailAt(keras.callbacks.Callback):
     """Raises once, after a step of an epoch, and notes all steps that callbacks hear of."""
 
@@ -21,13 +25,15 @@ class FailAt(keras.callbacks.Callback):
         super().__init__()
         self._at = (epoch, step)
         self._epoch = 0
-        self.heard: list[tuple[int, int]] = []
+        self.heard = Heard()
+        self.told: list[tuple[int, int]] = []
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.heard.append((self._epoch, batch))
+        self.told.append((self._epoch, batch))
         if (self._epoch, batch) == self._at:
             raise ZeroDivisionError("injected")
 
@@ -62,6 +68,9 @@ def test_a_second_run_ends_like_an_undisturbed_one(rows, strategy_over, tmp_path
     assert resumed["val_accuracy"][-1] == history["val_accuracy"][-1]
     # Callbacks hear of each step once, from where the last checkpoint stood.
     assert again.heard == [(e, s) for e in range(3) for s in range(7)][-len(again.heard) :]
+    # What they remember goes on from there too, as do the epochs' results.
+    assert again.told == [(e, s) for e in range(3) for s in range(7)]
+    assert resumed == history
     steps_done = fail_at[0] * 7 + fail_at[1] + 1
     assert len(again.heard) <= 21 - (steps_done if save_freq == 1 else 0) + (1 if save_freq == 1 else 0)
 

@@ -1,0 +1,80 @@
+"""What callbacks remember travels; how they were set up, and what they hold open, stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from insitu.train.callbacks import Memory
+from insitu.train.plain import NotPlain, pack, unpack
+
+
+class Counting(keras.callbacks.Callback):
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+        self.count = 0
+        self.seen: list[Any] = []
+        self.file: Any = None
+        self.large = np.zeros(1 << 18)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.count, self.file = 0, object()
+
+
+def test_what_changed_is_carried_over_and_the_rest_stays() -> None:
+    first, second = Counting(3), Counting(5)
+    source = Memory([first], keras.callbacks.History(), True)
+    target = Memory([second], keras.callbacks.History(), True)
+    first.on_train_begin()
+    second.on_train_begin()
+    first.seen.append(("a", np.float32(2.5), [1, None]))
+    second.count, second.seen = 7, ["mine"]
+    opened = second.file
+    target.write(_sent(source.read()))
+    # The limit is the script's, the count was not changed by the source, what is open stays open.
+    assert (second.limit, second.count, second.file) == (5, 0, opened)
+    assert second.seen == [("a", np.float32(2.5), [1, None])]
+    first.large = np.ones(1 << 18)
+    target.write(_sent(source.read()))
+    assert second.large[0] == 1
+
+
+def _sent(value: Any) -> Any:
+    parcel = pack(value)
+    return unpack(parcel.tree, parcel.arrays)
+
+
+def test_a_csv_file_goes_on_at_its_epoch(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("epoch,loss\n0,0.5\n1,0.25\n2,0.1\n2,0.")
+    logger = keras.callbacks.CSVLogger(str(path))
+    memory = Memory([logger], keras.callbacks.History(), True)
+    memory.go_on(2)
+    logger.on_train_begin()
+    memory.write({0: {"keys": ["loss"]}})
+    logger.on_epoch_end(2, {"loss": 0.125})
+    logger.on_train_end()
+    assert path.read_text().replace("\r", "") == "epoch,loss\n0,0.5\n1,0.25\n2,0.125\n"
+
+
+def test_another_task_keeps_what_the_chief_told_of_its_writers(tmp_path: Path) -> None:
+    saver = keras.callbacks.ModelCheckpoint(str(tmp_path / "best.keras"), save_best_only=True)
+    other = Memory([saver], keras.callbacks.History(), False)
+    other.write({0: {"best": 0.25}})
+    assert other.read()[0] == {"best": 0.25}
+    assert saver.best is None
+
+
+def test_only_plain_values_are_packed() -> None:
+    for value in (object(), {"f": open}, np.array([object()]), b"bytes"):
+        with pytest.raises(NotPlain):
+            pack(value)
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(NotPlain, match="nested"):
+        pack(endless)
