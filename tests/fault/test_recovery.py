@@ -36,7 +36,10 @@ DEATHS = {
 }
 
 
-@pytest.mark.parametrize("name", DEATHS)
+@pytest.mark.parametrize(
+    "name",
+    ["chief-validating", *(pytest.param(n, marks=pytest.mark.slow) for n in ("in-turn", "between-calls"))],
+)
 def test_nothing_changes(undisturbed: World, name: str):
     root, paths, expected = undisturbed
     job = RecoveringJob(root, paths, name, 2, DEATHS[name])

@@ -19,7 +19,7 @@ from insitu.train.callbacks import EpochCallbacks, own_callbacks
 from insitu.train.feed import Step
 from insitu.train.gather import nothing
 from insitu.train.lockstep import Again
-from insitu.train.place import Place, forward, spread
+from insitu.train.place import Place, as_numbers, forward, spread
 from insitu.train.placement_log import log_variables
 from insitu.train.sources import make_feed
 from insitu.train.state import ModelState, load_snapshot, read_state, to_numpy
@@ -169,8 +169,8 @@ class Binding:
             "steps": place.steps,
             "tests": place.tests,
             "unchecked": place.unchecked,
-            "logs": place.logs,
-            "test_logs": place.test_logs,
+            "logs": as_numbers(place.logs),
+            "test_logs": as_numbers(place.test_logs),
             "metrics": self.metrics(),
             "trained": place.trained or self.metrics(),
             "outputs": list(self._outputs),

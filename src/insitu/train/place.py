@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -38,6 +38,11 @@ class Place:
         if not steps:
             self.logs = {}
         self.epoch, self.steps, self.tests, self.test_logs, self.trained = epoch, steps, 0, {}, {}
+
+
+def as_numbers(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Logs that a step may have left in the backend's own scalars."""
+    return {name: float(value) for name, value in logs.items()}
 
 
 def forward(binding: Called, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
