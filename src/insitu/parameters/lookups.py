@@ -45,6 +45,8 @@ class TableSession(Session):
         """Defines sparse tables, alike in all workers. Raises DefinitionMismatch, InputError."""
         self._share_arena()
         for table in tables:
+            if self._tables.get(table.name) == table:
+                continue
             meta = {"table": table.to_json()}
             self.everywhere("define_table", meta, lane=ROWS).result()
             self.remember("define_table", meta)
