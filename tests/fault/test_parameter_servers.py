@@ -16,8 +16,9 @@ import pytest
 from exchange_ranks import SECRET, Rank, without_main
 from parameter_servers import DEADLINE, Servers, clients
 
-from insitu.errors import ServerLost, StorageFull
+from insitu.errors import ServerLost, ServerMoved, StorageFull
 from insitu.parameters import Client, Table, connect
+from insitu.parameters.links import Link
 
 UPDATER = {"name": "sgd", "learning_rate": 1.0}
 """With gradients of -1, each value is the number of pushes that it has seen."""
@@ -95,6 +96,17 @@ def test_a_mirror_takes_over_with_everything_that_was_acknowledged():
         check(client, sequence + 1)
         assert client.last_applied() == sequence
         assert all(told["lost"] == 0 for told in client.stats())
+
+
+def test_a_mirror_takes_nothing_over_from_a_server_that_lives():
+    """A worker that is late asks the mirror when the server is back already."""
+    with Servers(2, backups=1) as servers, clients(servers.addresses, backups=1) as (client,):
+        define(client)
+        _wait_for_mirrors(client)
+        late = Link(0, servers.addresses, 5, SECRET, "auto")
+        late.move()
+        with pytest.raises(ServerMoved, match="Server 0 lives"):
+            late.find(time.monotonic() + DEADLINE)
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])

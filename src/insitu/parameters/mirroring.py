@@ -6,10 +6,11 @@
                                 <-    change n
     done n                      ->                      only now the worker is answered
 
-When the primary dies, the first worker that notices asks the mirror to `take_over`; whatever the old primary
-still sends is refused, so that it can acknowledge nothing any more. A server that starts anew first asks the
-next one to `hand_over` what it holds of it, and is copied in turn. What was acknowledged is lost only where
-both die before one of them has been replaced, or where the network parts them and workers reach both.
+When the primary dies, the first worker that notices asks the mirror to `take_over`, which it does only once
+its own connection to the primary has ended; whatever the old primary still sends is refused, so that it can
+acknowledge nothing any more. A server that starts anew first asks the next one to `hand_over` what it holds
+of it, and is copied in turn. What was acknowledged is lost only where both die before one of them has been
+replaced, or where the network parts them and workers reach both.
 """
 
 from __future__ import annotations
@@ -138,6 +139,9 @@ class Mirrors:
             raise ServerLost(f"Nothing of server {server} is held here", server=server)
         if hosted.role == "handed over":
             raise ServerMoved(f"Server {server} is back at its own address")
+        if hosted.role == "mirror" and self._copied_over is not None:
+            # A worker that is late, or that can't reach it: the mirror can, and so it is no mirror's turn.
+            raise ServerMoved(f"Server {server} lives, at its own address")
         if hosted.role != "primary":
             _LOG.warning("Parameter server %d takes over from server %d", self._index, server)
             hosted.role = "primary"
