@@ -19,6 +19,7 @@ BENCHMARKS = {
     "import_speed": "Import",
     "start_speed": "Start",
     "recovery": "Recovery",
+    "parameter_server": "Parameter servers",
     "parameter_tables": "Parameter tables",
 }
 

@@ -21,7 +21,7 @@
         tasks/ROLE-INDEX/               one task
           attempt-1.log  progress  reads.json  failure.json
           fits.json                     of workers with servers: the fits that ended
-        checkpoints/                    written by the chief
+        checkpoints/                    written by the chief; servers/ by parameter servers
         ledger/                         rows that have entered the model, by epoch and shard
 
 A cache's name becomes one folder's name by writing `@` for `/`, which no cache's name contains.
@@ -208,6 +208,10 @@ class JobPaths:
 
     def reads(self, task: TaskId) -> Path:
         return self.task(task) / "reads.json"
+
+    @property
+    def server_checkpoints(self) -> Path:
+        return self.checkpoints / "servers"
 
     @property
     def server_account(self) -> Path:

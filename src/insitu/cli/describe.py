@@ -121,6 +121,7 @@ def job_account(job: JobPaths, *, ledger: bool, events: bool) -> dict[str, Any]:
         "generation": state.generation,
         "task_list": _tasks(job, status.state.to_json()["tasks"]),
         "stragglers": _stragglers(job, status),
+        "servers": (_read_json(job.server_account) or {}).get("servers", []),
         "recoveries": [
             {
                 **{name: entry[name] for name in ("how", "tasks", "text", "at", "generation")},
@@ -250,10 +251,42 @@ def _print_job(job: dict[str, Any]) -> None:
         (_attempt_row(attempt) for attempt in job["attempts"]),
     )
     _print_recoveries(job["recoveries"])
+    _print_servers(job["servers"])
     for lag in job["stragglers"]:
         behind = f", {lag['steps']} steps behind" if lag["steps"] else ""
         late = f"last in {lag['share']:.0%} of the steps, by {1000 * lag['seconds']:.1f} ms"
         typer.echo(f"\n{lag['task']} is {late}{behind}: the others wait for it")
+
+
+def _print_servers(servers: list[dict[str, Any]]) -> None:
+    """What parameter servers held when they last said so, and how late gradients came to them."""
+    if not servers:
+        return
+    typer.echo("")
+    rows = []
+    for told in servers:
+        held = [(name, f"rows {start:,} to {stop:,}", 4 * size) for name, start, stop, size in told["pieces"]]
+        held += [(n, f"{t['rows']:,} rows by key", t["bytes"]) for n, t in told["tables"].items()]
+        rows += [(f"ps:{told['server']}", name, what, f"{size:,}") for name, what, size in held]
+    print_table(("SERVER", "HOLDS", "OF IT", "BYTES"), rows)
+    for told in servers:
+        total = told["bytes"] + told["slot_bytes"] + sum(t["bytes"] for t in told["tables"].values())
+        late = f", {told['dropped']:,} dropped late with {told['dropped_rows']:,} rows" if told["dropped"] else ""
+        lost = f", {told['lost']:,} lost with a server" if told["lost"] else ""
+        typer.echo(
+            f"ps:{told['server']} ({told['mode']}): {total:,} bytes with the optimizer's, "
+            f"{told['applied']:,} gradients applied{late}{lost}; staleness {_staleness(told['staleness'])}"
+        )
+
+
+def _staleness(histogram: dict[str, Any]) -> str:
+    """Counts by updates between a pull and its push: `0: 12, 1: 30, 2-3: 2`."""
+    told = []
+    for digits, count in enumerate(histogram["counts"]):
+        low, high = (1 << digits - 1, (1 << digits) - 1) if digits else (0, 0)
+        if count:
+            told.append(f"{low if low == high else f'{low}-{high}'}: {count:,}")
+    return ", ".join(told) or "none yet"
 
 
 def _standby(count: int | None) -> str:

@@ -106,6 +106,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         binding = self._binding()
         if self._writer is None or binding.callbacks is None or not binding.membership.leads:
             return
+        if binding.strategy.save_elsewhere():
+            return
         views = {name: view(variable) for name, variable in binding.state.named()}
         room = self._writer.room(views)
         for name, value in views.items():

@@ -453,7 +453,7 @@ class Binding:
         """Does a step until it is done, after losses with whatever shards this task then has."""
         while True:
             shards = self.membership.context.shards
-            if step.shards != shards:
+            if self.membership.shards_move and step.shards != shards:
                 if adapter is None:
                     raise TrainingError("Shards moved in the middle of a loop of single batches.")
                 adapter.reseat(shards)

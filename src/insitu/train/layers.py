@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import keras
 import numpy as np
 from keras import ops
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
@@ -123,6 +124,8 @@ class Embedding(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs: Any) -> Any:
+        if self._table is not None and in_symbolic_scope():
+            return ops.zeros((*inputs.shape, self.output_dim), self.compute_dtype)
         if self._by_place or (self.rows is not None and self.keys is None and self._table is None):
             return self._take(self.rows, ops.cast(inputs, "int32"))
         if self._table is not None:

@@ -42,6 +42,9 @@ class Released(SystemExit):
 class Membership:
     """Joins the group when it is first needed: building models takes tasks unequal times."""
 
+    shards_move = True
+    """Whether a task may get others' shards while it trains."""
+
     def __init__(self, context: Context, transport: str, compression: str = "none") -> None:
         if context.role != "worker":
             raise TrainingError(

@@ -70,6 +70,9 @@ class Layout(Protocol):
     def evaluation_options(self, x: Any) -> dict[str, Any]:
         """Which shards of `x` this task evaluates: options of `make_feed`."""
 
+    def save_elsewhere(self) -> bool:
+        """Saves the training's state where it is, if that isn't in the replicas; whether it did."""
+
     def end_fit(self, binding: Binding) -> None:
         """A fit has come to its end."""
 

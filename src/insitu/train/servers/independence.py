@@ -20,6 +20,8 @@ from insitu.train.session import Session
 class ServerMembership(Membership):
     """See `Membership`. The chief is worker 0."""
 
+    shards_move = False
+
     def __init__(self, context: Context, transport: str = "auto") -> None:
         super().__init__(context, transport)
         self.session = _Alone()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,8 @@ from numpy.typing import NDArray
 
 import insitu.parameters
 from insitu.context import Context
-from insitu.errors import ServerStalled
-from insitu.parameters import Client, Eviction, ParameterServer, Table
+from insitu.errors import InsituError, ServerStalled
+from insitu.parameters import Client, Eviction, Future, ParameterServer, Table
 from insitu.train.backends import Replica
 from insitu.train.layers import Embedding
 from insitu.train.servers.definition import (
@@ -29,6 +31,7 @@ from insitu.train.servers.lookup import Batch, Keys
 from insitu.train.servers.serving import Service
 from insitu.train.state import holds_rows_of_table
 
+_LOG = logging.getLogger("insitu")
 NEVER_SPLIT = 1 << 62
 _ENDS = Table("insitu/ends of fits", 1, initializer={"name": "constant", "value": 0.0})
 """A row for each fit and shard: 1 once the shard has ended it. Kept by the servers, whoever restarts."""
@@ -76,6 +79,7 @@ class Link:
         self._values: NDArray[Any] = np.empty(0)
         self._parts: list[tuple[slice, slice]] = []
         self._row_spans: dict[str, Any] = {}
+        self._writing: Future[int] | None = None
         atexit.register(self.close)
 
     def close(self) -> None:
@@ -205,9 +209,27 @@ class Link:
         """Steps go on with this number."""
         self.sequence = sequence
 
+    def checkpoint(self, directory: Path) -> None:
+        """Has the servers begin to write a checkpoint, unless they still write the last one. What became of
+        that is logged: training doesn't end of it."""
+        if self._writing is not None and not self._writing.done():
+            return
+        self.end_of_checkpoint()
+        self._writing = self._client.checkpoint(directory)
+
+    def end_of_checkpoint(self) -> None:
+        """Waits for the checkpoint that is being written."""
+        writing, self._writing = self._writing, None
+        try:
+            if writing is not None:
+                writing.result()
+        except InsituError as error:
+            _LOG.warning("The servers wrote no checkpoint, and training goes on: %s", error)
+
     def finish(self, fit: int, *, leave: bool) -> None:
         """Says that this task's shards have ended fit number `fit`, and waits for those of all others. Until
         then nobody waits for pushes of shards that `leave`. Raises ServerStalled."""
+        self.end_of_checkpoint()
         client, shards = self._client, self._context.shards
         client.define_tables([_ENDS])
         for shard in shards if leave else ():

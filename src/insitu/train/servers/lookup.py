@@ -172,11 +172,11 @@ def _leaves_of(model: Any, layer: Embedding, x: Any) -> list[int]:
             )
         return [x[layer.feature]]
     functional = getattr(model, "_functional", None) or model
-    if not hasattr(functional, "_nodes"):
+    if not hasattr(functional, "_nodes_by_depth"):
         return []
     inputs = {id(tensor): index for index, tensor in enumerate(keras.tree.flatten(functional._inputs))}
     found = []
-    for node in functional._nodes:
+    for node in _nodes(functional):
         if node.operation is not layer:
             continue
         for tensor in node.input_tensors:
@@ -187,8 +187,13 @@ def _leaves_of(model: Any, layer: Embedding, x: Any) -> list[int]:
     return found
 
 
+def _nodes(functional: Any) -> Iterator[Any]:
+    for nodes in functional._nodes_by_depth.values():
+        yield from nodes
+
+
 def _check_readers(functional: Any, layer: Embedding, tensor: Any) -> None:
-    for node in functional._nodes:
+    for node in _nodes(functional):
         reads = any(other is tensor for other in node.input_tensors)
         if reads and not isinstance(node.operation, Embedding):
             raise TrainingError(

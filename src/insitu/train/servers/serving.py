@@ -49,7 +49,15 @@ class Service:
 def serve_until_stopped(context: Context, service: Service) -> NoReturn:
     """Serves as this `ps` task and ends the process well once it is asked to: SIGTERM, or SIGINT."""
     own = context.servers[context.index]
-    server = service.server(own, context, index=context.index, addresses=context.servers)
+    job = context.job
+    server = service.server(
+        own,
+        context,
+        index=context.index,
+        addresses=context.servers,
+        backups=context.server_backups,
+        checkpoint=job.server_checkpoints if job is not None else None,
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
     stopped = threading.Event()

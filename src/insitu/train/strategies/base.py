@@ -111,6 +111,10 @@ class Strategy:
     def begin_fit(self, binding: Binding, feed: Feed, epochs: int, steps: int | None) -> None:
         """Called when a fit begins. Here nothing is to be done."""
 
+    def save_elsewhere(self) -> bool:
+        """Called for a backup. Here the state is in the replicas, for the caller to save."""
+        return False
+
     def end_fit(self, binding: Binding) -> None:
         """Called when a fit has come to its end. Here nothing is to be done."""
 

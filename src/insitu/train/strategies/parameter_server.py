@@ -157,6 +157,14 @@ class ParameterServerStrategy(Strategy):
         if done and steps:
             binding.go_on_at(*divmod(done, steps))
 
+    def save_elsewhere(self) -> bool:
+        """The servers write what they hold, all of one moment, while training goes on."""
+        job = self.membership.context.job
+        for link in self._links.values():
+            if job is not None:
+                link.checkpoint(job.server_checkpoints)
+        return True
+
     def end_fit(self, binding: Binding) -> None:
         """Waits for the other workers' last gradients, and takes the weights that came of all."""
         link, context = self._link(binding.model), self.membership.context

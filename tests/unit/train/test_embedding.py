@@ -1,0 +1,121 @@
+"""Embeddings whose rows live on servers: here on one that is a thread of this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from models import in_shards
+
+import insitu
+from insitu.errors import InputError, TrainingError
+from insitu.train import ParameterServerStrategy
+
+KEYS = np.array([2**62, -5, 17, 10_000_000, 3, -(2**63), 2**63 - 1, 40], np.int64)
+
+
+def rows_of(count: int, seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Each user likes even or odd items; the number in the key doesn't tell."""
+    rng = np.random.default_rng(seed)
+    user, item = rng.integers(0, len(KEYS), count), rng.integers(0, 6, (count, 2))
+    label = (user % 2 == item[:, 0] % 2).astype(np.int64)
+    return {"user": KEYS[user], "items": item}, label
+
+
+def likes(strategy: Any, **compile_options: Any) -> Any:
+    layers = keras.layers
+    with strategy.scope():
+        user = keras.Input((), dtype="int64", name="user")
+        items = keras.Input((2,), dtype="int64", name="items")
+        embed = insitu.layers.Embedding
+        vectors = [embed(8, name="users")(user), layers.Flatten()(embed(8, name="things")(items))]
+        hidden = layers.Dense(16, activation="relu")(layers.Concatenate()(vectors))
+        model = keras.Model({"user": user, "items": items}, layers.Dense(1, activation="sigmoid")(hidden))
+        options = {"optimizer": keras.optimizers.Adam(0.03), "loss": "binary_crossentropy", **compile_options}
+        model.compile(metrics=["accuracy"], **options)
+    return model
+
+
+def over(num_shards: int, **options: Any) -> ParameterServerStrategy:
+    return ParameterServerStrategy(context=in_shards(tuple(range(num_shards)), num_shards), **options)
+
+
+@pytest.fixture(scope="module")
+def learned() -> Any:
+    keras.utils.set_random_seed(3)
+    model = likes(over(2, mode="sync", table_optimizer=keras.optimizers.Adagrad(0.5)))
+    model.fit(*rows_of(600), batch_size=60, epochs=6, shuffle=False, verbose=0)
+    return model
+
+
+def test_learns_with_keys_of_any_size(learned: Any) -> None:
+    x, y = rows_of(200, seed=1)
+    assert learned.evaluate(x, y, verbose=0, return_dict=True)["accuracy"] > 0.95
+    keys, rows = learned.get_layer("users").contents()
+    assert keys.tolist() == sorted(KEYS.tolist())
+    assert rows.shape == (8, 8)
+    # A batch larger than the one that the layer made room for is cut.
+    assert learned.predict(x, batch_size=200, verbose=0).shape == (200, 1)
+
+
+def test_a_call_by_hand_takes_keys(learned: Any) -> None:
+    x, _ = rows_of(20, seed=2)
+    by_hand = keras.ops.convert_to_numpy(learned({name: keys[:5] for name, keys in x.items()}))
+    np.testing.assert_allclose(by_hand, learned.predict(x, verbose=0)[:5], rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Skipping variable loading")  # the optimizer's state was on servers
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, as it saves
+def test_saved_loaded_and_exported_it_says_the_same(learned: Any, tmp_path: Path) -> None:
+    x, _ = rows_of(50, seed=3)
+    expected = learned.predict(x, verbose=0)
+    learned.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(loaded.predict(x, verbose=0), expected, rtol=1e-5)
+    plain = insitu.layers.export(loaded)
+    assert not any(isinstance(layer, insitu.layers.Embedding) for layer in plain._flatten_layers())
+    plain.save(tmp_path / "plain.keras")
+    again = keras.saving.load_model(tmp_path / "plain.keras")
+    np.testing.assert_allclose(again.predict(x, verbose=0), expected, rtol=1e-5)
+    unknown = {"user": np.array([123, 456]), "items": x["items"][:2]}
+    assert np.isfinite(again.predict(unknown, verbose=0)).all()
+    # Trained on where the saved one was.
+    strategy = over(1)
+    with strategy.scope():
+        loaded.compile("sgd", "binary_crossentropy")
+    loaded.fit(*rows_of(60), batch_size=30, verbose=0)
+    keys, _ = loaded.get_layer("users").contents()
+    assert keys.tolist() == sorted(KEYS.tolist())
+
+
+def test_without_servers_it_needs_a_size() -> None:
+    layer = insitu.layers.Embedding(4)
+    with pytest.raises(TrainingError, match="input_dim"):
+        layer(np.array([1, 2]))
+    plain = insitu.layers.Embedding(4, input_dim=10)
+    assert plain(np.array([[1, 2]])).shape == (1, 2, 4)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    x, y = rows_of(60)
+    with pytest.raises(InputError, match="integers"):
+        likes(over(1)).fit({**x, "user": np.linspace(0, 1, 60)}, y, verbose=0)
+    with pytest.raises(TrainingError, match="table_optimizer"):
+        likes(over(1), optimizer="rmsprop").fit(x, y, verbose=0)
+    model = likes(over(1))
+    model.fit(x, y, batch_size=2, verbose=0)
+    with pytest.raises(TrainingError, match="max_keys"):
+        model.fit(x, y, batch_size=60, verbose=0)
+    strategy = over(1)
+    with strategy.scope():
+        key = keras.Input((), dtype="int64")
+        both = keras.layers.Concatenate()(
+            [insitu.layers.Embedding(4)(key), keras.layers.Reshape((1,))(keras.ops.cast(key, "float32"))]
+        )
+        model = keras.Model(key, keras.layers.Dense(1)(both))
+        model.compile("sgd", "mse")
+    with pytest.raises(TrainingError, match="Embeddings alone"):
+        model.fit(np.arange(8), np.ones(8), verbose=0)
