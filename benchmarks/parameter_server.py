@@ -127,7 +127,9 @@ def compare_slow(plot: Path | None) -> dict[str, Any]:
         for mode, run in told.items()
     ]
     print(f"\nOne of two workers slowed 10 times; undisturbed: {undisturbed:,.0f} steps/s of a worker\n")
-    print(common.table(["mode", "fast worker, steps/s", "slow worker", "fast one's share of undisturbed"], rows))
+    print(
+        common.table(["mode", "fast worker, steps/s", "slow worker", "fast one's share of undisturbed"], rows)
+    )
     if plot is not None:
         draw(told, plot)
     return {"undisturbed": undisturbed, **told}
@@ -148,7 +150,9 @@ def draw(told: dict[str, Any], target: Path) -> None:
 def main() -> None:
     made = common.parser(__doc__ or "")
     made.add_argument("--slow", action="store_true", help="only the comparison with a slowed worker")
-    made.add_argument("--plot", type=Path, default=None, metavar="FILE", help="loss against time, with --slow")
+    made.add_argument(
+        "--plot", type=Path, default=None, metavar="FILE", help="loss against time, with --slow"
+    )
     options = made.parse_args()
     rounds = options.rounds or (1 if options.quick else 2)
     machine = common.machine()

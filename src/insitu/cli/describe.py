@@ -271,7 +271,11 @@ def _print_servers(servers: list[dict[str, Any]]) -> None:
     print_table(("SERVER", "HOLDS", "OF IT", "BYTES"), rows)
     for told in servers:
         total = told["bytes"] + told["slot_bytes"] + sum(t["bytes"] for t in told["tables"].values())
-        late = f", {told['dropped']:,} dropped late with {told['dropped_rows']:,} rows" if told["dropped"] else ""
+        late = (
+            f", {told['dropped']:,} dropped late with {told['dropped_rows']:,} rows"
+            if told["dropped"]
+            else ""
+        )
         lost = f", {told['lost']:,} lost with a server" if told["lost"] else ""
         typer.echo(
             f"ps:{told['server']} ({told['mode']}): {total:,} bytes with the optimizer's, "
