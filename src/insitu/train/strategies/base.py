@@ -84,6 +84,11 @@ class Strategy:
     def _bind(self, model: Any) -> None:
         Binding(model, self)
 
+    def group(self) -> Group:
+        """The exchange of this job's tasks, for loops that combine arrays themselves; joined when it is first
+        asked for. Its shards are the replicas of this process. Collective the first time."""
+        return self._membership.group()
+
     def placement(self) -> contextlib.AbstractContextManager[Any]:
         """Where variables are made: entered by `scope()`, and when a model is built at its first `fit`."""
         return contextlib.nullcontext()
