@@ -140,7 +140,9 @@ def by_exchange(strategy: Any) -> Outcome:
                     row[:] = np.concatenate([np.ravel(v) for v in one_replica(model, moved, *part)])
             weights = [float(len(part[1])) for part in parts]
             mean = group.all_reduce(buffer if len(buffer) > 1 else buffer[0], "weighted_mean", weights)
-            total += float(mean[0]) * float(strategy.reduce("sum", np.float32(sum(weights))) / replicas(strategy))
+            total += float(mean[0]) * float(
+                strategy.reduce("sum", np.float32(sum(weights))) / replicas(strategy)
+            )
             pieces = split(mean[1:], averaged)
             optimizer.apply(
                 [keras.ops.convert_to_tensor(p) for p in pieces[: len(model.trainable_variables)]],
