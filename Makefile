@@ -11,7 +11,7 @@ DATA ?=
 # Quiet backends, warnings of our own untouched.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help demo test test-torch test-slow check bench lock clean
+.PHONY: help demo test test-torch test-slow check strategies bench lock clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -41,6 +41,10 @@ check: $(STAMP) ## Lint, types, layering
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/unit/test_layering.py
+
+strategies: $(STAMP) ## Train in every cell of docs/strategies.md and write it anew (installs PyTorch)
+	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python tests/support/matrix.py
 
 bench: $(STAMP) ## Run all benchmarks beside their peers and write benchmarks/RESULTS.md
 	$(BIN)/python -m pip install --quiet --requirement benchmarks/requirements.txt

@@ -15,6 +15,7 @@ BENCHMARKS = {
     "exchange": "Exchange",
     "compression": "Compression",
     "training": "Training",
+    "strategies": "Strategies",
     "read_speed": "Reading",
     "import_speed": "Import",
     "start_speed": "Start",

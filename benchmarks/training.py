@@ -1,9 +1,10 @@
 """Synchronous training by two processes, one core each, beside peers: rows per second of all processes.
 
-  insitu, 2 workers       MultiWorkerMirroredStrategy, Keras 3 on TensorFlow
+  insitu, 2 workers       MultiWorkerMirroredStrategy, Keras 3 on TensorFlow; also on JAX and on PyTorch
   insitu, 1 worker        the same on one core: two workers should come near twice that
   Keras alone, 1 process  Keras 3 on TensorFlow without insitu
   tf_keras, 2 workers     tf.distribute.MultiWorkerMirroredStrategy (RING), which needs the legacy Keras
+  JAX + gloo, 2 workers   one program over a global mesh (jax.distributed), a bare loop
   torch DDP, 2 workers    DistributedDataParallel over gloo, a bare loop
 
 Two models: a convolutional network of 225,034 parameters and a dense one of 19,643,370. SGD with momentum,
@@ -28,11 +29,14 @@ import common
 PEERS = Path(__file__).parent / "training_peers"
 PATIENCE = 400.0
 CONTENDERS = {
-    "insitu, 2 workers": ("insitu_rank.py", 2, "insitu"),
-    "insitu, 1 worker": ("insitu_rank.py", 1, "insitu"),
-    "Keras alone, 1 process": ("plain_rank.py", 1, "keras"),
-    "tf_keras, 2 workers": ("tf_keras_rank.py", 2, "tf_keras"),
-    "torch DDP, 2 workers": ("torch_rank.py", 2, "torch"),
+    "insitu, 2 workers": ("insitu_rank.py", 2, "insitu", "tensorflow"),
+    "insitu, 1 worker": ("insitu_rank.py", 1, "insitu", "tensorflow"),
+    "Keras alone, 1 process": ("plain_rank.py", 1, "keras", "tensorflow"),
+    "tf_keras, 2 workers": ("tf_keras_rank.py", 2, "tf_keras", "tensorflow"),
+    "insitu on JAX, 2 workers": ("insitu_rank.py", 2, "insitu", "jax"),
+    "JAX + gloo, 2 workers": ("jax_rank.py", 2, "jax", "jax"),
+    "insitu on PyTorch, 2 workers": ("insitu_rank.py", 2, "insitu", "torch"),
+    "torch DDP, 2 workers": ("torch_rank.py", 2, "torch", "torch"),
 }
 
 
@@ -46,16 +50,17 @@ def addresses(count: int) -> list[str]:
     return [f"127.0.0.1:{port}" for port in ports]
 
 
-def contender(script: str, processes: int, module: str, model: str) -> Callable[[], float]:
+def contender(script: str, processes: int, module: str, backend: str, model: str) -> Callable[[], float]:
     def run() -> float:
-        if importlib.util.find_spec(module) is None:
-            raise common.Unavailable(f"{module} isn't installed")
+        for needed in (module, backend):
+            if importlib.util.find_spec(needed) is None:
+                raise common.Unavailable(f"{needed} isn't installed")
         workers = addresses(processes)
         started = []
         for index in range(processes):
             task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
             threads = dict.fromkeys(
-                ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1"
+                ("OMP_NUM_THREADS", "NPROC", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1"
             )
             own = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if module == "insitu" else {}
             environment = {
@@ -64,7 +69,7 @@ def contender(script: str, processes: int, module: str, model: str) -> Callable[
                 **own,
                 "TF_CONFIG": json.dumps(task),
                 "TF_CPP_MIN_LOG_LEVEL": "3",
-                "KERAS_BACKEND": "tensorflow",
+                "KERAS_BACKEND": backend,
             }
             command = [sys.executable, str(PEERS / script), model]
             started.append(
@@ -83,7 +88,7 @@ def contender(script: str, processes: int, module: str, model: str) -> Callable[
 
 def main() -> None:
     options = common.parser(__doc__ or "").parse_args()
-    rounds = options.rounds or (1 if options.quick else 5)
+    rounds = options.rounds or (1 if options.quick else 3)
     machine = common.machine()
     print(common.machine_line(machine))
     figures = {}

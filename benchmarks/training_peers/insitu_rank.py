@@ -1,4 +1,4 @@
-"""insitu on one core of each process: `MultiWorkerMirroredStrategy` with Keras 3 on TensorFlow."""
+"""insitu on one core of each process: `MultiWorkerMirroredStrategy` with Keras 3 on a backend."""
 
 import os
 import sys
