@@ -6,8 +6,8 @@
   MultiWorker         insitu.MultiWorkerMirroredStrategy with one worker
 
 Two models: the network for Quick, Draw! shapes (28 x 28 x 1, batch 64), where computation shows, and a tiny
-dense one, where the cost of each step shows. Epochs of the contenders alternate in one process; what counts
-is the median over rounds. At most 3 % (MultiWorker: 5 %) over Keras are asked for; on TensorFlow the tiny model
+dense one, where the cost of each step shows. Epochs of the contenders alternate in one process; the median
+over rounds counts. At most 3 % (MultiWorker: 5 %) over Keras are asked for; on TensorFlow the tiny model
 shall be faster than Keras.
 """
 

@@ -62,6 +62,8 @@ def test_every_strategy_that_runs_here_is_one_of_those_below():
 def test_one_line_chooses_the_strategy(tmp_path: Path, backend: str, way: str, strategy: str):
     import insitu
 
+    if (strategy, way) == ("ParameterServerStrategy", "custom_loop"):
+        pytest.skip("steps that train are refused in strategy.run under parameter servers")
     if strategy not in insitu.__all__:
         pytest.skip(f"{strategy} isn't there yet")
     assert run(tmp_path, backend, way, STRATEGIES[strategy]) > 0.9

@@ -63,7 +63,7 @@ class Row:
 
 
 _ONLY_JAX = "JAX alone has one program over the processes of a job"
-_BY_SERVERS = "run sums gradients over the exchange; on servers it isn't there yet"
+_BY_SERVERS = "steps that train are refused in strategy.run: gradients would not reach the servers"
 
 ROWS = (
     Row("OneDeviceStrategy", reference=PLAIN),

@@ -352,3 +352,13 @@ def test_replicas_that_drift_apart_are_named():
     check_weights(TwoReplicas(0), variables, "after step 3")  # type: ignore[arg-type]
     with pytest.raises(Diverged, match=r"after step 3: worker:1 from worker:0.*forget to combine"):
         check_weights(TwoReplicas(1), variables, "after step 3")  # type: ignore[arg-type]
+
+
+def test_a_strategy_whose_gradients_go_elsewhere_refuses_steps_that_train(strategy_over, monkeypatch):
+    strategy = strategy_over(1)
+    loop = Loop(strategy)
+    monkeypatch.setattr(strategy, "trains_custom_loops", False)
+    x = np.zeros((4, 8, 8, 1), "float32")
+    with pytest.raises(TrainingError, match="not on parameter servers"):
+        strategy.run(loop.step, (x, np.zeros(4, "int64")))
+    assert strategy.run(loop.model, (x,)).shape == (4, 2)

@@ -35,6 +35,9 @@ class Layout(Protocol):
     def membership(self) -> Membership:
         """Who this process is among the tasks."""
 
+    trains_custom_loops: bool
+    """Whether what `run` does to train is what the strategy is about."""
+
     def placement(self) -> AbstractContextManager[Any]:
         """Where variables are made and steps are run."""
 
@@ -204,6 +207,11 @@ class _Program:
         for optimizer, variables in self.model.optimizer.groups:
             if not optimizer.built:
                 optimizer.build(variables)
+        if self.model.optimizer.groups and not strategy.trains_custom_loops:
+            raise TrainingError(
+                "strategy.run sums gradients over the exchange, not on parameter servers. Received: a step "
+                f"that trains, under {type(strategy).__name__}. Use fit, or MultiWorkerMirroredStrategy."
+            )
         self._result = self.model.result
         self._replica: LoopReplica = make_loop_replica(self.model, example)
         self._step = TwoPhaseStep(self._replica, membership.lockstep)

@@ -65,6 +65,8 @@ class ParameterServerStrategy(Strategy):
         TrainingError: in a job without ps tasks, or a task that isn't a worker or ps.
     """
 
+    trains_custom_loops = False
+
     def __init__(
         self,
         mode: Mode = "async",
