@@ -48,6 +48,8 @@ class Strategy:
     collective, so every task calls them in the same order.
     """
 
+    trains_custom_loops = True
+
     def __init__(
         self, *, transport: str = "auto", compression: str = "none", context: Context | None = None
     ) -> None:
