@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from insitu.parameters import ParameterServer
     from insitu.train import (
         BackupAndRestore,
+        CentralStorageStrategy,
+        MirroredStrategy,
         MultiWorkerMirroredStrategy,
         OneDeviceStrategy,
         ParameterServerStrategy,
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "BackupAndRestore": "insitu.train",
+    "CentralStorageStrategy": "insitu.train",
     "Dataset": "insitu.grid",
+    "MirroredStrategy": "insitu.train",
     "MultiWorkerMirroredStrategy": "insitu.train",
     "OneDeviceStrategy": "insitu.train",
     "ParameterServer": "insitu.parameters",
@@ -42,8 +46,10 @@ _MODULES = {
 
 __all__ = [
     "BackupAndRestore",
+    "CentralStorageStrategy",
     "Context",
     "Dataset",
+    "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ParameterServer",

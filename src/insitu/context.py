@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from insitu.errors import InputError
@@ -43,7 +43,8 @@ class Context:
     the `host:port` addresses of all worker tasks, by index, `servers` those of the ps tasks; empty outside a
     job. `server_backups` is how many other servers mirror each. `node` is None where the process doesn't run
     on a node of the cluster. `checkpoint_dir` is None outside a job. `attempt` is the number of this task's
-    life, from 1; `generation` that of the roster it was launched for, 0 outside a job.
+    life, from 1; `generation` that of the roster it was launched for, 0 outside a job. A strategy with
+    several devices splits each shard of the job into `replicas_per_shard` of its own.
     """
 
     paths: Paths
@@ -61,6 +62,22 @@ class Context:
     attempt: int = 1
     stall_timeout: float = 600.0
     generation: int = 0
+    replicas_per_shard: int = 1
+
+    def split_over(self, replicas: int) -> Context:
+        """This context with each shard split into `replicas` of its own, numbered one after the other."""
+        split = replace(self, num_shards=self.num_shards * replicas, replicas_per_shard=replicas)
+        return replace(split, shards=split.replicas_of(self.shards))
+
+    def replicas_of(self, shards: tuple[int, ...]) -> tuple[int, ...]:
+        """The replicas that shards of the job are split into."""
+        count = self.replicas_per_shard
+        return tuple(shard * count + index for shard in shards for index in range(count))
+
+    @property
+    def shards_of_job(self) -> tuple[int, ...]:
+        """This task's shards as the job counts them."""
+        return tuple(dict.fromkeys(shard // self.replicas_per_shard for shard in self.shards))
 
     @property
     def role(self) -> str:

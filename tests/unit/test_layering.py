@@ -123,8 +123,10 @@ def test_modules_and_functions_stay_small(path: Path):
 def test_the_public_names_are_there():
     assert insitu.__all__ == [
         "BackupAndRestore",
+        "CentralStorageStrategy",
         "Context",
         "Dataset",
+        "MirroredStrategy",
         "MultiWorkerMirroredStrategy",
         "OneDeviceStrategy",
         "ParameterServer",

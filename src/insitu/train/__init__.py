@@ -6,18 +6,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from insitu.train.backup import BackupAndRestore
+    from insitu.train.strategies.central_storage import CentralStorageStrategy
+    from insitu.train.strategies.mirrored import MirroredStrategy
     from insitu.train.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
     from insitu.train.strategies.one_device import OneDeviceStrategy
     from insitu.train.strategies.parameter_server import ParameterServerStrategy
 
 _LAZY = {
     "BackupAndRestore": "insitu.train.backup",
+    "CentralStorageStrategy": "insitu.train.strategies.central_storage",
+    "MirroredStrategy": "insitu.train.strategies.mirrored",
     "MultiWorkerMirroredStrategy": "insitu.train.strategies.multi_worker_mirrored",
     "OneDeviceStrategy": "insitu.train.strategies.one_device",
     "ParameterServerStrategy": "insitu.train.strategies.parameter_server",
 }
 
-__all__ = ["BackupAndRestore", "MultiWorkerMirroredStrategy", "OneDeviceStrategy", "ParameterServerStrategy"]
+__all__ = [
+    "BackupAndRestore",
+    "CentralStorageStrategy",
+    "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
+    "OneDeviceStrategy",
+    "ParameterServerStrategy",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -32,10 +32,12 @@ class Bookkeeper:
 
     def enter(self, step: Step) -> None:
         """The rows of `step` have entered the model."""
+        replicas = self._membership.context.replicas_per_shard
         for part in step.parts:
             self._telling.rows += part.rows
-            if self._keeps_ledger:
-                ledger = self._ledger(step.epoch, part.shard)
+            # The first replica of a shard accounts for all rows of that shard.
+            if self._keeps_ledger and part.shard % replicas == 0:
+                ledger = self._ledger(step.epoch, part.shard // replicas)
                 for partition, rows in part.origins:
                     ledger.add(partition, rows)
                 if step.last:
@@ -64,7 +66,7 @@ class Bookkeeper:
             return
         data_epoch, stop = self._adapter.data_position(epoch, step)
         whole = self._adapter.feed.num_steps or 0
-        for shard in self._membership.context.shards:
+        for shard in self._membership.context.shards_of_job:
             if stop == 0 and data_epoch > 0:
                 # Who ran the shard may have been lost between the epoch's last step and its publication.
                 self._make_up(shard, data_epoch - 1, whole)
@@ -87,7 +89,7 @@ class Bookkeeper:
 
     def end(self) -> None:
         """The fit has ended, well or not: what has entered the model is written down."""
-        for shard in self._membership.context.shards:
+        for shard in self._membership.context.shards_of_job:
             if shard in self._ledgers:
                 self._publish(self._ledgers[shard])
         self._telling.idle()

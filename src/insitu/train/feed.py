@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from insitu.errors import InputError, TrainingError
-from insitu.grid import Dataset
+from insitu.grid import Batch, Dataset
 from insitu.train.leaves import map_leaves, number_of_rows
 
 
@@ -75,7 +75,8 @@ class Feed(Protocol):
 
 
 class DatasetFeed:
-    """Steps of an `insitu.Dataset`."""
+    """Steps of an `insitu.Dataset`. Where a strategy has several replicas for each shard of the dataset, a
+    shard's batch is split among them, as evenly as can be; the first of them names the rows' origins."""
 
     def __init__(
         self,
@@ -83,15 +84,18 @@ class DatasetFeed:
         shards: Sequence[int],
         num_shards: int,
         launched_shards: Sequence[int] | None = None,
+        replicas_per_shard: int = 1,
     ) -> None:
-        wanted = tuple(shards if launched_shards is None else launched_shards)
-        if dataset.num_shards != num_shards or tuple(dataset.shards) != wanted:
+        self._replicas = replicas_per_shard
+        wanted = self._of_dataset(shards if launched_shards is None else launched_shards)
+        if dataset.num_shards * replicas_per_shard != num_shards or tuple(dataset.shards) != wanted:
             raise TrainingError(
-                f"The dataset's shards must be the strategy's: {list(wanted)} of {num_shards}. Received: "
-                f"{list(dataset.shards)} of {dataset.num_shards}."
+                f"The dataset's shards must be the strategy's: {list(wanted)} of "
+                f"{num_shards // replicas_per_shard}. Received: {list(dataset.shards)} of "
+                f"{dataset.num_shards}."
             )
         self._dataset = dataset
-        self._shards = tuple(shards)
+        self._shards = self._of_dataset(shards)
         self.num_steps: int | None = dataset.num_steps
         self.part_rows: int | None = -(-dataset.batch_size // num_shards)
         self.cache: str | None = dataset.cache.name
@@ -105,14 +109,28 @@ class DatasetFeed:
         shards = self._shards
         streams = [self._dataset.shard_batches(s, epoch, start_step) for s in shards]
         for index, batches in enumerate(zip(*streams, strict=True), start_step):
-            parts = tuple(
-                Part(shard, batch.rows, batch.data, batch.origins)
+            parts = [
+                part
                 for shard, batch in zip(shards, batches, strict=True)
-            )
-            yield Step(epoch, parts, last=index + 1 == self.num_steps)
+                for part in self._split(shard, batch)
+            ]
+            yield Step(epoch, tuple(parts), last=index + 1 == self.num_steps)
+
+    def _split(self, shard: int, batch: Batch) -> list[Part]:
+        replicas = self._replicas
+        if replicas == 1:
+            return [Part(shard, batch.rows, batch.data, batch.origins)]
+        return [
+            _slice(batch.data, batch.rows, index, replicas, shard * replicas + index, batch.origins)
+            for index in range(replicas)
+        ]
 
     def reseat(self, shards: Sequence[int]) -> None:
-        self._shards = tuple(shards)
+        self._shards = self._of_dataset(shards)
+
+    def _of_dataset(self, shards: Sequence[int]) -> tuple[int, ...]:
+        """The dataset's shards that the replicas `shards` of a strategy take their rows from."""
+        return tuple(dict.fromkeys(shard // self._replicas for shard in shards))
 
     def origins(self, shard: int, epoch: int, stop_step: int) -> tuple[tuple[int, Any], ...]:
         return self._dataset.shard_origins(shard, epoch, stop_step)
@@ -160,10 +178,16 @@ class StreamFeed:
     def _part(self, shard: int, batch: Any, rows: int) -> Part:
         if self._num_shards == 1:
             return Part(shard, rows, batch)
-        start, stop = (rows * s // self._num_shards for s in (shard, shard + 1))
-        if start == stop:
-            return Part(shard, 0, None)
-        return Part(shard, stop - start, map_leaves(lambda leaf: leaf[start:stop], batch))
+        return _slice(batch, rows, shard, self._num_shards, shard)
+
+
+def _slice(data: Any, rows: int, index: int, count: int, shard: int, origins: Any = ()) -> Part:
+    """Part `index` of `count` of a batch, for `shard`; the first one says where all the rows come from."""
+    start, stop = (rows * i // count for i in (index, index + 1))
+    origins = origins if index == 0 else ()
+    if start == stop:
+        return Part(shard, 0, None, origins)
+    return Part(shard, stop - start, map_leaves(itemgetter(slice(start, stop)), data), origins)
 
 
 def _as_arrays(batch: Any) -> Any:

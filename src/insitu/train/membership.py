@@ -79,12 +79,18 @@ class Membership:
             "num_shards": context.num_shards,
             "seed": context.seed,
             "launched_shards": self.launched_shards,
+            "replicas_per_shard": context.replicas_per_shard,
         }
 
     @property
     def leads(self) -> bool:
         """Whether this task does what one task does for all: it has the first place in the group."""
         return self.lockstep.group.rank == 0
+
+    @property
+    def fits(self) -> int:
+        """How many fits have begun in this process."""
+        return self._fits
 
     def count_fit(self) -> int:
         """The number of this fit in the process, from 0: the same fit of a restarted script has the same."""
@@ -239,7 +245,7 @@ class _Places:
         rank = roster.rank(context.task, context.attempt)
         if rank is None:
             raise Released(0)
-        shards = roster.members[rank].shards
+        shards = context.replicas_of(roster.members[rank].shards)
         if shards != context.shards:
             self._membership.context = replace(context, shards=shards)
         return rank

@@ -7,8 +7,14 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from insitu.train.backends import Logs
+from insitu.train.devices import Device, default_device
 from insitu.train.feed import Part
 from insitu.train.step import Step
+
+
+def placed(step: Step, device: Device) -> Step:
+    """`step` on `device`. Where the backend puts things anyway, nothing is entered in each step."""
+    return step if device == default_device() else PlacedStep(step, device.scope)
 
 
 class PlacedStep:

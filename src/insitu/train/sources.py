@@ -30,6 +30,7 @@ def make_feed(
     class_weight: dict[int, float] | None = None,
     shards: Sequence[int],
     num_shards: int,
+    replicas_per_shard: int = 1,
     seed: int = 0,
     launched_shards: Sequence[int] | None = None,
 ) -> Feed:
@@ -41,7 +42,7 @@ def make_feed(
     if isinstance(x, Dataset):
         refuse_beside_dataset(y=y, sample_weight=sample_weight, batch_size=batch_size)
         dataset = x.map(lambda *xy: weigh_classes(xy, class_weight)) if class_weight else x
-        return DatasetFeed(dataset, shards, num_shards, launched_shards)
+        return DatasetFeed(dataset, shards, num_shards, launched_shards, replicas_per_shard)
     if array_data_adapter.can_convert_arrays((x, y, sample_weight)):
         data = tuple(_to_numpy(part) for part in (x, y, sample_weight) if part is not None)
         size = batch_size or DEFAULT_BATCH_SIZE

@@ -70,11 +70,20 @@ class JaxReplica(BaseReplica):
     # What crosses the border
 
     def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
+        self.finish_gradient(self.start_gradient(shard, data), floats, record)
+
+    def start_gradient(self, shard: int, data: Any) -> Any:
+        """Begins what `finish_gradient` waits for: several may be under way, on several devices."""
         leaves = _leaves(data)
-        packed, extra, pieces = self._gradient(self._values(), np.uint32(seed_offset(shard)), leaves)
+        outputs = self._gradient(self._values(), np.uint32(seed_offset(shard)), leaves)
+        return outputs, len(leaves[0])
+
+    def finish_gradient(self, started: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
+        """`gradient`, of what was started."""
+        (packed, extra, pieces), rows = started
         for piece, tensor in zip(self._all_pieces, pieces, strict=True):
             np.copyto(floats[piece.start : piece.stop], _view(tensor))
-        self._fill(record, self._train_packing, packed, len(leaves[0]))
+        self._fill(record, self._train_packing, packed, rows)
         start = self._train_record.extra_start
         record[start : start + len(extra)] = [float(value) for value in extra]
 

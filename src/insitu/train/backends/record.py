@@ -31,7 +31,7 @@ class RecordLayout:
         spans = lay_out([tuple(v.shape) for v in (*state.sums, *firsts)], start=1)
         self.sums: tuple[tuple[Any, Span], ...] = tuple(zip(state.sums, spans, strict=False))
         self.firsts: tuple[tuple[Any, Span], ...] = tuple(zip(firsts, spans[len(state.sums) :], strict=True))
-        self._sums_stop = 1 + sum(prod(tuple(v.shape)) for v in state.sums)
+        self.sums_stop = 1 + sum(prod(tuple(v.shape)) for v in state.sums)
         self.extra_start = spans[-1].stop if spans else 1
         self.size = self.extra_start + EXTRA_LOGS
 
@@ -44,6 +44,6 @@ class RecordLayout:
         extra = combined[self.extra_start :]
         extra *= records[active[0], 0] / total
         for shard in active[1:]:
-            combined[: self._sums_stop] += records[shard, : self._sums_stop]
+            combined[: self.sums_stop] += records[shard, : self.sums_stop]
             extra += records[shard, self.extra_start :] * (records[shard, 0] / total)
         return combined

@@ -118,6 +118,11 @@ class TensorFlowReplica(BaseReplica):
         return [record, *pieces]
 
     def _trace_apply(self, combined: Any, *pieces: Any) -> Any:
+        self._write_record(self._train_record, combined)
+        self._trace_update(*pieces)
+        return self._model.get_metrics_result()
+
+    def _trace_update(self, *pieces: Any) -> None:
         state = self._state
         gradients = self._split(
             pieces[: len(self._gradient_pieces)], self._gradient_pieces, self._gradient_spans
@@ -125,13 +130,11 @@ class TensorFlowReplica(BaseReplica):
         means = self._split(pieces[len(self._gradient_pieces) :], self._mean_pieces, self._mean_spans)
         for variable, value in zip(state.mean, means, strict=True):
             variable.assign(tf.cast(value, variable.dtype))
-        self._write_record(self._train_record, combined)
         updates = [
             (None if index in self._without_gradient else tf.cast(gradient, variable.dtype), variable)
             for index, (gradient, variable) in enumerate(zip(gradients, state.trainable, strict=True))
         ]
         self._model.optimizer.apply_gradients(updates)
-        return self._model.get_metrics_result()
 
     def _trace_load(self, combined: Any, *pieces: Any) -> Any:
         state = self._state
@@ -173,12 +176,16 @@ class TensorFlowReplica(BaseReplica):
         return tf.concat(parts, 0)
 
     def _write_record(self, layout: RecordLayout, combined: Any) -> None:
-        for variable, span in layout.firsts:
-            value = tf.reshape(combined[span.start : span.stop], span.shape)
-            variable.assign(tf.cast(value, variable.dtype))
+        self._write_firsts(layout, combined)
         for variable, span in layout.sums:
             value = tf.reshape(combined[span.start : span.stop], span.shape)
             variable.assign_add(tf.cast(value, variable.dtype))
+
+    @staticmethod
+    def _write_firsts(layout: RecordLayout, combined: Any) -> None:
+        for variable, span in layout.firsts:
+            value = tf.reshape(combined[span.start : span.stop], span.shape)
+            variable.assign(tf.cast(value, variable.dtype))
 
     def _dense(self, variable: Any, gradient: Any) -> Any:
         """A whole gradient, also where there is none or only some rows have one."""

@@ -101,16 +101,19 @@ class Strategy:
         if self._membership.is_alone:
             return FusedStep(make_fused_replica(model, example))
         check_trainable_by_shards(model, self.num_replicas_in_sync)
-        membership = self._membership
         if first:
-            state = read_state(model)
+            self._begin_alike(model)
+        return TwoPhaseStep(make_replica(model, example), self._membership.lockstep)
 
-            def begin(group: Group) -> NDArray[Any]:
-                broadcast_state(state, group)
-                return nothing(group)
+    def _begin_alike(self, model: Any) -> None:
+        """Gives all replicas the state of rank 0. Collective."""
+        membership, state = self._membership, read_state(model)
 
-            membership.lockstep.insist(membership.session.key(SETUP), begin)
-        return TwoPhaseStep(make_replica(model, example), membership.lockstep)
+        def begin(group: Group) -> NDArray[Any]:
+            broadcast_state(state, group)
+            return nothing(group)
+
+        membership.lockstep.insist(membership.session.key(SETUP), begin)
 
     def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
         """Called before `model` is built. Here nothing is to be done."""

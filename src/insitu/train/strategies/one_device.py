@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 from insitu.context import Context
 from insitu.errors import TrainingError
-from insitu.train.devices import Device, default_device, resolve
-from insitu.train.placed import PlacedStep
+from insitu.train.devices import Device, resolve
+from insitu.train.placed import placed
 from insitu.train.step import Step
 from insitu.train.strategies.base import Strategy
 
@@ -37,12 +37,9 @@ class OneDeviceStrategy(Strategy):
                 "--workers 1, or use MultiWorkerMirroredStrategy."
             )
         self.device = resolve(device)
-        self._is_default = self.device == default_device()
 
     def placement(self) -> AbstractContextManager[Any]:
-        # Where the backend puts things anyway, nothing is entered in each step.
-        return nullcontext() if self._is_default else self.device.scope()
+        return self.device.scope()
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> Step:
-        step = super().make_step(model, example, first=first)
-        return step if self._is_default else PlacedStep(step, self.device.scope)
+        return placed(super().make_step(model, example, first=first), self.device)

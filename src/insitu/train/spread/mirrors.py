@@ -1,0 +1,95 @@
+"""Copies of a model's variables on further devices, in step with the variables that Keras knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+_ATTRIBUTE = "_insitu_mirrors"
+_ASSIGNING = ("assign", "assign_add", "assign_sub", "scatter_update", "scatter_add", "scatter_sub")
+
+
+class Mirrors:
+    """On each device but the first a `tf.Variable` for each Keras variable of `variables`.
+
+    On the first device that is the Keras variable's own. `on(i)` puts those of device `i` into their places,
+    so that whatever is traced inside reads and writes them: any layer, any `train_step`, any optimizer.
+
+    A step leaves all devices equal. What is assigned between steps, by callbacks, `set_weights` or a metric's
+    reset, reaches the first device only; then `refresh` copies it to the others. Assignments by a compiled
+    function of the user's own aren't seen.
+    """
+
+    def __init__(self, variables: Sequence[Any], devices: Sequence[str]) -> None:
+        self.variables = tuple(variables)
+        self._devices = tuple(devices)
+        self._own = [variable._value for variable in self.variables]
+        self._copies: list[list[Any]] = [self._own]
+        for device in self._devices[1:]:
+            with tf.device(device):
+                self._copies.append([_copy_of(own) for own in self._own])
+        self.stale = False
+        for own in self._own:
+            _watch(own, self._become_stale)
+        self._copy = tf.function(self.trace_copying, autograph=False)
+
+    def _become_stale(self) -> None:
+        self.stale = True
+
+    @contextmanager
+    def on(self, index: int) -> Iterator[None]:
+        """The variables of device `index` in the places of the Keras variables' own."""
+        for variable, copy in zip(self.variables, self._copies[index], strict=True):
+            variable._value = copy
+        try:
+            yield
+        finally:
+            for variable, own in zip(self.variables, self._own, strict=True):
+                variable._value = own
+
+    def refresh(self) -> None:
+        """Gives all devices what the first has."""
+        self._copy()
+        self.stale = False
+
+    def trace_copying(self) -> None:
+        values = [own.read_value() for own in self._own]
+        for device, copies in zip(self._devices[1:], self._copies[1:], strict=True):
+            with tf.device(device):
+                for copy, value in zip(copies, values, strict=True):
+                    copy.assign(value)
+
+
+def mirrors_of(model: Any, variables: Sequence[Any], devices: Sequence[str]) -> Mirrors:
+    """The mirrors of `model`, made once: its steps for batches of all structures share them."""
+    mirrors: Mirrors | None = getattr(model, _ATTRIBUTE, None)
+    if mirrors is None or list(map(id, mirrors.variables)) != list(map(id, variables)):
+        mirrors = Mirrors(variables, devices)
+        # Around Keras' tracking: copies are no part of the model's state.
+        object.__setattr__(model, _ATTRIBUTE, mirrors)
+    return mirrors
+
+
+def _copy_of(own: Any) -> Any:
+    copy = tf.Variable(own.read_value(), trainable=own.trainable, dtype=own.dtype)
+    # Keras' optimizers find what belongs to a variable by this.
+    copy._unique_id = own._unique_id
+    return copy
+
+
+def _watch(own: Any, changed: Any) -> None:
+    """Calls `changed` for each assignment outside of graphs."""
+
+    def watched(assign: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not tf.inside_function():
+                changed()
+            return assign(*args, **kwargs)
+
+        return call
+
+    for name in _ASSIGNING:
+        setattr(own, name, watched(getattr(own, name)))

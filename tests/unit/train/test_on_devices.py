@@ -1,0 +1,61 @@
+"""Several devices of one process, on each backend: virtual ones, in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from backend_checks import RUNS, result_of
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def differences(backend: str, folder: Path, *arguments: str) -> dict[str, float]:
+    environment = {"KERAS_BACKEND": backend, "INSITU_HOME": str(folder / "home")}
+    process = subprocess.Popen(
+        [sys.executable, str(RUNS.with_name("device_runs.py")), str(folder), *arguments],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    results: dict[str, Any] = result_of(process)
+    return results
+
+
+def not_the_same_bits(results: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in results.items() if value != 0.0}
+
+
+def test_tensorflow(tmp_path: Path):
+    results = differences("tensorflow", tmp_path)
+    assert len(results) == 6
+    assert not not_the_same_bits(results)
+
+
+@pytest.mark.slow
+def test_everything_on_tensorflow(tmp_path: Path):
+    results = differences("tensorflow", tmp_path, "all")
+    # XLA and the collectives add in an order of their own.
+    loose = {name: results.pop(name) for name in ("jit", "collectives", "eager")}
+    assert len(results) == 9
+    assert not not_the_same_bits(results)
+    assert all(value < 1e-5 for value in loose.values()), loose
+
+
+def test_jax(tmp_path: Path):
+    results = differences("jax", tmp_path)
+    assert results["central"] == results["central elsewhere"] == 0.0
+    # One program for the global batch: BatchNorm and Dropout see all of its rows, as on one device.
+    assert results["mirrored"] < 1e-5
+
+
+@pytest.mark.torch
+def test_torch(tmp_path: Path):
+    results = differences("torch", tmp_path, "all")
+    assert len(results) == 6
+    assert not not_the_same_bits(results)
