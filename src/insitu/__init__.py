@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         MultiWorkerMirroredStrategy,
         OneDeviceStrategy,
         ParameterServerStrategy,
+        TPUStrategy,
         layers,
     )
 
@@ -36,6 +37,7 @@ _LAZY = {
     "OneDeviceStrategy": "insitu.train",
     "ParameterServer": "insitu.parameters",
     "ParameterServerStrategy": "insitu.train",
+    "TPUStrategy": "insitu.train",
 }
 _MODULES = {
     "errors": "insitu.errors",
@@ -54,6 +56,7 @@ __all__ = [
     "OneDeviceStrategy",
     "ParameterServer",
     "ParameterServerStrategy",
+    "TPUStrategy",
     "__version__",
     "config",
     "context",

@@ -131,6 +131,7 @@ def test_the_public_names_are_there():
         "OneDeviceStrategy",
         "ParameterServer",
         "ParameterServerStrategy",
+        "TPUStrategy",
         "__version__",
         "config",
         "context",

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from insitu.train.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
     from insitu.train.strategies.one_device import OneDeviceStrategy
     from insitu.train.strategies.parameter_server import ParameterServerStrategy
+    from insitu.train.strategies.tpu import TPUStrategy
 
 _LAZY = {
     "BackupAndRestore": "insitu.train.backup",
@@ -19,6 +20,7 @@ _LAZY = {
     "MultiWorkerMirroredStrategy": "insitu.train.strategies.multi_worker_mirrored",
     "OneDeviceStrategy": "insitu.train.strategies.one_device",
     "ParameterServerStrategy": "insitu.train.strategies.parameter_server",
+    "TPUStrategy": "insitu.train.strategies.tpu",
 }
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ParameterServerStrategy",
+    "TPUStrategy",
 ]
 
 

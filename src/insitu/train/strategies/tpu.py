@@ -1,0 +1,85 @@
+"""Synchronous training over the cores of a TPU."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from insitu.context import Context
+from insitu.errors import TrainingError
+from insitu.train.devices import Device, list_devices
+from insitu.train.strategies.mirrored import MirroredStrategy
+
+
+class TPUStrategy(MirroredStrategy):
+    """Finds and initialises a TPU, then is the mirrored strategy over its cores.
+
+    TensorFlow: a `TPUClusterResolver` for `tpu`, connected to and initialised. JAX: the TPU devices that JAX
+    has found, which it initialises itself. PyTorch: `torch_xla`, where it is installed. None of it has been
+    run on a TPU.
+
+    Args:
+        tpu: the TPU's name or address as TensorFlow's resolver takes it; empty for the one of this machine.
+        context: who this process is; read from the environment by default.
+
+    Raises:
+        TrainingError: where there is no TPU; the message says what was looked for.
+    """
+
+    def __init__(
+        self,
+        tpu: str = "",
+        *,
+        context: Context | None = None,
+        find: Callable[[str], list[Device]] | None = None,
+    ) -> None:
+        """`find` gives the cores of a TPU; a test gives others."""
+        super().__init__((find or find_cores)(tpu), context=context)
+
+
+def find_cores(tpu: str) -> list[Device]:
+    """The cores of `tpu`, ready to be used. Raises TrainingError where there are none."""
+    backend = keras.backend.backend()
+    initialise = {"tensorflow": _initialise_tensorflow, "jax": _initialise_jax, "torch": _initialise_torch}
+    try:
+        initialise[backend](tpu)
+        cores = [device for device in list_devices() if device.kind == "tpu"]
+    except TrainingError:
+        raise
+    except Exception as error:
+        # Resolvers raise whatever their transport does; the first line says what is wrong.
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise TrainingError(f"{_NONE} Received: tpu={tpu!r} on {backend}, and: {reason}") from error
+    if not cores:
+        found = ", ".join(device.name for device in list_devices())
+        raise TrainingError(f"{_NONE} Received: tpu={tpu!r} on {backend}, with the devices {found}.")
+    return cores
+
+
+_NONE = "TPUStrategy needs a TPU. Elsewhere use MirroredStrategy, which takes the devices that there are."
+
+
+def _initialise_tensorflow(tpu: str) -> None:
+    import tensorflow as tf
+
+    resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu)
+    tf.config.experimental_connect_to_cluster(resolver)
+    tf.tpu.experimental.initialize_tpu_system(resolver)
+
+
+def _initialise_jax(tpu: str) -> None:
+    if tpu:
+        raise TrainingError(f"JAX uses the TPU of its own machine: leave tpu out. Received: {tpu!r}")
+
+
+def _initialise_torch(tpu: str) -> None:
+    del tpu
+    if importlib.util.find_spec("torch_xla") is None:
+        raise TrainingError(
+            f"{_NONE} Received: the torch backend without torch_xla, which PyTorch needs for a TPU."
+        )
+    _: Any = importlib.import_module("torch_xla")
