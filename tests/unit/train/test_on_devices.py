@@ -31,14 +31,18 @@ def differences(backend: str, folder: Path, *arguments: str) -> dict[str, float]
     return results
 
 
-def not_the_same_bits(results: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in results.items() if value != 0.0}
+ROUNDING = 1e-6
+"""TensorFlow optimises a graph of all devices in its own way, which changes a last bit here and there."""
+
+
+def above(limit: float, results: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in results.items() if value > limit}
 
 
 def test_tensorflow(tmp_path: Path):
     results = differences("tensorflow", tmp_path)
     assert len(results) == 5
-    assert not not_the_same_bits(results)
+    assert not above(ROUNDING, results)
 
 
 @pytest.mark.slow
@@ -47,8 +51,8 @@ def test_everything_on_tensorflow(tmp_path: Path):
     # XLA and the collectives add in an order of their own.
     loose = {name: results.pop(name) for name in ("jit", "collectives", "eager")}
     assert len(results) == 8
-    assert not not_the_same_bits(results)
-    assert all(value < 1e-5 for value in loose.values()), loose
+    assert not above(ROUNDING, results)
+    assert not above(1e-5, loose)
 
 
 def test_jax(tmp_path: Path):
@@ -62,7 +66,7 @@ def test_jax(tmp_path: Path):
 def test_torch(tmp_path: Path):
     results = differences("torch", tmp_path, "all")
     assert len(results) == 5
-    assert not not_the_same_bits(results)
+    assert not above(0.0, results)
 
 
 def test_without_a_tpu_it_is_said():

@@ -25,8 +25,8 @@ class TensorFlowDevices(TensorFlowReplica):
     (BatchNorm, seeds, metrics: small) is copied to each device in each step. XLA (jit_compile) needs
     everything on one device: with a home it isn't used.
 
-    The mean over devices weighs each row the same and adds in the order of the shards: on CPUs the bits are
-    those of the two-phase step over as many shards. On GPUs TensorFlow's `collectives` add, over NCCL.
+    The mean over devices weighs each row the same and adds in the order of the shards. On GPUs TensorFlow's
+    `collectives` add, over NCCL.
     """
 
     def __init__(

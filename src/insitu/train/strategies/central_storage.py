@@ -14,8 +14,9 @@ class CentralStorageStrategy(OnDevices):
     `parameter_device`; the mean gradient, added in the order of the devices, updates it there.
 
     It needs the memory of one copy of the optimizer's state, and sends the weights in each step. With the
-    same number of devices the weights are those of `MirroredStrategy`, on CPUs bit for bit. On PyTorch the
-    CPU computes one replica after the other.
+    same number of devices the weights are those of as many shards under `MultiWorkerMirroredStrategy`: on
+    JAX and PyTorch bit for bit, on TensorFlow but for rounding. On PyTorch the CPU computes one replica after
+    the other.
 
     Args:
         compute_devices: all devices of the best kind by default.

@@ -18,9 +18,13 @@ class MirroredStrategy(OnDevices):
     the mean over all rows of the global batch.
 
     - TensorFlow: one function for all devices of the process. On CPUs gradients are added in the order of
-      the devices: the bits are those of as many shards under `MultiWorkerMirroredStrategy`. On GPUs NCCL
-      adds.
+      the devices, as those of as many shards under `MultiWorkerMirroredStrategy`, with the same weights but
+      for rounding (TensorFlow optimises the larger graph in its own way; seen: the last bit of BatchNorm's
+      averages). On GPUs NCCL adds.
     - JAX: one program over a mesh of the devices, which computes what one device would for the global batch.
+
+    - PyTorch: one copy of the variables, which further devices copy in each step; on CPUs one replica
+      follows the other.
 
     In a job of several workers each has all its devices; between them is insitu's exchange.
 
