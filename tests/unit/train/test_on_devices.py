@@ -15,7 +15,7 @@ import insitu
 from insitu.errors import InputError, TrainingError
 from insitu.train.devices import list_devices
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(450)
 
 
 def differences(backend: str, folder: Path, *arguments: str) -> dict[str, float]:
