@@ -166,7 +166,9 @@ def two_fits() -> list[int]:
 
 def task() -> dict[str, Any]:
     strategy = insitu.MultiWorkerMirroredStrategy("xla")
-    return {**train(strategy.scope()), "devices": len(jax.devices())}
+    mirrored = {**train(strategy.scope()), "devices": len(jax.devices())}
+    spread = insitu.ModelParallelStrategy(mesh={"data": 2, "model": 2})
+    return {"mirrored": mirrored, "spread": train(spread.scope())}
 
 
 class KillsItself(keras.callbacks.Callback):
@@ -185,6 +187,39 @@ def lose() -> dict[str, Any]:
     return {}
 
 
+def spread() -> dict[str, Any]:
+    """Rows over two devices, the variables of each replica over two others; also within the scope."""
+    strategy = insitu.ModelParallelStrategy(mesh={"data": 2, "model": 2})
+    with strategy.scope():
+        by_rule = train(contextlib.nullcontext())
+    by_map = insitu.ModelParallelStrategy({"dense.*/kernel": (None, "model")}, mesh={"data": -1, "model": 2})
+    with by_map.scope():
+        model = small_model("adam")
+        model.fit(*small_rows(), batch_size=8, verbose=0)
+    variables = [*model.weights, *model.optimizer.variables]
+    return {
+        **by_rule,
+        "shards": {v.path: list(v.value.addressable_shards[0].data.shape) for v in variables},
+    }
+
+
+def refused_spreads() -> list[str]:
+    """What is said about meshes and layout maps that don't fit."""
+    said = []
+    for layout_map, mesh in (
+        (None, {"data": 3, "model": 2}),
+        ({".*kernel": ("rows",)}, None),
+        ({".*kernel": ("model",)}, None),
+        ({"(": ("model",)}, None),
+    ):
+        try:
+            with insitu.ModelParallelStrategy(layout_map, mesh=mesh).scope():
+                small_model("sgd")
+        except insitu.errors.InputError as error:
+            said.append(str(error))
+    return said
+
+
 def alone(folder: str) -> dict[str, Any]:
     return {
         "plain": train(over(0)),
@@ -195,6 +230,8 @@ def alone(folder: str) -> dict[str, Any]:
         "optimized": [optimized(devices) for devices in (0, 2)],
         "own": [own_step(devices) for devices in (0, 4)],
         "two fits": two_fits(),
+        "spread": spread(),
+        "refused": refused_spreads(),
     }
 
 

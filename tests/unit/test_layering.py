@@ -127,6 +127,7 @@ def test_the_public_names_are_there():
         "Context",
         "Dataset",
         "MirroredStrategy",
+        "ModelParallelStrategy",
         "MultiWorkerMirroredStrategy",
         "OneDeviceStrategy",
         "ParameterServer",

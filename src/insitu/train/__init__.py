@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from insitu.train.backup import BackupAndRestore
     from insitu.train.strategies.central_storage import CentralStorageStrategy
     from insitu.train.strategies.mirrored import MirroredStrategy
+    from insitu.train.strategies.model_parallel import ModelParallelStrategy
     from insitu.train.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
     from insitu.train.strategies.one_device import OneDeviceStrategy
     from insitu.train.strategies.parameter_server import ParameterServerStrategy
@@ -17,6 +18,7 @@ _LAZY = {
     "BackupAndRestore": "insitu.train.backup",
     "CentralStorageStrategy": "insitu.train.strategies.central_storage",
     "MirroredStrategy": "insitu.train.strategies.mirrored",
+    "ModelParallelStrategy": "insitu.train.strategies.model_parallel",
     "MultiWorkerMirroredStrategy": "insitu.train.strategies.multi_worker_mirrored",
     "OneDeviceStrategy": "insitu.train.strategies.one_device",
     "ParameterServerStrategy": "insitu.train.strategies.parameter_server",
@@ -27,6 +29,7 @@ __all__ = [
     "BackupAndRestore",
     "CentralStorageStrategy",
     "MirroredStrategy",
+    "ModelParallelStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ParameterServerStrategy",

@@ -51,8 +51,9 @@ class TestMesh:
     def test_one_program_over_two_processes(self, runs: Any, tmp_path: Path) -> None:
         first, second = run_tasks("jax", tmp_path, 2, script=SCRIPT)
         assert first == second
-        assert first.pop("devices") == 4
-        self.assert_near(first, runs["plain"])
+        assert first["mirrored"].pop("devices") == 4
+        self.assert_near(first["mirrored"], runs["plain"])
+        self.assert_near(first["spread"], runs["plain"])
 
     @staticmethod
     def assert_near(mine: Any, theirs: Any) -> None:
@@ -90,3 +91,40 @@ class TestMesh:
 
     def test_each_number_of_rows_is_compiled_once(self, runs: Any) -> None:
         assert runs["two fits"] == [2, 2]
+
+    def test_variables_over_two_devices_and_rows_over_two(self, runs: Any) -> None:
+        self.assert_near(runs["spread"], runs["plain"])
+        shards = runs["spread"]["shards"]
+        # Half of the columns of 3 x 4, also of what the optimizer keeps; biases whole.
+        kernels = [shape for path, shape in shards.items() if "dense" in path and "kernel" in path]
+        assert [3, 2] in kernels
+        assert [4, 1] in kernels
+        assert len(kernels) == 6
+        assert all(shape in ([4], [2]) for path, shape in shards.items() if "bias" in path)
+
+    def test_what_does_not_fit_is_refused(self, runs: Any) -> None:
+        for said, wanted in zip(
+            runs["refused"],
+            ("multiply to", "'data', 'model'", "divisible", "regular expression"),
+            strict=True,
+        ):
+            assert wanted in said
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((8, 6), ("model", None)),
+        ((7, 6), (None, "model")),
+        ((8, 8), (None, "model")),
+        ((7, 5), (None, None)),
+        ((3, 3, 2, 16), (None, None, None, "model")),
+        ((8,), (None,)),
+        ((), ()),
+    ],
+)
+def test_the_largest_axis_that_can_be_divided_is_spread(shape: Any, axes: Any):
+    from insitu.train.mesh.spreading import spread_largest
+
+    assert spread_largest(shape, {"data": 4, "model": 2}) == axes
+    assert spread_largest(shape, {"data": 4}) == (None,) * len(shape)

@@ -223,16 +223,20 @@ class CompiledCall:
     """A tf.function of one signature, called by its operation.
 
     A call through `tf.function` checks and sorts its arguments in Python each time, which for a small model
-    takes longer than the step. The operation that it ends in takes the same tensors at once.
+    takes longer than the step. The operation that it ends in takes the same tensors at once; but it takes
+    variables to be on one device, so where they are on several the function is called as usual.
     """
 
     def __init__(self, function: Any) -> None:
         self._function = function
         self._concrete: Any = None
+        self._spread = False
 
     def __call__(self, *tensors: Any) -> Any:
         if self._concrete is None:
             self._trace()
+        if self._spread:
+            return self._function(*tensors)
         outputs = tf.raw_ops.StatefulPartitionedCall(
             args=[*tensors, *self._captured], Tout=self._dtypes, f=self._concrete
         )
@@ -241,6 +245,7 @@ class CompiledCall:
     def _trace(self) -> None:
         self._concrete = self._function.get_concrete_function()
         self._captured = self._concrete.captured_inputs
+        self._spread = len({tensor.device for tensor in self._captured}) > 1
         self._dtypes = [tensor.dtype for tensor in self._concrete.outputs]
         self._structure = self._concrete.structured_outputs
 

@@ -1,0 +1,121 @@
+"""Lets placed layers compute on their devices, and keeps their variables there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import keras
+
+from insitu.errors import InputError, TrainingError
+from insitu.train.backends import Logs
+from insitu.train.devices import Device
+from insitu.train.feed import Part
+from insitu.train.layerwise.making import Places, device_in
+from insitu.train.step import Step
+
+_MARK = "_insitu_device"
+_NAMED = 20
+"""Layers that a message names at most."""
+
+
+class Mover(Protocol):
+    """What a backend does for layers on devices."""
+
+    def lies_on(self, variable: Any, device: Device) -> bool: ...
+
+    def move(self, variable: Any, device: Device) -> bool:
+        """Puts a variable there; False where the backend can't."""
+
+    def wrap(self, layer: Any, device: Device) -> None:
+        """Makes the layer's `call` compute there."""
+
+    def prepare(self, model: Any, places: Places) -> None:
+        """Does what is to be done for the whole model."""
+
+
+def place_layers(model: Any, places: Places) -> Callable[[], None]:
+    """Puts the layers of a built `model` on their devices, and returns a function that brings back variables
+    that an update has put elsewhere.
+
+    Raises InputError for layers that the model doesn't have, TrainingError where variables lie elsewhere and
+    can't be moved.
+    """
+    layers = model._flatten_layers(include_self=False)
+    names = {layer.name for layer in layers}
+    if unknown := sorted(places.keys() - names):
+        shown = sorted(names)
+        more = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
+        raise InputError(
+            f"Only layers of the model can be placed: {', '.join(shown[:_NAMED])}{more}. Received: "
+            f"{', '.join(unknown)}. Give layers names of your own (name=...)."
+        )
+    mover = _mover()
+    for layer in layers:
+        device = places.get(layer.name)
+        if device is not None and getattr(layer, _MARK, None) != device:
+            mover.wrap(layer, device)
+            object.__setattr__(layer, _MARK, device)
+    mover.prepare(model, places)
+    placed = _placed_variables(model, places)
+
+    def settle() -> None:
+        for variable, device in placed:
+            if not mover.lies_on(variable, device) and not mover.move(variable, device):
+                raise TrainingError(
+                    f"On {device.backend} variables stay where they were made. Received: {variable.path!r} "
+                    f"somewhere else than {device.name}. Call strategy.place() before the model is made, in "
+                    "its scope."
+                )
+
+    settle()
+    return settle
+
+
+def _placed_variables(model: Any, places: Places) -> list[tuple[Any, Device]]:
+    """Variables of placed layers, and what the optimizer keeps for them. Seeds and metrics stay at home."""
+    homes: dict[str, Device] = {}
+    placed = []
+    weights = {id(v): v for layer in model._flatten_layers(include_self=False) for v in layer.weights}
+    for variable in weights.values():
+        device = device_in(variable.path, places)
+        if device is not None:
+            placed.append((variable, device))
+            homes[variable.path.replace("/", "_") + "_"] = device
+    for variable in model.optimizer.variables if model.optimizer is not None else ():
+        name = variable.path.rpartition("/")[2]
+        owner = max((path for path in homes if name.startswith(path)), key=len, default=None)
+        if owner is not None:
+            placed.append((variable, homes[owner]))
+    return placed
+
+
+def _mover() -> Mover:
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        from insitu.train.layerwise.tensorflow import TensorFlowMover
+
+        return TensorFlowMover()
+    if backend == "jax":
+        from insitu.train.layerwise.jax import JaxMover
+
+        return JaxMover()
+    from insitu.train.layerwise.torch import TorchMover
+
+    return TorchMover()
+
+
+class LayerwiseStep:
+    """A `Step` after which every variable is back on its device."""
+
+    def __init__(self, step: Step, settle: Callable[[], None]) -> None:
+        self._step = step
+        self._settle = settle
+        self.test = step.test
+        self.predict = step.predict
+        self.example_output = step.example_output
+
+    def train(self, parts: Sequence[Part], at: Callable[[str], None]) -> Logs:
+        logs = self._step.train(parts, at)
+        self._settle()
+        return logs

@@ -1,0 +1,65 @@
+"""Layers on devices, on TensorFlow: graphs span devices, so names of operations say where each belongs."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from insitu.train.devices import Device
+from insitu.train.layerwise.making import Places
+
+_SCOPE = re.compile(r"(?:^|/)insitu_on_(\d+)_")
+_STEPS = ("train_step", "test_step", "predict_step")
+
+
+class TensorFlowMover:
+    """See `Mover`."""
+
+    def __init__(self) -> None:
+        self._devices: list[str] = []
+
+    def lies_on(self, variable: Any, device: Device) -> bool:
+        lies, wanted = (tf.DeviceSpec.from_string(name) for name in (variable.value.device, device.native))
+        return bool((lies.device_type, lies.device_index) == (wanted.device_type, wanted.device_index))
+
+    def move(self, variable: Any, device: Device) -> bool:
+        return False
+
+    def wrap(self, layer: Any, device: Device) -> None:
+        call = layer.call
+        if device.native not in self._devices:
+            self._devices.append(device.native)
+        # TensorFlow makes names of scopes unique by a suffix, after the last underscore.
+        scope = f"insitu_on_{self._devices.index(device.native)}_"
+
+        @functools.wraps(call)
+        def on_device(*args: Any, **kwargs: Any) -> Any:
+            with tf.name_scope(scope), tf.device(device.native):
+                return call(*args, **kwargs)
+
+        object.__setattr__(layer, "call", on_device)
+
+    def prepare(self, model: Any, places: Places) -> None:
+        """Gradients are computed where the layer is: their names hold the scope of what they belong to."""
+        if self._devices:
+            for name in _STEPS:
+                object.__setattr__(model, name, _by_name(getattr(model, name), self._devices))
+
+
+def _by_name(step: Callable[..., Any], devices: Sequence[str]) -> Callable[..., Any]:
+    def device_of(operation: Any) -> str:
+        found = _SCOPE.findall(operation.name)
+        return devices[int(found[-1])] if found else ""
+
+    @functools.wraps(step)
+    def stepped(*args: Any, **kwargs: Any) -> Any:
+        if not tf.inside_function():
+            return step(*args, **kwargs)
+        with tf.compat.v1.get_default_graph().device(device_of):
+            return step(*args, **kwargs)
+
+    return stepped

@@ -1,0 +1,205 @@
+"""A model spread over devices: its variables over a mesh, or its layers over devices."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import keras
+import numpy as np
+
+from insitu.context import Context
+from insitu.errors import InputError, TrainingError
+from insitu.train.devices import Device, resolve, resolve_all
+from insitu.train.state import broadcast_state, read_state
+from insitu.train.step import Step
+from insitu.train.strategies.base import Strategy
+
+_DATA, _MODEL = "data", "model"
+
+
+class ModelParallelStrategy(Strategy):
+    """One model over many devices.
+
+    On JAX variables are spread over a mesh, and so is what is computed with them; rows are spread over the
+    mesh's first axis. The results are those of one device for the global batch, but for rounding:
+
+        layout_map = {".*dense.*kernel": (None, "model")}
+        strategy = insitu.ModelParallelStrategy(layout_map, mesh={"data": 2, "model": 4})
+
+    In a job with several workers the mesh is over the devices of all, with whole rows of its first axis in
+    each: variables are spread over the devices of one worker, and rows over workers. Then make the strategy
+    before JAX computes anything.
+
+    On TensorFlow, JAX and PyTorch layers can be put on devices by name instead: see `place`.
+
+    Args:
+        layout_map: for each pattern of variables' paths a tuple with an axis of the mesh, or None, for each
+            axis of the variable; or a `keras.distribution.LayoutMap`, with its own mesh. What no pattern
+            matches is copied to all devices. None: the largest axis of each kernel and embedding that can be
+            divided is spread over the axis "model".
+        mesh: the mesh's axes and their sizes, first that of rows; one may be -1, which takes the rest.
+            {"data": 1 or the number of workers, "model": -1} by default.
+        devices: their names; all of the best kind by default. In a job with several workers all are used.
+        context: who this process is; read from the environment by default.
+
+    Raises:
+        InputError: for devices that aren't there, a mesh or a layout map that doesn't fit.
+        TrainingError: for a mesh or a layout map on another backend than JAX.
+    """
+
+    def __init__(
+        self,
+        layout_map: Any = None,
+        *,
+        mesh: Mapping[str, int] | None = None,
+        devices: Sequence[str | Device] | None = None,
+        context: Context | None = None,
+    ) -> None:
+        super().__init__(context=context)
+        self._places: dict[str, Device] = {}
+        self._names = devices
+        self._spread_by = (layout_map, mesh)
+        self._mesh: Any = None
+        asked = any(value is not None for value in (layout_map, mesh, devices))
+        if asked and keras.backend.backend() != "jax":
+            raise TrainingError(
+                "Variables are spread over a mesh on the JAX backend of Keras. Received: the "
+                f"{keras.backend.backend()!r} backend. Put whole layers on devices by "
+                "strategy.place({'layer': 'device'}), or set KERAS_BACKEND=jax before keras is imported."
+            )
+        several = len(self.membership.context.workers) > 1
+        if keras.backend.backend() == "jax" and several:
+            from insitu.train.mesh.distributed import connect
+
+            connect(self.membership)
+        if asked:
+            self._spread()
+
+    def _spread(self) -> Any:
+        """(the mesh, the Keras distribution that makes variables, the one under which steps are traced)."""
+        if self._mesh is None:
+            from insitu.train.mesh.layout import MeshLayout
+            from insitu.train.mesh.spreading import Spreading
+
+            layout_map, mesh = self._spread_by
+            if isinstance(layout_map, keras.distribution.LayoutMap):
+                if mesh is not None or self._names is not None:
+                    raise InputError(
+                        "A keras.distribution.LayoutMap has its own mesh. Received: one, and mesh or devices."
+                    )
+                grid = layout_map.device_mesh.backend_mesh.devices
+                axes: Sequence[str] = layout_map.device_mesh.axis_names
+                layout_map = {pattern: layout_map[pattern].axes for pattern in layout_map}
+            else:
+                devices, axes, shape = self._mesh_of(mesh)
+                grid = devices.reshape(shape)
+            layout = MeshLayout.over(grid, tuple(axes))
+            made = Spreading(layout.local, layout_map)
+            traced = Spreading(layout.mesh, layout_map) if layout.spans_processes else made
+            self._mesh = (layout, made, traced)
+        return self._mesh
+
+    def _mesh_of(self, mesh: Mapping[str, int] | None) -> tuple[Any, tuple[str, ...], tuple[int, ...]]:
+        """(devices, names of axes, sizes of axes)."""
+        workers = len(self.membership.context.workers)
+        if workers > 1:
+            from insitu.train.mesh.distributed import all_devices
+
+            devices = all_devices()
+        else:
+            devices = [device.handle() for device in resolve_all(self._names)]
+        wanted = dict(mesh) if mesh is not None else {_DATA: max(1, workers), _MODEL: -1}
+        return np.array(devices), tuple(wanted), sizes_of(wanted, len(devices))
+
+    # Layers on devices
+
+    def place(self, devices: Mapping[str, str | Device]) -> None:
+        """Puts layers on devices, by name: `strategy.place({"dense_1": "cpu:1"})`.
+
+        Before the model is made. A layer's variables lie on its device, and what it computes in training,
+        evaluation and prediction is computed there, gradients too; a layer within it goes with it, unless it
+        has a place of its own. Other layers are on the default device. The model isn't compiled as one
+        program then: TensorFlow's graph spans devices without XLA; on JAX each placed layer is a program.
+
+        Raises InputError for a device that isn't there; where the model is made, for a layer that isn't.
+        """
+        if any(value is not None for value in (*self._spread_by, self._names)):
+            raise TrainingError(
+                "A model is spread over a mesh or layer by layer. Received: place() on a strategy with a "
+                "layout map, a mesh or devices."
+            )
+        if not devices:
+            raise InputError("place() takes at least one layer and its device. Received: none.")
+        self._places.update({name: resolve(device) for name, device in devices.items()})
+
+    # What the base class asks for
+
+    def placement(self) -> AbstractContextManager[Any]:
+        if self._places:
+            from insitu.train.layerwise import making_layers_on
+
+            return making_layers_on(self._places)
+        self._check_has_plan()
+        scope: AbstractContextManager[Any] = self._spread()[1].scope()
+        return scope
+
+    def _check_has_plan(self) -> None:
+        if keras.backend.backend() != "jax":
+            raise TrainingError(
+                "On this backend a model is spread layer by layer. Received: a strategy without any placed. "
+                "Call strategy.place({'layer': 'device'}) before its scope."
+            )
+
+    def _bind(self, model: Any) -> None:
+        if self._places:
+            model.jit_compile = False  # XLA's programs keep to one device
+        super()._bind(model)
+        if not self._places:
+            for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
+                object.__setattr__(model, name, _without_distribution(getattr(model, name)))
+
+    def make_step(self, model: Any, example: Any, *, first: bool) -> Step:
+        if self._places:
+            from insitu.train.layerwise import LayerwiseStep, place_layers
+
+            placed = place_layers(model, self._places)
+            return LayerwiseStep(super().make_step(model, example, first=first), placed)
+        from insitu.train.mesh.program import MeshStep
+
+        layout, _, traced = self._spread()
+        if first and layout.spans_processes:
+            broadcast_state(read_state(model), self.membership.group())
+        return MeshStep(model, example, layout, self.membership, traced.scope)
+
+
+def sizes_of(mesh: Mapping[str, int], devices: int) -> tuple[int, ...]:
+    """The sizes of a mesh' axes over so many devices, -1 replaced by what is left. Raises InputError."""
+    sizes = list(mesh.values())
+    known = int(np.prod([size for size in sizes if size != -1]))
+    rest = devices // known if known > 0 else 0
+    if sizes.count(-1) == 1:
+        sizes[sizes.index(-1)] = rest
+    if not sizes or any(size < 1 for size in sizes) or int(np.prod(sizes)) != devices:
+        raise InputError(
+            f"The sizes of a mesh' axes must multiply to the number of devices, {devices}; one may be -1. "
+            f"Received: {dict(mesh)}"
+        )
+    return tuple(sizes)
+
+
+def _without_distribution(method: Callable[..., Any]) -> Callable[..., Any]:
+    """`method` outside of the scope's distribution: Keras would lay out the batches, too."""
+
+    @functools.wraps(method)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        outer = keras.distribution.distribution()
+        keras.distribution.set_distribution(None)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            keras.distribution.set_distribution(outer)
+
+    return called

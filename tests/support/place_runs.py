@@ -1,0 +1,101 @@
+"""Trains with layers on three virtual devices of the backend of KERAS_BACKEND, and prints what came out as
+one line of JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import keras
+import numpy as np
+
+import insitu
+
+PLACES = {"conv": "cpu:1", "norm": "cpu:1", "drop": "cpu:1", "block": "cpu:2"}
+
+
+def build() -> Any:
+    """Several inputs, a layer with random state, one with state of its own, a block of layers."""
+    layers, start = keras.layers, keras.initializers.GlorotUniform
+    image, words = keras.Input((8, 8, 1)), keras.Input((3,), dtype="int32")
+    x = layers.Conv2D(4, 3, kernel_initializer=start(1), kernel_regularizer="l2", name="conv")(image)
+    x = layers.Dropout(0.3, seed=5, name="drop")(layers.BatchNormalization(name="norm")(x))
+    embed = layers.Embedding(12, 4, embeddings_initializer=start(2))
+    block = keras.Sequential(
+        [embed, layers.Flatten(), layers.Dense(8, kernel_initializer=start(3))], name="block"
+    )
+    x = layers.Concatenate()([layers.Flatten()(x), block(words)])
+    model = keras.Model([image, words], layers.Dense(2, kernel_initializer=start(4))(x))
+    model.compile(
+        keras.optimizers.AdamW(1e-2, global_clipnorm=1.0, use_ema=True),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return model
+
+
+def train(scope: Any) -> tuple[dict[str, Any], Any]:
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(3)
+    rng = np.random.default_rng(0)
+    x = [rng.normal(size=(49, 8, 8, 1)).astype("float32"), rng.integers(0, 12, (49, 3))]
+    y = rng.integers(0, 2, 49)
+    with scope:
+        model = build()
+    history = model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
+    return {
+        "history": history,
+        "evaluate": model.evaluate(x, y, batch_size=16, verbose=0),
+        "predict": model.predict(x, batch_size=16, verbose=0).ravel().tolist(),
+        "weights": [w.ravel().tolist() for w in model.get_weights()],
+    }, model
+
+
+def device_of(variable: Any) -> str:
+    value = variable.value
+    if keras.backend.backend() == "jax":
+        (device,) = value.devices()
+        return f"cpu:{device.id}"
+    return str(value.device).rpartition("device:")[2].lower()
+
+
+def refused(act: Any) -> str:
+    try:
+        act()
+    except insitu.errors.InsituError as error:
+        return str(error)
+    return "nothing"
+
+
+def placed_on(places: Any) -> Any:
+    strategy = insitu.ModelParallelStrategy()
+    strategy.place(places)
+    return strategy.scope()
+
+
+def made_before() -> None:
+    model = build()
+    with placed_on(PLACES):
+        model.compile("sgd", "mse")
+    model.fit([np.ones((1, 8, 8, 1)), np.ones((1, 3))], np.ones((1, 2)), verbose=0)
+
+
+def main() -> dict[str, Any]:
+    insitu.config.set_virtual_devices(3)
+    plain, _ = train(contextlib.nullcontext())
+    placed, model = train(placed_on(PLACES))
+    variables = [*model.weights, *model.optimizer.variables]
+    return {
+        "plain": plain,
+        "placed": placed,
+        "devices": {variable.path: device_of(variable) for variable in variables},
+        "unknown layer": refused(lambda: train(placed_on({"nothing": "cpu:1"}))),
+        "unknown device": refused(lambda: placed_on({"conv": "cpu:7"})),
+        "no plan": refused(lambda: train(insitu.ModelParallelStrategy().scope())),
+        "made before": refused(made_before),
+    }
+
+
+if __name__ == "__main__":
+    print("RESULTS", json.dumps(main()))
