@@ -166,9 +166,7 @@ def two_fits() -> list[int]:
 
 def task() -> dict[str, Any]:
     strategy = insitu.MultiWorkerMirroredStrategy("xla")
-    mirrored = {**train(strategy.scope()), "devices": len(jax.devices())}
-    spread = insitu.ModelParallelStrategy(mesh={"data": 2, "model": 2})
-    return {"mirrored": mirrored, "spread": train(spread.scope())}
+    return {**train(strategy.scope()), "devices": len(jax.devices())}
 
 
 class KillsItself(keras.callbacks.Callback):

@@ -13,7 +13,6 @@ import numpy as np
 from insitu.context import Context
 from insitu.errors import InputError, TrainingError
 from insitu.train.devices import Device, resolve, resolve_all
-from insitu.train.state import broadcast_state, read_state
 from insitu.train.step import Step
 from insitu.train.strategies.base import Strategy
 
@@ -29,9 +28,7 @@ class ModelParallelStrategy(Strategy):
         layout_map = {".*dense.*kernel": (None, "model")}
         strategy = insitu.ModelParallelStrategy(layout_map, mesh={"data": 2, "model": 4})
 
-    In a job with several workers the mesh is over the devices of all, with whole rows of its first axis in
-    each: variables are spread over the devices of one worker, and rows over workers. Then make the strategy
-    before JAX computes anything.
+    A mesh is over the devices of one process: with several workers, place layers.
 
     On TensorFlow, JAX and PyTorch layers can be put on devices by name instead: see `place`.
 
@@ -41,13 +38,13 @@ class ModelParallelStrategy(Strategy):
             matches is copied to all devices. None: the largest axis of each kernel and embedding that can be
             divided is spread over the axis "model".
         mesh: the mesh's axes and their sizes, first that of rows; one may be -1, which takes the rest.
-            {"data": 1 or the number of workers, "model": -1} by default.
-        devices: their names; all of the best kind by default. In a job with several workers all are used.
+            {"data": 1, "model": -1} by default.
+        devices: their names; all of the best kind by default.
         context: who this process is; read from the environment by default.
 
     Raises:
         InputError: for devices that aren't there, a mesh or a layout map that doesn't fit.
-        TrainingError: for a mesh or a layout map on another backend than JAX.
+        TrainingError: for a mesh or a layout map on another backend than JAX, or with several workers.
     """
 
     def __init__(
@@ -70,17 +67,18 @@ class ModelParallelStrategy(Strategy):
                 f"{keras.backend.backend()!r} backend. Put whole layers on devices by "
                 "strategy.place({'layer': 'device'}), or set KERAS_BACKEND=jax before keras is imported."
             )
-        several = len(self.membership.context.workers) > 1
-        if keras.backend.backend() == "jax" and several:
-            from insitu.train.mesh.distributed import connect
-
-            connect(self.membership)
         if asked:
             self._spread()
 
     def _spread(self) -> Any:
-        """(the mesh, the Keras distribution that makes variables, the one under which steps are traced)."""
+        """(the mesh, the Keras distribution over it)."""
         if self._mesh is None:
+            workers = len(self.membership.context.workers)
+            if workers > 1:
+                raise TrainingError(
+                    f"A mesh is over the devices of one process. Received: a job with {workers} workers. "
+                    "Start it with --workers 1, or put layers on devices by strategy.place()."
+                )
             from insitu.train.mesh.layout import MeshLayout
             from insitu.train.mesh.spreading import Spreading
 
@@ -97,21 +95,13 @@ class ModelParallelStrategy(Strategy):
                 devices, axes, shape = self._mesh_of(mesh)
                 grid = devices.reshape(shape)
             layout = MeshLayout.over(grid, tuple(axes))
-            made = Spreading(layout.local, layout_map)
-            traced = Spreading(layout.mesh, layout_map) if layout.spans_processes else made
-            self._mesh = (layout, made, traced)
+            self._mesh = (layout, Spreading(layout.mesh, layout_map))
         return self._mesh
 
     def _mesh_of(self, mesh: Mapping[str, int] | None) -> tuple[Any, tuple[str, ...], tuple[int, ...]]:
         """(devices, names of axes, sizes of axes)."""
-        workers = len(self.membership.context.workers)
-        if workers > 1:
-            from insitu.train.mesh.distributed import all_devices
-
-            devices = all_devices()
-        else:
-            devices = [device.handle() for device in resolve_all(self._names)]
-        wanted = dict(mesh) if mesh is not None else {_DATA: max(1, workers), _MODEL: -1}
+        devices = [device.handle() for device in resolve_all(self._names)]
+        wanted = dict(mesh) if mesh is not None else {_DATA: 1, _MODEL: -1}
         return np.array(devices), tuple(wanted), sizes_of(wanted, len(devices))
 
     # Layers on devices
@@ -169,10 +159,8 @@ class ModelParallelStrategy(Strategy):
             return LayerwiseStep(super().make_step(model, example, first=first), placed)
         from insitu.train.mesh.program import MeshStep
 
-        layout, _, traced = self._spread()
-        if first and layout.spans_processes:
-            broadcast_state(read_state(model), self.membership.group())
-        return MeshStep(model, example, layout, self.membership, traced.scope)
+        layout, distribution = self._spread()
+        return MeshStep(model, example, layout, self.membership, distribution.scope)
 
 
 def sizes_of(mesh: Mapping[str, int], devices: int) -> tuple[int, ...]:
