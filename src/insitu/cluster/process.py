@@ -67,6 +67,13 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
+def raise_priority(pid: int) -> None:
+    """Gives every thread of the process this process's priority, where the system allows it."""
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.setpriority(os.PRIO_PROCESS, int(thread), os.getpriority(os.PRIO_PROCESS, 0))
+
+
 def memory_of(pid: int) -> int:
     """Bytes of physical memory that the process has; 0 where it has ended."""
     try:

@@ -15,6 +15,7 @@ import subprocess
 from dataclasses import dataclass
 
 from insitu.cluster.engine import Command
+from insitu.cluster.process import raise_priority
 from insitu.cluster.task import STANDBY_OPTION
 from insitu.context import CONTRACT_ENVS, JOB_ID_ENV
 from insitu.paths import HOME_ENV
@@ -111,9 +112,13 @@ class Standbys:
             try:
                 with standby.connection as connection:
                     connection.sendall(message)
+                    # Closing alone ends nothing: a controller forked meanwhile holds this end as well.
+                    connection.shutdown(socket.SHUT_WR)
             except OSError:
                 self._reap(standby)
                 continue
+            # It may still be loading, at a priority at which a busy machine would hardly let it.
+            raise_priority(standby.process.pid)
             return standby.process
         return None
 

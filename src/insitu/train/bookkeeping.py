@@ -91,5 +91,14 @@ class Bookkeeper:
         """The fit has ended, well or not: what has entered the model is written down."""
         for shard in self._membership.context.shards_of_job:
             if shard in self._ledgers:
-                self._publish(self._ledgers[shard])
+                self._publish_account(self._ledgers[shard])
         self._telling.idle()
+
+    def _publish_account(self, ledger: ShardLedger) -> None:
+        """An empty account is worth writing only in place of another, as of rows that were trained in vain.
+
+        So a fit that is taken up where it had ended tells of no epoch that it doesn't have.
+        """
+        job = self._membership.context.job
+        if ledger.accounts or (job is not None and job.epoch_ledger(ledger.epoch, ledger.shard).exists()):
+            self._publish(ledger)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -68,6 +69,27 @@ def test_a_standby_becomes_the_task_as_if_it_had_been_started(engine: LocalEngin
     cold = words(engine)
     assert warm[:2] == [str(pid), "worker:7"] and cold[0] != str(pid)
     assert warm[2:] == cold[2:] == ["x", "['a", "b']", "__main__", cold[-1]]
+
+
+def test_it_becomes_the_task_though_another_process_holds_its_connection(
+    engine: LocalEngine, command: Command
+) -> None:
+    """As a controller does that was forked while the standby was there."""
+    engine.keep_standby(1, command)
+    (pid,) = engine.pids
+    go_on, ended = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(ended)
+        os.read(go_on, 1)
+        os._exit(0)
+    try:
+        engine.launch(W0, command)
+        assert words(engine)[0] == str(pid)
+    finally:
+        os.close(ended)
+        os.close(go_on)
+        os.waitpid(child, 0)
 
 
 def test_one_of_another_environment_does_not_fit(engine: LocalEngine, command: Command) -> None:
