@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from insitu.cli.console import print_table, tell
+from insitu.cli.console import table_lines, tell
 from insitu.errors import JobEnded
 from insitu.paths import Paths
 
 if TYPE_CHECKING:
-    from insitu.cluster import Injected
+    from insitu.cluster import Injected, Request
     from insitu.paths import JobPaths
 
 CHAOS_HELP = """
@@ -21,10 +22,12 @@ A development tool: runs a job twice, undisturbed and with faults, and compares 
 
 The script prints what must be equal in lines that begin with `RESULT `, such as a hash of its weights. Faults
 are drawn from --seed, or given one by one: KIND [TASK] [EPOCH.STEP]. KINDs: `kill` (SIGKILL), `stop` (SIGSTOP
-for good: found by the stall timeout), `delay` (SIGSTOP for half a second), `drop` (its TCP connections are
-closed; needs root), `controller` (SIGKILL), `checkpoint` (a bit of the newest one is flipped), `node` (its
-store is deleted and its tasks are killed; the cache needs backups). A fault that can't be injected is told as
-such. Exits with 1 unless all of it holds: the job finished, equal results, a clean ledger, nothing left over.
+for good: found by the stall timeout), `delay` (SIGSTOP for half a second), `drop` (its TCP connections end),
+`half-open` (nothing reaches it by them any more), `disk` (full for half a second, for the task or for all and
+the controller), `scale` (a worker fewer; from one, all again), `controller` (SIGKILL), `checkpoint` (a bit of
+the newest one is flipped), `node` (its store is deleted and its tasks are killed; the cache needs backups).
+`drop` and `half-open` need the right to trace the task. A fault that can't be injected is told as such. Exits
+with 1 unless all of it holds: the job finished, equal results, a clean ledger, nothing left over.
 
 Examples:
 
@@ -54,6 +57,10 @@ def chaos(
     ] = None,
     stall_timeout: Annotated[float, typer.Option(metavar="SEC", help="As in start.")] = 30.0,
     patience: Annotated[float, typer.Option(metavar="SEC", help="How long each run may take.")] = 600.0,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Markdown file that a section on this run is added to."),
+    ] = None,
 ) -> None:
     from insitu.cluster import Disturber, Request, chaos_faults, stop_job, submit, wait_until_over
 
@@ -85,7 +92,12 @@ def chaos(
         for _ in range(2):
             with contextlib.suppress(JobEnded):
                 stop_job(job)
-    raise typer.Exit(_verdict(paths, calm, job, done, code, len(planned)))
+    told, good = _verdict(paths, calm, job, done, code, len(planned))
+    typer.echo(told)
+    if report is not None:
+        with report.open("a") as file:
+            file.write(_section(request, done, told))
+    raise typer.Exit(0 if good else 1)
 
 
 def _tell(injected: Injected) -> None:
@@ -95,13 +107,12 @@ def _tell(injected: Injected) -> None:
 
 def _verdict(
     paths: Paths, calm: JobPaths, job: JobPaths, done: list[Injected], code: int, planned: int
-) -> int:
-    """Prints what came of it; the exit code."""
+) -> tuple[str, bool]:
+    """(what came of it, whether all of it is as it must be)"""
     from insitu.cli.describe import job_account
     from insitu.cluster import leftovers, results_of
 
     account: dict[str, Any] = job_account(job, ledger=True, events=False)
-    waits = sorted(r["seconds"] for r in account["recoveries"] if r["seconds"] is not None)
     lost = sum(e["lost"] for e in account["ledger"])
     repeated = sum(e["repeated"] for e in account["ledger"])
     left = leftovers(paths, job)
@@ -116,17 +127,29 @@ def _verdict(
         "nothing is left over": (not left, ", ".join(left)),
     }
     injected = sum(i.done for i in done)
-    typer.echo(f"{injected} of {planned} faults injected, {account['attempt'] - 1} restarts of all tasks")
-    if waits:
-        typer.echo(
-            f"recoveries: {len(waits)}, next step of all after {waits[0]:.2f} s at best, "
-            f"{waits[len(waits) // 2]:.2f} s in the middle, {waits[-1]:.2f} s at worst"
-        )
-    print_table(
-        ("WHAT MUST HOLD", "HOLDS", ""),
-        ((n, "yes" if ok else "NO", note) for n, (ok, note) in checks.items()),
-    )
-    return 0 if all(ok for ok, _ in checks.values()) else 1
+    lines = [f"{injected} of {planned} faults injected, {account['attempt'] - 1} restarts of all tasks"]
+    lines += _recoveries(account)
+    rows = [(name, "yes" if ok else "NO", note) for name, (ok, note) in checks.items()]
+    lines += table_lines(("WHAT MUST HOLD", "HOLDS", ""), rows)
+    return "\n".join(lines), all(ok for ok, _ in checks.values())
+
+
+def _recoveries(account: dict[str, Any]) -> list[str]:
+    waits = sorted(r["seconds"] for r in account["recoveries"] if r["seconds"] is not None)
+    if not waits:
+        return []
+    return [
+        f"recoveries: {len(waits)}, next step of all after {waits[0]:.2f} s at best, "
+        f"{waits[len(waits) // 2]:.2f} s in the middle, {waits[-1]:.2f} s at worst"
+    ]
+
+
+def _section(request: Request, done: list[Injected], told: str) -> str:
+    """What a report says of one run."""
+    counts = Counter(i.fault.kind for i in done if i.done)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) or "none"
+    asked = f"{request.workers} workers, on loss {request.on_loss}, stall timeout {request.stall_timeout:g} s"
+    return f"\n### `{' '.join(request.command)}`: {asked}\n\nInjected: {kinds}.\n\n```text\n{told}\n```\n"
 
 
 def register(app: typer.Typer) -> None:

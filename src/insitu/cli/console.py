@@ -37,16 +37,21 @@ def print_json(value: Any) -> None:
     sys.stdout.write(f"{json.dumps(value, indent=2)}\n")
 
 
+def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The header and the rows, with columns as wide as their widest cell."""
+    table = [list(header), *(list(row) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in table
+    ]
+
+
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Columns as wide as their widest cell, the header dimmed on a terminal."""
-    table = [list(row) for row in rows]
-    widths = [max(len(line[i]) for line in [list(header), *table]) for i in range(len(header))]
-
-    def line(cells: Sequence[str]) -> str:
-        return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
-
-    sys.stdout.write(f"{painted(line(header), _DIM, sys.stdout)}\n")
-    sys.stdout.writelines(f"{line(row)}\n" for row in table)
+    """The header is dimmed on a terminal."""
+    first, *lines = table_lines(header, rows)
+    sys.stdout.write(f"{painted(first, _DIM, sys.stdout)}\n")
+    sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
 def duration(seconds: float) -> str:

@@ -8,7 +8,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,23 +16,28 @@ from typing import Literal, get_args
 
 from insitu.cluster.job_state import ENDED, JobState, Steps
 from insitu.cluster.journal import Journal
-from insitu.cluster.lock import is_locked, signal_holder
-from insitu.cluster.records import read_placement
+from insitu.cluster.lock import holder, is_locked, signal_holder
+from insitu.cluster.records import read_placement, read_spec
+from insitu.cluster.sabotage import deafen_connections, drop_connections, full_disk
 from insitu.cluster.status import exit_code
 from insitu.cluster.watching import furthest
-from insitu.errors import ClusterError, InputError
+from insitu.cluster.wishes import scale_job
+from insitu.errors import ClusterError, InputError, InsituError
 from insitu.paths import JobPaths, Paths
 from insitu.progress import read_progress
 from insitu.spec import TaskId
 
-Kind = Literal["kill", "stop", "delay", "drop", "controller", "checkpoint", "node"]
+Kind = Literal[
+    "kill", "stop", "delay", "drop", "half-open", "disk", "scale", "controller", "checkpoint", "node"
+]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ALWAYS: tuple[Kind, ...] = ("kill", "kill", "stop", "delay", "controller", "checkpoint")
-"""What faults are drawn from where nothing is said; `drop` and `node` need more than a plain job has."""
+"""What faults are drawn from where nothing is said; the others need rights or copies that a job may lack."""
+WITHOUT_TASK: tuple[Kind, ...] = ("controller", "checkpoint", "disk", "scale")
 DELAY = 0.5
-"""Seconds for which `delay` suspends a task."""
+"""Seconds for which `delay` suspends a task, and for which the disk is full."""
 _PAUSE = 0.005
-_FAULT = re.compile(r"(?P<kind>[a-z]+)(?:[ ](?P<task>[a-z]+:\d+))?(?:[ ](?P<epoch>\d+)\.(?P<step>\d+))?")
+_FAULT = re.compile(r"(?P<kind>[a-z-]+)(?:[ ](?P<task>[a-z]+:\d+))?(?:[ ](?P<epoch>\d+)\.(?P<step>\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ def draw_faults(seed: int, count: int, workers: int, kinds: Sequence[Kind] = ALW
     for _ in range(count):
         kind = chooser.choice(list(kinds))
         worker = TaskId("worker", chooser.randrange(workers))
-        task = None if kind in ("controller", "checkpoint") else worker
+        task = None if kind in WITHOUT_TASK else worker
         faults.append(Fault(kind, task, steps=chooser.randint(1, 6)))
     return faults
 
@@ -117,7 +121,7 @@ class Disturber:
                 break
             try:
                 note, worked = self._inject(fault), True
-            except (ClusterError, OSError, subprocess.SubprocessError) as error:
+            except (InsituError, OSError) as error:
                 note, worked = str(error), False
             done.append(Injected(fault, here, worked, note))
             tell(done[-1])
@@ -138,8 +142,9 @@ class Disturber:
                 return None
             records = {t.task: read_progress(self._job.progress(t.task)) for t in state.members}
             here = furthest(records)
-            trained = [r for r in records.values() if r is not None and r.elastic and r.step >= 0]
-            whole = len(trained) == len(records) > 0
+            trained = [r for r in records.values() if r is not None and r.step >= 0]
+            there = fault.task is None or any(t.task == fault.task and t.alive for t in state.members)
+            whole = there and len(trained) == len(records) > 0
             if here is not None and here > before:
                 moves, before = moves + 1, here
             if here is not None and whole and self._is_due(fault, here, moves):
@@ -174,7 +179,13 @@ class Disturber:
             case "node":
                 return self._lose_node(fault)
             case "drop":
-                return self._drop(fault)
+                return f"{drop_connections(self._pid(fault))} connections of process {self._pid(fault)}"
+            case "half-open":
+                return f"{deafen_connections(self._pid(fault))} connections of process {self._pid(fault)}"
+            case "scale":
+                return self._scale()
+            case "disk":
+                return self._fill_disk(fault)
 
     def _pid(self, fault: Fault) -> int:
         state = self._state()
@@ -216,18 +227,19 @@ class Disturber:
                 os.kill(task.pid, signal.SIGKILL)
         return f"{node} with {', '.join(str(t.task) for t in victims)}"
 
-    def _drop(self, fault: Fault) -> str:
-        """The kernel closes all TCP connections of the task, which needs root and ss(8)."""
-        pid = self._pid(fault)
-        listed = subprocess.run(
-            ["ss", "-tnpH", "state", "established"], capture_output=True, text=True, timeout=10, check=True
-        ).stdout
-        ports = {line.split()[2].rpartition(":")[2] for line in listed.splitlines() if f"pid={pid}," in line}
-        if not ports:
-            raise ClusterError(f"process {pid} has no TCP connection")
-        for port in ports:
-            subprocess.run(["ss", "-K", f"sport = :{port}"], capture_output=True, timeout=10, check=True)
-        return f"{len(ports)} connections of process {pid}"
+    def _scale(self) -> str:
+        """One worker fewer; from one, as many as shards. Raises InputError, JobEnded, ClusterError."""
+        now = len(self._state().members)
+        return scale_job(self._job, now - 1 if now > 1 else read_spec(self._job).shards)
+
+    def _fill_disk(self, fault: Fault) -> str:
+        """Of the task, or of all tasks and of the controller. What they start meanwhile has room."""
+        pids = [self._pid(fault)] if fault.task else [t.pid for t in self._state().alive if t.pid]
+        if not fault.task and (controller := holder(self._job.controller)):
+            pids.append(controller)
+        with full_disk(pids):
+            time.sleep(DELAY)
+        return f"{len(pids)} processes"
 
 
 def results_of(job: JobPaths) -> list[str]:

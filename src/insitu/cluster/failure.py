@@ -58,10 +58,13 @@ def write_failure(error: BaseException) -> None:
     path = me.job.failure(me.task)
     failure = describe_failure(error)
     record = {name: getattr(failure, name) for name in ("type", "message", "fingerprint", "peer_lost")}
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
-        staged = path.with_name(f".{path.name}.{os.getpid()}")
-        staged.write_text(json.dumps(record))
-        staged.replace(path)
+        try:
+            staged.write_text(json.dumps(record))
+            staged.replace(path)
+        finally:
+            staged.unlink(missing_ok=True)
 
 
 def read_failure(path: Path) -> Failure | None:

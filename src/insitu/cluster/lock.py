@@ -55,6 +55,14 @@ def write_holder(descriptor: int) -> None:
     os.ftruncate(descriptor, len(record))
 
 
+def holder(path: Path) -> int | None:
+    """The controller's process id, where one runs and has said so."""
+    try:
+        return int(json.loads(path.read_text())["pid"]) if is_locked(path) else None
+    except (ValueError, KeyError, OSError):
+        return None
+
+
 def signal_holder(path: Path, number: int) -> bool:
     """Sends a signal to the controller. False where no controller is left.
 

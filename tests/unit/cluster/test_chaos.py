@@ -22,7 +22,7 @@ def test_faults_follow_from_the_seed() -> None:
     assert {f.kind for f in chaos_faults([], 1, 20, 2, "drop,node")} == {"drop", "node"}
 
 
-@pytest.mark.parametrize("text", ["kill worker:1 2.5", "controller 3.0", "kill worker:1", "checkpoint"])
+@pytest.mark.parametrize("text", ["kill worker:1 2.5", "controller 3.0", "kill worker:1", "half-open"])
 def test_a_fault_is_written_as_it_is_read(text: str) -> None:
     assert str(parse_fault(text)) == text
     assert parse_fault("kill worker:1 2.5") == Fault("kill", W1, (2, 5))

@@ -1,0 +1,106 @@
+"""What chaos does to a process from outside: its connections end or go deaf, its disk is full.
+
+A socket of another process is reached by pidfd_getfd(2), which needs Linux 5.6 and the right to trace the
+process (its own user where the system allows that, or root). A full disk is a limit on the size of files,
+so it needs neither a mount nor root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from insitu.errors import ClusterError
+
+_PIDFD_GETFD = 438
+"""The number of the system call, the same on every architecture."""
+_ATTACH_FILTER = 26
+_RETURN = 0x06
+_ESTABLISHED = "01"
+
+
+def established(pid: int) -> list[int]:
+    """Numbers of the process's descriptors that are established TCP connections."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
+            inodes |= {f[9] for f in map(str.split, lines) if f[3] == _ESTABLISHED}
+    found = []
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(entry.path).removeprefix("socket:[").rstrip("]") in inodes:
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+def _sockets(pid: int) -> Iterator[socket.socket]:
+    """Second descriptors, in this process, of the connections. Raises ClusterError where there is none."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    reached = False
+    handle = os.pidfd_open(pid)
+    try:
+        for number in established(pid):
+            descriptor = libc.syscall(_PIDFD_GETFD, handle, number, 0)
+            if descriptor < 0:
+                why = os.strerror(ctypes.get_errno())
+                raise ClusterError(f"connections of process {pid} can't be reached: {why}")
+            reached = True
+            with socket.socket(fileno=descriptor) as connection:
+                yield connection
+    finally:
+        os.close(handle)
+    if not reached:
+        raise ClusterError(f"process {pid} has no TCP connection")
+
+
+def drop_connections(pid: int) -> int:
+    """Ends all of the process's TCP connections, both ways; returns how many.
+
+    Raises ClusterError, OSError.
+    """
+    dropped = 0
+    for connection in _sockets(pid):
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+            dropped += 1
+    return dropped
+
+
+def deafen_connections(pid: int) -> int:
+    """Nothing that is sent to the process over a connection of now arrives any more, and nobody is told.
+
+    So each connection is half open, as after a cable was pulled. Returns how many. Raises ClusterError,
+    OSError.
+    """
+    deaf = 0
+    # A packet filter of one instruction: keep 0 bytes.
+    instruction = ctypes.create_string_buffer(struct.pack("HBBI", _RETURN, 0, 0, 0))
+    program = struct.pack("HL", 1, ctypes.addressof(instruction))
+    for connection in _sockets(pid):
+        connection.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
+        deaf += 1
+    return deaf
+
+
+@contextlib.contextmanager
+def full_disk(pids: Iterable[int]) -> Iterator[None]:
+    """Meanwhile the processes can write no byte to any file: EFBIG, which is told as a full disk is."""
+    before: dict[int, tuple[int, int]] = {}
+    try:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
+                before[pid] = (soft, hard)
+        yield
+    finally:
+        for pid, limits in before.items():
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
