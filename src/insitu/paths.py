@@ -16,11 +16,11 @@
         journal.sqlite  controller.json controller.log
         wish.json                       how many workers somebody has asked for; the controller removes it
         output.log                      all tasks' output, merged, each line with its task
-        servers.json                    what parameter servers hold and have done; written by ps 0
         shards/CACHE.json               the pinned shard map of each cache that the job has opened
         tasks/ROLE-INDEX/               one task
           attempt-1.log  progress  reads.json  failure.json
           fits.json                     of workers with servers: the fits that ended
+          servers.json                  of parameter servers: what they hold and have done
         checkpoints/                    written by the chief; servers/ by parameter servers
         ledger/                         rows that have entered the model, by epoch and shard
 
@@ -213,9 +213,8 @@ class JobPaths:
     def server_checkpoints(self) -> Path:
         return self.checkpoints / "servers"
 
-    @property
-    def server_account(self) -> Path:
-        return self.root / "servers.json"
+    def server_account(self, task: TaskId) -> Path:
+        return self.task(task) / "servers.json"
 
     def fits(self, task: TaskId) -> Path:
         return self.task(task) / "fits.json"

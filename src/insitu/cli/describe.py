@@ -15,8 +15,11 @@ from insitu.errors import UnknownCache, UnknownJob
 from insitu.paths import Paths
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from insitu.cluster import JobStatus
     from insitu.paths import JobPaths
+    from insitu.spec import TaskSpec
 
 
 def complete_either(incomplete: str) -> list[str]:
@@ -83,7 +86,7 @@ def describe_job(job: JobPaths, *, as_json: bool, ledger: bool, events: bool) ->
         return
     _print_job(account)
     if ledger:
-        _print_ledger(account["ledger"])
+        _print_ledger(account["ledger"], account["servers"])
     if events:
         for entry in account["events"]:
             tell_event = ", ".join(f"{k}={v}" for k, v in entry["event"].items() if k != "event" and v)
@@ -121,7 +124,7 @@ def job_account(job: JobPaths, *, ledger: bool, events: bool) -> dict[str, Any]:
         "generation": state.generation,
         "task_list": _tasks(job, status.state.to_json()["tasks"]),
         "stragglers": _stragglers(job, status),
-        "servers": (_read_json(job.server_account) or {}).get("servers", []),
+        "servers": _servers(job, placement.tasks),
         "recoveries": [
             {
                 **{name: entry[name] for name in ("how", "tasks", "text", "at", "generation")},
@@ -189,6 +192,18 @@ def _tasks(job: JobPaths, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return tasks
+
+
+def _servers(job: JobPaths, tasks: Sequence[TaskSpec]) -> list[dict[str, Any]]:
+    """What each parameter server told last, by index; a server that took over tells of the other one too."""
+    told: dict[int, dict[str, Any]] = {}
+    for task in tasks:
+        account = _read_json(job.server_account(task.task)) if task.task.role == "ps" else None
+        for server in (account or {}).get("servers", []):
+            known = told.get(server["server"])
+            if known is None or known["applied"] <= server["applied"]:
+                told[server["server"]] = server
+    return [told[index] for index in sorted(told)]
 
 
 def _read_json(path: Any) -> Any:
@@ -265,7 +280,7 @@ def _print_servers(servers: list[dict[str, Any]]) -> None:
     typer.echo("")
     rows = []
     for told in servers:
-        held = [(name, f"rows {start:,} to {stop:,}", 4 * size) for name, start, stop, size in told["pieces"]]
+        held = [(name, f"rows [{start:,}, {stop:,})", size) for name, start, stop, _, size in told["pieces"]]
         held += [(n, f"{t['rows']:,} rows by key", t["bytes"]) for n, t in told["tables"].items()]
         rows += [(f"ps:{told['server']}", name, what, f"{size:,}") for name, what, size in held]
     print_table(("SERVER", "HOLDS", "OF IT", "BYTES"), rows)
@@ -346,7 +361,7 @@ def _attempt_row(attempt: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _print_ledger(epochs: list[dict[str, Any]]) -> None:
+def _print_ledger(epochs: list[dict[str, Any]], servers: list[dict[str, Any]]) -> None:
     typer.echo("")
     if not epochs:
         tell("No rows have been accounted for yet.")
@@ -365,6 +380,13 @@ def _print_ledger(epochs: list[dict[str, Any]]) -> None:
             for e in epochs
         ),
     )
+    # Each server decides the same of each gradient.
+    if servers and servers[0]["dropped_rows"]:
+        shards = ", ".join(f"{count:,} of shard {shard}" for shard, count in servers[0]["dropped_by_shard"])
+        tell(
+            f"{servers[0]['dropped_rows']:,} of these rows came too late for their step and didn't enter the "
+            f"model: gradients dropped: {shards}."
+        )
 
 
 def register(app: typer.Typer) -> None:

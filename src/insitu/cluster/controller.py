@@ -206,10 +206,15 @@ class Controller:
                 pass
 
     def _publish(self, generation: int) -> None:
-        """Writes the roster that follows from the state. A life keeps its address; a new one gets its own."""
+        """Writes the roster that follows from the state. A life keeps its address; a new one gets its own,
+        except for that of one server alone."""
         named = [t for t in self._state.tasks if (t.member and not t.released) or t.task.role != "worker"]
         before = (*self._roster.members, *self._roster.others)
         addresses = {(m.task, m.attempt): m.address for m in before} | self._reserved
+        # Workers and the other servers look for a server that comes back where it was.
+        lived = {m.task: m.address for m in before if m.task.role == "ps"}
+        back = [t for t in named if t.replacement and t.task in lived]
+        addresses = {(t.task, t.attempt): lived[t.task] for t in back} | addresses
         try:
             self._reserve([t for t in named if (t.task, t.attempt) not in addresses])
             addresses |= self._reserved

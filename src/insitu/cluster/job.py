@@ -74,11 +74,16 @@ STOPPED_CODE = 128 + signal.SIGTERM
 
 
 def new_job(
-    tasks: Sequence[TaskSpec], max_restarts: int, on_loss: OnLoss = "replace", holders: Holders = ()
+    tasks: Sequence[TaskSpec],
+    max_restarts: int,
+    on_loss: OnLoss = "replace",
+    holders: Holders = (),
+    *,
+    mirrored: bool = False,
 ) -> JobState:
     states = tuple(TaskState(t.task, t.node, t.shards) for t in tasks)
     wanted = sum(t.task.role == "worker" for t in tasks)
-    return JobState(max_restarts, states, on_loss, wanted, holders)
+    return JobState(max_restarts, states, on_loss, wanted, holders, mirrored=mirrored)
 
 
 def advance(state: JobState, event: Event, now: float) -> Result:

@@ -122,7 +122,7 @@ class JobState:
 
     `wanted` is the number of workers asked for; `failures` counts towards `max_restarts`; `generation` is
     that of the newest roster; `holders` says which nodes hold which shards, `lost` which
-    nodes lost their store.
+    nodes lost their store; `mirrored`: what a ps task holds is on another one, too.
     """
 
     max_restarts: int
@@ -143,6 +143,12 @@ class JobState:
     failures: int = 0
     bug: Bug | None = None
     recoveries: tuple[Recovery, ...] = ()
+    mirrored: bool = False
+
+    @property
+    def served(self) -> bool:
+        """Whether ps tasks hold the model, so that workers need no other worker's state."""
+        return any(t.task.role == "ps" for t in self.tasks)
 
     @property
     def alive(self) -> tuple[TaskState, ...]:

@@ -7,6 +7,9 @@ a roster of a higher generation (`insitu.roster`). So a member that dies is
 - or its shards are **adopted** by members on nodes that hold their partitions; its next life begins as a
   newcomer, which a further roster names once it is ready.
 
+Where ps tasks hold the model (`JobState.served`) workers need nothing of each other: one that dies is always
+replaced. A ps task that dies is begun anew at its address where another mirrors it.
+
 Everything that needs all tasks to start again is told by None: a death while nobody can go on, the same
 traceback twice without progress, and one failure more than allowed.
 """
@@ -109,6 +112,8 @@ def task_ended(state: JobState, task: TaskState, event: TaskExited, now: float) 
 
 def missing(state: JobState, event: TaskExited) -> tuple[TaskId, ...]:
     """Members that need one that has ended well: to go on with, or for its state."""
+    if state.served:
+        return ()
     return tuple(
         t.task
         for t in state.members
@@ -125,14 +130,22 @@ def _can_go_on(state: JobState, lost: TaskState, event: TaskExited) -> bool:
         return True
     if state.on_loss == "restart":
         return False
-    if any(not t.alive and t.code == 0 for t in state.members):
+    if lost.task.role == "ps" and not _is_mirrored(state, lost):
+        return False
+    if not state.served and any(not t.alive and t.code == 0 for t in state.members):
         return False
     return _all_elastic(state, event.elastic)
 
 
+def _is_mirrored(state: JobState, lost: TaskState) -> bool:
+    """Whether another ps task has what `lost` held."""
+    others = [t for t in state.tasks if t.task.role == "ps" and t.task != lost.task]
+    return state.mirrored and all(t.alive for t in others)
+
+
 def _all_elastic(state: JobState, elastic: Sequence[TaskId]) -> bool:
     """Whether all that train can go on without a peer, some of them holding the state of the training."""
-    training = [t for t in state.alive if t.task.role != "evaluator" and t.member and not t.released]
+    training = [t for t in state.alive if t.task.role in ("chief", "worker") and t.member and not t.released]
     return any(t.task in elastic for t in training) and all(
         t.replacement or t.task in elastic for t in training
     )
@@ -154,9 +167,15 @@ def _recover(
     why = task.stalled or describe_exit(task)
     if is_member and adopting and _adopters(state):
         state, actions = _adopt(state, why, progress, now)
+    elif task.task.role == "ps":
+        actions = [
+            Say(f"replacing {task.task} ({state.failures} of {state.max_restarts}); its mirror answers")
+        ]
     elif is_member:
         state = _note(state, Recovery("replaced", (task.task,), why, now, state.generation + 1, progress))
-        actions = [Say(f"replacing {task.task} ({state.failures} of {state.max_restarts}); the others wait")]
+        meanwhile = "go on" if state.served else "wait"
+        text = f"replacing {task.task} ({state.failures} of {state.max_restarts}); the others {meanwhile}"
+        actions = [Say(text)]
     if state.task(task.task).launch_at == now:
         state, more = begin(state, [task.task], now)
         actions += more
@@ -168,7 +187,7 @@ def _note(state: JobState, recovery: Recovery) -> JobState:
 
 
 def _adopters(state: JobState) -> list[TaskState]:
-    return [t for t in state.members if t.alive] if state.holders else []
+    return [t for t in state.members if t.alive] if state.holders and not state.served else []
 
 
 def _adopt(state: JobState, why: str, progress: Steps | None, now: float) -> Result:
@@ -278,7 +297,8 @@ def recovered(state: JobState, event: Recovered, now: float) -> Result:
 def can_kill_stuck(state: JobState, event: Stalled) -> bool:
     """Whether it is enough to kill those that stand still, since all others can go on without them."""
     culprits = set(event.culprits)
-    others = [t for t in state.alive if t.task.role != "evaluator" and t.member and t.task not in culprits]
+    training = [t for t in state.alive if t.task.role in ("chief", "worker") and t.member]
+    others = [t for t in training if t.task not in culprits]
     return bool(
         state.phase == "running"
         and state.on_loss != "restart"
@@ -306,6 +326,8 @@ def scale(state: JobState, event: ScaleRequested, now: float) -> Result:
 def _refuse_to_scale(state: JobState, event: ScaleRequested) -> str:
     if state.phase != "running":
         return f"the job is {state.phase}"
+    if state.served:
+        return "its ps tasks count on the workers that it began with"
     if not 1 <= event.workers <= len(state.holders):
         return f"it has {len(state.holders)} shards, so it takes 1 to {len(state.holders)} workers"
     if not all(t.alive for t in state.members) or not _all_elastic(state, event.elastic):

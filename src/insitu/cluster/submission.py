@@ -168,7 +168,8 @@ def _write(job: JobPaths, spec: JobSpec, placement: Placement, cache: CacheSpec)
     job.ledger.mkdir()
     job.output.touch(0o600)
     holders = holders_of_shards(placement.shard_map, placement.homes, cache)
-    Journal(job.journal).create(new_job(placement.tasks, spec.max_restarts, spec.on_loss, holders))
+    state = new_job(placement.tasks, spec.max_restarts, spec.on_loss, holders, mirrored=spec.ps_backups > 0)
+    Journal(job.journal).create(state)
 
 
 def start_supervisor(job: JobPaths, lock: int, *, resume: bool = False) -> None:

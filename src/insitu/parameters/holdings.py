@@ -411,7 +411,7 @@ class Holdings:
             "version": self.state.version,
             "bytes": sum(flat.nbytes for flat in self.values.values()),
             "slot_bytes": sum(a.nbytes for slots in self.slots.values() for a in slots.values()),
-            "pieces": [[p.variable.name, p.start, p.stop, p.size] for p in pieces],
+            "pieces": [_told(piece) for piece in pieces],
             "tables": {
                 name: {
                     "rows": len(rows),
@@ -426,6 +426,12 @@ class Holdings:
             "awaited": modes.awaited(self.rules, self.state),
             **self.account.to_json(),
         }
+
+
+def _told(piece: Piece) -> list[Any]:
+    """The variable, its rows [start, stop), elements, bytes."""
+    size = piece.size * as_dtype(piece.variable.dtype).itemsize
+    return [piece.variable.name, piece.start, piece.stop, piece.size, size]
 
 
 def _finite(values: Array) -> bool:

@@ -28,6 +28,8 @@ from insitu.parameters.wire import REQUEST, Malformed, Message
 _LOG = logging.getLogger("insitu")
 _TICK = 0.25
 """Seconds between two looks at what has waited too long."""
+TELL_EVERY = 1.0
+"""Seconds between two accounts of what a server holds and has done."""
 _CALLERS = 256
 """Handshakes under way at most."""
 
@@ -42,7 +44,8 @@ class ParameterServer:
     finite: "refuse", or "clip" to 0. `make_updater` makes the updater of the config that workers send.
     With `backups` 1, what this server holds is mirrored on the next one, and it mirrors the one before.
     `checkpoint` is a folder that `Client.checkpoint` wrote to: what the newest one there holds of this server
-    is what it starts with, unless a mirror has it. `stall_timeout` bounds every wait, in seconds.
+    is what it starts with, unless a mirror has it. `stall_timeout` bounds every wait, in seconds. `tell` is
+    called by the serving thread with `account()`, each second and once it has ended.
 
     Either call `serve()`, which returns after `stop()`; or use it as a context manager, and it serves in a
     thread of its own. Raises InputError for what can't be, ParameterError where it can't listen.
@@ -64,6 +67,7 @@ class ParameterServer:
         backups: int = 0,
         checkpoint: str | os.PathLike[str] | None = None,
         stall_timeout: float = 600.0,
+        tell: Callable[[list[dict[str, Any]]], None] | None = None,
     ) -> None:
         count = 1 if addresses is None else len(addresses)
         if not 0 <= index < count:
@@ -77,6 +81,8 @@ class ParameterServer:
         self._secret = secret
         self._card = card("server", index)
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
+        self._tell = tell or (lambda account: None)
+        self._told = 0.0
 
         def make(server: int, changed: Callable[[Message], int | None]) -> Service:
             holdings = Holdings(server, rules, nan=nan, make_updater=make_updater)
@@ -115,6 +121,13 @@ class ParameterServer:
                     self._tick(now)
         finally:
             self.close()
+            self._tell(self.account())
+
+    def account(self) -> list[dict[str, Any]]:
+        """What `Client.stats` tells, of this server and of any other that it has taken over from. Not while
+        another thread serves."""
+        hosted = [h.service for h in self._mirrors.hosted.values() if h.role == "primary"]
+        return [{**service.holdings.describe(), "mirrored": service.mirrored} for service in hosted]
 
     def start(self) -> ParameterServer:
         """Serves in a thread of its own from now on."""
@@ -173,6 +186,9 @@ class ParameterServer:
             hosted.service.tick(now)
         self._mirrors.tick(now)
         self._attend()
+        if now - self._told >= TELL_EVERY:
+            self._told = now
+            self._tell(self.account())
 
     def _accept(self, *_: Any) -> None:
         try:

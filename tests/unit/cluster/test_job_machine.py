@@ -54,10 +54,13 @@ PEER_LOST = Failure("PeerLost", "worker:1 has gone", "beef", peer_lost=True)
 class Run:
     """A job's life, fed by hand; every state is validated and survives JSON."""
 
-    def __init__(self, *tasks: TaskId, max_restarts: int = 3, on_loss: OnLoss = "replace") -> None:
+    def __init__(
+        self, *tasks: TaskId, max_restarts: int = 3, on_loss: OnLoss = "replace", mirrored: bool = False
+    ) -> None:
         workers = sorted(t for t in tasks if t.role == "worker")
         specs = [TaskSpec(t, NODE, (workers.index(t),) if t in workers else ()) for t in in_order(tasks)]
-        self.state: JobState = new_job(specs, max_restarts, on_loss, ((NODE,),) * len(workers))
+        holders = ((NODE,),) * len(workers)
+        self.state: JobState = new_job(specs, max_restarts, on_loss, holders, mirrored=mirrored)
         self.now = 100.0
 
     def feed(self, event: Event, after: float = 0.0) -> list[Action]:
@@ -82,8 +85,8 @@ def in_order(tasks: Iterable[TaskId]) -> list[TaskId]:
     return sorted(tasks, key=lambda t: (ROLES.index(t.role), t.index))
 
 
-def running(*tasks: TaskId, max_restarts: int = 3, on_loss: OnLoss = "replace") -> Run:
-    run = Run(*tasks, max_restarts=max_restarts, on_loss=on_loss)
+def running(*tasks: TaskId, **options: Any) -> Run:
+    run = Run(*tasks, **options)
     assert run.feed(Submitted()) == [Publish(1), Launch(tuple(in_order(tasks)))]
     return run
 

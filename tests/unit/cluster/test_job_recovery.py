@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from test_job_machine import (
     BUG,
-    CHIEF,
     EVALUATOR,
     NODE,
     PEER_LOST,
@@ -41,6 +41,7 @@ from insitu.cluster.job_state import (
 from insitu.spec import NodeId, TaskId
 
 KILLED = -signal.SIGKILL
+PS1 = TaskId("ps", 1)
 
 
 def dies(run: Run, task: TaskId, code: int = KILLED, failure: Any = None, **more: Any) -> list[Action]:
@@ -166,9 +167,30 @@ def test_an_evaluator_costs_nobody_anything() -> None:
     assert run.state.generation == 1
 
 
-def test_a_parameter_server_is_replaced_where_all_can_go_on() -> None:
-    run = running(CHIEF, W0, PS)
+def test_a_parameter_server_is_replaced_where_another_mirrors_it() -> None:
+    run = running(W0, W1, PS, PS1, mirrored=True)
     assert dies(run, PS)[-2:] == [Publish(2), Launch((PS,))]
+    assert [str(t.task) for t in run.state.tasks if t.attempt == 2] == ["ps:0"]
+    # The other one dies before it is back: nobody has what both held.
+    run = running(W0, W1, PS, PS1, mirrored=True)
+    run.state = run.state.with_task(replace(run.state.task(PS1), alive=False, code=KILLED))
+    assert signals(dies(run, PS)) == [("worker:0", "term"), ("worker:1", "term")]
+    assert signals(dies(running(W0, W1, PS, PS1), PS)) != []
+
+
+def test_workers_with_servers_need_no_other_worker() -> None:
+    run = running(W0, W1, PS, on_loss="adopt")
+    run.exits(W1, elastic=(W0,))
+    # Nobody has to be there to go on with, and nobody adopts shards that servers count by worker.
+    actions = run.exits(W0, KILLED, elastic=(), progress=(1, 5))
+    assert signals(actions) != []
+    run = running(W0, W1, PS, on_loss="adopt")
+    actions = run.exits(W0, KILLED, elastic=(W1,), progress=(1, 5))
+    assert actions[-2:] == [Publish(2), Launch((W0,))] and "the others go on" in said(actions)
+    assert shards(run) == {"worker:0": (0,), "worker:1": (1,)}
+    assert run.exits(W1, 0, elastic=()) == []
+    assert run.exits(W0, KILLED, elastic=(), progress=(1, 6))
+    assert "count on the workers" in said(running(W0, W1, PS).feed(ScaleRequested(1, "t")))
 
 
 def test_adoption_and_the_way_back() -> None:

@@ -6,15 +6,20 @@ group is joined where a script asks for it (`strategy.reduce`, `gather`).
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from insitu.context import Context
+from insitu.roster import RosterWatch
 from insitu.train.lockstep import Key, Lockstep, Work
-from insitu.train.membership import Membership
+from insitu.train.membership import Membership, Telling
 from insitu.train.session import Session
+
+_GLANCE = 0.05
+"""Seconds between two looks for a newer roster."""
 
 
 class ServerMembership(Membership):
@@ -27,14 +32,55 @@ class ServerMembership(Membership):
         self.session = _Alone()
         self.lockstep = _Unpaced(self._places, self.session)
         self.session.lockstep = self.lockstep
+        self.telling: Independent = Independent(context)
+        self.telling.open()
+        self.telling.idle()
 
     @property
     def leads(self) -> bool:
         return self.context.is_chief
 
 
+class Independent(Telling):
+    """Says in which generation this task trains: always the newest, since others' deaths don't concern it
+    until its script asks for a group."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._watch = RosterWatch(context.job.roster) if context.job is not None else None
+        self._glanced = -_GLANCE
+
+    @property
+    def elastic(self) -> bool:
+        return not self._stiff
+
+    def place(self, place: str) -> None:
+        self._glance()
+        super().place(place)
+
+    def wait(self) -> None:
+        """Called now and then while this task waits for others: says only what is new."""
+        if self._glance():
+            super().place(self._place)
+
+    def _glance(self) -> bool:
+        """Whether there is a newer generation."""
+        now = time.monotonic()
+        if self._watch is None or self._writer is None or now - self._glanced < _GLANCE:
+            return False
+        self._glanced = now
+        roster = self._watch.newest()
+        if roster is None or roster.generation <= self._writer.generation:
+            return False
+        self.joined(roster.generation)
+        return True
+
+
 class _Alone(Session):
     """No other task makes the calls of this one, or takes its place in one."""
+
+    def _keep(self, result: Any) -> None:
+        """Nobody is told."""
 
     def is_done(self) -> bool:
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -226,9 +226,10 @@ class Link:
         except InsituError as error:
             _LOG.warning("The servers wrote no checkpoint, and training goes on: %s", error)
 
-    def finish(self, fit: int, *, leave: bool) -> None:
+    def finish(self, fit: int, *, leave: bool, waiting: Callable[[], None]) -> None:
         """Says that this task's shards have ended fit number `fit`, and waits for those of all others. Until
-        then nobody waits for pushes of shards that `leave`. Raises ServerStalled."""
+        then nobody waits for pushes of shards that `leave`, and `waiting` is called now and then. Raises
+        ServerStalled."""
         self.end_of_checkpoint()
         client, shards = self._client, self._context.shards
         client.define_tables([_ENDS])
@@ -246,6 +247,7 @@ class Link:
                     f"Shards {np.flatnonzero(~ended).tolist()} didn't end their fit within "
                     f"{self._context.stall_timeout:g} s of this task's."
                 )
+            waiting()
             time.sleep(_PAUSE)
 
 

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+import queue
 import signal
 import sys
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
-import insitu.parameters
 from insitu.context import Context
-from insitu.errors import ParameterError
+from insitu.errors import InsituError
 from insitu.grid.files import publish_file
-from insitu.parameters import Client, ParameterServer, Rules
+from insitu.parameters import ParameterServer, Rules
 from insitu.train.servers.updater import model_updater
 
 _LOG = logging.getLogger("insitu")
-TELL_EVERY = 1.0
-"""Seconds between two looks at whether there is something new to tell of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,51 +47,51 @@ class Service:
 
 def serve_until_stopped(context: Context, service: Service) -> NoReturn:
     """Serves as this `ps` task and ends the process well once it is asked to: SIGTERM, or SIGINT."""
-    own = context.servers[context.index]
     job = context.job
-    server = service.server(
-        own,
-        context,
-        index=context.index,
-        addresses=context.servers,
-        backups=context.server_backups,
-        checkpoint=job.server_checkpoints if job is not None else None,
-    )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: server.stop())
-    stopped = threading.Event()
-    teller = threading.Thread(target=_tell, args=(context, stopped), name="account", daemon=True)
-    tells = context.job is not None and context.index == 0
-    if tells:
-        teller.start()
-    try:
+    with _Teller(None if job is None else job.server_account(context.task)) as teller:
+        server = service.server(
+            context.servers[context.index],
+            context,
+            index=context.index,
+            addresses=context.servers,
+            backups=context.server_backups,
+            checkpoint=job.server_checkpoints if job is not None else None,
+            tell=teller.tell,
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: server.stop())
         server.serve()
-    finally:
-        stopped.set()
-    if tells:
-        teller.join()
     sys.exit(0)
 
 
-def _tell(context: Context, stopped: threading.Event) -> None:
-    """Writes what all servers hold and have done into the job's folder, while this one serves."""
-    if context.job is None:
-        return
-    told = b""
-    while not stopped.wait(TELL_EVERY):
-        try:
-            with _connected(context) as client:
-                while not stopped.wait(TELL_EVERY):
-                    account = json.dumps({"servers": client.stats()}).encode()
-                    if account != told:
-                        publish_file(context.job.server_account, account)
-                        told = account
-        except (ParameterError, OSError) as error:
-            # One of them is gone, or not there yet: whoever trains says so, if it matters.
-            _LOG.debug("The account of the servers can't be told: %s", error)
+class _Teller:
+    """Writes what a server tells of itself into the job's folder, in a thread: disks are slow at times."""
 
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._accounts: queue.SimpleQueue[list[dict[str, Any]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="account", daemon=True)
 
-def _connected(context: Context) -> Client:
-    return insitu.parameters.connect(
-        context.servers, secret=context.secret(), transport="tcp", stall_timeout=context.stall_timeout
-    )
+    def __enter__(self) -> _Teller:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._accounts.put(None)
+        self._thread.join()
+
+    def tell(self, account: list[dict[str, Any]]) -> None:
+        self._accounts.put(account)
+
+    def _write(self) -> None:
+        written = b""
+        while (account := self._accounts.get()) is not None:
+            data = json.dumps({"servers": account}).encode()
+            if self._path is None or data == written:
+                continue
+            try:
+                publish_file(self._path, data)
+                written = data
+            except (InsituError, OSError) as error:
+                # Whoever trains needs no account; the next one may be written again.
+                _LOG.warning("The account of this server can't be written: %s", error)

@@ -89,7 +89,8 @@ class ParameterServerStrategy(Strategy):
                 "or more."
             )
         super().__init__(context=context)
-        self._membership = ServerMembership(context)
+        membership = ServerMembership(context)
+        self._membership, self._telling = membership, membership.telling
         self._mode = mode
         self._min_piece_bytes = min_piece_bytes
         self._table_optimizer = keras.optimizers.get(table_optimizer) if table_optimizer else None
@@ -174,7 +175,11 @@ class ParameterServerStrategy(Strategy):
         if binding.fit_index < len(fits):
             return
         # In sync all have as many steps, unless one was stopped: none may be missed when the next fit begins.
-        link.finish(binding.fit_index, leave=self._mode != "sync" or link.sequence != self._planned)
+        link.finish(
+            binding.fit_index,
+            leave=self._mode != "sync" or link.sequence != self._planned,
+            waiting=self._telling.wait,
+        )
         for step in binding.steps():
             if isinstance(step, ServerStep):
                 step.refresh()

@@ -1,0 +1,46 @@
+"""A job with parameter servers: it trains, ends well, and tells where everything was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from server_jobs import EPOCHS, ROWS, run_job
+from training_jobs import assert_every_row_once
+
+
+def test_workers_train_on_servers_that_end_with_the_job(tmp_path: Path):
+    job, results, said = run_job(tmp_path, "--ps", "2", mode="async")
+    assert [task["code"] for task in job["task_list"]] == [0, 0, 0, 0]
+    assert_every_row_once(job, EPOCHS)
+    assert results[0]["weights"] == results[1]["weights"]
+    assert all(result["history"]["accuracy"][-1] > 0.8 for result in results)
+    steps = -(-ROWS // 32)
+    assert [server["server"] for server in job["servers"]] == [0, 1]
+    for server in job["servers"]:
+        assert server["mode"] == "async"
+        assert sum(server["staleness"]["counts"]) == server["applied"] >= steps * EPOCHS
+        assert server["bytes"] == sum(size for *_, size in server["pieces"]) > 0
+    assert sum(server["bytes"] for server in job["servers"]) == 4 * (8 * 16 + 16 + 16 * 2 + 2)
+    for line in ("ps:0", "ps:1", "staleness 0:", "each row once"):
+        assert line in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["async", "sync", "bounded"])
+@pytest.mark.parametrize("victim", ["worker", "server"])
+def test_a_death_costs_one_task_and_no_row(tmp_path: Path, mode: str, victim: str):
+    kills = [["worker:1", "worker", 1, 1, 5]] if victim == "worker" else [["worker:0", "ps", 1, 1, 5]]
+    job, results, said = run_job(tmp_path, "--ps", "2", "--ps-backups", "1", kills=kills, mode=mode)
+    assert (tmp_path / "out" / f"killed-{kills[0][0]}").exists()
+    assert len(job["attempts"]) == 1, said
+    dead = "worker:1" if victim == "worker" else "ps:1"
+    assert {t["task"]: t["attempt"] for t in job["task_list"]} == {
+        name: 2 if name == dead else 1 for name in ("worker:0", "worker:1", "ps:0", "ps:1")
+    }
+    assert_every_row_once(job, EPOCHS)
+    np.testing.assert_array_equal(results[0]["weights"][0], results[1]["weights"][0])
+    pushed = [dict(server["applied_by_shard"]) for server in job["servers"]]
+    assert pushed[0] == pushed[1], said
+    assert all(server["lost"] == 0 for server in job["servers"])
