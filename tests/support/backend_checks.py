@@ -124,3 +124,16 @@ class BackendChecks:
             np.testing.assert_allclose(other["history"]["my_loss"], plain["history"]["my_loss"], rtol=1e-5)
             for mine, theirs in zip(other["weights"], plain["weights"], strict=True):
                 np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+
+    def test_training_goes_on_after_weights_became_their_averages(self, alone: Any) -> None:
+        one, two, _ = alone["averaged"]
+        np.testing.assert_allclose(two["single"], one["single"], rtol=1e-5)
+        np.testing.assert_allclose(two["history"]["loss"], one["history"]["loss"], rtol=1e-5)
+        for mine, theirs in zip(two["weights"], one["weights"], strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+
+    def test_prediction_before_any_fit_changes_nothing(self, alone: Any) -> None:
+        _, without, first = alone["averaged"]
+        predicted = first.pop("predicted")
+        np.testing.assert_allclose(predicted, np.repeat(np.array([first["wanted"]]).T, 2, 1), atol=1e-5)
+        assert first == {name: value for name, value in without.items() if name != "predicted"}

@@ -91,10 +91,12 @@ class SeesWeights(keras.callbacks.Callback):
 def resumed(folder: str) -> dict[str, Any]:
     """Fails in the middle of the second epoch, after a checkpoint in its middle, and runs again."""
     failed = False
+    backup = insitu.BackupAndRestore(folder, save_freq=3)
     try:
-        train(over(2), [insitu.BackupAndRestore(folder, save_freq=3), FailAt(1, 3)])
+        train(over(2), [backup, FailAt(1, 3)])
     except Failure:
         failed = True
+        backup._writer.finish()  # what was begun before the failure, so that the next finds the same
     seer = SeesWeights()
     result = train(over(2), [insitu.BackupAndRestore(folder, save_freq=3), seer])
     return {**result, "failed": failed, "steps": len(seer.seen), "distinct": len(set(seer.seen))}
@@ -142,6 +144,27 @@ def own_step(num_shards: int) -> dict[str, Any]:
     return {"history": history, "weights": [w.tolist() for w in model.get_weights()]}
 
 
+def averaged(num_shards: int, *, predict_first: bool = False) -> dict[str, Any]:
+    """A fit gives the weights the values of their averages at its end; then training goes on."""
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(30, 3)).astype("float32"), rng.normal(size=(30, 2)).astype("float32")
+    with over(num_shards):
+        # Not built, so that predict() finds neither variables nor metrics.
+        model = keras.Sequential([keras.layers.Dense(2, kernel_initializer="ones")])
+        model.compile(keras.optimizers.SGD(0.1, use_ema=True), "mse", metrics=["mae"])
+    predicted = model.predict(x, verbose=0).tolist() if predict_first else []
+    model.fit(x, y, batch_size=10, epochs=2, shuffle=False, verbose=0)
+    single = [float(value) for value in model.train_on_batch(x, y)]
+    history = model.fit(x, y, batch_size=10, shuffle=False, verbose=0).history
+    return {
+        "predicted": predicted,
+        "single": single,
+        "history": history,
+        "weights": [w.tolist() for w in model.get_weights()],
+        "wanted": x.sum(1).tolist(),
+    }
+
+
 def misfit() -> str:
     """What is said to a model that can't be combined: a step without its state, a buffer out of sight."""
     if keras.backend.backend() == "jax":
@@ -180,6 +203,7 @@ def alone(folder: str) -> dict[str, Any]:
         "two": train(over(2)),
         "resumed": resumed(folder),
         "own": [own_step(num_shards) for num_shards in (0, 1, 2)],
+        "averaged": [averaged(1), averaged(2), averaged(2, predict_first=True)],
         "misfit": misfit(),
     }
 

@@ -132,6 +132,7 @@ def resumed(folder: str) -> dict[str, Any]:
         train_small(over(3), "adam", [backup, FailAt(1, 2)])
     except Failure:
         failed = True
+        backup._writer.finish()  # what was begun before the failure, so that the next finds the same
     seer = SeesWeights()
     again = train_small(over(3), "adam", [insitu.BackupAndRestore(folder, save_freq=2), seer])
     return {

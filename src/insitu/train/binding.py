@@ -15,6 +15,7 @@ from insitu.exchange import Group
 from insitu.train.adapter import FeedAdapter
 from insitu.train.backends import Logs, fit_into_trainer
 from insitu.train.bookkeeping import Bookkeeper
+from insitu.train.building import build_to_predict, build_to_train
 from insitu.train.callbacks import EpochCallbacks, own_callbacks
 from insitu.train.feed import Step
 from insitu.train.gather import nothing
@@ -28,6 +29,7 @@ from insitu.train.step import Step as StrategyStep
 from insitu.train.transfer import share
 
 T = TypeVar("T")
+Build = Callable[[Any, Any], None]
 
 _ATTRIBUTE = "_insitu_binding"
 _REPLACED = ("fit", "evaluate", "predict")
@@ -83,13 +85,16 @@ class Binding:
         """Whether the model has been built and has its first weights."""
         return bool(self._steps)
 
-    def prepare(self, example: Any, part_rows: int | None = None) -> StrategyStep:
+    def prepare(
+        self, example: Any, part_rows: int | None = None, build: Build = build_to_train
+    ) -> StrategyStep:
         """The step for batches like `example`, of up to `part_rows` rows in each shard, if known."""
-        key = str(keras.tree.map_structure(lambda leaf: (leaf.shape[1:], leaf.dtype), example))
+        shapes = keras.tree.map_structure(lambda leaf: (leaf.shape[1:], leaf.dtype), example)
+        key = (build, str(shapes))
         if key not in self._steps:
             self.strategy.before_build(self.model, example, part_rows)
             with self.strategy.placement():
-                self.model._symbolic_build(data_batch=example)
+                build(self.model, example)
             first = not self._steps
             self._steps[key] = self.strategy.make_step(self.model, example, first=first)
             if first:
@@ -319,7 +324,7 @@ class Binding:
         x = arguments.pop("x")
         options = self.strategy.evaluation_options(x)
         feed = make_feed(x, batch_size=arguments.pop("batch_size"), **options)
-        self.prepare(feed.example(), feed.part_rows)
+        self.prepare(feed.example(), feed.part_rows, build_to_predict)
         if self.session.is_done():
             return self.session.recall(self)
         steps, verbose = arguments["steps"], self._verbosity(arguments["verbose"])
@@ -339,7 +344,7 @@ class Binding:
 
     def _predict_all(self, adapter: FeedAdapter, steps: int | None, callbacks: Any) -> Any:
         batch = adapter.feed.example()
-        step = self.prepare(batch)
+        step = self.prepare(batch, build=build_to_predict)
         example = step.example_output(batch)
         told = self.session.within()
         if told is not None:

@@ -98,6 +98,25 @@ def test_a_model_with_two_optimizers_trains_as_written(run_eagerly: bool):
     assert same_bits(run(insitu.OneDeviceStrategy().scope()), run(contextlib.nullcontext()))
 
 
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_prediction_before_any_fit_changes_nothing(num_shards: int):
+    here = dataclasses.replace(context(), shards=tuple(range(num_shards)), num_shards=num_shards)
+    x = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")
+
+    def run(predict: bool) -> Any:
+        with insitu.OneDeviceStrategy(context=here).scope():
+            model = keras.Sequential([keras.layers.Dense(2, kernel_initializer="ones")])
+            model.compile("adam", "mse", metrics=["mae"])
+        if predict:
+            np.testing.assert_allclose(model.predict(x, verbose=0)[:, 1], x.sum(1), atol=1e-5)
+        history = model.fit(x, x[:, :2], batch_size=4, shuffle=False, verbose=0).history
+        return weights(model), history
+
+    (mine, logs), (theirs, other) = run(True), run(False)
+    assert same_bits(mine, theirs)
+    assert logs == other
+
+
 def test_a_failure_in_the_middle_is_gone_on_from(tmp_path: Path):
     class Stop(Exception):
         pass

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from insitu.train.backends import Logs
-from insitu.train.backends.jax import refuse_distribution, unpack_step
+from insitu.train.backends.jax import kept_apart, refuse_distribution, unpack_step
 from insitu.train.leaves import leaves_of
 
 
@@ -40,13 +40,15 @@ class FusedJax:
         return compiled
 
     def train(self, data: Any) -> Logs:
-        logs, state = self._train(_values(self._trained), _leaves(data))
+        logs, state = self._train(kept_apart(_values(self._trained)), _leaves(data))
         _assign(self._trained, state)
         return dict(logs)
 
     def test(self, data: Any) -> Logs:
         # Weights stay where they are; the rest of the state may move.
-        logs, state = self._test(_values(self._tested[1:]), _values(self._tested[:1]), _leaves(data))
+        weights = _values(self._tested[:1])
+        moved = kept_apart(_values(self._tested[1:]), *weights)
+        logs, state = self._test(moved, weights, _leaves(data))
         _assign(self._tested[1:], state)
         return dict(logs)
 

@@ -90,7 +90,8 @@ class JaxReplica(BaseReplica):
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
         combined = self._train_record.combine(records)
         pieces = [floats[p.start : p.stop] for p in self._all_pieces]
-        logs, state = self._apply(self._values(), self._train_packing.split(combined), pieces)
+        state = kept_apart(self._values())
+        logs, state = self._apply(state, self._train_packing.split(combined), pieces)
         # XLA reads `floats` where they lie: they may be overwritten when this has returned.
         jax.block_until_ready(state)
         for group, values in zip(self._variables, state, strict=True):
@@ -326,6 +327,24 @@ def keep_state_attached(model: Any) -> None:
         return original(model, **wanted)
 
     model._get_jax_state = get_jax_state
+
+
+def kept_apart(given: Functional, *others: Sequence[Any]) -> Functional:
+    """`given`, values of variables that a function may overwrite, with none twice and none of `others`.
+
+    A variable that was assigned another's value (weights their average, at the end of a fit) holds the same
+    array: XLA takes none twice, and overwriting it would take it from the other.
+    """
+    every = [*others, *given]
+    if len({id(value) for values in every for value in values}) == sum(map(len, every)):
+        return given
+    seen = {id(value) for values in others for value in values}
+    for values in given:
+        for index, value in enumerate(values):
+            if id(value) in seen:
+                values[index] = jnp.array(value, copy=True)
+            seen.add(id(value))
+    return given
 
 
 def refuse_distribution() -> None:

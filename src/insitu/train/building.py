@@ -1,0 +1,28 @@
+"""Builds a model for what is to be done with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras.src.backend import compute_output_spec
+
+
+def build_to_train(model: Any, example: Any) -> None:
+    """Makes all variables that training and evaluation on batches like `example` need, metrics' too."""
+    model._symbolic_build(data_batch=example)
+
+
+def build_to_predict(model: Any, example: Any) -> None:
+    """Makes the variables of the model and its optimizer. Losses and metrics can't be built without the
+    truth, which `example`, a batch of inputs, doesn't hold: that is left to the first `fit` or `evaluate`."""
+    if not all(layer.built for layer in model._flatten_layers()):
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(example)
+        compute_output_spec(model, keras.tree.map_structure(_symbolic, x), training=False)
+    optimizer = model.optimizer
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+
+
+def _symbolic(leaf: Any) -> Any:
+    return keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype))
