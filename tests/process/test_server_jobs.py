@@ -44,3 +44,18 @@ def test_a_death_costs_one_task_and_no_row(tmp_path: Path, mode: str, victim: st
     pushed = [dict(server["applied_by_shard"]) for server in job["servers"]]
     assert pushed[0] == pushed[1], said
     assert all(server["lost"] == 0 for server in job["servers"])
+
+
+@pytest.mark.slow
+def test_without_mirrors_a_dead_server_costs_what_came_after_its_checkpoint(tmp_path: Path):
+    kills = [["worker:0", "ps", 1, 2, 5]]
+    job, results, said = run_job(tmp_path, "--ps", "2", kills=kills, mode="sync")
+    assert (tmp_path / "out" / "killed-worker:0").exists()
+    assert len(job["attempts"]) == 2, said
+    assert "ps:1 was killed by SIGKILL" in said
+    assert_every_row_once(job, EPOCHS)
+    assert results[0]["weights"] == results[1]["weights"]
+    steps = -(-ROWS // 32) * EPOCHS
+    for server in job["servers"]:
+        assert {sequence for _, sequence in server["applied_by_shard"]} <= {steps - 1, steps}, said
+        assert 0 <= server["lost"] <= 2 * (11 + 5), said

@@ -63,7 +63,8 @@ def pid_of(role, index):
     raise LookupError(f"{role}:{index} doesn't run")
 
 
-history = model.fit(train, epochs=4, verbose=0, callbacks=[Kill()]).history
+callbacks = [insitu.BackupAndRestore(save_freq=10), Kill()]
+history = model.fit(train, epochs=4, verbose=0, callbacks=callbacks).history
 weights = [w.tolist() for w in model.get_weights()]
 result = {"history": history, "weights": weights, "attempt": me.attempt, "pid": os.getpid()}
 (out / f"{me.index}.json").write_text(json.dumps(result))

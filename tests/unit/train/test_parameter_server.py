@@ -12,6 +12,7 @@ from models import image_model, in_shards, same_bits, weights
 from insitu.errors import InputError, NotFinite, TrainingError
 from insitu.train import MultiWorkerMirroredStrategy, ParameterServerStrategy
 from insitu.train.binding import binding_of
+from insitu.train.servers.optimizer import KerasUpdater, serialize_optimizer
 
 FIT: dict[str, Any] = {"batch_size": 64, "epochs": 2, "shuffle": False, "verbose": 0}
 
@@ -148,3 +149,11 @@ def test_a_worker_that_comes_back_goes_on_behind_what_was_applied(rows: Any) -> 
     sees = Sees()
     model.fit(*rows, **FIT, callbacks=[sees])
     assert sees.batches == [3, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "ftrl"])
+def test_slots_have_the_same_names_in_each_server(optimizer: str) -> None:
+    # A mirror, a server that starts again and a checkpoint find them by name, in other processes.
+    text = serialize_optimizer(keras.optimizers.get(optimizer))
+    made = [KerasUpdater(text, jit=False).slots("kernel", (3, 2), np.dtype("float32")) for _ in range(2)]
+    assert list(made[0]) == list(made[1]) != []

@@ -122,7 +122,9 @@ class _PieceOptimizer:
         self.optimizer = optimizer
         # The norm of all gradients together is bounded before any piece is updated.
         self.global_clipnorm, optimizer.global_clipnorm = optimizer.global_clipnorm, None
-        self.variable = keras.Variable(np.zeros(tuple(shape), dtype), dtype=np.dtype(dtype).name)
+        # Slots are named after it, the same in each process: a mirror and a checkpoint find them by name.
+        zeros = np.zeros(tuple(shape), dtype)
+        self.variable = keras.Variable(zeros, dtype=np.dtype(dtype).name, name="variable")
         optimizer.build([self.variable])
         self.counter = optimizer._iterations
         rate = optimizer._learning_rate
