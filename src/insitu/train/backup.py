@@ -16,6 +16,7 @@ from insitu.train.checkpoint import Checkpoint, CheckpointStore
 from insitu.train.gather import nothing
 from insitu.train.lockstep import SETUP
 from insitu.train.place import as_numbers
+from insitu.train.plain import copied
 from insitu.train.state import check_snapshot, load_snapshot, view
 from insitu.train.transfer import share
 from insitu.train.writing import BackgroundWriter
@@ -112,7 +113,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         room = self._writer.room(views)
         for name, value in views.items():
             np.copyto(room[name], value)
-        more = {"logs": as_numbers(binding.place.logs), "memory": binding.callbacks.memory.read()}
+        # Copied too: callbacks go on adding to their lists while the writer is at work.
+        memory = copied(binding.callbacks.memory.read())
+        more = {"logs": as_numbers(binding.place.logs), "memory": memory}
         self._writer.submit(Checkpoint(*binding.position, room, more))
 
     def _restore(self, binding: Binding, store: CheckpointStore) -> None:

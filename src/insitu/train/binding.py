@@ -163,6 +163,14 @@ class Binding:
             load_snapshot(self.state, values)
 
     @property
+    def whereabouts(self) -> tuple[int, ...]:
+        """Where in the data the call under way is: the same in each task before it does the same unit."""
+        if self.callbacks is not None:
+            return self.position
+        # Of a fit that is over, `position` tells only tasks that have trained it themselves.
+        return self.place.epoch, self.place.steps, self.place.tests
+
+    @property
     def tests_to_skip(self) -> int:
         return self._entering["tests"] if self._entering is not None else 0
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from insitu.train.adapter import FeedAdapter
-from insitu.train.plain import pack, plain_part, unpack
+from insitu.train.plain import copied, pack, plain_part
 
 if TYPE_CHECKING:
     from insitu.train.binding import Binding
@@ -123,7 +123,7 @@ class _Setup:
             if any(array.nbytes > _SMALL_BYTES for array in parcel.arrays):
                 self._values[name] = value
             else:
-                self._values[name] = unpack(parcel.tree, [array.copy() for array in parcel.arrays])
+                self._values[name] = copied(value)
                 self._taken[name] = _text(value)
 
     def changed(self, now: dict[str, Any]) -> dict[str, Any]:
@@ -141,10 +141,7 @@ class _Setup:
         for name, value in self._values.items():
             if name not in now:
                 continue
-            if name in self._taken:
-                parcel = pack(value)
-                value = unpack(parcel.tree, [array.copy() for array in parcel.arrays])
-            setattr(callback, name, value)
+            setattr(callback, name, copied(value) if name in self._taken else value)
 
 
 def _text(value: Any) -> str:

@@ -18,6 +18,7 @@ from insitu.exchange import Group
 
 POSITION = "position"
 _NAMED = 5
+CAUSES = "a backend that is not deterministic, failing memory, or code that runs on one task only may be why."
 
 
 class Fingerprint:
@@ -53,10 +54,10 @@ def _crc32(value: NDArray[Any]) -> int:
     return zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
 
 
-def check_equal(group: Group, own: Fingerprint, where: str = "") -> None:
+def check_equal(group: Group, own: Fingerprint, where: str = "", why: str = CAUSES) -> None:
     """Raises Diverged, in every task, unless all replicas of `group` are equal. Collective.
 
-    `where` completes the sentence "Replicas differ ...", such as "at epoch 2 step 10".
+    `where` completes the sentence "Replicas differ ...", such as "at epoch 2 step 10"; `why` ends it.
     """
     if group.size == 1:
         return
@@ -66,8 +67,8 @@ def check_equal(group: Group, own: Fingerprint, where: str = "") -> None:
     counts = summaries[:, 0]
     if (counts != counts[0]).any():
         told = ", ".join(f"{group.task(r)}: {int(count)}" for r, count in enumerate(counts))
-        raise Diverged(f"Replicas differ {where}: they have different numbers of variables ({told}).")
-    raise Diverged(_account(group, own, _by_rank(group, own.hashes), where))
+        raise Diverged(f"Replicas differ {where}: they have different numbers of variables ({told}); {why}")
+    raise Diverged(f"{_account(group, own, _by_rank(group, own.hashes), where)}; {why}")
 
 
 def _by_rank(group: Group, row: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -91,6 +92,5 @@ def _account(group: Group, own: Fingerprint, hashes: NDArray[np.int64], where: s
     return (
         f"Replicas differ {where}: {', '.join(group.task(r) for r in others)} from {group.task(0)} in "
         f"{len(names)} of {len(own.names)} values ({groups}). The first is {names[0]}: {sides}. Here: "
-        f"position {own.position}, {own.groups()}. Training stops, since the replicas would drift apart; a "
-        "backend that isn't deterministic, memory that fails, or code that runs on one task only may be why."
+        f"position {own.position}, {own.groups()}. Training stops, since the replicas would drift apart"
     )

@@ -73,6 +73,12 @@ def unpack(tree: Any, arrays: Sequence[NDArray[Any]]) -> Any:
     return {"list": items, "tuple": tuple(items)}[kind]
 
 
+def copied(value: Any) -> Any:
+    """A copy that shares nothing with `value` that can change. Raises NotPlain."""
+    parcel = pack(value)
+    return unpack(parcel.tree, [array.copy() for array in parcel.arrays])
+
+
 def plain_part(values: Mapping[str, Any]) -> dict[str, Any]:
     """Those of `values` that are plain."""
     found = {}

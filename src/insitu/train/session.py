@@ -158,7 +158,7 @@ class Session:
         if binding is None:
             return Fingerprint(())
         values = ((name, to_numpy(variable)) for name, variable in binding.state.named())
-        return Fingerprint(values, (self._made, *binding.position))
+        return Fingerprint(values, (self._made, *binding.whereabouts))
 
     def _load(self, binding: Binding) -> None:
         state = self._told["states"].get(binding.number)
