@@ -244,6 +244,8 @@ class Mirrors:
             try:
                 snapshots.put(hosted.service.holdings, snapshots.Snapshot(message.meta["snapshot"], arrays))
             except (CheckpointError, InsituError) as error:
+                if asked == "hand_over":
+                    raise  # Ends this process: half of a state must not be served, and the mirror has it all.
                 _LOG.error("The state of server %d can't be taken over: %s", server, error)
         if asked == "hand_over":
             self._ready(hosted, bool(message.meta["held"]))
