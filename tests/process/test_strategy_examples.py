@@ -17,7 +17,7 @@ STRATEGIES = {
     "OneDeviceStrategy": "strategy = insitu.OneDeviceStrategy('cpu:1')\n",
     "MirroredStrategy": "strategy = insitu.MirroredStrategy()\n",
     "CentralStorageStrategy": "strategy = insitu.CentralStorageStrategy()\n",
-    "ModelParallelStrategy": "strategy = insitu.ModelParallelStrategy()\n",
+    "ModelParallelStrategy": "(strategy := insitu.ModelParallelStrategy()).place({'dense': 'cpu:1'})\n",
     "ParameterServerStrategy": "strategy = insitu.ParameterServerStrategy('sync')\n",
 }
 NEEDS_TPU = {"TPUStrategy"}

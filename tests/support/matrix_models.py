@@ -117,26 +117,23 @@ def count(y: Any) -> Any:
 
 def by_exchange(strategy: Any) -> Outcome:
     """A bare loop: gradients by hand for each replica of this task, combined by the exchange."""
-    model, optimizer = build(), make_optimizer()
-    optimizer.build(model.trainable_variables)
+    with strategy.scope():
+        model, optimizer = build(), make_optimizer()
+        optimizer.build(model.trainable_variables)
     group = strategy.group()
-    moved = [v for v in model.non_trainable_variables if "float" in v.dtype]
-    seeds = [v for v in model.non_trainable_variables if "float" not in v.dtype]
+    moved, seeds = state_of(model)
     averaged = [*model.trainable_variables, *moved]
     buffer = group.buffer((len(group.shards), 1 + sum(int(np.prod(v.shape)) for v in averaged)), "float32")
     data, losses = strategy.distribute_dataset(Batches()), []
     for _ in range(EPOCHS):
         total = 0.0
         for x, y in data:
-            before = [(v, keras.ops.convert_to_numpy(v)) for v in (*moved, *seeds)]
+            before = values_of(moved, seeds)
             parts = list(zip(strategy.local_results(x), strategy.local_results(y), strict=True))
             buffer[:] = 0
             for row, shard, part in zip(buffer, group.shards, parts, strict=True):
                 if len(part[1]):
-                    for variable, value in before:
-                        variable.assign(value)
-                    for seed in seeds:
-                        seed.assign(shifted(keras.ops.convert_to_numpy(seed), shard))
+                    go_back(before, seeds, shard)
                     row[:] = np.concatenate([np.ravel(v) for v in one_replica(model, moved, *part)])
             weights = [float(len(part[1])) for part in parts]
             mean = group.all_reduce(buffer if len(buffer) > 1 else buffer[0], "weighted_mean", weights)
@@ -148,11 +145,55 @@ def by_exchange(strategy: Any) -> Outcome:
                 [keras.ops.convert_to_tensor(p) for p in pieces[: len(model.trainable_variables)]],
                 model.trainable_variables,
             )
-            for variable, value in zip(moved, pieces[len(model.trainable_variables) :], strict=True):
-                variable.assign(value)
-            for seed, value in before[len(moved) :]:
-                seed.assign(value + np.array([0, 1], value.dtype))
+            go_on(before, moved, pieces[len(model.trainable_variables) :])
         losses.append(total / ROWS)
+    return outcome(model, losses)
+
+
+def by_servers(mode: str) -> Outcome:
+    """A bare loop: gradients by hand for each of two shards, pushed to a parameter server."""
+    from insitu.parameters import ParameterServer, connect
+
+    model = build()
+    weights = {v.path: v for v in model.trainable_variables}
+    moved, seeds = state_of(model)
+    data, losses = Batches(), []
+    with (
+        ParameterServer(mode=mode, total_replicas=2) as server,
+        connect([server.address], shards=(0, 1)) as client,
+    ):
+        client.define(
+            {name: (v.shape, "float32", keras.ops.convert_to_numpy(v)) for name, v in weights.items()},
+            updater={"name": "sgd", "learning_rate": 0.05, "momentum": 0.9},
+        )
+        for step in range(EPOCHS * len(data)):
+            if step % len(data) == 0:
+                losses.append(0.0)
+            for shard in (0, 1) if step else ():
+                client.pull(shard).result()
+            for name, variable in weights.items() if step else ():
+                variable.assign(client.values[name])
+            before, averages, pushes = values_of(moved, seeds), [0.0] * len(moved), []
+            x, y = data[step % len(data)]
+            for shard in (0, 1):
+                part = np.arange(shard * len(y) // 2, (shard + 1) * len(y) // 2)
+                gradients = None
+                if len(part):
+                    go_back(before, seeds, shard)
+                    rows = {name: values[part] for name, values in x.items()}, y[part]
+                    loss, *found = one_replica(model, moved, *rows)
+                    losses[-1] += float(loss) * len(part) / ROWS
+                    gradients = dict(zip(weights, found[: len(weights)], strict=True))
+                    share = len(part) / len(y)
+                    averages = [a + share * b for a, b in zip(averages, found[len(weights) :], strict=True)]
+                pushes.append(client.push(step, len(part), shard=shard, gradients=gradients))
+            go_on(before, moved, averages)
+            for push in pushes:
+                assert push.result() == "applied"
+        for shard in (0, 1):
+            client.pull(shard).result()
+        for name, variable in weights.items():
+            variable.assign(client.values[name])
     return outcome(model, losses)
 
 
@@ -169,6 +210,32 @@ WAYS: dict[str, Callable[[Any], Outcome]] = {
 def replicas(strategy: Any) -> int:
     """How often reduce() counts a value that isn't per replica in this process."""
     return len(strategy.group().shards)
+
+
+def state_of(model: Any) -> tuple[list[Any], list[Any]]:
+    """(what a forward pass moves, seeds)."""
+    variables = model.non_trainable_variables
+    return [v for v in variables if "float" in v.dtype], [v for v in variables if "float" not in v.dtype]
+
+
+def values_of(moved: list[Any], seeds: list[Any]) -> list[tuple[Any, np.ndarray]]:
+    return [(v, keras.ops.convert_to_numpy(v).copy()) for v in (*moved, *seeds)]
+
+
+def go_back(before: list[tuple[Any, np.ndarray]], seeds: list[Any], shard: int) -> None:
+    """State as it was before the step, for the next shard, which has a seed of its own."""
+    for variable, value in before:
+        variable.assign(value)
+    for seed in seeds:
+        seed.assign(shifted(keras.ops.convert_to_numpy(seed), shard))
+
+
+def go_on(before: list[tuple[Any, np.ndarray]], moved: list[Any], averages: list[Any]) -> None:
+    """State as it is after the step: averages over shards, and seeds that have counted it."""
+    for variable, value in zip(moved, averages, strict=True):
+        variable.assign(value)
+    for seed, value in before[len(moved) :]:
+        seed.assign(value + np.array([0, 1], value.dtype))
 
 
 def shifted(state: np.ndarray, shard: int) -> np.ndarray:
@@ -190,7 +257,7 @@ def one_replica(model: Any, moved: list[Any], x: Any, y: Any) -> Iterator[np.nda
 
     loss, gradients = value_and_gradients(forward, model)
     for tensor in (loss, *gradients, *moved):
-        yield keras.ops.convert_to_numpy(tensor)
+        yield np.array(keras.ops.convert_to_numpy(tensor))
 
 
 def value_and_gradients(forward: Callable[[], Any], model: Any) -> tuple[Any, list[Any]]:
