@@ -20,6 +20,8 @@ BENCHMARKS = {
     "import_speed": "Import",
     "start_speed": "Start",
     "recovery": "Recovery",
+    "checkpoint": "Checkpoints",
+    "overhead": "Cost of being able to recover",
     "parameter_server": "Parameter servers",
     "parameter_tables": "Parameter tables",
 }

@@ -22,12 +22,13 @@ ATTEMPT_ENV = "INSITU_ATTEMPT"
 GENERATION_ENV = "INSITU_GENERATION"
 PS_BACKUPS_ENV = "INSITU_PS_BACKUPS"
 STALL_TIMEOUT_ENV = "INSITU_STALL_TIMEOUT"
+MEMORY_CHECKPOINT_ENV = "INSITU_MEMORY_CHECKPOINT"
 TF_CONFIG_ENV = "TF_CONFIG"
 
 CONTRACT_ENVS = frozenset(
     {
         *(HOME_ENV, JOB_ID_ENV, CACHE_ENV, TASK_ENV, SHARDS_ENV, NODE_ENV, SEED_ENV, ATTEMPT_ENV),
-        *(GENERATION_ENV, STALL_TIMEOUT_ENV, TF_CONFIG_ENV),
+        *(GENERATION_ENV, STALL_TIMEOUT_ENV, MEMORY_CHECKPOINT_ENV, TF_CONFIG_ENV),
     }
 )
 """What a script finds in its environment; nothing else reads these names, and none before the script runs."""
@@ -44,7 +45,8 @@ class Context:
     job. `server_backups` is how many other servers mirror each. `node` is None where the process doesn't run
     on a node of the cluster. `checkpoint_dir` is None outside a job. `attempt` is the number of this task's
     life, from 1; `generation` that of the roster it was launched for, 0 outside a job. A strategy with
-    several devices splits each shard of the job into `replicas_per_shard` of its own.
+    several devices splits each shard of the job into `replicas_per_shard` of its own. `memory_checkpoint` is
+    whether it keeps checkpoints in memory.
     """
 
     paths: Paths
@@ -63,6 +65,7 @@ class Context:
     stall_timeout: float = 600.0
     generation: int = 0
     replicas_per_shard: int = 1
+    memory_checkpoint: bool = False
 
     def split_over(self, replicas: int) -> Context:
         """This context with each shard split into `replicas` of its own, numbered one after the other."""
@@ -99,6 +102,11 @@ class Context:
     @property
     def checkpoint_dir(self) -> Path | None:
         return self.job.checkpoints if self.job else None
+
+    @property
+    def memory_checkpoint_dir(self) -> Path | None:
+        """Where this task keeps checkpoints in its host's memory, if it is to."""
+        return self.job.memory_of(self.task) if self.job and self.memory_checkpoint else None
 
     def secret(self) -> bytes:
         """The job's secret, which peers prove to each other; empty outside a job."""
@@ -157,6 +165,7 @@ def read_context(environ: Mapping[str, str]) -> Context:
         attempt=int(environ.get(ATTEMPT_ENV) or 1),
         stall_timeout=float(environ.get(STALL_TIMEOUT_ENV) or 600.0),
         generation=int(environ.get(GENERATION_ENV) or 0),
+        memory_checkpoint=bool(environ.get(MEMORY_CHECKPOINT_ENV)),
     )
 
 

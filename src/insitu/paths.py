@@ -24,18 +24,24 @@
         checkpoints/                    written by the chief; servers/ by parameter servers
         ledger/                         rows that have entered the model, by epoch and shard
 
+Only checkpoints that a host keeps in memory lie elsewhere, in /dev/shm/insitu-JOB-HASH/ROLE-INDEX/; the hash
+is that of the job's folder.
+
 A cache's name becomes one folder's name by writing `@` for `/`, which no cache's name contains.
 """
 
 from __future__ import annotations
 
 import os
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from insitu.spec import TaskId, check_cache_name, check_simple_name
 
 HOME_ENV = "INSITU_HOME"
+MEMORY = Path("/dev/shm")
+"""What Linux keeps in memory alone, under the names of files."""
 
 
 def default_home() -> Path:
@@ -208,6 +214,14 @@ class JobPaths:
 
     def reads(self, task: TaskId) -> Path:
         return self.task(task) / "reads.json"
+
+    @property
+    def memory(self) -> Path:
+        """A folder in the host's memory, which outlives tasks and goes with the job."""
+        return MEMORY / f"insitu-{self.root.name}-{zlib.crc32(str(self.root).encode()):08x}"
+
+    def memory_of(self, task: TaskId) -> Path:
+        return self.memory / f"{task.role}-{task.index}"
 
     @property
     def server_checkpoints(self) -> Path:

@@ -139,7 +139,8 @@ class JobSpec:
     backend's own rounding. `command` is JOB_CMD and JOB_ARGS, run in the job's copy of JOB_DIR. `settings`
     are variables of the tasks' environment: what `insitu.config` asks of devices.
     `on_loss` is what is done about a task that dies while the others can go on; `standby` how many processes
-    stand by for that, None: one where there is memory for it.
+    stand by for that, None: one where there is memory for it; `memory_checkpoint` whether tasks keep
+    checkpoints in memory too.
     """
 
     job_id: str
@@ -161,6 +162,7 @@ class JobSpec:
     settings: Mapping[str, str] = field(default_factory=dict)
     on_loss: Literal["replace", "adopt", "restart"] = "replace"
     standby: int | None = None
+    memory_checkpoint: bool = False
 
     def __post_init__(self) -> None:
         check_simple_name("A job's id", self.job_id)
@@ -186,6 +188,12 @@ class JobSpec:
             raise JobSpecError(f"--stall-timeout must be positive and finite. Received: {self.stall_timeout}")
         if self.on_loss not in ("replace", "adopt", "restart"):
             raise JobSpecError(f"--on-loss must be replace, adopt or restart. Received: {self.on_loss}")
+        if self.memory_checkpoint and (self.workers < 2 or self.ps):
+            raise JobSpecError(
+                "--memory-checkpoint is for workers that train in step, two at least: one writes checkpoints "
+                "to disk, the others keep theirs in memory. "
+                f"Received: {self.workers} workers, {self.ps} ps tasks"
+            )
         if not 0 <= self.seed < 2**31:
             raise JobSpecError(f"--seed must be in [0, 2**31). Received: {self.seed}")
         if not self.command:

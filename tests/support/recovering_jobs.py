@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,14 +24,15 @@ from insitu.paths import JobPaths, Paths
 from insitu.roster import Member, Roster, write_roster
 from insitu.spec import TaskId
 
-PATIENCE = 100.0
+PATIENCE = 250.0
 
 SCRIPT = """
-import hashlib, json, os, signal, sys
+import hashlib, json, os, signal, sys, time
 from pathlib import Path
 import keras
 import numpy as np
 import insitu
+from insitu.train import checkpoint
 from insitu.train.membership import Telling
 
 out, rules = Path(sys.argv[1]), json.loads(sys.argv[2])
@@ -42,6 +44,10 @@ life = f"{me.task}.{me.attempt}"
 def die_at(place, *where):
     for rule in rules:
         if rule == [life, place, *where, *([fits] if len(rule) > 4 else [])]:
+            deadline = time.monotonic() + 30
+            while me.memory_checkpoint and not [*me.job.memory.glob("worker-1/*/epoch-*")]:
+                assert time.monotonic() < deadline, "no checkpoint came to lie in memory"
+                time.sleep(0.01)
             (out / f"injected-{life}").write_text(place)
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -52,6 +58,15 @@ def place_said(self, place):
     die_at(place, *self._at)
 Telling.place = place_said
 
+write = checkpoint._LocalFolder.write
+def write_half(self, name, pieces, finish):
+    def half():
+        for piece in pieces:
+            yield piece
+            die_at("writing", name)
+    write(self, name, half(), finish)
+checkpoint._LocalFolder.write = write_half
+
 with (out / f"began-{life}").open("w") as file:
     file.write(str(os.getpid()))
 keras.utils.set_random_seed(3)
@@ -60,7 +75,24 @@ layers = keras.layers
 
 
 def prepare(x, y):
-    return x.reshape(len(x), 64).astype("float32") / 16, y
+    ids = x[:, 0, 0].astype("int32") * 32 + x[:, 0, 1]
+    return x.reshape(len(x), 64).astype("float32") / 16, np.stack([y, ids, ids * ids % 1009], 1)
+
+
+class SumOf(keras.metrics.Metric):
+    # One column of what rows say of themselves: exact, since the sums are small.
+
+    def __init__(self, column, name):
+        super().__init__(name=name)
+        self.column = column
+        self.total = self.add_weight(initializer="zeros", name="total")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        values = keras.ops.cast(y_true[:, self.column], "float32")
+        self.total.assign_add(keras.ops.sum(values))
+
+    def result(self):
+        return self.total + 0
 
 
 train = insitu.dataset("images/train").shuffle().batch(48).map(prepare)
@@ -75,8 +107,15 @@ with strategy.scope():
             layers.Dense(4),
         ]
     )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+
+    def loss(truth, predicted):
+        return keras.losses.sparse_categorical_crossentropy(truth[:, 0], predicted, from_logits=True)
+
+    def accuracy(truth, predicted):
+        return keras.metrics.sparse_categorical_accuracy(truth[:, 0], predicted)
+
+    counts = [SumOf(1, "ids"), SumOf(2, "squares")]
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=[accuracy, *counts])
 
 
 def digest(variables):
@@ -128,18 +167,22 @@ result = {
     "evaluated": evaluated,
     "predicted": hashlib.sha256(np.asarray(predicted).tobytes()).hexdigest(),
 }
+(out / f"ended-{me.task}").write_text(f"{life} {os.getpid()}")
 (out / f"result-{me.index}.json").write_text(json.dumps(result))
 """
 
 
 def make_cache(paths: Paths, root: Path) -> None:
-    """The caches images/train and images/test."""
+    """The caches images/train and images/test. Two pixels of each image hold its number."""
     source = root / "images"
     source.mkdir()
     rng = np.random.default_rng(5)
+    numbers = 0
     for label in range(4):
         images = rng.integers(0, 9, (110 + label, 8, 8)).astype(np.uint8)
         images[:, label : label + 3, label : label + 3] += 6
+        images[:, 0, 0], images[:, 0, 1] = np.divmod(numbers + np.arange(len(images)), 32)
+        numbers += len(images)
         np.save(source / f"{label}.npy", images)
     bring_up(paths, 2)
     split = {"train": 0.8, "test": 0.2}
@@ -147,9 +190,21 @@ def make_cache(paths: Paths, root: Path) -> None:
 
 
 class RecoveringJob:
-    """One job of `workers` workers. `rules` say who dies where: [life, place, epoch, step]."""
+    """One job of `workers` workers. `rules` say who dies where: [life, place, epoch, step].
 
-    def __init__(self, root: Path, paths: Paths, name: str, workers: int, rules: Sequence[Any] = ()) -> None:
+    With `disk_lost` the checkpoints on disk go with each task that dies; others are kept in memory.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        paths: Paths,
+        name: str,
+        workers: int,
+        rules: Sequence[Any] = (),
+        disk_lost: bool = False,
+    ) -> None:
+        self._disk_lost = disk_lost
         self.out = root / name
         self.out.mkdir()
         self.paths = paths
@@ -182,6 +237,7 @@ class RecoveringJob:
             for process in self._processes.values():
                 process.kill()
                 process.wait()
+            shutil.rmtree(self.job.memory, ignore_errors=True)
         return [json.loads(path.read_text()) for path in sorted(self.out.glob("result-*.json"))]
 
     def told(self) -> str:
@@ -200,6 +256,8 @@ class RecoveringJob:
             elif code != 0:
                 raise AssertionError(f"{task} ended with {code}: {self.told()}")
         if dead:
+            if self._disk_lost:
+                shutil.rmtree(self.job.checkpoints, ignore_errors=True)
             self._replace(dead)
 
     def _replace(self, dead: list[TaskId]) -> None:
@@ -230,6 +288,7 @@ class RecoveringJob:
             "INSITU_ATTEMPT": str(member.attempt),
             "INSITU_GENERATION": str(self.roster.generation),
             "INSITU_STALL_TIMEOUT": "60",
+            "INSITU_MEMORY_CHECKPOINT": "1" if self._disk_lost else "",
             "TF_CONFIG": json.dumps(
                 {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
             ),

@@ -120,6 +120,10 @@ def start(
             help="Warmed processes that can take a lost worker's place.", show_default="1 if memory allows"
         ),
     ] = None,
+    memory_checkpoint: Annotated[
+        bool,
+        typer.Option("--memory-checkpoint", help="Keep checkpoints in the memory of the other workers, too."),
+    ] = False,
     prefix: PrefixOption = True,
 ) -> None:
     from insitu.cluster import Request, submit
@@ -133,6 +137,7 @@ def start(
         shards=shards,
         on_loss=on_loss,  # type: ignore[arg-type]
         standby=standby,
+        memory_checkpoint=memory_checkpoint,
         ps=ps,
         ps_backups=ps_backups,
         chief=chief,

@@ -25,8 +25,8 @@ _YOUNG = 60.0
 def settle(job: JobPaths) -> None:
     """To be called once nothing of the job runs any more.
 
-    Lets go of the cache version that it held on to. Where the job had not come to an end, that is written
-    down as the loss of its controller.
+    Lets go of the cache version that it held on to, and of checkpoints in memory. Where the job had not come
+    to an end, that is written down as the loss of its controller.
     """
     journal = Journal(job.journal)
     now = time.time()
@@ -36,6 +36,7 @@ def settle(job: JobPaths) -> None:
         for action in actions:
             if isinstance(action, Say):
                 Merged(job).say(action.text)
+    shutil.rmtree(job.memory, ignore_errors=True)
     Catalog(Paths(job.root.parent.parent)).unpin(job.root.name)
 
 

@@ -66,6 +66,7 @@ class Request:
     settings: DeviceSettings = field(default_factory=DeviceSettings)
     on_loss: Literal["replace", "adopt", "restart"] = "replace"
     standby: int | None = None
+    memory_checkpoint: bool = False
 
 
 def submit(paths: Paths, request: Request) -> str:
@@ -133,6 +134,7 @@ def _spec(request: Request, cache: CacheSpec, default: int) -> JobSpec:
         settings=request.settings.to_environment(),
         on_loss=request.on_loss,
         standby=request.standby,
+        memory_checkpoint=request.memory_checkpoint,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from insitu.exchange import Group
 from insitu.train.binding import Binding, binding_of
 from insitu.train.checkpoint import Checkpoint, CheckpointStore
 from insitu.train.gather import nothing
+from insitu.train.in_memory import memory_store, newest_of_all
 from insitu.train.lockstep import SETUP
 from insitu.train.place import as_numbers
 from insitu.train.plain import copied
 from insitu.train.state import check_snapshot, load_snapshot, view
-from insitu.train.transfer import share
 from insitu.train.writing import BackgroundWriter
 
 _RESTORE = 1
@@ -58,6 +59,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._save_freq = save_freq
         self._keep = keep
         self._writer: BackgroundWriter | None = None
+        self._memory_writer: BackgroundWriter | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         binding = self._binding()
@@ -65,8 +67,10 @@ class BackupAndRestore(keras.callbacks.Callback):
         if directory is None:
             return
         store = CheckpointStore(directory, binding.fit_index, self._keep)
-        self._restore(binding, store)
+        memory = memory_store(binding.membership.context, binding.fit_index)
+        self._restore(binding, store, memory)
         self._writer = BackgroundWriter(store)
+        self._memory_writer = BackgroundWriter(memory) if memory is not None else None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._save_freq != "epoch" and (batch + 1) % int(self._save_freq) == 0:
@@ -82,8 +86,10 @@ class BackupAndRestore(keras.callbacks.Callback):
                 # Stopped early: a restarted script must not train on.
                 binding.position = (epochs, 0)
                 self._save()
-            writer, self._writer = self._writer, None
-            writer.finish()
+            writers, self._writer, self._memory_writer = (self._writer, self._memory_writer), None, None
+            for writer in writers:
+                if writer is not None:
+                    writer.finish()
         # A later fit of the same model begins where its own arguments say.
         self.model._initial_epoch = None
 
@@ -103,37 +109,42 @@ class BackupAndRestore(keras.callbacks.Callback):
             callbacks.due.append(self._save)
 
     def _save(self) -> None:
-        """Copies the state in memory; the writer does the rest. Every task could, the first one does."""
+        """Copies the state in memory; a writer does the rest. The first task's goes to disk."""
         binding = self._binding()
-        if self._writer is None or binding.callbacks is None or not binding.membership.leads:
+        writer = self._writer if binding.membership.leads else self._memory_writer
+        if writer is None or binding.callbacks is None:
             return
         if binding.strategy.save_elsewhere():
             return
         views = {name: view(variable) for name, variable in binding.state.named()}
-        room = self._writer.room(views)
+        room = writer.room(views)
         for name, value in views.items():
             np.copyto(room[name], value)
         # Copied too: callbacks go on adding to their lists while the writer is at work.
         memory = copied(binding.callbacks.memory.read())
         more = {"logs": as_numbers(binding.place.logs), "memory": memory}
-        self._writer.submit(Checkpoint(*binding.position, room, more))
+        writer.submit(Checkpoint(*binding.position, room, more))
 
-    def _restore(self, binding: Binding, store: CheckpointStore) -> None:
-        """One task reads, the others get its state over the exchange: they may not see its disk."""
+    def _restore(self, binding: Binding, store: CheckpointStore, memory: CheckpointStore | None) -> None:
+        """The first task reads the disk, which others may not see, and each its memory; the task that has the
+        newest state gives it to the others."""
         told: list[Any] = []
 
         def work(group: Group) -> NDArray[Any]:
-            found = store.load_latest() if group.rank == 0 else None
+            places = [store if group.rank == 0 else None, memory]
+            read = [place.load_latest() for place in places if place is not None]
+            found = max((one for one in read if one), key=lambda one: one.position, default=None)
             if found is not None:
                 check_snapshot(binding.state, found.values)
-            value = None if found is None else [found.position, found.values, found.more]
-            told[:] = [share(group, 0, value)]
+            told[:] = [newest_of_all(group, found)]
             return nothing(group)
 
         binding.membership.lockstep.insist(binding.session.key(SETUP, _RESTORE), work)
         if not told or told[0] is None:
             return
         (epoch, step), values, more = told[0]
+        if binding.membership.leads:
+            sys.stderr.write(f"[insitu] Training goes on from the checkpoint of epoch {epoch}, step {step}\n")
         load_snapshot(binding.state, values)
         binding.restore(epoch, step, values, more)
         self.model._initial_epoch = epoch

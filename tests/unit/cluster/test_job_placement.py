@@ -79,6 +79,9 @@ def test_a_node_that_is_gone_is_named() -> None:
 
 
 def test_a_job_without_workers_is_refused() -> None:
+    for workers, more in ((1, {}), (2, {"ps": 1})):
+        with pytest.raises(JobSpecError, match=r"--memory-checkpoint is for workers that train in step"):
+            JobSpec("j-1", "j", "digits/train", ("t.py",), workers, workers, memory_checkpoint=True, **more)
     with pytest.raises(JobSpecError, match=r"--workers must be at least 1. Received: 0"):
         job(0)
 

@@ -39,8 +39,11 @@ def test_a_job_that_died_with_its_machine_is_settled(insitu: Insitu, monkeypatch
     assert Catalog(insitu.paths).pinned_by("data/train") == [job.root.name]
     assert read_status(job).state.phase == "failed"  # seen as such before it is written down
 
+    (job.memory / "worker-1").mkdir(parents=True)  # in /dev/shm
+
     clean_up(insitu.paths, "data/train")
 
+    assert not job.memory.exists()
     assert journal.state().phase == "failed"
     assert "insitu resume" in job.output.read_text()
     assert Catalog(insitu.paths).pinned_by("data/train") == []

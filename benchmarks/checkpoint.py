@@ -1,0 +1,38 @@
+"""What a checkpoint every 10 steps costs: seconds a step of two workers, with and without.
+
+A dense model of 20 million parameters, SGD with momentum: 160 MB a checkpoint, copied in memory and written
+behind the training to the job's folder. The same processes train by turns without and with
+`insitu.BackupAndRestore(save_freq=10)`; whole periods are timed, the writing included. Each task has one
+core, which it shares with its writer.
+"""
+
+from __future__ import annotations
+
+import common
+import job_runs
+
+NAMES = {"none": "no checkpoints", "checkpoints": "every 10 steps"}
+
+
+def main() -> None:
+    options = common.parser(__doc__ or "").parse_args()
+    machine = common.machine()
+    model = "one layer" if options.quick else "20 M"
+    rounds = options.rounds or (1 if options.quick else 3)
+    with job_runs.home() as paths:
+        told = {"model": model, "every": 10, "periods": 3, "rounds": rounds}
+        figures = job_runs.run_job(paths, "checkpoint_task.py", **told)
+    results = {
+        name: common.Result(name, "ms a step", [1e3 * seconds for seconds in figures[key]])
+        for key, name in NAMES.items()
+    }
+    print(common.machine_line(machine))
+    print(f"\n{model}\n")
+    print(common.results_table(results, NAMES["none"], more_is_better=False, form="{:.2f}".format))
+    cost = (results[NAMES["checkpoints"]].median or 0) / (results[NAMES["none"]].median or 1) - 1
+    print(f"\nCheckpoints cost {cost:.1%} of the time.")
+    common.save_json(options.json, "checkpoint", machine, model=model, results=common.results_json(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""What being able to recover costs while nothing fails: seconds a step of two workers, with and without.
+
+  with     a step as `fit` does it: a unit of the group, places told to the controller, a look for a newer
+           roster, rows entered in the ledger
+  without  the same calls of the replica and of the group, and nothing else
+
+By turns in the same processes, in the middle of a fit. `check` is the comparison of all replicas' hashes,
+once in 1000 steps.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+import common
+import job_runs
+
+STEPS = {"one layer": 200, "20 M": 6}
+EVERY = 1000
+"""Steps between two checks."""
+
+
+def main() -> None:
+    options = common.parser(__doc__ or "").parse_args()
+    machine = common.machine()
+    rounds = options.rounds or (3 if options.quick else 9)
+    rows, saved = [], {}
+    with job_runs.home() as paths:
+        for model in list(STEPS)[: 1 if options.quick else None]:
+            told = {"model": model, "steps": STEPS[model], "rounds": rounds}
+            figures = saved[model] = job_runs.run_job(paths, "overhead_task.py", **told)
+            through, bare, check = (statistics.median(figures[k]) for k in ("with", "without", "check"))
+            rows.append(
+                [
+                    model,
+                    f"{1e3 * through:.3f}",
+                    f"{1e3 * bare:.3f}",
+                    f"{1e6 * (through - bare):.0f} us ({through / bare - 1:.2%})",
+                    f"{1e3 * check:.2f} ms ({check / EVERY / bare:.2%})",
+                ]
+            )
+    print(common.machine_line(machine))
+    print()
+    print(common.table(["model", "with (ms)", "without (ms)", "cost of a step", "check"], rows))
+    common.save_json(options.json, "overhead", machine, models=saved)
+
+
+if __name__ == "__main__":
+    main()
