@@ -11,6 +11,7 @@ from backend_checks import DEADLINE, RUNS, result_of, start_tasks
 pytest.importorskip("jax")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(2 * DEADLINE)
 def test_the_survivor_names_the_lost_and_does_not_wait(tmp_path: Path):
     first, second = start_tasks("jax", tmp_path, 2, "lose", RUNS.with_name("mesh_runs.py"))

@@ -45,8 +45,13 @@ class TestMesh:
     @pytest.fixture(scope="class")
     @classmethod
     def runs(cls, tmp_path_factory: pytest.TempPathFactory) -> Any:
+        return result_of(start("jax", tmp_path_factory.mktemp("mesh"), "alone", script=SCRIPT))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def more(cls, tmp_path_factory: pytest.TempPathFactory) -> Any:
         folder = tmp_path_factory.mktemp("mesh")
-        return result_of(start("jax", folder / "home", "alone", str(folder / "checkpoints"), script=SCRIPT))
+        return result_of(start("jax", folder / "home", "more", str(folder / "checkpoints"), script=SCRIPT))
 
     def test_one_program_over_two_processes(self, runs: Any, tmp_path: Path) -> None:
         first, second = run_tasks("jax", tmp_path, 2, script=SCRIPT)
@@ -63,33 +68,38 @@ class TestMesh:
         for name, values in theirs["history"].items():
             np.testing.assert_allclose(mine["history"][name], values, rtol=1e-5)
 
-    def test_one_device_gives_the_bits_of_plain_keras(self, runs: Any) -> None:
-        assert runs["one"] == runs["plain"]
+    @pytest.mark.slow
+    def test_one_device_gives_the_bits_of_plain_keras(self, more: Any) -> None:
+        assert more["one"] == more["plain"]
 
     def test_rows_that_do_not_divide_count_once_each(self, runs: Any) -> None:
         self.assert_near(runs["three"], runs["plain"])
 
-    def test_without_compilation(self, runs: Any) -> None:
-        plain, eager = runs["eager"]
+    @pytest.mark.slow
+    def test_without_compilation(self, more: Any) -> None:
+        plain, eager = more["eager"]
         self.assert_near(eager, plain)
 
-    def test_a_restart_in_the_middle_of_an_epoch_gives_the_same_bits(self, runs: Any) -> None:
-        resumed = runs["resumed"]
+    @pytest.mark.slow
+    def test_a_restart_in_the_middle_of_an_epoch_gives_the_same_bits(self, more: Any) -> None:
+        resumed = more["resumed"]
         assert resumed["failed"]
         # Four steps an epoch; the last checkpoint before the failure is behind step 2 of the second.
         assert resumed["steps"] == 2
         assert resumed["again"] == resumed["undisturbed"]
 
-    def test_clipping_averages_and_accumulation(self, runs: Any) -> None:
-        plain, mesh = runs["optimized"]
+    @pytest.mark.slow
+    def test_clipping_averages_and_accumulation(self, more: Any) -> None:
+        plain, mesh = more["optimized"]
         self.assert_near(mesh, plain)
 
     def test_a_train_step_and_a_sum_of_the_users_own(self, runs: Any) -> None:
         plain, mesh = runs["own"]
         self.assert_near(mesh, plain)
 
-    def test_each_number_of_rows_is_compiled_once(self, runs: Any) -> None:
-        assert runs["two fits"] == [2, 2]
+    @pytest.mark.slow
+    def test_each_number_of_rows_is_compiled_once(self, more: Any) -> None:
+        assert more["two fits"] == [2, 2]
 
     def test_variables_over_two_devices_and_rows_over_two(self, runs: Any) -> None:
         self.assert_near(runs["spread"], runs["plain"])
