@@ -12,6 +12,7 @@ from insitu._version import __version__
 
 # Not on first use: the name is that of the module too, which would stand in its place.
 from insitu.context import Context, context
+from insitu.tether import take_tether
 
 if TYPE_CHECKING:
     from insitu import errors, exchange, parameters
@@ -73,6 +74,8 @@ __all__ = [
 
 # Backends that this process imports from now on find what its environment asks for.
 config.reach_backends()
+# A further replica of a script ends with the process that started it, from the first moment on.
+take_tether()
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from insitu.errors import InputError
@@ -47,6 +47,7 @@ class Context:
     life, from 1; `generation` that of the roster it was launched for, 0 outside a job. A strategy with
     several devices splits each shard of the job into `replicas_per_shard` of its own. `memory_checkpoint` is
     whether it keeps checkpoints in memory.
+    `shared_secret` is what processes prove to each other that belong together outside a job.
     """
 
     paths: Paths
@@ -66,9 +67,12 @@ class Context:
     generation: int = 0
     replicas_per_shard: int = 1
     memory_checkpoint: bool = False
+    shared_secret: bytes = field(default=b"", repr=False)
 
     def split_over(self, replicas: int) -> Context:
         """This context with each shard split into `replicas` of its own, numbered one after the other."""
+        if replicas == 1:
+            return self
         split = replace(self, num_shards=self.num_shards * replicas, replicas_per_shard=replicas)
         return replace(split, shards=split.replicas_of(self.shards))
 
@@ -109,8 +113,8 @@ class Context:
         return self.job.memory_of(self.task) if self.job and self.memory_checkpoint else None
 
     def secret(self) -> bytes:
-        """The job's secret, which peers prove to each other; empty outside a job."""
-        return self.job.secret.read_bytes() if self.job else b""
+        """The job's secret, which peers prove to each other; outside a job the shared one, maybe empty."""
+        return self.job.secret.read_bytes() if self.job else self.shared_secret
 
 
 def format_shards(shards: tuple[int, ...], num_shards: int) -> str:

@@ -15,7 +15,19 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "insitu"
 MODULES = sorted(SOURCE.rglob("*.py"))
 
-GROUND = {"_version", "errors", "spec", "paths", "context", "progress", "roster", "config", "warmth"}
+GROUND = {
+    "_version",
+    "errors",
+    "spec",
+    "paths",
+    "context",
+    "progress",
+    "roster",
+    "config",
+    "warmth",
+    "ports",
+    "tether",
+}
 BELOW = {
     "grid": GROUND,
     "exchange": GROUND,

@@ -11,9 +11,9 @@ import subprocess
 from collections.abc import Sequence
 
 from insitu.cluster.engine import Command, Ended, Output, SignalName
-from insitu.cluster.ports import hold_port
 from insitu.cluster.standby import Standby, Standbys, start_process
 from insitu.errors import ClusterError
+from insitu.ports import hold_port
 from insitu.spec import TaskId, TaskSpec
 
 HOST = "127.0.0.1"

@@ -96,6 +96,7 @@ class DatasetFeed:
             )
         self._dataset = dataset
         self._shards = self._of_dataset(shards)
+        self._own = frozenset(shards)
         self.num_steps: int | None = dataset.num_steps
         self.part_rows: int | None = -(-dataset.batch_size // num_shards)
         self.cache: str | None = dataset.cache.name
@@ -106,13 +107,14 @@ class DatasetFeed:
         )
 
     def steps(self, epoch: int, start_step: int) -> Iterator[Step]:
-        shards = self._shards
+        shards, own = self._shards, self._own
         streams = [self._dataset.shard_batches(s, epoch, start_step) for s in shards]
         for index, batches in enumerate(zip(*streams, strict=True), start_step):
             parts = [
                 part
                 for shard, batch in zip(shards, batches, strict=True)
                 for part in self._split(shard, batch)
+                if part.shard in own
             ]
             yield Step(epoch, tuple(parts), last=index + 1 == self.num_steps)
 
@@ -127,6 +129,7 @@ class DatasetFeed:
 
     def reseat(self, shards: Sequence[int]) -> None:
         self._shards = self._of_dataset(shards)
+        self._own = frozenset(shards)
 
     def _of_dataset(self, shards: Sequence[int]) -> tuple[int, ...]:
         """The dataset's shards that the replicas `shards` of a strategy take their rows from."""

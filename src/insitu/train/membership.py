@@ -16,6 +16,7 @@ from insitu.errors import ExchangeError, JoinTimeout, PeerLost, StaleGeneration,
 from insitu.exchange import Group
 from insitu.progress import IDLE, ProgressWriter
 from insitu.roster import JOINING, RECOVERING, Roster, RosterWatch
+from insitu.train.companions import Watch
 from insitu.train.lockstep import Lockstep, Superseded
 from insitu.train.session import Session
 
@@ -57,6 +58,7 @@ class Membership:
         self.check_every = CHECK_EVERY
         self._fits = 0
         self.telling = Telling(context)
+        self.watch = Watch()
         self.session = Session()
         self._places = _Places(self, transport, compression)
         self.lockstep = Lockstep(self._places, self.session)
@@ -271,6 +273,7 @@ class _Places:
         known = group.generation
         # At once: the others are to notice, and not wait for this task in the generation before.
         group.leave()
+        self._membership.watch.after_loss()
         deadline = time.monotonic() + self._context.stall_timeout
         while True:
             roster = self._newer(known, deadline, lost)
@@ -324,4 +327,8 @@ class _Places:
         return newest or otherwise
 
     def _cancelled(self, roster: Roster | None) -> Callable[[], bool]:
-        return lambda: self._newest(roster) is not roster
+        def cancelled() -> bool:
+            self._membership.watch.while_waiting()
+            return self._newest(roster) is not roster
+
+        return cancelled

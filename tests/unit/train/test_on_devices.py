@@ -65,7 +65,7 @@ def test_jax(tmp_path: Path):
 @pytest.mark.torch
 def test_torch(tmp_path: Path):
     results = differences("torch", tmp_path, "all")
-    assert len(results) == 5
+    assert len(results) == 7
     assert not above(0.0, results)
 
 

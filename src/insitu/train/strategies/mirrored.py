@@ -8,6 +8,9 @@ from typing import Any
 import keras
 
 from insitu.context import Context
+from insitu.context import context as read_context
+from insitu.tether import tether
+from insitu.train.companions import can_start, one_of
 from insitu.train.devices import Device, resolve_all
 from insitu.train.step import Step
 from insitu.train.strategies.on_devices import OnDevices
@@ -22,9 +25,15 @@ class MirroredStrategy(OnDevices):
       for rounding (TensorFlow optimises the larger graph in its own way; seen: the last bit of BatchNorm's
       averages). On GPUs NCCL adds.
     - JAX: one program over a mesh of the devices, which computes what one device would for the global batch.
+    - PyTorch: a process for each device. Outside a job this process takes the first and starts the others:
+      they run the same script with the same arguments, silently, up to where it ends here; what they write is
+      shown only if one fails. The weights are the bits of as many shards under `MultiWorkerMirroredStrategy`.
+      What a script does beside training it does in each, so let `insitu.context().is_chief` guard what
+      writes files. A script is started for one list of devices. In a job, at a prompt, in a notebook and
+      with a `context` it is one process instead, with one copy of the variables, which further devices copy
+      in each step; on CPUs one replica then follows the other.
 
-    - PyTorch: one copy of the variables, which further devices copy in each step; on CPUs one replica
-      follows the other.
+    GPUs are not verified.
 
     In a job of several workers each has all its devices; between them is insitu's exchange.
 
@@ -39,7 +48,11 @@ class MirroredStrategy(OnDevices):
     def __init__(
         self, devices: Sequence[str | Device] | None = None, *, context: Context | None = None
     ) -> None:
-        super().__init__(resolve_all(devices), None, context)
+        chosen = resolve_all(devices)
+        if context is None and _by_processes(chosen):
+            device, context = one_of(chosen, read_context())
+            chosen = [device]
+        super().__init__(chosen, None, context)
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> Step:
         workers = len(self.membership.context.workers)
@@ -48,3 +61,12 @@ class MirroredStrategy(OnDevices):
 
             return make_mesh_step(model, example, [d.handle() for d in self.devices], self.membership)
         return super().make_step(model, example, first=first)
+
+
+def _by_processes(devices: Sequence[Device]) -> bool:
+    """Whether each of the devices gets a process of its own, all of which run this script."""
+    if keras.backend.backend() != "torch" or len(devices) == 1 or devices[0].kind == "tpu":
+        return False
+    here = read_context()
+    outside = here.job_id is None and not here.workers
+    return outside and (tether() is not None or can_start())
