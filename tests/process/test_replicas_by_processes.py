@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,10 +44,11 @@ model.fit(np.zeros((40, 4)), np.zeros(40), batch_size=10, verbose=0, epochs=epoc
 """
 
 
-def start(folder: Path, how: str) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def started(folder: Path, how: str) -> Iterator[subprocess.Popen[str]]:
     script = folder / "script.py"
     script.write_text(SCRIPT)
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "script.py", how],
         cwd=folder,
         env={**os.environ, "KERAS_BACKEND": "torch", "INSITU_STALL_TIMEOUT": "50"},
@@ -54,11 +56,16 @@ def start(folder: Path, how: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_the_others_are_silent(tmp_path: Path):
-    process = start(tmp_path, "trains")
-    out, err = process.communicate(timeout=180)
+    with started(tmp_path, "trains") as process:
+        out, err = process.communicate(timeout=180)
     assert process.returncode == 0, err
     assert out == "replicas 2\n"
 
@@ -67,8 +74,8 @@ def test_the_others_are_silent(tmp_path: Path):
     ("how", "said"), [("fails", "RuntimeError: the second device is on fire"), ("early", "no data here")]
 )
 def test_a_failure_of_one_ends_all_and_is_told(tmp_path: Path, how: str, said: str):
-    process = start(tmp_path, how)
-    _, err = process.communicate(timeout=180)
+    with started(tmp_path, how) as process:
+        _, err = process.communicate(timeout=180)
     assert process.returncode == 1
     last = err[err.rindex("TrainingError: ") :]
     assert "The replica on cpu:1" in last
@@ -76,17 +83,15 @@ def test_a_failure_of_one_ends_all_and_is_told(tmp_path: Path, how: str, said: s
 
 
 def test_the_others_end_with_the_one_that_was_started(tmp_path: Path):
-    process = start(tmp_path, "waits")
-    paths = [tmp_path / f"pid-{index}" for index in range(2)]
-    deadline = time.monotonic() + 150
-    while not all(path.exists() for path in paths):
-        assert process.poll() is None, process.stderr and process.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    first, second = (int(path.read_text()) for path in paths)
-    assert first == process.pid
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=20)
+    with started(tmp_path, "waits") as process:
+        paths = [tmp_path / f"pid-{index}" for index in range(2)]
+        deadline = time.monotonic() + 150
+        while not all(path.exists() for path in paths):
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        first, second = (int(path.read_text()) for path in paths)
+        assert first == process.pid
     while is_running(second):
         assert time.monotonic() < deadline + 10
         time.sleep(0.05)
