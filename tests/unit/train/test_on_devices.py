@@ -55,6 +55,7 @@ def test_everything_on_tensorflow(tmp_path: Path):
     assert not above(1e-5, loose)
 
 
+@pytest.mark.slow
 def test_jax(tmp_path: Path):
     results = differences("jax", tmp_path)
     assert results["central"] == 0.0
