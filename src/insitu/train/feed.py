@@ -94,6 +94,7 @@ class DatasetFeed:
                 f"{num_shards // replicas_per_shard}. Received: {list(dataset.shards)} of "
                 f"{dataset.num_shards}."
             )
+        check_global_batch(dataset.batch_size, num_shards)
         self._dataset = dataset
         self._shards = self._of_dataset(shards)
         self._own = frozenset(shards)
@@ -159,10 +160,16 @@ class StreamFeed:
         self.num_steps = num_steps
 
     def example(self) -> Any:
-        batch = next(iter(self._batches(0)), None)
+        batches = iter(self._batches(0))
+        batch = next(batches, None)
         if batch is None:
             raise InputError("The data must have at least one batch. Received: none.")
-        return keras.tree.map_structure(lambda leaf: leaf[:1], _as_arrays(batch))
+        arrays = _as_arrays(batch)
+        rows = number_of_rows(arrays)
+        # A last batch may have fewer rows than there are replicas.
+        if rows < self._num_shards and next(batches, None) is not None:
+            check_global_batch(rows, self._num_shards)
+        return keras.tree.map_structure(lambda leaf: leaf[:1], arrays)
 
     def steps(self, epoch: int, start_step: int) -> Iterator[Step]:
         shards = self._shards
@@ -182,6 +189,15 @@ class StreamFeed:
         if self._num_shards == 1:
             return Part(shard, rows, batch)
         return _slice(batch, rows, shard, self._num_shards, shard)
+
+
+def check_global_batch(rows: int, replicas: int) -> None:
+    """Raises InputError where a whole batch of `rows` rows leaves replicas without any."""
+    if rows < replicas:
+        raise InputError(
+            f"The global batch must have at least one row for each of the {replicas} replicas. Received: a "
+            f"batch of {rows}. Make the batches larger, or use fewer workers or devices."
+        )
 
 
 def _slice(data: Any, rows: int, index: int, count: int, shard: int, origins: Any = ()) -> Part:

@@ -14,7 +14,15 @@ from keras.src.trainers.data_adapters import array_data_adapter
 from insitu.errors import InputError
 from insitu.grid import Dataset
 from insitu.train.adapter import refuse_beside_dataset
-from insitu.train.feed import ArraySource, DatasetFeed, Feed, StreamFeed, weigh_classes, with_class_weight
+from insitu.train.feed import (
+    ArraySource,
+    DatasetFeed,
+    Feed,
+    StreamFeed,
+    check_global_batch,
+    weigh_classes,
+    with_class_weight,
+)
 
 DEFAULT_BATCH_SIZE = 32
 """Keras' own default, here of the global batch."""
@@ -46,7 +54,7 @@ def make_feed(
     if array_data_adapter.can_convert_arrays((x, y, sample_weight)):
         data = tuple(_to_numpy(part) for part in (x, y, sample_weight) if part is not None)
         size = batch_size or DEFAULT_BATCH_SIZE
-        _check_batch_size(size, num_shards)
+        check_global_batch(size, num_shards)
         source = ArraySource(data, size, shuffle, seed)
         return StreamFeed(_weighted(source, class_weight), source.num_steps, shards, num_shards, size)
     for name, value in (("y", y), ("sample_weight", sample_weight), ("batch_size", batch_size)):
@@ -61,14 +69,6 @@ def make_feed(
 
 def _weighted(batches: Callable[[int], Iterator[Any]], class_weight: dict[int, float] | None) -> Any:
     return with_class_weight(batches, class_weight) if class_weight else batches
-
-
-def _check_batch_size(batch_size: int, num_shards: int) -> None:
-    if batch_size < num_shards:
-        raise InputError(
-            f"The global batch must have at least one row for each of the {num_shards} shards. "
-            f"Received: batch_size={batch_size}"
-        )
 
 
 def _to_numpy(part: Any) -> Any:

@@ -365,3 +365,15 @@ def test_a_strategy_whose_gradients_go_elsewhere_refuses_steps_that_train(strate
     with pytest.raises(TrainingError, match="not on parameter servers"):
         strategy.run(loop.step, (x, np.zeros(4, "int64")))
     assert strategy.run(loop.model, (x,)).shape == (4, 2)
+
+
+def test_a_model_compiled_outside_is_not_trained_in_a_scope(rows, strategy_over):
+    plain, strategy = image_model(), strategy_over(1)
+    with strategy.scope(), pytest.raises(TrainingError, match=r"'sequential.*', compiled outside"):
+        plain.fit(*rows, verbose=0)
+    assert plain.optimizer.iterations == 0
+    with strategy.scope():
+        mine = image_model()
+        mine.fit(*rows, batch_size=128, verbose=0)
+    for model in (plain, mine):  # after the scope it is Keras' business again
+        model.fit(*rows, batch_size=128, verbose=0)

@@ -94,7 +94,7 @@ def test_a_tf_dataset_and_a_py_dataset_are_streams_of_global_batches():
     [
         ({"x": np.zeros((0, 2))}, "at least one"),
         ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, "same number of rows"),
-        ({"x": np.zeros((3, 2)), "batch_size": 1}, "batch_size=1"),
+        ({"x": np.zeros((3, 2)), "batch_size": 1}, "a batch of 1"),
         ({"x": object()}, "Received: object"),
         ({"x": iter(())}, "Received: tuple_iterator"),
     ],
@@ -110,3 +110,13 @@ def test_steps_per_epoch_needs_a_length():
         FeedAdapter(feed, steps_per_epoch=3)
     with pytest.raises(InputError, match="at least one batch"):
         feed.example()
+
+
+def test_only_a_last_batch_may_leave_replicas_without_rows():
+    def feed(*sizes: int) -> StreamFeed:
+        return StreamFeed(lambda epoch: (np.zeros(n) for n in sizes), len(sizes), (0,), 3)
+
+    for sizes in ((3, 1), (2,)):
+        assert len(feed(*sizes).example()) == 1
+    with pytest.raises(InputError, match=r"each of the 3 replicas\. Received: a batch of 2"):
+        feed(2, 2).example()

@@ -4,10 +4,12 @@ weights that replicas must have alike."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 from keras.src.backend.common.variables import Variable
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers.trainer import Trainer
@@ -29,9 +31,11 @@ class Scope:
         return [v for v in _alive(self._variables) if v.trainable]
 
     @contextlib.contextmanager
-    def opened(self, on_compile: Callable[[Any], None]) -> Iterator[None]:
-        """While open, notes are taken, and `on_compile` is called with each model that was compiled."""
+    def opened(self, on_compile: Callable[[Any], None], before_fit: Callable[[Any], None]) -> Iterator[None]:
+        """While open, notes are taken, `on_compile` is called with each model that was compiled, and
+        `before_fit` with each that Keras' own `fit` is about to train."""
         with (
+            _before(keras.Model, "fit", before_fit),
             _after(Trainer, "compile", on_compile),
             _after(BaseOptimizer, "__init__", lambda made: self._optimizers.append(weakref.ref(made))),
             _after(Variable, "__init__", lambda made: self._variables.append(weakref.ref(made))),
@@ -43,6 +47,24 @@ def _alive(references: list[weakref.ref[Any]]) -> list[Any]:
     references[:] = [reference for reference in references if reference() is not None]
     # Once each: an initializer may be passed twice, by a class and by its base.
     return list({id(made): made for made in (reference() for reference in references)}.values())
+
+
+@contextlib.contextmanager
+def _before(owner: type, name: str, told: Callable[[Any], None]) -> Iterator[None]:
+    """While open, `told` is called with the object that a method of `owner` is called on."""
+    where = next(base for base in owner.__mro__ if name in vars(base))
+    original = getattr(where, name)
+
+    @functools.wraps(original)
+    def method(called: Any, *args: Any, **kwargs: Any) -> Any:
+        told(called)
+        return original(called, *args, **kwargs)
+
+    setattr(where, name, method)
+    try:
+        yield
+    finally:
+        setattr(where, name, original)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from insitu.errors import TrainingError
 from insitu.exchange import Group
 from insitu.train.adapter import teach_keras
 from insitu.train.backends import make_replica
-from insitu.train.binding import Binding
+from insitu.train.binding import Binding, binding_of
 from insitu.train.bookkeeping import Bookkeeper
 from insitu.train.feed import Feed
 from insitu.train.fused import FusedStep, make_fused_replica
@@ -78,13 +78,21 @@ class Strategy:
             )
         _active.append(self)
         try:
-            with self.made_in_scope.opened(self._bind), self.placement():
+            with self.made_in_scope.opened(self._bind, self._check_bound), self.placement():
                 yield self
         finally:
             _active.pop()
 
     def _bind(self, model: Any) -> None:
         Binding(model, self)
+
+    def _check_bound(self, model: Any) -> None:
+        """Keras' own fit would train a model that no strategy knows, in each task by itself."""
+        if model.compiled and binding_of(model) is None:
+            raise TrainingError(
+                "A model that is trained in a strategy's scope must have been compiled in it. Received: "
+                f"{model.name!r}, compiled outside. Make and compile it in `with strategy.scope():`."
+            )
 
     def group(self) -> Group:
         """The exchange of this job's tasks, for loops that combine arrays themselves; joined when it is first
