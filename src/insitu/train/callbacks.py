@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,9 @@ def own_callbacks(callbacks: Any, is_chief: bool) -> list[Any]:
 
 
 class Memory:
-    """What the callbacks of a fit remember, as plain values, by their place in the list that scripts give.
+    """What the callbacks of a fit remember, as plain values, by class and number in it: `EarlyStopping 0`.
+
+    A script that has changed gives other callbacks: those of both go on, memories of others are dropped.
 
     Attributes that are no plain values (files, functions, objects) stay behind, and so do those that are as
     they were before the fit: how a callback was set up is the script's. Of writers, which the chief alone
@@ -48,45 +51,55 @@ class Memory:
     """
 
     def __init__(self, given: Sequence[Any], history: Any, is_chief: bool) -> None:
-        self._callbacks = [*given, history]
+        self._callbacks = _named([*given, history])
         self._is_chief = is_chief
-        self._before = [_Setup(callback) for callback in self._callbacks]
-        self.writers: dict[int, dict[str, Any]] = {}
+        self._before = {name: _Setup(callback) for name, callback in self._callbacks.items()}
+        self.writers: dict[str, dict[str, Any]] = {}
 
     @property
     def has_writers(self) -> bool:
-        return any(isinstance(callback, WRITERS) for callback in self._callbacks)
+        return any(isinstance(callback, WRITERS) for callback in self._callbacks.values())
 
-    def read_writers(self) -> dict[int, dict[str, Any]]:
+    def read_writers(self) -> dict[str, dict[str, Any]]:
         """What the chief tells the others."""
-        return {i: self._read(i) for i, c in enumerate(self._callbacks) if isinstance(c, WRITERS)}
+        return {n: self._read(n) for n, c in self._callbacks.items() if isinstance(c, WRITERS)}
 
-    def read(self) -> dict[int, dict[str, Any]]:
-        others = {i: self._read(i) for i, c in enumerate(self._callbacks) if not isinstance(c, WRITERS)}
+    def read(self) -> dict[str, dict[str, Any]]:
+        others = {n: self._read(n) for n, c in self._callbacks.items() if not isinstance(c, WRITERS)}
         return {**others, **(self.read_writers() if self._is_chief else self.writers)}
 
-    def write(self, memory: dict[int, dict[str, Any]]) -> None:
-        for index, attributes in memory.items():
-            callback = self._callbacks[index]
+    def write(self, memory: dict[str, dict[str, Any]]) -> None:
+        for name in self._callbacks.keys() & memory.keys():
+            callback, attributes = self._callbacks[name], memory[name]
             if isinstance(callback, WRITERS) and not self._is_chief:
-                self.writers[index] = attributes
+                self.writers[name] = attributes
             else:
-                self._before[index].return_to(callback)
+                self._before[name].return_to(callback)
                 _write(callback, attributes)
 
-    def _read(self, index: int) -> dict[str, Any]:
-        callback = self._callbacks[index]
+    def _read(self, name: str) -> dict[str, Any]:
+        callback = self._callbacks[name]
         if isinstance(callback, keras.callbacks.ProgbarLogger):
             return {}
-        changed = self._before[index].changed(_plain(callback))
+        changed = self._before[name].changed(_plain(callback))
         return changed | {_COMPARES: True} if getattr(callback, _COMPARES, None) is not None else changed
 
     def go_on(self, epoch: int) -> None:
         """The fit goes on in its middle, in `epoch`: what was written of the epochs before stays."""
-        for callback in self._callbacks if self._is_chief else ():
+        for callback in self._callbacks.values() if self._is_chief else ():
             if isinstance(callback, keras.callbacks.CSVLogger):
                 callback.append = True
                 _drop_rows(Path(callback.filename), callback.sep, epoch)
+
+
+def _named(callbacks: Sequence[Any]) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    numbers: Counter[str] = Counter()
+    for callback in callbacks:
+        kind = type(callback).__qualname__
+        names[f"{kind} {numbers[kind]}"] = callback
+        numbers[kind] += 1
+    return names
 
 
 def _drop_rows(path: Path, separator: str, epoch: int) -> None:

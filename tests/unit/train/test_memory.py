@@ -56,7 +56,7 @@ def test_a_csv_file_goes_on_at_its_epoch(tmp_path: Path) -> None:
     memory = Memory([logger], keras.callbacks.History(), True)
     memory.go_on(2)
     logger.on_train_begin()
-    memory.write({0: {"keys": ["loss"]}})
+    memory.write({"CSVLogger 0": {"keys": ["loss"]}})
     logger.on_epoch_end(2, {"loss": 0.125})
     logger.on_train_end()
     assert path.read_text().replace("\r", "") == "epoch,loss\n0,0.5\n1,0.25\n2,0.125\n"
@@ -65,8 +65,8 @@ def test_a_csv_file_goes_on_at_its_epoch(tmp_path: Path) -> None:
 def test_another_task_keeps_what_the_chief_told_of_its_writers(tmp_path: Path) -> None:
     saver = keras.callbacks.ModelCheckpoint(str(tmp_path / "best.keras"), save_best_only=True)
     other = Memory([saver], keras.callbacks.History(), False)
-    other.write({0: {"best": 0.25}})
-    assert other.read()[0] == {"best": 0.25}
+    other.write({"ModelCheckpoint 0": {"best": 0.25}, "Gone 0": {"count": 1}})
+    assert other.read()["ModelCheckpoint 0"] == {"best": 0.25}
     assert saver.best is None
 
 
