@@ -60,7 +60,7 @@ class Binding:
         self.place = Place()
         self.callbacks: EpochCallbacks | None = None
         self._entering: dict[str, Any] | None = None
-        self._restored: tuple[dict[str, Any], dict[int, Any]] | None = None
+        self._restored: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._steps: dict[Any, StrategyStep] = {}
         self._train_step: StrategyStep | None = None
         self._test_step: StrategyStep | None = None
