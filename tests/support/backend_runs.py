@@ -180,7 +180,7 @@ def misfit() -> str:
     else:
         import torch
 
-        with over(1):
+        with over(2):
             model = keras.Sequential(
                 [
                     keras.Input((3,)),
