@@ -124,8 +124,7 @@ def between(make: Callable[[], Any], run: Callable[..., Any], **options: Any) ->
 
 
 def tensorflow_only(results: dict[str, float], everything: bool) -> None:
-    from insitu.train.spread.step import DevicesStep, ParallelStep
-    from insitu.train.spread.tensorflow import TensorFlowDevices
+    from insitu.train.spread.step import ParallelStep
 
     class BesideOthers(insitu.MirroredStrategy):
         """As in a job of several tasks."""
@@ -133,20 +132,10 @@ def tensorflow_only(results: dict[str, float], everything: bool) -> None:
         def make_step(self, model: Any, example: Any, *, first: bool) -> Any:
             return ParallelStep(self._replica(model, example), self.membership.lockstep)
 
-    class Collective(insitu.MirroredStrategy):
-        """As on GPUs."""
-
-        def make_step(self, model: Any, example: Any, *, first: bool) -> Any:
-            names = [device.handle() for device in self.devices]
-            shards = self.membership.context.shards
-            replicas = TensorFlowDevices(model, example, names, shards, collectives=True)
-            return DevicesStep(replicas, self.membership)
-
     results["beside others"] = between(BesideOthers, images)
     if not everything:
         return
     results["half_precision"] = between(insitu.MirroredStrategy, half_precision)
-    results["collectives"] = between(Collective, images)
     results["jit"] = between(insitu.MirroredStrategy, images, jit_compile=True)
     results["eager"] = between(insitu.MirroredStrategy, images, run_eagerly=True)
     model, _ = images(insitu.MirroredStrategy())

@@ -48,8 +48,8 @@ def test_tensorflow(tmp_path: Path):
 @pytest.mark.slow
 def test_everything_on_tensorflow(tmp_path: Path):
     results = differences("tensorflow", tmp_path, "all")
-    # XLA and the collectives add in an order of their own.
-    loose = {name: results.pop(name) for name in ("jit", "collectives", "eager")}
+    # XLA and eager operations round in their own way.
+    loose = {name: results.pop(name) for name in ("jit", "eager")}
     assert len(results) == 8
     assert not above(ROUNDING, results)
     assert not above(1e-5, loose)

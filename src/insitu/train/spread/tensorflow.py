@@ -25,8 +25,8 @@ class TensorFlowDevices(TensorFlowReplica):
     (BatchNorm, seeds, metrics: small) is copied to each device in each step. XLA (jit_compile) needs
     everything on one device: with a home it isn't used.
 
-    The mean over devices weighs each row the same and adds in the order of the shards. On GPUs TensorFlow's
-    `collectives` add, over NCCL.
+    The mean over devices weighs each row the same and adds in the order of the shards, by copies between the
+    devices.
     """
 
     def __init__(
@@ -37,7 +37,6 @@ class TensorFlowDevices(TensorFlowReplica):
         shards: Sequence[int],
         *,
         home: str | None = None,
-        collectives: bool | None = None,
     ) -> None:
         super().__init__(model, data)
         self._mirrored = mirrored = home is None
@@ -45,8 +44,6 @@ class TensorFlowDevices(TensorFlowReplica):
         self._sites = tuple(devices) if home is None else (home, *devices)
         self._computing = tuple(range(len(self._sites) - len(devices), len(self._sites)))
         self._shards = tuple(shards)
-        on_accelerators = all(":CPU:" not in device for device in devices)
-        self._collectives = mirrored and (on_accelerators if collectives is None else collectives)
         state = self._state
         moved = (*state.mean, *state.seeds, *state.first, *state.sums, *state.metric_first)
         every = (*state.trainable, *moved, *state.optimizer) if mirrored else moved
@@ -205,8 +202,6 @@ class TensorFlowDevices(TensorFlowReplica):
         """The mean of each piece by rows, on each device."""
         with tf.device("CPU:0"):
             shares = tf.cast(rows / tf.reduce_sum(rows), self.floats_dtype.name)
-        if self._collectives:
-            return self._mean_by_collectives(outputs, shares)
         means = []
         for number, pieces in enumerate(zip(*outputs, strict=True)):
             # In turn, so that all devices have a part in it.
@@ -216,37 +211,3 @@ class TensorFlowDevices(TensorFlowReplica):
                     total = total + tf.math.multiply_no_nan(piece, shares[index])
                 means.append(total)
         return [means] * len(self._sites)
-
-    def _mean_by_collectives(self, outputs: Sequence[Sequence[Any]], shares: Any) -> list[list[Any]]:
-        """By the collectives of TensorFlow, which on GPUs are NCCL's. Each device takes part in them in the
-        same order, one after the other, since devices that meet in different orders wait for ever."""
-        size, means = len(self._sites), []
-        group = _new_key()
-        instances = [_new_key() for _ in self._all_pieces]
-        for index, pieces in enumerate(outputs):
-            done: list[Any] = []
-            with tf.device(self._sites[index]):
-                for instance, piece in zip(instances, pieces, strict=True):
-                    with tf.control_dependencies(done[-1:]):
-                        done.append(
-                            tf.raw_ops.CollectiveReduceV2(
-                                input=tf.math.multiply_no_nan(piece, shares[index]),
-                                group_size=size,
-                                group_key=group,
-                                instance_key=instance,
-                                ordering_token=[],
-                                merge_op="Add",
-                                final_op="Id",
-                                communication_hint="auto",
-                            )
-                        )
-            means.append(done)
-        return means
-
-
-_keys = iter(range(0x1E5170, 1 << 30))
-
-
-def _new_key() -> int:
-    """A number that no collective of this process has had."""
-    return next(_keys)
