@@ -18,6 +18,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 GROUND = {
     "_version",
     "errors",
+    "durable",
     "spec",
     "paths",
     "context",

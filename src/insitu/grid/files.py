@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import time
@@ -11,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
+from insitu.durable import NO_ROOM
 from insitu.errors import CacheBusy, StorageFull
 from insitu.paths import Paths
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _CLEANING_SECONDS = 0.5
 """How long a lock is waited for that may be held by a clean-up, which takes microseconds."""
 
@@ -25,21 +24,12 @@ def full_disk_as_error(where: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in NO_ROOM:
             raise
         raise StorageFull(
             f"No room is left for {where} ({os.strerror(error.errno or 0)}). Nothing of it was kept. Free "
             f"some space, or put INSITU_HOME on a larger device"
         ) from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes the names in `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_staged(target: Path, data: bytes) -> Path:

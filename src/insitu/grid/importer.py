@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from insitu.durable import sync_folder
 from insitu.errors import CacheBusy, CacheExists, GridError, InputError, SourceError
 from insitu.grid.affinity import (
     check_split,
@@ -35,7 +36,7 @@ from insitu.grid.affinity import (
     split_of_rows,
 )
 from insitu.grid.catalog import Catalog
-from insitu.grid.files import cache_locks, full_disk_as_error, sync_folder
+from insitu.grid.files import cache_locks, full_disk_as_error
 from insitu.grid.partition import TEXT
 from insitu.grid.sources import find_sources, open_sources, stem
 from insitu.grid.sources.base import Block, Source, SourceOptions, describe_columns

@@ -14,7 +14,6 @@ further. A server takes the newest number that all servers whose folders it sees
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import math
@@ -29,12 +28,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from insitu.durable import NO_ROOM, sync_folder
 from insitu.errors import CheckpointError, InsituError, ParameterError, StorageFull
 from insitu.parameters.snapshots import Snapshot
 from insitu.parameters.wire import Array, as_bytes, dtype_of
 
 _NAME = re.compile(r"checkpoint-(\d{8})")
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _KEEP = 2
 _SLICE = 8 << 20
 _LOG = logging.getLogger("insitu")
@@ -119,10 +118,10 @@ def write(folder: Path, number: int, snapshot: Snapshot) -> None:
         if final.exists():
             shutil.rmtree(final)
         staging.rename(final)
-        _sync(folder)
+        sync_folder(folder)
     except OSError as error:
         shutil.rmtree(staging, ignore_errors=True)
-        if error.errno in _FULL:
+        if error.errno in NO_ROOM:
             raise StorageFull(
                 f"No room is left for a checkpoint in {folder}. The last one that was published stands, and "
                 "training goes on. Free some space, or save less often or elsewhere"
@@ -147,14 +146,6 @@ def _write_arrays(path: Path, arrays: dict[str, Array]) -> list[Any]:
             described.append([name, array.dtype.name, list(array.shape), crc32])
         os.fsync(file.fileno())
     return described
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def numbers(folder: Path) -> list[int]:

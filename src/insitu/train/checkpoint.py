@@ -13,7 +13,6 @@ renamed at once, `state.json` is written last: what has none isn't there.
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -28,6 +27,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from insitu.durable import NO_ROOM, sync_folder
 from insitu.errors import CheckpointError, StorageFull
 from insitu.train.plain import dtype_of, pack, unpack
 
@@ -35,7 +35,6 @@ FORMAT = 2
 _NAME = re.compile(r"epoch-(\d+)\.step-(\d+)")
 _STAGING = ".staging-"
 _SLICE_BYTES = 4 << 20
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LOG = logging.getLogger("insitu")
 
 
@@ -118,7 +117,7 @@ class CheckpointStore:
         try:
             self._folder.write(name, pieces(), finish)
         except OSError as error:
-            if error.errno in _FULL:
+            if error.errno in NO_ROOM:
                 raise StorageFull(
                     f"No room is left for a checkpoint in {where}. The last one that was published "
                     "stands. Free some space, or save less often or elsewhere."
@@ -219,11 +218,11 @@ class _LocalFolder:
             staging.mkdir(parents=True)
             _write_file(staging / "arrays.bin", pieces)
             _write_file(staging / "state.json", [finish()])
-            _sync(staging)
+            sync_folder(staging)
             if final.exists():
                 shutil.rmtree(final)
             staging.rename(final)
-            _sync(self._root)
+            sync_folder(self._root)
         except OSError:
             shutil.rmtree(staging, ignore_errors=True)
             raise
@@ -289,11 +288,3 @@ class _RemoteFolder:
             if self._system.exists(f"{folder}/state.json"):
                 self._system.rm_file(f"{folder}/state.json")
             self._system.rm(folder, recursive=True)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
