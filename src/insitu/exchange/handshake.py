@@ -35,6 +35,46 @@ CARD_LIMIT = 1 << 16
 _LENGTH = struct.Struct("!I")
 
 
+class Conversation:
+    """One talk under way, whatever carries its bytes: `out` is to be sent, `missing` bytes are waited for.
+
+    `card` is the peer's once it has proved itself; the talk is over when `out` is empty, too.
+    """
+
+    def __init__(self, talk: Talk) -> None:
+        self.out = b""
+        self.card: Card | None = None
+        self._talk = talk
+        self._in = b""
+        self._wanted = 0
+        self._advance(None)
+
+    @property
+    def missing(self) -> int:
+        return self._wanted - len(self._in)
+
+    def sent(self, count: int) -> None:
+        """The first `count` bytes of `out` are on their way."""
+        self.out = self.out[count:]
+
+    def received(self, data: bytes) -> None:
+        """`missing` bytes at most have come. Raises ExchangeError or ValueError for what no peer says."""
+        self._in += data
+        if not self.missing:
+            complete, self._in = self._in, b""
+            self._advance(complete)
+
+    def _advance(self, data: bytes | None) -> None:
+        try:
+            step = next(self._talk) if data is None else self._talk.send(data)
+            while isinstance(step, bytes):
+                self.out += step
+                step = next(self._talk)
+            self._wanted = step
+        except StopIteration as end:
+            self.card = end.value
+
+
 class NotAPeer(ExchangeError):
     """What answers there doesn't speak this protocol."""
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from insitu.errors import AuthenticationError, ExchangeError, InputError, JoinTimeout, StaleGeneration
 from insitu.exchange import congestion
-from insitu.exchange.handshake import Card, NotAPeer, Talk, accept, dial
+from insitu.exchange.handshake import Card, Conversation, NotAPeer, Talk, accept, dial
 from insitu.exchange.transport import Seat
 
 _PATIENCE = 5.0
@@ -41,62 +41,49 @@ class Peer:
     card: Card
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """(host, port) of `host:port`; an IPv6 host may stand in brackets. Raises InputError."""
+def parse_address(text: str, lowest: int = 1) -> tuple[str, int]:
+    """(host, port) of `host:port`; an IPv6 host may stand in brackets. Port 0, which lets the system choose,
+    is allowed with `lowest` 0. Raises InputError."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InputError(f"An address is host:port with a port in [1, 65536). Received: {text!r}")
+    if not host or not port.isdecimal() or not lowest <= int(port) < 65536:
+        raise InputError(f"An address is host:port with a port in [{lowest}, 65536). Received: {text!r}")
     return host, int(port)
 
 
-class _Conversation:
+class _Call:
     """One handshake under way on one connection."""
 
     def __init__(self, connection: socket.socket, talk: Talk, key: Key | None, deadline: float) -> None:
         self.connection = connection
         self.key = key  # whom we dialled; None: it called us
         self.deadline = deadline
-        self._talk = talk
-        self._out = b""
-        self._in = b""
-        self._wanted = 0
-        self.card: Card | None = None
-        self._advance(None)
+        self._talk = Conversation(talk)
 
     @property
     def events(self) -> int:
-        return selectors.EVENT_WRITE if self._out else selectors.EVENT_READ
-
-    def _advance(self, data: bytes | None) -> None:
-        try:
-            step = next(self._talk) if data is None else self._talk.send(data)
-            while isinstance(step, bytes):
-                self._out += step
-                step = next(self._talk)
-            self._wanted = step
-        except StopIteration as end:
-            self.card = end.value
+        return selectors.EVENT_WRITE if self._talk.out else selectors.EVENT_READ
 
     def go_on(self) -> None:
         """Moves what can be moved. Raises OSError or ExchangeError where the peer fails."""
-        if self._out:
+        if self._talk.out:
             # Dialling a free port of this very host may connect a socket to itself, and hold the port.
             if self.connection.getsockname() == self.connection.getpeername():
                 raise ConnectionError("nobody listens there yet")
-            self._out = self._out[self.connection.send(self._out) :]
+            self._talk.sent(self.connection.send(self._talk.out))
             return
-        data = self.connection.recv(self._wanted - len(self._in))
+        data = self.connection.recv(self._talk.missing)
         if not data:
             raise ConnectionError("one hung up before it had proved itself, as one with another secret does")
-        self._in += data
-        if len(self._in) == self._wanted:
-            complete, self._in = self._in, b""
-            self._advance(complete)
+        self._talk.received(data)
+
+    @property
+    def card(self) -> Card | None:
+        return self._talk.card
 
     @property
     def done(self) -> bool:
-        return self.card is not None and not self._out
+        return self.card is not None and not self._talk.out
 
 
 class Rendezvous:
@@ -225,10 +212,10 @@ class Rendezvous:
         connection.setblocking(False)
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        conversation = _Conversation(connection, talk, key, until)
+        conversation = _Call(connection, talk, key, until)
         self._selector.register(connection, conversation.events, conversation)
 
-    def _go_on(self, talk: _Conversation) -> None:
+    def _go_on(self, talk: _Call) -> None:
         try:
             talk.go_on()
             if talk.done:
@@ -247,7 +234,7 @@ class Rendezvous:
         except (OSError, NotAPeer, json.JSONDecodeError, UnicodeDecodeError) as error:
             self._drop(talk, str(error))
 
-    def _drop(self, talk: _Conversation, why: str) -> None:
+    def _drop(self, talk: _Call, why: str) -> None:
         self._selector.unregister(talk.connection)
         talk.connection.close()
         if talk.key is not None:
@@ -255,7 +242,7 @@ class Rendezvous:
         if len(self._notes) < 5 and "refused" not in why and why not in self._notes:
             self._notes.append(why)
 
-    def _welcome(self, talk: _Conversation) -> None:
+    def _welcome(self, talk: _Call) -> None:
         card = talk.card or {}
         mine, theirs = self._card["generation"], card.get("generation")
         rank = card.get("rank")

@@ -9,8 +9,9 @@ import time
 from typing import Any
 
 from insitu._version import __version__
-from insitu.errors import ExchangeError, InputError, VersionMismatch
+from insitu.errors import ExchangeError, VersionMismatch
 from insitu.exchange import handshake, memory
+from insitu.exchange.rendezvous import parse_address
 from insitu.parameters.wire import PROTOCOL
 
 PATIENCE = 5.0
@@ -44,65 +45,42 @@ def check_card(theirs: handshake.Card) -> None:
         )
 
 
-def address_of(text: str) -> tuple[str, int]:
-    """(host, port) of `host:port`; port 0 lets the system choose. Raises InputError."""
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise InputError(f"An address is host:port with a port in [0, 65536). Received: {text!r}")
-    return host, int(port)
-
-
 class Greeting:
     """One handshake under way on one non-blocking connection."""
 
     def __init__(self, connection: socket.socket, talk: handshake.Talk) -> None:
         self.socket = connection
         self.deadline = time.monotonic() + PATIENCE
-        self.card: handshake.Card | None = None
-        self._talk = talk
-        self._out = b""
-        self._in = b""
-        self._wanted = 0
-        self._advance(None)
+        self._talk = handshake.Conversation(talk)
 
     def fileno(self) -> int:
         return self.socket.fileno()
 
     @property
-    def sending(self) -> bool:
-        return bool(self._out)
+    def card(self) -> handshake.Card | None:
+        return self._talk.card
 
-    def _advance(self, data: bytes | None) -> None:
-        try:
-            step = next(self._talk) if data is None else self._talk.send(data)
-            while isinstance(step, bytes):
-                self._out += step
-                step = next(self._talk)
-            self._wanted = step
-        except StopIteration as end:
-            self.card = end.value
+    @property
+    def sending(self) -> bool:
+        return bool(self._talk.out)
 
     def go_on(self) -> bool:
         """Moves what can be moved; returns whether it is done. Raises OSError, ExchangeError, ValueError."""
         try:
             self._flush()
             while self.card is None:
-                data = self.socket.recv(self._wanted - len(self._in))
+                data = self.socket.recv(self._talk.missing)
                 if not data:
                     raise ConnectionError("it hung up before it had proved itself")
-                self._in += data
-                if len(self._in) == self._wanted:
-                    complete, self._in = self._in, b""
-                    self._advance(complete)
-                    self._flush()
+                self._talk.received(data)
+                self._flush()
         except BlockingIOError:
             return False
         return True
 
     def _flush(self) -> None:
-        while self._out:
-            self._out = self._out[self.socket.send(self._out) :]
+        while self._talk.out:
+            self._talk.sent(self.socket.send(self._talk.out))
 
 
 def call(
@@ -112,7 +90,7 @@ def call(
 
     Raises OSError where nobody answers, AuthenticationError, VersionMismatch, ExchangeError.
     """
-    host, port = address_of(address)
+    host, port = parse_address(address, lowest=0)
     connection = socket.create_connection((host, port), max(0.01, deadline - time.monotonic()))
     try:
         if connection.getsockname() == connection.getpeername():

@@ -15,9 +15,10 @@ from typing import Any
 
 from insitu.errors import AuthenticationError, InputError, InsituError, ParameterError
 from insitu.exchange import handshake
+from insitu.exchange.rendezvous import parse_address
 from insitu.parameters import checkpoints, snapshots
 from insitu.parameters.connection import Connection, Ended
-from insitu.parameters.greeting import Greeting, address_of, card, check_card
+from insitu.parameters.greeting import Greeting, card, check_card
 from insitu.parameters.holdings import Holdings, MakeUpdater
 from insitu.parameters.mirroring import Mirrors
 from insitu.parameters.modes import Mode, Rules
@@ -304,7 +305,7 @@ class ParameterServer:
 
 
 def _listen(address: str) -> socket.socket:
-    host, port = address_of(address)
+    host, port = parse_address(address, lowest=0)
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=128)
