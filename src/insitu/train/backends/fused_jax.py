@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import jax
 import keras
 import numpy as np
 
 from insitu.train.backends import Logs
-from insitu.train.backends.jax import kept_apart, refuse_distribution, unpack_step
+from insitu.train.backends.jax import compiled_for, kept_apart, refuse_distribution, unpack_step
 from insitu.train.leaves import leaves_of
 
 
@@ -29,15 +28,9 @@ class FusedJax:
         self._tested = (trainable, others, metrics)
         self._predicting = (trainable, others)
         # The old state is given away, as in Keras' own step, so that XLA updates it in place.
-        self._train = self._compile(self._trace_train, donate_argnums=0)
-        self._test = self._compile(self._trace_test, donate_argnums=0)
-        self._predict = self._compile(self._trace_predict)
-
-    def _compile(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        if self._model.run_eagerly or not self._model.jit_compile:
-            return function
-        compiled: Callable[..., Any] = jax.jit(function, **options)
-        return compiled
+        self._train = compiled_for(model, self._trace_train, donate_argnums=0)
+        self._test = compiled_for(model, self._trace_test, donate_argnums=0)
+        self._predict = compiled_for(model, self._trace_predict)
 
     def train(self, data: Any) -> Logs:
         logs, state = self._train(kept_apart(_values(self._trained)), _leaves(data))

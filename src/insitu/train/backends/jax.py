@@ -58,10 +58,7 @@ class JaxReplica(BaseReplica):
         self._predict = self._compile(self._trace_predict)
 
     def _compile(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        if self._model.run_eagerly or not self._model.jit_compile:
-            return function
-        compiled: Callable[..., Any] = jax.jit(function, **options)
-        return compiled
+        return compiled_for(self._model, function, **options)
 
     def _values(self) -> Functional:
         trainable, others, optimizer, metrics = ([v.value for v in group] for group in self._variables)
@@ -327,6 +324,14 @@ def keep_state_attached(model: Any) -> None:
         return original(model, **wanted)
 
     model._get_jax_state = get_jax_state
+
+
+def compiled_for(model: Any, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """`function` as `jax.jit` compiles it with `options`, or as it is where `model` is run as it is."""
+    if model.run_eagerly or not model.jit_compile:
+        return function
+    compiled: Callable[..., Any] = jax.jit(function, **options)
+    return compiled
 
 
 def kept_apart(given: Functional, *others: Sequence[Any]) -> Functional:

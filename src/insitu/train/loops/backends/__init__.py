@@ -3,7 +3,11 @@ step returns."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from insitu.train.backends import Replica
 from insitu.train.loops.program import StepModel
@@ -13,6 +17,28 @@ class LoopReplica(Replica, Protocol):
     """`outputs[shard]` are the tensors that the step returned for that shard."""
 
     outputs: dict[int, list[Any]]
+
+
+class OneCompiledGradient:
+    """For replicas whose gradient is one compiled function, which then returns the step's outputs, too: they
+    are taken off by `_keep_outputs`, before the replica sees the rest."""
+
+    _gradient: Callable[..., Any]
+
+    def __init__(self, model: StepModel, example: list[Any]) -> None:
+        super().__init__(model, example)  # type: ignore[call-arg]
+        self._without_gradient = model.without_gradient
+        self.outputs: dict[int, list[Any]] = {}
+        self._shard = 0
+        self._compiled: Callable[..., Any] = self._gradient
+        self._gradient = self._keep_outputs
+
+    def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
+        self._shard = shard
+        super().gradient(shard, data, floats, record)  # type: ignore[misc]
+
+    def _keep_outputs(self, *arguments: Any) -> Any:
+        raise NotImplementedError
 
 
 def learn(model: StepModel, example: list[Any]) -> None:
@@ -35,4 +61,4 @@ def _backend() -> Any:
     return importlib.import_module(f"insitu.train.loops.backends.{keras.backend.backend()}")
 
 
-__all__ = ["LoopReplica", "learn", "make_loop_replica"]
+__all__ = ["LoopReplica", "OneCompiledGradient", "learn", "make_loop_replica"]

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from insitu.train.backends.tensorflow import TensorFlowReplica
+from insitu.train.loops.backends import OneCompiledGradient
 from insitu.train.loops.program import StepModel
 
 
@@ -23,20 +23,8 @@ def learn(model: StepModel, example: list[Any]) -> None:
     tf.function(tf.autograph.experimental.do_not_convert(trace)).get_concrete_function(*specs)
 
 
-class LoopReplica(TensorFlowReplica):
+class LoopReplica(OneCompiledGradient, TensorFlowReplica):
     """See `insitu.train.loops.backends.LoopReplica`."""
-
-    def __init__(self, model: StepModel, example: list[Any]) -> None:
-        super().__init__(model, example)
-        self._without_gradient = model.without_gradient
-        self.outputs: dict[int, list[Any]] = {}
-        self._shard = 0
-        self._compiled = self._gradient
-        self._gradient = self._keep_outputs
-
-    def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
-        self._shard = shard
-        super().gradient(shard, data, floats, record)
 
     def _keep_outputs(self, *tensors: Any) -> Sequence[Any]:
         results = self._compiled(*tensors)
