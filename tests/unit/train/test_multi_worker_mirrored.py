@@ -309,7 +309,7 @@ def test_what_cannot_be_combined_over_shards_is_refused(rows, strategy_over):
 def test_a_batch_too_small_and_data_that_cannot_start_again(rows, strategy_over):
     with strategy_over(4).scope():
         model = image_model()
-    with pytest.raises(InputError, match="batch_size=3"):
+    with pytest.raises(InputError, match="a batch of 3"):
         fit(model, rows, batch_size=3)
     with pytest.raises(InputError, match="generator"):
         model.fit((pair for pair in [rows]), verbose=0)
