@@ -169,6 +169,7 @@ def test_an_interrupt_leaves_nothing(paths: Paths, source: str) -> None:
 import os, signal, sys
 from insitu.grid import import_cache
 from insitu.paths import Paths
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs behind it without
 def interrupt(rows, done, total):
     os.kill(os.getpid(), signal.SIGINT)
 import_cache(Paths.default(), "a", sys.argv[1:], progress=interrupt)
