@@ -16,6 +16,7 @@ BENCHMARKS = {
     "compression": "Compression",
     "training": "Training",
     "strategies": "Strategies",
+    "communication": "Ring beside XLA",
     "read_speed": "Reading",
     "import_speed": "Import",
     "start_speed": "Start",

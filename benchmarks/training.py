@@ -50,7 +50,11 @@ def addresses(count: int) -> list[str]:
     return [f"127.0.0.1:{port}" for port in ports]
 
 
-def contender(script: str, processes: int, module: str, backend: str, model: str) -> Callable[[], float]:
+def contender(
+    script: str, processes: int, module: str, backend: str, model: str, *more: str
+) -> Callable[[], float]:
+    """Runs `script MODEL MORE...` once in each of `processes` processes; the rows per second of them all."""
+
     def run() -> float:
         for needed in (module, backend):
             if importlib.util.find_spec(needed) is None:
@@ -71,13 +75,18 @@ def contender(script: str, processes: int, module: str, backend: str, model: str
                 "TF_CPP_MIN_LOG_LEVEL": "3",
                 "KERAS_BACKEND": backend,
             }
-            command = [sys.executable, str(PEERS / script), model]
+            command = [sys.executable, str(PEERS / script), model, *more]
             started.append(
                 subprocess.Popen(
                     command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
                 )
             )
-        outputs = [process.communicate(timeout=PATIENCE)[0] for process in started]
+        try:
+            outputs = [process.communicate(timeout=PATIENCE)[0] for process in started]
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
         found = re.search(r"RATE ([\d.]+)", outputs[0])
         if found is None:
             raise SystemExit(f"{script} failed:\n{outputs[0][-3000:]}")

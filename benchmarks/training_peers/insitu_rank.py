@@ -1,4 +1,7 @@
-"""insitu on one core of each process: `MultiWorkerMirroredStrategy` with Keras 3 on a backend."""
+"""insitu on one core of each process: `MultiWorkerMirroredStrategy` with Keras 3 on a backend.
+
+python insitu_rank.py MODEL [COMMUNICATION]
+"""
 
 import os
 import sys
@@ -13,7 +16,7 @@ import keras  # noqa: E402
 import insitu  # noqa: E402
 
 kind = sys.argv[1]
-strategy = insitu.MultiWorkerMirroredStrategy()
+strategy = insitu.MultiWorkerMirroredStrategy(sys.argv[2] if len(sys.argv) > 2 else "auto")
 with strategy.scope():
     model = models.keras_model(keras, kind)
 x, y = models.data(kind, size)

@@ -1,4 +1,4 @@
-"""The two models of the training benchmark, in each library, with the same shapes, optimizer and batches.
+"""The models of the training benchmarks, in each library, with the same shapes, optimizer and batches.
 
 Every contender's process prints one line, `RATE rows-per-second`, for all processes together.
 """
@@ -13,7 +13,8 @@ import numpy as np
 
 ROWS = 64
 """Rows of a step for each process."""
-STEPS = {"cnn": 60, "mlp": 12}
+STEPS = {"tiny": 400, "cnn": 60, "mlp": 12}
+FEATURES = {"tiny": (8,), "cnn": (28, 28, 1), "mlp": (784,)}
 LEARNING_RATE = 0.01
 
 
@@ -30,14 +31,15 @@ def data(model: str, size: int) -> tuple[Any, Any]:
     """Global batches for one epoch, the same in each process."""
     rng = np.random.default_rng(0)
     rows = ROWS * size * STEPS[model]
-    shape = (rows, 28, 28, 1) if model == "cnn" else (rows, 784)
-    return rng.random(shape, dtype=np.float32), rng.integers(0, 10, rows)
+    return rng.random((rows, *FEATURES[model]), dtype=np.float32), rng.integers(0, 10, rows)
 
 
 def keras_model(keras: Any, model: str) -> Any:
-    """`keras` is Keras 3 or tf_keras. 225,034 and 19,643,370 parameters."""
+    """`keras` is Keras 3 or tf_keras. 314 (tiny), 225,034 (cnn) and 19,643,370 (mlp) parameters."""
     layers = keras.layers
-    if model == "cnn":
+    if model == "tiny":
+        stack = [keras.Input((8,)), layers.Dense(16, activation="relu"), layers.Dense(10)]
+    elif model == "cnn":
         stack = [
             keras.Input((28, 28, 1)),
             layers.Conv2D(32, 3, activation="relu"),

@@ -61,6 +61,11 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._writer: BackgroundWriter | None = None
         self._memory_writer: BackgroundWriter | None = None
 
+    @property
+    def hears_batches(self) -> bool:
+        """Whether it does anything between the batches of an epoch."""
+        return self._save_freq != "epoch"
+
     def on_train_begin(self, logs: Any = None) -> None:
         binding = self._binding()
         directory = self._directory or binding.membership.context.checkpoint_dir

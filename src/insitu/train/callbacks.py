@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
+from keras.src.utils import is_default
 
 from insitu.train.adapter import FeedAdapter
 from insitu.train.plain import copied, pack, plain_part
@@ -32,6 +33,10 @@ header."""
 _COMPARES = "monitor_op"
 """The function by which callbacks compare what they monitor. In a memory it says only that it was chosen."""
 _SMALL_BYTES = 1 << 20
+
+_BATCH_EVENTS = ("on_train_batch_begin", "on_train_batch_end", "on_test_batch_begin", "on_test_batch_end")
+_OLD_NAMES = {"on_train_batch_begin": "on_batch_begin", "on_train_batch_end": "on_batch_end"}
+"""What Keras calls where a callback doesn't have the event itself."""
 
 
 def own_callbacks(callbacks: Any, is_chief: bool) -> list[Any]:
@@ -172,11 +177,24 @@ def _write(callback: Any, memory: dict[str, Any]) -> None:
     vars(callback).update({name: value for name, value in memory.items() if name != _COMPARES})
 
 
+def _hears(callback: Any, event: str) -> bool:
+    """Whether a callback does something at an event of batches."""
+    if not getattr(callback, "hears_batches", True):
+        return False
+    if type(callback) is keras.callbacks.ProgbarLogger and callback.verbose != 1:
+        return False  # it would count them; its list tells it the number
+    names = (event, _OLD_NAMES.get(event, event))
+    return not all(is_default(getattr(callback, name, None)) for name in names)
+
+
 class EpochCallbacks(keras.callbacks.CallbackList):
     """Keras' list of callbacks, which here also says where each epoch begins.
 
     After a restart an epoch begins in its middle: its first steps are skipped, and no callback hears of them,
     so that step numbers, progress bars and schedules go on where they were.
+
+    Where no callback does anything at the end of a batch, nobody is called then: a call in Keras' way, by a
+    thread, with the logs as Python's numbers, takes as long as the step of a small model.
     """
 
     def __init__(
@@ -185,6 +203,8 @@ class EpochCallbacks(keras.callbacks.CallbackList):
         self._binding = binding
         self._adapter = adapter
         self._skip = 0
+        self._batches = 0
+        self._heard = frozenset(_BATCH_EVENTS)
         self.due: list[Callable[[], None]] = []
         """What to do once all callbacks have heard of the present event."""
         own = own_callbacks(given, is_chief)
@@ -211,24 +231,29 @@ class EpochCallbacks(keras.callbacks.CallbackList):
         self._binding.remember(epoch, begun=False)
         super().on_epoch_begin(epoch, logs)
         self._binding.remember(epoch, begun=True)
+        # Now, since a callback may have made its methods at the epoch's beginning.
+        self._heard = frozenset(e for e in _BATCH_EVENTS if any(_hears(c, e) for c in self.callbacks))
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if batch >= self._skip:
+        if "on_train_batch_begin" in self._heard and batch >= self._skip:
             super().on_train_batch_begin(batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._batches = batch + 1
         if batch >= self._skip:
-            super().on_train_batch_end(batch, logs)
-            self._do_what_is_due()
+            if "on_train_batch_end" in self._heard:
+                super().on_train_batch_end(batch, logs)
+            if self.due:
+                self._do_what_is_due()
         elif batch == self._skip - 1:
             self._binding.end_of_skipped()
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if batch >= self._binding.tests_to_skip:
+        if "on_test_batch_begin" in self._heard and batch >= self._binding.tests_to_skip:
             super().on_test_batch_begin(batch, logs)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        if batch >= self._binding.tests_to_skip:
+        if "on_test_batch_end" in self._heard and batch >= self._binding.tests_to_skip:
             super().on_test_batch_end(batch, logs)
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -238,6 +263,8 @@ class EpochCallbacks(keras.callbacks.CallbackList):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._binding.position = (epoch + 1, 0)
+        if self._progbar is not None:
+            self._progbar.seen = self._batches
         super().on_epoch_end(epoch, logs)
         self._binding.end_epoch(epoch)
         self._do_what_is_due()

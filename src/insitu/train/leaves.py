@@ -30,4 +30,10 @@ def number_of_rows(data: Any) -> int:
 
 
 def _is_flat(data: Any) -> bool:
-    return type(data) is tuple and bool(data) and all(type(leaf) is np.ndarray for leaf in data)
+    if type(data) is not tuple or not data:
+        return False
+    # A generator for all() would take three times as long.
+    for leaf in data:  # noqa: SIM110
+        if type(leaf) is not np.ndarray:
+            return False
+    return True

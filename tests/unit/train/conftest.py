@@ -7,7 +7,7 @@ from collections.abc import Callable
 import keras
 import numpy as np
 import pytest
-from models import in_shards
+from models import image_rows, in_shards
 
 from insitu.train import MultiWorkerMirroredStrategy
 
@@ -20,10 +20,7 @@ def seeded() -> None:
 
 @pytest.fixture
 def rows() -> tuple[np.ndarray, np.ndarray]:
-    """203 small images of two classes: not divisible by a batch, nor by two shards."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(203, 8, 8, 1)).astype("float32")
-    return x, (x.mean((1, 2, 3)) > 0).astype("int64")
+    return image_rows()
 
 
 @pytest.fixture

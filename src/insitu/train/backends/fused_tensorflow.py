@@ -65,4 +65,4 @@ class FusedTensorFlow:
 
 
 def _tensors(data: Any) -> list[Any]:
-    return [tf.convert_to_tensor(leaf) for leaf in leaves_of(data)]
+    return [tf.constant(leaf) for leaf in leaves_of(data)]

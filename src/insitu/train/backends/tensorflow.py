@@ -28,6 +28,7 @@ class TensorFlowReplica(BaseReplica):
             getattr(v, "overwrite_with_gradient", False) for v in self._state.trainable
         )
         self._applied = False
+        self._shard_numbers: dict[int, Any] = {}
         batch = [batch_spec(leaf) for leaf in leaves_of(data)]
         shard = tf.TensorSpec((), tf.int64)
         floats = [tf.TensorSpec((p.stop - p.start,), self.floats_dtype.name) for p in self._all_pieces]
@@ -60,7 +61,9 @@ class TensorFlowReplica(BaseReplica):
     # What crosses the border
 
     def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
-        outputs = self._gradient(tf.constant(shard, tf.int64), *self._tensors(data))
+        if shard not in self._shard_numbers:
+            self._shard_numbers[shard] = tf.constant(shard, tf.int64)
+        outputs = self._gradient(self._shard_numbers[shard], *self._tensors(data))
         for piece, tensor in zip(self._all_pieces, outputs[1:], strict=True):
             np.copyto(floats[piece.start : piece.stop], _view(tensor))
         np.copyto(record, _view(outputs[0]))
@@ -166,7 +169,7 @@ class TensorFlowReplica(BaseReplica):
     # Parts of it
 
     def _tensors(self, data: Any) -> list[Any]:
-        return [tf.convert_to_tensor(leaf) for leaf in leaves_of(data)]
+        return [tf.constant(leaf) for leaf in leaves_of(data)]
 
     def _read_record(self, layout: RecordLayout, rows: Any, extra: list[Any]) -> Any:
         parts = [tf.reshape(tf.cast(rows, tf.float64), (1,))]
@@ -220,7 +223,7 @@ class TensorFlowReplica(BaseReplica):
 
 
 class CompiledCall:
-    """A tf.function of one signature, called by its operation.
+    """A tf.function of one signature, called by its operation with tensors or NumPy arrays.
 
     A call through `tf.function` checks and sorts its arguments in Python each time, which for a small model
     takes longer than the step. The operation that it ends in takes the same tensors at once; but it takes
@@ -240,14 +243,25 @@ class CompiledCall:
         outputs = tf.raw_ops.StatefulPartitionedCall(
             args=[*tensors, *self._captured], Tout=self._dtypes, f=self._concrete
         )
-        return tf.nest.pack_sequence_as(self._structure, outputs)
+        return self._pack(outputs)
 
     def _trace(self) -> None:
         self._concrete = self._function.get_concrete_function()
         self._captured = self._concrete.captured_inputs
         self._spread = len({tensor.device for tensor in self._captured}) > 1
         self._dtypes = [tensor.dtype for tensor in self._concrete.outputs]
-        self._structure = self._concrete.structured_outputs
+        self._pack = _packing(self._concrete.structured_outputs, len(self._dtypes))
+
+
+def _packing(structure: Any, count: int) -> Callable[[Any], Any]:
+    """What puts `count` outputs into `structure`. Lists and dicts of tensors, as most are, are spared
+    the walk through it."""
+    places = tf.nest.pack_sequence_as(structure, list(range(count)))
+    if type(places) is list and places == list(range(count)):
+        return list
+    if type(places) is dict and all(type(place) is int for place in places.values()):
+        return lambda outputs: {name: outputs[place] for name, place in places.items()}
+    return lambda outputs: tf.nest.pack_sequence_as(structure, outputs)
 
 
 @contextmanager

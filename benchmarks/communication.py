@@ -1,0 +1,49 @@
+"""What `communication="auto"` chooses by: insitu's exchange (ring) beside XLA's collectives, on JAX.
+
+  ring              MultiWorkerMirroredStrategy("ring"): two compiled functions, the exchange between them
+  xla               MultiWorkerMirroredStrategy("xla"): one program over a mesh of both processes, gloo
+  JAX + gloo, bare  a loop of JAX alone over such a mesh
+
+Two processes, one core each, on the CPU: rows per second of both. Three models: a tiny dense one, where the
+cost of each step shows, a convolutional one of 225,034 parameters, and a dense one of 19,643,370, where what
+has to be moved shows. SGD with momentum, 64 rows a step for each process.
+
+Between CPUs "auto" takes ring; where JAX has accelerators it takes xla, whose collectives then move what lies
+on them without a copy through the host. This benchmark can tell of the first only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import common
+from training import contender
+
+MODELS = ("tiny", "cnn", "mlp")
+CONTENDERS = {
+    "ring": ("insitu_rank.py", "insitu", ("ring",)),
+    "xla": ("insitu_rank.py", "insitu", ("xla",)),
+    "JAX + gloo, bare": ("jax_rank.py", "jax", ()),
+}
+
+
+def main() -> None:
+    options = common.parser(__doc__ or "").parse_args()
+    rounds = options.rounds or (1 if options.quick else 3)
+    machine = common.machine()
+    print(common.machine_line(machine))
+    figures: dict[str, Any] = {}
+    for model in MODELS[: 1 if options.quick else None]:
+        common.say(f"{model}:")
+        contenders = {
+            name: contender(script, 2, module, "jax", model, *more)
+            for name, (script, module, more) in CONTENDERS.items()
+        }
+        results = common.alternate(contenders, "rows/s", rounds)
+        print(f"\n{model}\n\n{common.results_table(results, 'ring', form='{:,.0f}'.format)}")
+        figures[model] = common.results_json(results)
+    common.save_json(options.json, "communication", machine, models=figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Who hears of a batch: those that do something then, and nobody where nobody does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import insitu
+
+tf = pytest.importorskip("tensorflow")
+
+X, Y = np.ones((10, 3), "float32"), np.ones((10, 1), "float32")
+
+
+def model_in_scope() -> Any:
+    with insitu.OneDeviceStrategy().scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    return model
+
+
+def fit(model: Any, *callbacks: Any, x: Any = X, y: Any = Y, verbose: int = 0) -> Any:
+    batch_size = None if y is None else 2
+    options = {"batch_size": batch_size, "epochs": 2, "shuffle": False, "verbose": verbose}
+    return model.fit(x, y, validation_data=(X, Y), callbacks=list(callbacks), **options)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Calls of Keras' own list about batches."""
+    made: list[str] = []
+    for event in ("train_batch_begin", "train_batch_end", "test_batch_begin", "test_batch_end"):
+        original = getattr(keras.callbacks.CallbackList, f"on_{event}")
+
+        def noted(self: Any, batch: int, logs: Any = None, event: str = event, call: Any = original) -> None:
+            made.append(event)
+            call(self, batch, logs)
+
+        monkeypatch.setattr(keras.callbacks.CallbackList, f"on_{event}", noted)
+    return made
+
+
+class OfEpochs(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        pass
+
+
+class OldName(keras.callbacks.Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[tuple[int, Any]] = []
+
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.heard.append((batch, logs))
+
+
+class MadeLate(OfEpochs):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[int] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.on_train_batch_begin = lambda batch, logs=None: self.heard.append(batch)
+
+
+def test_nobody_is_called_where_nobody_does_anything(calls: list[str], tmp_path: Any):
+    fit(model_in_scope(), OfEpochs(), keras.callbacks.EarlyStopping(), insitu.BackupAndRestore(tmp_path))
+    assert calls == []
+
+
+def test_who_does_something_is_called_with_numbers(calls: list[str]):
+    old, late, tests = OldName(), MadeLate(), []
+    tested = keras.callbacks.LambdaCallback()
+    tested.on_test_batch_end = lambda batch, logs=None: tests.append(batch)
+    fit(model_in_scope(), old, late, tested)
+    assert [batch for batch, _ in old.heard] == [0, 1, 2, 3, 4] * 2
+    assert all(type(logs["loss"]) is float for _, logs in old.heard)
+    assert late.heard == tests == [0, 1, 2, 3, 4] * 2
+    assert "test_batch_begin" not in calls
+
+
+def test_a_line_for_an_epoch_counts_steps_of_data_without_length(capsys: pytest.CaptureFixture[str]):
+    batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(2).filter(lambda x, y: True)
+    with pytest.warns(UserWarning, match="ran out of data"):
+        fit(model_in_scope(), x=batches, y=None, verbose=2)
+    assert capsys.readouterr().out.count("5/5 -") == 2
