@@ -5,6 +5,7 @@ Contenders, in turn, each for a one-layer model and for one of 20 million parame
   insitu, no standby  `insitu start --standby 0`: the place is taken by a new process
   torchrun            torch.distributed.run --max-restarts, DistributedDataParallel over gloo: all workers are
                       started again; the script has no checkpoint, so it starts its data over
+  Ray Train v2        TorchTrainer with FailureConfig, the same model and script: likewise
 
 Keras 3 on the backend of KERAS_BACKEND (TensorFlow if unset), one thread per worker.
 """
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from insitu.progress import read_progress
 
 MODELS = {"one layer": [], "20 M": [4096, 3968]}
 """Units of the hidden layers between 784 inputs and 10 outputs."""
+PEERS = Path(__file__).parent / "recovery_peers"
 PATIENCE = 90.0
 """Seconds for each wait; a contender that needs longer is named as missing, and the rest goes on."""
 STEPS_BEFORE = 5
@@ -52,26 +55,6 @@ with strategy.scope():
     model = keras.Sequential([keras.Input((784,)), *hidden, keras.layers.Dense(10)])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 model.fit(train, epochs=100000, verbose=0)
-"""
-
-TORCH = """
-import json, os, sys, time
-import torch, torch.distributed as dist
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-sizes = [784, *json.loads(sys.argv[1]), 10]
-parts = []
-for before, after in zip(sizes, sizes[1:]):
-    parts += [torch.nn.Linear(before, after), torch.nn.ReLU()]
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*parts[:-1]))
-optimizer = torch.optim.SGD(model.parameters(), 0.01)
-x, y = torch.zeros(32, 784), torch.zeros(32, dtype=torch.int64)
-told = open(os.path.join(sys.argv[2], f"{dist.get_rank()}-{os.getpid()}"), "w")
-while True:
-    optimizer.zero_grad()
-    torch.nn.functional.cross_entropy(model(x), y).backward()
-    optimizer.step()
-    print(time.time(), file=told, flush=True)
 """
 
 
@@ -93,7 +76,6 @@ class Bench:
         self.job = root / "job"
         self.job.mkdir()
         (self.job / "train.py").write_text(SCRIPT)
-        (root / "torch_train.py").write_text(TORCH)
         rows = np.random.default_rng(0).random((2048, 784), dtype=np.float32)
         np.savez(root / "rows.npz", x=rows, label=np.arange(2048) % 10)
         import_cache(self.paths, "recovery/rows", [str(root / "rows.npz")])
@@ -140,29 +122,41 @@ class Bench:
         return done[0] if done else None
 
     def torchrun(self, model: str) -> float:
+        options = ["--nproc-per-node=2", "--max-restarts=3", "--monitor-interval=0.1"]
+        options += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+        return self._torch(model, ["-m", "torch.distributed.run", *options, str(PEERS / "torchrun_rank.py")])
+
+    def ray_train(self, model: str) -> float:
+        if find_spec("ray") is None:
+            raise common.Unavailable("Ray is not installed: pip install -r benchmarks/requirements.txt")
+        return self._torch(model, [str(PEERS / "ray_train.py")])
+
+    def _torch(self, model: str, launch: list[str]) -> float:
         marks = Path(tempfile.mkdtemp(dir=self.root))
-        with self._torchrun(model, marks):
-            first = wait_for("torch's first steps", lambda: self._all_at(marks, STEPS_BEFORE))
+        with self._running([sys.executable, *launch, json.dumps(MODELS[model]), str(marks)]):
+            first = wait_for("the peer's first steps", lambda: self._all_at(marks, STEPS_BEFORE))
             killed = time.time()
             os.kill(first[1], signal.SIGKILL)
-            wait_for("torch's recovery", lambda: self._all_at(marks, 1, besides=set(first.values())), 0.02)
+            wait_for("the peer's recovery", lambda: self._all_at(marks, 1, besides=set(first.values())), 0.02)
             begun = [path for path in marks.iterdir() if int(path.name.split("-")[1]) not in first.values()]
             return max(float(path.read_text().split()[0]) for path in begun) - killed
 
     @contextmanager
-    def _torchrun(self, model: str, marks: Path) -> Iterator[None]:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=3"]
-        launcher += ["--monitor-interval=0.1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-        command = [*launcher, str(self.root / "torch_train.py"), json.dumps(MODELS[model]), str(marks)]
-        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
+    def _running(self, command: list[str]) -> Iterator[None]:
+        """The peer, which is ended at once with all that it has started: asked to, it would take its time."""
+        environment = {**os.environ, "RAY_TMPDIR": str(self.root)}
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         try:
             yield
         finally:
-            # Asked to end it would first give its workers half a minute.
-            for child in [process, *psutil.Process(process.pid).children(recursive=True)]:
+            started = psutil.Process(process.pid).children(recursive=True)
+            for child in [process, *started]:
                 with suppress(psutil.NoSuchProcess, ProcessLookupError):
                     child.kill()
             process.wait()
+            psutil.wait_procs(started, timeout=10)
 
     @staticmethod
     def _all_at(marks: Path, steps: int, besides: set[int] | None = None) -> dict[int, int]:
@@ -187,6 +181,7 @@ def main() -> None:
                 "insitu, standby": partial(bench.insitu, model, 1),
                 "insitu, no standby": partial(bench.insitu, model, 0),
                 "torchrun": partial(bench.torchrun, model),
+                "Ray Train v2": partial(bench.ray_train, model),
             }
             results = common.alternate(contenders, "s to the next step of all", rounds)
             shown = common.results_table(

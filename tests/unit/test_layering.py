@@ -26,6 +26,7 @@ GROUND = {
     "roster",
     "config",
     "warmth",
+    "loading",
     "ports",
     "tether",
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from insitu.cluster import Injected, Request
     from insitu.paths import JobPaths
 
+CHAOS_ENV = "INSITU_CHAOS"
 CHAOS_HELP = """
 A development tool: runs a job twice, undisturbed and with faults, and compares how they end.
 
@@ -26,8 +29,13 @@ for good: found by the stall timeout), `delay` (SIGSTOP for half a second), `dro
 `half-open` (nothing reaches it by them any more), `disk` (full for half a second, for the task or for all and
 the controller), `scale` (a worker fewer; from one, all again), `controller` (SIGKILL), `checkpoint` (a bit of
 the newest one is flipped), `node` (its store is deleted and its tasks are killed; the cache needs backups).
-`drop` and `half-open` need the right to trace the task. A fault that can't be injected is told as such. Exits
-with 1 unless all of it holds: the job finished, equal results, a clean ledger, nothing left over.
+`drop` and `half-open` need the right to trace the task. Drawn faults come up to 6 steps after the recovery
+from the last one, or at once, in the midst of it; a KIND that --kinds names twice is drawn twice as often. A
+fault that can't be injected is told as such. Exits with 1 unless all of it holds: the job finished, equal
+results, a clean ledger, nothing left over.
+
+In the disturbed run INSITU_CHAOS names a file that is there until the last fault has been injected: a script
+may slow its steps down meanwhile, so that more of them are hit.
 
 Examples:
 
@@ -83,9 +91,11 @@ def chaos(
     try:
         tell(f"undisturbed: {calm.root.name}")
         wait_until_over(calm, patience)
-        job = paths.job(submit(paths, request))
-        tell(f"disturbed:   {job.root.name}")
-        done = Disturber(paths, job, patience).run(planned, _tell)
+        with tempfile.NamedTemporaryFile(prefix="insitu-chaos-") as mark:
+            os.environ[CHAOS_ENV] = mark.name
+            job = paths.job(submit(paths, request))
+            tell(f"disturbed:   {job.root.name}")
+            done = Disturber(paths, job, patience).run(planned, _tell)
         code = wait_until_over(job, patience)
     finally:
         # Asked twice, it kills at once: nothing goes on when this is interrupted or has waited for too long.

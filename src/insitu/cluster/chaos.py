@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from insitu.cluster.job_state import ENDED, JobState, Steps
+from insitu.cluster.job_state import ENDED, JobState, Steps, TaskState
 from insitu.cluster.journal import Journal
 from insitu.cluster.lock import holder, is_locked, signal_holder
 from insitu.cluster.records import read_placement, read_spec
@@ -36,18 +36,23 @@ ALWAYS: tuple[Kind, ...] = ("kill", "kill", "stop", "delay", "controller", "chec
 WITHOUT_TASK: tuple[Kind, ...] = ("controller", "checkpoint", "disk", "scale")
 DELAY = 0.5
 """Seconds for which `delay` suspends a task, and for which the disk is full."""
-_PAUSE = 0.005
+_PAUSE = 0.01
 _FAULT = re.compile(r"(?P<kind>[a-z-]+)(?:[ ](?P<task>[a-z]+:\d+))?(?:[ ](?P<epoch>\d+)\.(?P<step>\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One disturbance. It comes once the job is at `at` (epoch, step), or `steps` after the last one."""
+    """One disturbance. It comes once the job is at `at` (epoch, step), or `steps` after the last one and once
+    all have recovered from that; with 0 steps at once.
+
+    `anyone`: another task is hit where `task` doesn't train.
+    """
 
     kind: Kind
     task: TaskId | None = None
     at: Steps | None = None
-    steps: int = 0
+    steps: int = 1
+    anyone: bool = False
 
     def __str__(self) -> str:
         task = f" {self.task}" if self.task else ""
@@ -85,7 +90,7 @@ def draw_faults(seed: int, count: int, workers: int, kinds: Sequence[Kind] = ALW
         kind = chooser.choice(list(kinds))
         worker = TaskId("worker", chooser.randrange(workers))
         task = None if kind in WITHOUT_TASK else worker
-        faults.append(Fault(kind, task, steps=chooser.randint(1, 6)))
+        faults.append(Fault(kind, task, steps=chooser.randint(0, 6), anyone=True))
     return faults
 
 
@@ -109,8 +114,8 @@ class Disturber:
         self._paths = paths
         self._job = job
         self._patience = patience
+        self._journal = Journal(job.journal)
         self._begun = (-1, -1)
-        self._suspended: list[tuple[int, float]] = []
 
     def run(self, faults: Sequence[Fault], tell: Callable[[Injected], None]) -> list[Injected]:
         """Ends with the last fault or with the job."""
@@ -129,7 +134,7 @@ class Disturber:
         return done
 
     def _state(self) -> JobState:
-        return Journal(self._job.journal).state()
+        return self._journal.state()
 
     def _await(self, fault: Fault) -> Steps | None:
         """Where the job is when the fault is due; None once it has ended or nothing moves any more."""
@@ -143,11 +148,11 @@ class Disturber:
             records = {t.task: read_progress(self._job.progress(t.task)) for t in state.members}
             here = furthest(records)
             trained = [r for r in records.values() if r is not None and r.step >= 0]
-            there = fault.task is None or any(t.task == fault.task and t.alive for t in state.members)
-            whole = there and len(trained) == len(records) > 0
+            there = fault.task is None or self._victim(fault, state) is not None
+            whole = len(trained) == len(records) > 0 or fault.steps == 0
             if here is not None and here > before:
                 moves, before = moves + 1, here
-            if here is not None and whole and self._is_due(fault, here, moves):
+            if here is not None and there and whole and self._is_due(fault, here, moves):
                 return here
             time.sleep(_PAUSE)
         return None
@@ -155,7 +160,7 @@ class Disturber:
     def _is_due(self, fault: Fault, here: Steps, moves: int) -> bool:
         if fault.at is not None:
             return here >= fault.at
-        return moves >= max(1, fault.steps)
+        return moves >= fault.steps
 
     def _inject(self, fault: Fault) -> str:
         """Returns what was hit. Raises ClusterError, OSError."""
@@ -165,11 +170,12 @@ class Disturber:
             case "stop":
                 return self._signal(fault, signal.SIGSTOP)
             case "delay":
-                hit = self._signal(fault, signal.SIGSTOP)
+                victim = self._hit(fault)
+                os.kill(victim.pid, signal.SIGSTOP)
                 time.sleep(DELAY)
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._pid(fault), signal.SIGCONT)
-                return hit
+                    os.kill(victim.pid, signal.SIGCONT)
+                return _named(victim)
             case "controller":
                 if not signal_holder(self._job.controller, signal.SIGKILL):
                     raise ClusterError("no controller runs")
@@ -179,25 +185,35 @@ class Disturber:
             case "node":
                 return self._lose_node(fault)
             case "drop":
-                return f"{drop_connections(self._pid(fault))} connections of process {self._pid(fault)}"
+                victim = self._hit(fault)
+                return f"{drop_connections(victim.pid)} connections of {_named(victim)}"
             case "half-open":
-                return f"{deafen_connections(self._pid(fault))} connections of process {self._pid(fault)}"
+                victim = self._hit(fault)
+                return f"{deafen_connections(victim.pid)} connections of {_named(victim)}"
             case "scale":
                 return self._scale()
             case "disk":
                 return self._fill_disk(fault)
 
-    def _pid(self, fault: Fault) -> int:
-        state = self._state()
-        task = next((t for t in state.members if t.task == fault.task or fault.task is None), None)
-        if task is None or not task.alive or not task.pid:
+    @staticmethod
+    def _victim(fault: Fault, state: JobState) -> TaskState | None:
+        """The task that the fault hits, if it runs."""
+        alive = [t for t in state.members if t.alive and t.pid]
+        named = next((t for t in alive if t.task == fault.task), None)
+        if named is None and fault.anyone and fault.task is not None and alive:
+            return alive[fault.task.index % len(alive)]
+        return named
+
+    def _hit(self, fault: Fault) -> TaskState:
+        victim = self._victim(fault, self._state())
+        if victim is None:
             raise ClusterError(f"{fault.task} doesn't run just now")
-        return task.pid
+        return victim
 
     def _signal(self, fault: Fault, number: int) -> str:
-        pid = self._pid(fault)
-        os.kill(pid, number)
-        return f"process {pid}"
+        victim = self._hit(fault)
+        os.kill(victim.pid, number)
+        return _named(victim)
 
     def _corrupt_checkpoint(self) -> str:
         """Flips one bit in the middle of the newest checkpoint's largest file."""
@@ -215,7 +231,7 @@ class Disturber:
     def _lose_node(self, fault: Fault) -> str:
         """The store of the task's node is deleted and all of the job's tasks there are killed."""
         state = self._state()
-        node = state.task(fault.task).node if fault.task else state.members[0].node
+        node = self._hit(fault).node if fault.task else state.members[0].node
         _, cache = read_placement(self._job)
         alone = [p.index for p in cache.partitions if p.owners == (node,)]
         if node is None or alone:
@@ -234,12 +250,16 @@ class Disturber:
 
     def _fill_disk(self, fault: Fault) -> str:
         """Of the task, or of all tasks and of the controller. What they start meanwhile has room."""
-        pids = [self._pid(fault)] if fault.task else [t.pid for t in self._state().alive if t.pid]
+        pids = [self._hit(fault).pid] if fault.task else [t.pid for t in self._state().alive if t.pid]
         if not fault.task and (controller := holder(self._job.controller)):
             pids.append(controller)
         with full_disk(pids):
             time.sleep(DELAY)
         return f"{len(pids)} processes"
+
+
+def _named(victim: TaskState) -> str:
+    return f"{victim.task}, process {victim.pid}"
 
 
 def results_of(job: JobPaths) -> list[str]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from insitu.cluster import recovery
 from insitu.cluster.job_state import (
@@ -349,13 +350,20 @@ def _decide(state: JobState, now: float) -> Result:
     if state.failures >= state.max_restarts:
         text = f"{cause.text}; {state.failures} of {state.max_restarts} restarts were used"
         return _end(state, "failed", cause.code, text, cause, now)
-    pause = min(LONGEST_PAUSE, 2.0**state.failures)
+    pause = min(LONGEST_PAUSE, 2.0 ** _in_vain(state))
     bug = Bug(cause.fingerprint, progress, now) if cause.fingerprint else state.bug
     state = _close_attempt(replace(state, bug=bug, failures=state.failures + 1), cause, now)
     state = replace(state, phase="restarting", goal="", stall=None, restart_at=now + pause)
     return state, [
         Say(f"{cause.text}; restarting every task in {pause:g} s ({state.failures} of {state.max_restarts})")
     ]
+
+
+def _in_vain(state: JobState) -> int:
+    """How many attempts in a row, up to now, came no further than the one before each."""
+    reached = [a.progress or (-1, -1) for a in reversed(state.attempts)]
+    gains = (later > earlier for later, earlier in pairwise(reached))
+    return next((number for number, gained in enumerate(gains) if gained), len(reached) - 1)
 
 
 def find_cause(state: JobState) -> Cause:

@@ -31,7 +31,7 @@ from insitu.errors import ClusterError
 from insitu.paths import JobPaths
 from insitu.spec import NodeId, TaskId, TaskSpec
 
-CONTROLLERS = 10
+CONTROLLERS = 60
 WHILE = 60.0
 GAVE_UP = 1
 

@@ -41,6 +41,9 @@ def main() -> None:
         resolved = resolve_command(Path.cwd(), sys.argv[1:], sys.executable)
     except JobSpecError as error:
         sys.exit(str(error))
+    from insitu.loading import load_lightly
+
+    load_lightly()
     if descriptor:
         from insitu.cluster.warming import stand_by
 
@@ -73,6 +76,8 @@ def run_script(arguments: tuple[str, ...]) -> None:
     """Runs the script in this interpreter as `python SCRIPT ARGS...` would."""
     import io
 
+    from insitu.loading import in_two, without_garbage
+
     script = arguments[0]
     sys.argv[:] = [os.path.relpath(script), *arguments[1:]]
     sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
@@ -83,8 +88,10 @@ def run_script(arguments: tuple[str, ...]) -> None:
     sys.modules["__main__"] = module
     try:
         with io.open_code(script) as file:
-            code = compile(file.read(), script, "exec", dont_inherit=True)
-        exec(code, module.__dict__)
+            begins, rest = in_two(file.read(), script)
+        with without_garbage():
+            exec(begins, module.__dict__)
+        exec(rest, module.__dict__)
     except SystemExit:
         raise
     except BaseException as error:

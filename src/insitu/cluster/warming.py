@@ -21,6 +21,7 @@ from pathlib import Path
 
 from insitu import warmth
 from insitu.context import CONTRACT_ENVS
+from insitu.loading import without_garbage
 
 LOWEST_PRIORITY = 19
 _LARGEST = 1 << 20
@@ -168,7 +169,8 @@ def stand_by(descriptor: int, script: Path | None) -> None:
     with socket.socket(fileno=descriptor) as connection:
         connection.set_inheritable(False)
         if script is not None:
-            warm_up(script)
+            with without_garbage():
+                warm_up(script)
         text = b""
         while data := connection.recv(_LARGEST):
             text += data

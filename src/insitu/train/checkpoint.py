@@ -85,6 +85,7 @@ class CheckpointStore:
     def save(self, checkpoint: Checkpoint) -> str:
         """Writes and publishes `checkpoint`, then removes the oldest beyond those to keep. Returns its path.
 
+        Newer ones are removed first: training is here again because they were damaged.
         Raises StorageFull where no room is left: nothing half-written stays, older ones stand.
         """
         name = f"epoch-{checkpoint.epoch:05d}.step-{checkpoint.step:08d}"
@@ -123,8 +124,10 @@ class CheckpointStore:
                     "stands. Free some space, or save less often or elsewhere."
                 ) from error
             raise CheckpointError(f"A checkpoint can't be written to {where}: {error}") from error
-        for old in self._folder.names()[: -self._keep]:
-            self._folder.remove(old)
+        names = self._folder.names()
+        here = names.index(name) + 1
+        for other in (*names[here:], *names[: max(0, here - self._keep)]):
+            self._folder.remove(other)
         return self._folder.path(name)
 
     def load_latest(self) -> Checkpoint | None:

@@ -4,6 +4,7 @@ import hashlib
 import os
 import sys
 import time
+from pathlib import Path
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 
@@ -16,6 +17,7 @@ WAYS = {
     "xla": lambda: insitu.MultiWorkerMirroredStrategy(communication="xla"),
     "devices": lambda: insitu.MirroredStrategy(),
 }
+faults = Path(os.environ["INSITU_CHAOS"]) if "INSITU_CHAOS" in os.environ else None
 strategy = WAYS[sys.argv[1]]()
 train = insitu.dataset("images/train").shuffle().batch(48).map(lambda x, y: (x.reshape(len(x), 64) / 16, y))
 with strategy.scope():
@@ -25,8 +27,11 @@ with strategy.scope():
 
 
 class Slow(keras.callbacks.Callback):
+    """Keeps the training from running away while faults are injected."""
+
     def on_train_batch_end(self, batch, logs=None):
-        time.sleep(0.02)
+        if faults is not None and faults.exists():
+            time.sleep(0.03)
 
 
 model.fit(train, epochs=int(sys.argv[2]), verbose=0, callbacks=[Slow(), insitu.BackupAndRestore()])

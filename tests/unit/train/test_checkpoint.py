@@ -82,6 +82,17 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: str, caplog: pytes
     assert str(newest) in caplog.text
 
 
+def test_damaged_ones_are_not_kept_in_the_place_of_fresh_ones(tmp_path: Path):
+    store = CheckpointStore(tmp_path, fit=0, keep=2)
+    for epoch in (7, 8):
+        (Path(store.save(a_checkpoint(epoch, 0))) / "state.json").write_text("{}")
+    assert store.load_latest() is None
+    # Training has begun anew, and comes past none of them for a long time.
+    store.save(a_checkpoint(1, 0))
+    assert [p.name for p in (tmp_path / "fit-00000").iterdir()] == ["epoch-00001.step-00000000"]
+    assert store.load_latest().epoch == 1
+
+
 def test_a_full_disk_leaves_the_last_one_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store = CheckpointStore(tmp_path, fit=0)
     store.save(a_checkpoint(1, 0))
