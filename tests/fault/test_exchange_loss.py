@@ -166,11 +166,21 @@ def _die_at(place: str, piece: int) -> None:
     shm.deliver = deliver
 
 
-def _lose_one_in_the_middle(pipe: Any, rank: int, addresses: list[str], place: str, piece: int) -> Any:
+def _without_compiled_code(group: exchange.Group) -> None:
+    """This rank reduces its part step by step in Python, in pieces as small as the compiled code's."""
+    group._transport._kernels = None  # type: ignore[attr-defined]
+
+
+def _lose_one_in_the_middle(
+    pipe: Any, rank: int, addresses: list[str], place: str, piece: int, compiled: bool
+) -> Any:
+    os.environ["INSITU_NATIVE"] = str(int(compiled))
     if rank == VICTIM:
         _die_at(place, piece)
     with exchange.join(rank, addresses, secret=SECRET, transport="shm") as group:
         buffer = group.buffer(2_000_000, np.float32)
+        if rank == VICTIM:
+            _without_compiled_code(group)
         buffer[:] = np.arange(2_000_000) % 1000 + rank
         with pytest.raises(PeerLost) as caught:
             group.all_reduce(buffer)
@@ -179,9 +189,9 @@ def _lose_one_in_the_middle(pipe: Any, rank: int, addresses: list[str], place: s
 
 
 @pytest.mark.parametrize("place", ["summing", "copying"])
-@pytest.mark.parametrize("piece", [0, 2])
-def test_survivors_finish_what_the_lost_one_had_begun(place: str, piece: int) -> None:
-    with ranks(3, _lose_one_in_the_middle, place, piece) as processes:
+@pytest.mark.parametrize(("piece", "compiled"), [(0, True), (2, False), (2, True)])
+def test_survivors_finish_what_the_lost_one_had_begun(place: str, piece: int, compiled: bool) -> None:
+    with ranks(3, _lose_one_in_the_middle, place, piece, compiled) as processes:
         assert processes[0].result() == (VICTIM, True, True)
         assert processes[2].result() == (VICTIM, True, True)
         processes[VICTIM].process.join(30)
@@ -197,6 +207,8 @@ def _come_late_to_the_meeting(pipe: Any, rank: int, addresses: list[str]) -> Any
             _die_at("summing", 0)
         buffer = group.buffer(500_000, np.float32)
         buffer[:] = rank
+        if rank == VICTIM:
+            _without_compiled_code(group)
         wait = Meeting._wait
 
         def slowly(self: Meeting, word: int, excused: Any) -> None:

@@ -17,7 +17,8 @@ import numpy as np
 from insitu.exchange.algorithms import ALGORITHMS, CHUNK_BYTES, Algorithm
 from insitu.exchange.arithmetic import bounds
 from insitu.exchange.costs import choose
-from insitu.exchange.shm import SLOT_BYTES, SharedMemory
+from insitu.exchange.regions import SLOT_BYTES
+from insitu.exchange.shm import SharedMemory
 from insitu.exchange.tcp import Tcp
 from insitu.exchange.transport import Account, Gone, Members, Reduction, Run
 

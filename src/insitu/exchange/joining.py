@@ -16,8 +16,9 @@ from insitu.exchange.group import Formed, Group
 from insitu.exchange.handshake import Card
 from insitu.exchange.hosts import Hosts, SeveralHosts
 from insitu.exchange.links import Links
+from insitu.exchange.regions import Layout
 from insitu.exchange.rendezvous import Peer, Rendezvous, parse_address
-from insitu.exchange.shm import Layout, SharedMemory
+from insitu.exchange.shm import SharedMemory
 from insitu.exchange.solo import Solo
 from insitu.exchange.tcp import Tcp
 from insitu.exchange.transport import Gone, Members, Seat, Transport

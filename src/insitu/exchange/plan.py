@@ -28,15 +28,25 @@ class Plan:
     """
 
     def __init__(
-        self, reduction: Reduction, members: Members, parts: Sequence[np.ndarray], scratch: np.ndarray
+        self,
+        reduction: Reduction,
+        members: Members,
+        parts: Sequence[np.ndarray],
+        scratch: np.ndarray,
+        piece_bytes: int | None = None,
     ) -> None:
+        """`piece_bytes` None: as large as the second-level cache allows."""
         self._reduction = reduction
         self._members = members
         self._scratch = scratch
         self.dtype = reduction.dtype
-        self.rows, self._results = self._views(parts)
+        self.rows, self.results = self._views(parts)
         size = min(SCRATCH_BYTES, -(-_CACHE_BYTES // (len(self.rows) + 1) // PAGE) * PAGE)
-        self.longest = max(PAGE, size) // reduction.dtype.itemsize
+        self.longest = (piece_bytes or max(PAGE, size)) // reduction.dtype.itemsize
+
+    def interval(self, member: int) -> tuple[int, int]:
+        """The elements that `member` reduces, half-open."""
+        return bounds(self._reduction.length, self._members.size, self.dtype.itemsize)[member]
 
     def pieces(self, member: int) -> list[Piece]:
         """The part of `member`; of a reduce_scatter, only this process's own is known."""
@@ -47,13 +57,13 @@ class Plan:
                 ([row[low:high] for row in self.rows], self._reduction.result[low - start : high - start], [])
                 for low, high in chunks(start, stop, self.longest)
             ]
-        start, stop = bounds(self._reduction.length, self._members.size, self.dtype.itemsize)[member]
+        start, stop = self.interval(member)
         total = self._scratch[member].view(self.dtype)
         return [
             (
                 [row[low:high] for row in self.rows],
                 total[: high - low],
-                [result[low:high] for result in self._results],
+                [result[low:high] for result in self.results],
             )
             for low, high in chunks(start, stop, self.longest)
         ]

@@ -11,17 +11,21 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from insitu.errors import ExchangeError
+from insitu.exchange import native
 from insitu.exchange.arithmetic import Factors, Reducer, chunks, coefficients
+from insitu.exchange.compiled import CompiledPart, CompiledSmall
 from insitu.exchange.memory import Segment, attach, create, fill
 from insitu.exchange.plan import SCRATCH_BYTES, Plan
+from insitu.exchange.regions import DIRECTORY_BYTES, SLOT_BYTES, Layout, Region, round_up
 from insitu.exchange.transport import Account, Gone, Members, Mismatch, Reduction, Run
 from insitu.exchange.wait import (
     LINE,
+    MEMBER_WORDS,
     SIGNATURE_MASK,
     Disagreement,
     Meeting,
@@ -30,16 +34,12 @@ from insitu.exchange.wait import (
     meeting_bytes,
 )
 
-SLOT_BYTES = 64 * 1024
-"""Room of a slot."""
 _SMALL_BYTES = 8 * 1024
 """A row to reduce goes through the slots up to this size: everybody reads all rows then, which costs more
 than a second meeting from here on."""
 _WORK_WORDS = LINE // 8
 _PIECE_BITS, _MEMBER_BITS = 20, 12
 _MEMBER_MASK = (1 << _MEMBER_BITS) - 1
-_DIRECTORY_BYTES = 256
-"""Per member: where its new segment is, or what it came for, in words."""
 
 
 Step = tuple[Callable[[Factors | None], None], np.ndarray, list[np.ndarray]]
@@ -54,61 +54,6 @@ def deliver(total: np.ndarray, targets: Sequence[np.ndarray]) -> None:
 def signature(text: str) -> int:
     """24 bits that tell operations apart."""
     return zlib.crc32(text.encode()) & SIGNATURE_MASK
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where things lie in the control segment that all members map. All values are byte offsets."""
-
-    members: int
-    shards: int
-
-    @property
-    def weights(self) -> int:
-        return 2 * _round_up(meeting_bytes(self.members))
-
-    @property
-    def work(self) -> int:
-        """Two words per member: how far it is with its part, and how far the others are who finish it."""
-        return self.weights + 2 * _round_up(8 * self.shards)
-
-    @property
-    def directory(self) -> int:
-        return self.work + LINE * self.members
-
-    @property
-    def scratch(self) -> int:
-        return _round_up(self.directory + _DIRECTORY_BYTES * self.members, 4096)
-
-    @property
-    def common(self) -> int:
-        return self.scratch + SCRATCH_BYTES * self.members
-
-    @property
-    def slots(self) -> int:
-        return self.common + 2 * SLOT_BYTES
-
-    @property
-    def size(self) -> int:
-        return self.slots + 2 * self.shards * SLOT_BYTES
-
-
-def _round_up(size: int, unit: int = LINE) -> int:
-    return -(-size // unit) * unit
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Memory that all members made together: `parts[m]` is that of member m, mapped here."""
-
-    parts: tuple[np.ndarray, ...]
-    own: Segment
-    size: int
-
-    def offset_of(self, array: np.ndarray) -> int | None:
-        """Where in this member's part `array` begins, or None where it doesn't lie in it."""
-        start = array.__array_interface__["data"][0] - self.own.address
-        return start if start >= 0 and start + max(array.nbytes, 1) <= self.size else None
 
 
 class SharedMemory:
@@ -133,8 +78,10 @@ class SharedMemory:
         self._control = control
         self._data = data = control.array()
         self._ranks = ranks
-        second = _round_up(meeting_bytes(members.size))
-        self._meeting = Meeting(control, 0, members.rank, ranks, patience, dead, stall_timeout)
+        second = round_up(meeting_bytes(members.size))
+        self._kernels = native.kernels()
+        self._meeting = Meeting(control, 0, members.rank, ranks, patience, dead, stall_timeout, self._kernels)
+        self._place = self._meeting.place
         self._quarrel = Meeting(control, second, members.rank, ranks, patience, dead, stall_timeout)
         slots = data[layout.slots : layout.size].reshape(2, members.num_shards, SLOT_BYTES)
         self._slots = (slots[0], slots[1])
@@ -142,9 +89,7 @@ class SharedMemory:
         self._common = (common[0], common[1])
         weights = data[layout.weights : layout.work].view(np.float64).reshape(2, -1)
         self._weights = (weights[0][: members.num_shards], weights[1][: members.num_shards])
-        self._directory = data[layout.directory :][: _DIRECTORY_BYTES * members.size].reshape(
-            members.size, -1
-        )
+        self._directory = data[layout.directory :][: DIRECTORY_BYTES * members.size].reshape(members.size, -1)
         self._scratch = data[layout.scratch : layout.common].reshape(members.size, SCRATCH_BYTES)
         self._work = as_words(data[layout.work : layout.directory])
         self._mine = list(members.shards[self._rank])
@@ -154,17 +99,21 @@ class SharedMemory:
 
     # Meeting
 
-    def _meet(self, sign: int, what: Callable[[], str]) -> None:
-        """All members are here for the same thing, or Mismatch, Gone."""
-        if not self._agree(sign, what):
+    def _meet(self, sign: int, what: Callable[[], str], begun: int | None = None) -> None:
+        """All members are here for the same thing, or Mismatch, Gone. `begun`: what compiled code that came
+        returned with."""
+        if not self._agree(sign, what, begun):
             raise ExchangeError(f"Members of one operation disagree on where its buffers are: {what()}")
 
-    def _agree(self, sign: int, what: Callable[[], str]) -> bool:
+    def _agree(self, sign: int, what: Callable[[], str], begun: int | None = None) -> bool:
         """Meets. False: all came for the same operation, but their arrays are in different places, so that
-        it needs staging. Raises Mismatch where operations differ, Gone."""
+        it needs staging. `begun` as for `_meet`. Raises Mismatch where operations differ, Gone."""
         meeting = self._meeting
         try:
-            meeting.meet(sign)
+            if begun is None:
+                meeting.meet(sign)
+            else:
+                meeting.settle(begun, sign)
         except Disagreement:
             self._compare(what())
             return False
@@ -175,9 +124,18 @@ class SharedMemory:
         self.account.last = self._ranks[meeting.last]
         return True
 
+    def _book(self) -> None:
+        """Accounts for a meeting of which compiled code did everything."""
+        self.account.waiting += self._place.waited
+        self._came_last()
+
+    def _came_last(self) -> None:
+        last = self._place.last
+        self.account.last = self._ranks[self._rank if last < 0 else last // MEMBER_WORDS]
+
     def _compare(self, what: str) -> None:
         """All members find that they disagree; each writes down what it came for, and reads the others'."""
-        self._write_directory(what.encode()[:_DIRECTORY_BYTES])
+        self._write_directory(what.encode()[:DIRECTORY_BYTES])
         self._quarrel.meet(0)
         told = [bytes(row).rstrip(b"\0").decode(errors="replace") for row in self._directory]
         self._quarrel.meet(1)
@@ -207,23 +165,25 @@ class SharedMemory:
             if keep is not None:
                 fill(file, keep)
             self._write_directory(b"")
-            self._directory[self._rank][:24].view(np.int64)[:] = (os.getpid(), file, size)
+            compiled = self._kernels is not None
+            self._directory[self._rank][:32].view(np.int64)[:] = (os.getpid(), file, size, compiled)
             self._meet(signature("buffer"), lambda: "buffer")
             segments = []
             for member, row in enumerate(self._directory):
-                process, descriptor, length = (int(value) for value in row[:24].view(np.int64))
+                process, descriptor, length, able = (int(value) for value in row[:32].view(np.int64))
+                compiled = compiled and bool(able)
                 segments.append(attach(process, descriptor, length, keep if member == self._rank else None))
             self._meet(signature("mapped"), lambda: "buffer")
         finally:
             os.close(file)
         for segment in segments:
             segment.close_file()
-        return Region(tuple(segment.array() for segment in segments), segments[self._rank], size)
+        return Region(tuple(segment.array() for segment in segments), segments[self._rank], size, compiled)
 
     def _stage(self, row_bytes: int) -> Region:
         """The region for arrays from elsewhere; grown by all members together. Each has room for its rows."""
         if self._staging is None or row_bytes > self._staging.size // max(1, len(self._mine)):
-            self._staging = self._allocate(_round_up(row_bytes, 4096) * max(1, len(self._mine)))
+            self._staging = self._allocate(round_up(row_bytes, 4096) * max(1, len(self._mine)))
         return self._staging
 
     def _locate(self, array: np.ndarray) -> tuple[int, int] | None:
@@ -258,6 +218,17 @@ class SharedMemory:
         copies = [list(zip((slots[s] for s in self._mine), reduction.rows, strict=True)) for slots in views]
         summands = [[slot[start:stop] for slot in slots] for slots in views]
         sign, meeting, result = signature(str(reduction)), self._meeting, reduction.result
+        if self._kernels is not None and native.supports(dtype) and reduction.op != "weighted_mean":
+            total = native.sum_of(reduction.op, dtype, self._members.num_shards, None)
+            targets = [[slot for slot, _ in pairs] for pairs in copies]
+            arrays = (reduction.rows, targets[0] + targets[1], views[0] + views[1], result)
+            prepared = native.small(meeting.place_address, total, sign, size, *arrays, start)
+
+            def reduce(parity: int) -> None:
+                reducer.reduce(summands[parity], result)
+
+            meet = partial(self._meet, sign, reduction.__str__)
+            return CompiledSmall(self._kernels, prepared, meeting, self._book, meet, reduce)
 
         def run(weights: Sequence[float] | None) -> bool:
             parity = (meeting.tick + 1) & 1
@@ -276,26 +247,37 @@ class SharedMemory:
 
     def _in_buffer(self, reduction: Reduction, sign: int, number: int, offset: int) -> Run:
         """For arrays in buffers: nothing to copy, where all members' are at the same place."""
-        reduce = self._in_region(reduction, self._regions[number], offset)
+        region, meeting = self._regions[number], self._meeting
+        reduce = self._in_region(reduction, region, offset, sign)
         otherwise = self._staged(reduction, None)
 
-        def run(weights: Sequence[float] | None) -> bool:
-            if weights is not None:
-                self._weights[(self._meeting.tick + 1) & 1][self._mine] = weights
-            if self._agree(sign, reduction.__str__):
+        def go_on(weights: Sequence[float] | None, begun: int | None) -> bool:
+            if self._agree(sign, reduction.__str__, begun):
                 return reduce(weights)
             return otherwise(weights)
 
+        def run(weights: Sequence[float] | None) -> bool:
+            if weights is not None:
+                self._weights[(meeting.tick + 1) & 1][self._mine] = weights
+            return go_on(weights, None)
+
+        if isinstance(reduce, CompiledPart) and reduction.op != "weighted_mean":
+            return partial(reduce.whole, go_on)
         return run
 
-    def _in_region(self, reduction: Reduction, region: Region, offset: int) -> Run:
-        """What comes after the meeting where all said that their rows are there."""
-        plan = Plan(reduction, self._members, [part[offset:] for part in region.parts], self._scratch)
+    def _in_region(self, reduction: Reduction, region: Region, offset: int, begin: int = 0) -> Run:
+        """What comes after the meeting where all said by the signature `begin` that their rows are there."""
+        compiled = region.compiled and reduction.scatter is None and native.supports(reduction.dtype)
+        parts = [part[offset:] for part in region.parts]
+        size = native.PIECE_BYTES if compiled else None
+        plan = Plan(reduction, self._members, parts, self._scratch, size)
         reducer = Reducer(reduction.op, reduction.dtype, self._members.num_shards, plan.longest)
+        done = signature(f"{reduction} done")
+        if compiled and self._kernels is not None:
+            return self._compiled_part(self._kernels, reduction, plan, reducer, (begin, done))
         steps = [
             (reducer.bind(rows, total), total, targets) for rows, total, targets in plan.pieces(self._rank)
         ]
-        done = signature(f"{reduction} done")
         scatter = reduction.scatter is not None
 
         def run(weights: Sequence[float] | None) -> bool:
@@ -312,6 +294,53 @@ class SharedMemory:
             return True
 
         return run
+
+    def _compiled_part(
+        self,
+        kernels: native.Kernels,
+        reduction: Reduction,
+        plan: Plan,
+        reducer: Reducer,
+        signatures: tuple[int, int],
+    ) -> CompiledPart:
+        weighted = reduction.op == "weighted_mean"
+        factors = np.zeros(self._members.num_shards) if weighted else None
+        work = self._control.address + self._layout.work + LINE * self._rank
+        prepared = native.part(
+            self._meeting.place_address,
+            native.sum_of(reduction.op, plan.dtype, self._members.num_shards, factors),
+            signatures,
+            plan.interval(self._rank),
+            plan.dtype,
+            plan.rows,
+            plan.results,
+            self._scratch[self._rank],
+            (work, self._meeting.out_address),
+            _PIECE_BITS,
+        )
+
+        def weigh(weights: Sequence[float] | None) -> Factors | None:
+            found = self._factors(weights, plan.dtype)
+            if factors is not None and found is not None:
+                factors[:] = found
+            return found
+
+        def end(state: int, found: Factors | None) -> None:
+            """After the part: the meeting at the end is done where `state` says nothing else."""
+            if state == native.GIVEN_UP:
+                raise self._given_up()
+            self._meeting.tick += 1
+            if state:
+                self._finish(signatures[1], plan, reducer, found, state)
+            else:
+                self.account.waiting += self._place.waited
+
+        return CompiledPart(
+            kernels, prepared, reduction.row_bytes, self._meeting, weigh, end, self._came_last
+        )
+
+    def _given_up(self) -> Gone:
+        return Gone(self._ranks[self._rank], "was given up by the others")
 
     def _staged(self, reduction: Reduction, sign: int | None) -> Run:
         """For arrays from elsewhere: one copy in, one copy out. `sign` None: all know already."""
@@ -370,7 +399,7 @@ class SharedMemory:
     def _common_room(self, size: int) -> np.ndarray:
         """Memory of the first member's, which all may write to."""
         if self._room is None or self._room.size < size:
-            self._room = self._allocate(_round_up(size, 4096))
+            self._room = self._allocate(round_up(size, 4096))
         return self._room.parts[0]
 
     def _copy_in(self, reduction: Reduction, region: Region) -> None:
@@ -390,15 +419,18 @@ class SharedMemory:
             reduce(factors)
             work[mine] = state + 1
             if meeting.is_out():
-                raise Gone(self._ranks[self._rank], "was given up by the others")
+                raise self._given_up()
             deliver(total, targets)
             state += 2
         work[mine] = state
 
-    def _finish(self, done: int, plan: Plan, reducer: Reducer, factors: Sequence[np.generic] | None) -> None:
-        """Meets at the end. The part of a lost member is finished by whoever has the lock, from where that
-        member, or one who finished for it and was lost too, left off."""
-        base = self._meeting.tick << _PIECE_BITS
+    def _finish(
+        self, done: int, plan: Plan, reducer: Reducer, factors: Factors | None, begun: int | None = None
+    ) -> None:
+        """Meets at the end, or goes on with that where it has `begun`. The part of a lost member is finished
+        by whoever has the lock, from where that member, or one who finished for it and was lost too, left
+        off."""
+        base = self._meeting.tick - (begun is not None) << _PIECE_BITS
 
         def roll(member: int) -> None:
             pieces = plan.pieces(member)
@@ -421,7 +453,7 @@ class SharedMemory:
 
         meeting = self._meeting
         try:
-            meeting.finish(done, roll)
+            meeting.finish(done, roll, begun)
         except Gone:
             self._isolate()
             raise

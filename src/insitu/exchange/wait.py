@@ -8,6 +8,7 @@ sleeps on a futex, waking now and then to see whether somebody died.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -17,6 +18,7 @@ import numpy as np
 
 from insitu.errors import ExchangeError
 from insitu.exchange.memory import Segment, futex_wait, futex_wake, yield_processor
+from insitu.exchange.native import MISSING, Kernels, MeetingPlace, address_of
 from insitu.exchange.transport import Gone
 
 SIGNATURE_BITS = 24
@@ -29,7 +31,7 @@ _LEFT, _OUT, _BELL = 2, 3, 8
 """Words of a member, beside its two arrival words (of even and of odd meetings): whether it has left;
 the number of the first meeting at which the others don't count on it any more (0: none); the word it sleeps
 on, on a line of its own."""
-_PER_MEMBER = 2 * _WORDS
+MEMBER_WORDS = 2 * _WORDS
 
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 0.0005, 0.04
 """Seconds. The longest bounds how late a death is noticed; the shortest how much a missed bell costs."""
@@ -41,10 +43,13 @@ class Disagreement(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How often to look again before yielding, and to yield before sleeping."""
+    """How often to look again before yielding, and to yield before sleeping; and what compiled code does of
+    both before that, without letting other threads run."""
 
     spins: int
     yields: int
+    compiled_spins: int = 0
+    compiled_yields: int = 0
 
 
 def patience(members: int, crowded: bool, same_process: bool) -> Patience:
@@ -52,8 +57,8 @@ def patience(members: int, crowded: bool, same_process: bool) -> Patience:
     if same_process:
         return Patience(0, 2)
     if crowded:
-        return Patience(0, 2 * members)
-    return Patience(1000, 10)
+        return Patience(0, 2 * members, 0, 4 * members)
+    return Patience(1000, 10, 3000, 10)
 
 
 def meeting_bytes(members: int) -> int:
@@ -81,6 +86,7 @@ class Meeting:
         patience: Patience,
         dead: Callable[[], Sequence[int]],
         stall_timeout: float,
+        kernels: Kernels | None = None,
     ) -> None:
         """`ranks` are the members' ranks in the group, which `dead` returns and errors name."""
         members = len(ranks)
@@ -89,7 +95,7 @@ class Meeting:
         data = memoryview(segment.array())[offset : offset + meeting_bytes(members)]  # type: ignore[arg-type]
         self._words = data.cast("Q")
         self._bells = data.cast("I")
-        self._alarm = _PER_MEMBER * members
+        self._alarm = MEMBER_WORDS * members
         sleepers = self._alarm + _WORDS
         self._asleep = data[8 * sleepers : 8 * sleepers + members]
         self._sleepers = range(sleepers, sleepers + -(-members // 8))
@@ -100,9 +106,9 @@ class Meeting:
         self._spins = range(patience.spins)
         self._dead = dead
         self._stall_timeout = stall_timeout
-        self._own = tuple(member * _PER_MEMBER + parity for parity in (0, 1))
+        self._own = tuple(member * MEMBER_WORDS + parity for parity in (0, 1))
         self._others = tuple(
-            tuple(m * _PER_MEMBER + parity for m in range(members) if m != member) for parity in (0, 1)
+            tuple(m * MEMBER_WORDS + parity for m in range(members) if m != member) for parity in (0, 1)
         )
         self.tick = 0
         """Number of the last meeting that this member came to; the first is 1."""
@@ -110,11 +116,27 @@ class Meeting:
         """Seconds spent waiting in the last meeting."""
         self.last = member
         """Who came last to the last meeting."""
+        self._kernels = kernels
+        self._others_table = np.array(self._others, np.uint64)
+        self.place = MeetingPlace(
+            self._address,
+            self._address + 8 * sleepers,
+            address_of(self._others_table),
+            self._own,
+            *(self._alarm, 2 * _BELL, MEMBER_WORDS, member, members - 1),
+            *(patience.compiled_spins, patience.compiled_yields),
+        )
+        """This meeting, for compiled code."""
+        self.place_address = ctypes.addressof(self.place)
+        self.out_address = self._address + 8 * (self._own[0] + _OUT)
+        """The word that says whether the others have given this member up."""
 
     def meet(self, signature: int) -> None:
         """Returns once all members came to this meeting with the same `signature` (24 bits). What a member
         wrote to shared memory before is seen by all after. Raises Gone, Disagreement."""
         tick = self.tick = self.tick + 1
+        if self._kernels is not None:
+            return self.settle(self._kernels.meet(self.place_address, tick, signature), signature)
         parity = tick & 1
         word = tick << SIGNATURE_BITS | signature
         words = self._words
@@ -123,18 +145,37 @@ class Meeting:
         for index in self._others[parity]:
             if words[index] != word:
                 self._spin(index, word)
+        self._depart()
+
+    def settle(self, state: int, signature: int) -> None:
+        """Ends the meeting `tick`, to which compiled code came and returned with `state`. Raises as `meet`
+        does."""
+        place = self.place
+        self.waited = place.waited
+        self.last = self._member if place.last < 0 else place.last // MEMBER_WORDS
+        if state:
+            if state & MISSING:
+                start = time.monotonic()
+                self._wait(self.tick << SIGNATURE_BITS | signature, frozenset())
+                self.waited += time.monotonic() - start
+            self._depart()
+
+    def _depart(self) -> None:
+        """All have come: looks whether they still count, and wakes who sleeps."""
+        words = self._words
         if words[self._alarm]:
-            self._heed(tick, frozenset())
+            self._heed(self.tick, frozenset())
         for index in self._sleepers:
             if words[index]:
                 self._wake()
 
-    def finish(self, signature: int, roll: Callable[[int], None]) -> None:
+    def finish(self, signature: int, roll: Callable[[int], None], begun: int | None = None) -> None:
         """The meeting at the end of work that all have begun. Where members are lost, the others do that
         work to its end: `roll(member)` is called under the lock, by every other member, for each that is
-        lost and didn't come. Then raises Gone with `completed` set."""
+        lost and didn't come. Then raises Gone with `completed` set. `begun`: what compiled code that came to
+        the meeting returned with."""
         try:
-            return self.meet(signature)
+            return self.meet(signature) if begun is None else self.settle(begun, signature)
         except Gone as gone:
             if gone.rank == self._ranks[self._member]:
                 raise
@@ -143,7 +184,7 @@ class Meeting:
         excused: set[int] = set()
         while True:
             for member in self._out(self.tick) - excused:
-                if self._words[member * _PER_MEMBER + (self.tick & 1)] != word:
+                if self._words[member * MEMBER_WORDS + (self.tick & 1)] != word:
                     with self._locked():
                         roll(member)
                 excused.add(member)
@@ -167,7 +208,7 @@ class Meeting:
         words, start = self._words, time.monotonic()
         for _ in self._spins:
             if words[index] == word:
-                self.last = index // _PER_MEMBER
+                self.last = index // MEMBER_WORDS
                 break
         else:
             self._wait(word, frozenset())
@@ -176,7 +217,7 @@ class Meeting:
     def _wait(self, word: int, excused: Collection[int]) -> None:
         start = time.monotonic()
         parity = word >> SIGNATURE_BITS & 1
-        missing = [index for index in self._others[parity] if index // _PER_MEMBER not in excused]
+        missing = [index for index in self._others[parity] if index // MEMBER_WORDS not in excused]
         words = self._words
         looks = 0
         pause = _SHORTEST_SLEEP
@@ -184,7 +225,7 @@ class Meeting:
             missing = [index for index in missing if words[index] != word]
             if not missing:
                 break
-            self.last = missing[-1] // _PER_MEMBER
+            self.last = missing[-1] // MEMBER_WORDS
             looks += 1
             self._check_words(missing, word)
             if looks <= self._patience.yields:
@@ -213,7 +254,7 @@ class Meeting:
     def _wake(self) -> None:
         for member in range(self._members):
             if self._asleep[member] and member != self._member:
-                bell = 2 * (member * _PER_MEMBER + _BELL)
+                bell = 2 * (member * MEMBER_WORDS + _BELL)
                 self._bells[bell] = (self._bells[bell] + 1) & 0xFFFFFFFF
                 futex_wake(self._address + bell * 4)
 
@@ -223,7 +264,7 @@ class Meeting:
         """Gives up those that died, and the first that is late beyond the stall timeout."""
         dead = {self._ranks.index(rank) for rank in self._dead()}
         late = [index for index in missing if self._words[index] != word]
-        lost = [index for index in late if index // _PER_MEMBER in dead]
+        lost = [index for index in late if index // MEMBER_WORDS in dead]
         if not lost and late and time.monotonic() - start > self._stall_timeout:
             lost = late[:1]
         if lost:
@@ -233,7 +274,7 @@ class Meeting:
     def _give_up(self, index: int, word: int) -> None:
         """Decides on the member whose arrival word is at `index`; call under the lock."""
         words = self._words
-        out = index // _PER_MEMBER * _PER_MEMBER + _OUT
+        out = index // MEMBER_WORDS * MEMBER_WORDS + _OUT
         words[self._alarm] = 1
         if words[out]:
             return
@@ -246,14 +287,14 @@ class Meeting:
         """Members that were given up at the meeting of this number or at an earlier one. One that was given
         up later did come to this one, with whatever that entails: its work is finished for it."""
         words = self._words
-        return {m for m in range(self._members) if 0 < words[m * _PER_MEMBER + _OUT] <= tick}
+        return {m for m in range(self._members) if 0 < words[m * MEMBER_WORDS + _OUT] <= tick}
 
     def _heed(self, tick: int, excused: Collection[int]) -> None:
         """Raises Gone for a member that was given up."""
         with self._locked():
             out = self._out(tick)
             elsewhere = self._words[self._alarm + 1]
-            if not elsewhere and not any(self._words[m * _PER_MEMBER + _OUT] for m in range(self._members)):
+            if not elsewhere and not any(self._words[m * MEMBER_WORDS + _OUT] for m in range(self._members)):
                 self._words[self._alarm] = 0
         if self._member in out:
             raise Gone(self._ranks[self._member], "was given up by the others")
@@ -268,7 +309,7 @@ class Meeting:
         self._words[self._alarm] = 1
 
     def _why(self, member: int) -> str:
-        if self._words[member * _PER_MEMBER + _LEFT]:
+        if self._words[member * MEMBER_WORDS + _LEFT]:
             return "left the group"
         return (
             "died"

@@ -16,13 +16,15 @@ from hypothesis import strategies as st
 
 from insitu import exchange
 from insitu.errors import InputError
+from insitu.exchange import native
 from insitu.exchange.costs import chain_order
 from insitu.exchange.group import Group
 from insitu.exchange.transport import Members
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.int64]
-TRANSPORTS = ["shm", "tcp", "gather", "direct", "chain", "two hosts", "three hosts"]
-"""Or an algorithm of TCP that is forced, or hosts that the ranks are dealt out to."""
+TRANSPORTS = ["shm", "numpy", "tcp", "gather", "direct", "chain", "two hosts", "three hosts"]
+"""Or shared memory where rank 1 has no compiler, an algorithm of TCP that is forced, or hosts that the ranks
+are dealt out to."""
 LENGTHS = st.one_of(st.integers(0, 40), st.sampled_from([1023, 4097, 16384, 16385, 40001, 70001]))
 
 
@@ -107,7 +109,7 @@ def test_all_reduce_is_the_sum_in_shard_order(
     def run(rank: int, addresses: list[str]) -> list[np.ndarray]:
         own = layout[rank]
         threading.current_thread().name = f"rank {rank}"
-        name = transport if transport in ("shm", "tcp") else "auto" if "hosts" in transport else "tcp"
+        name = {"numpy": "shm", "shm": "shm"}.get(transport, "auto" if "hosts" in transport else "tcp")
         with exchange.join(
             rank,
             addresses,
@@ -146,6 +148,10 @@ def arranged(transport: str) -> Iterator[None]:
             hosts = 2 if transport == "two hosts" else 3
             name = lambda: f"host {int(threading.current_thread().name.split()[1]) % hosts}"  # noqa: E731
             stack.enter_context(mock.patch("insitu.exchange.memory.host_identity", name))
+        if transport == "numpy":
+            compiled = native.kernels()
+            some = lambda: None if threading.current_thread().name == "rank 1" else compiled  # noqa: E731
+            stack.enter_context(mock.patch("insitu.exchange.native.kernels", some))
         if transport in ("gather", "direct", "chain"):
 
             def choose(members: Members, *_: object) -> str:

@@ -1,0 +1,242 @@
+"""Compiled code for what Python is too slow at: meeting within a microsecond, and sums that stay in the
+first-level cache.
+
+`kernels.c` is compiled on first use by the C compiler of the machine, and kept like Python's own compiled
+files: in `__pycache__` beside it, or in the user's cache where that isn't writable. Where there is no
+compiler, or INSITU_NATIVE is 0, the same is done with NumPy, with the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from insitu.exchange.arithmetic import Operation
+
+HERE, MISSING, ALARM, GIVEN_UP, AFTERWARDS = 0, 1, 2, 4, 8
+"""What a call comes back with: all is done; somebody is missing; the alarm rings; the others have given this
+member up; and whether that was at the meeting at the end."""
+
+DTYPES = {"float32": 0, "float64": 1, "int32": 2, "int64": 3}
+PIECE_BYTES = 8 * 1024
+"""Of a row: what is added up at once, so that the sum is still in the first-level cache when it is copied."""
+
+_SOURCE = Path(__file__).with_name("kernels.c")
+_OPTIONS = ("-O3", "-shared", "-fPIC", "-ffp-contract=off")
+_PATIENCE = 60.0
+"""Seconds that the compiler may take."""
+
+
+class MeetingPlace(ctypes.Structure):
+    """`struct meeting`."""
+
+    _fields_ = (
+        ("words", ctypes.c_void_p),
+        ("asleep", ctypes.c_void_p),
+        ("others", ctypes.c_void_p),
+        ("own", ctypes.c_uint64 * 2),
+        *((name, ctypes.c_uint64) for name in ("alarm", "bell", "per_member", "member", "count")),
+        ("spins", ctypes.c_uint64),
+        ("yields", ctypes.c_uint64),
+        ("waited", ctypes.c_double),
+        ("last", ctypes.c_int64),
+    )
+
+
+class Sum(ctypes.Structure):
+    """`struct sum`."""
+
+    _fields_ = (
+        ("dtype", ctypes.c_uint64),
+        ("shards", ctypes.c_uint64),
+        ("divisor", ctypes.c_uint64),
+        ("factors", ctypes.c_void_p),
+    )
+
+
+class Small(ctypes.Structure):
+    """`struct small`."""
+
+    _fields_ = (
+        ("meeting", ctypes.c_void_p),
+        ("sum", Sum),
+        *((name, ctypes.c_uint64) for name in ("signature", "bytes", "mine")),
+        *((name, ctypes.c_void_p) for name in ("rows", "copies", "slots", "result")),
+        ("start", ctypes.c_uint64),
+        ("length", ctypes.c_uint64),
+    )
+
+
+class Part(ctypes.Structure):
+    """`struct part`."""
+
+    _fields_ = (
+        ("meeting", ctypes.c_void_p),
+        ("sum", Sum),
+        *(
+            (n, ctypes.c_uint64)
+            for n in ("begin", "end", "start", "stop", "piece", "itemsize", "results_count")
+        ),
+        *((name, ctypes.c_void_p) for name in ("rows", "results", "scratch", "work", "out")),
+        ("piece_bits", ctypes.c_uint64),
+    )
+
+
+Call = Callable[[int, int], int]
+"""(address of a structure, number of the meeting) to one of the outcomes above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The functions of `kernels.c`. What takes microseconds keeps the interpreter to itself; `long_part` and
+    `long_whole` let other threads run."""
+
+    meet: Callable[[int, int, int], int]
+    small: Call
+    part: Call
+    whole: Call
+    long_part: Call
+    long_whole: Call
+
+
+def address_of(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def table(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """The arrays' addresses, for C. Keep it, and them, as long as C has it."""
+    return np.array([address_of(array) for array in arrays], np.uint64)
+
+
+def supports(dtype: np.dtype) -> bool:
+    return dtype.isnative and dtype.name in DTYPES
+
+
+def sum_of(op: Operation, dtype: np.dtype, shards: int, factors: np.ndarray | None) -> Sum:
+    """`factors`: float64[shards], filled in before each call; None where there are no weights."""
+    return Sum(
+        DTYPES[dtype.name],
+        shards,
+        shards if op == "mean" else 0,
+        None if factors is None else address_of(factors),
+    )
+
+
+class Prepared:
+    """A structure for one of the functions, and everything that it points to."""
+
+    def __init__(self, structure: ctypes.Structure, *kept: Any) -> None:
+        self._structure = structure
+        self._kept = kept
+        self.address = ctypes.addressof(structure)
+
+
+def small(
+    place: int,
+    total: Sum,
+    signature: int,
+    row_bytes: int,
+    rows: Sequence[np.ndarray],
+    copies: Sequence[np.ndarray],
+    slots: Sequence[np.ndarray],
+    result: np.ndarray,
+    start: int,
+) -> Prepared:
+    """`rows` go to `copies`, and the elements from `start` of the sum of `slots` to `result`; `copies` and
+    `slots` are those of even meetings, then those of odd ones. `place` is the address of the meeting."""
+    tables = [table(arrays) for arrays in (rows, copies, slots)]
+    addresses = [address_of(array) for array in (*tables, result)]
+    structure = Small(place, total, signature, row_bytes, len(rows), *addresses, start, result.size)
+    return Prepared(structure, tables, rows, copies, slots, result)
+
+
+def part(
+    place: int,
+    total: Sum,
+    signatures: tuple[int, int],
+    interval: tuple[int, int],
+    dtype: np.dtype,
+    rows: Sequence[np.ndarray],
+    results: Sequence[np.ndarray],
+    scratch: np.ndarray,
+    watched: tuple[int, int],
+    piece_bits: int,
+) -> Prepared:
+    """The elements in `interval` of the sum of `rows` go to all `results`, by way of `scratch`. `watched` are
+    the addresses of two words: how far this member is, and whether it was given up."""
+    tables = [table(rows), table(results)]
+    size = dtype.itemsize
+    structure = Part(
+        *(place, total, *signatures, *interval, PIECE_BYTES // size, size, len(results)),
+        *(*map(address_of, tables), address_of(scratch), *watched, piece_bits),
+    )
+    return Prepared(structure, tables, rows, results, scratch)
+
+
+@functools.cache
+def kernels() -> Kernels | None:
+    """None where they can't be had."""
+    if os.environ.get("INSITU_NATIVE", "1") == "0":
+        return None
+    library = _library()
+    if library is None:
+        return None
+    brief, lengthy = ctypes.PyDLL(str(library)), ctypes.CDLL(str(library))
+    return Kernels(
+        _function(brief.insitu_meet, ctypes.c_uint64),
+        _function(brief.insitu_small),
+        _function(brief.insitu_part),
+        _function(brief.insitu_whole),
+        _function(lengthy.insitu_part),
+        _function(lengthy.insitu_whole),
+    )
+
+
+def _function(function: Callable[..., int], *more: type) -> Callable[..., int]:
+    function.argtypes = [ctypes.c_void_p, ctypes.c_uint64, *more]  # type: ignore[attr-defined]
+    function.restype = ctypes.c_int  # type: ignore[attr-defined]
+    return function
+
+
+def _library() -> Path | None:
+    """The compiled file, made where it isn't there."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    content = "|".join((_SOURCE.read_text(), *_OPTIONS, platform.machine(), platform.libc_ver()[1]))
+    name = f"kernels-{hashlib.sha256(content.encode()).hexdigest()[:16]}.so"
+    for folder in (_SOURCE.parent / "__pycache__", _cache()):
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            library = folder / name
+            if library.exists() or (compiler and _compile(compiler, library)):
+                return library
+    return None
+
+
+def _cache() -> Path:
+    """Of this user, whom nobody else can write for."""
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    folder = Path(home) / "insitu"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _compile(compiler: str, library: Path) -> bool:
+    library.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        made = Path(folder) / library.name
+        command = [compiler, *_OPTIONS, "-o", str(made), str(_SOURCE)]
+        subprocess.run(command, check=True, capture_output=True, timeout=_PATIENCE)
+        made.replace(library)  # at once, whoever else makes it
+    return True
