@@ -24,18 +24,18 @@ from typing import Any
 
 import numpy as np
 
-from insitu.exchange.arithmetic import Operation
+from insitu.exchange.arithmetic import PAGE, Operation
 
 HERE, MISSING, ALARM, GIVEN_UP, AFTERWARDS = 0, 1, 2, 4, 8
 """What a call comes back with: all is done; somebody is missing; the alarm rings; the others have given this
 member up; and whether that was at the meeting at the end."""
 
 DTYPES = {"float32": 0, "float64": 1, "int32": 2, "int64": 3}
-PIECE_BYTES = 8 * 1024
-"""Of a row: what is added up at once, so that the sum is still in the first-level cache when it is copied."""
+_MOST_PIECES = 1 << 18
+"""Of a row: their number has its place in a word."""
 
 _SOURCE = Path(__file__).with_name("kernels.c")
-_OPTIONS = ("-O3", "-shared", "-fPIC", "-ffp-contract=off")
+_OPTIONS = ("-O3", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing")
 _PATIENCE = 60.0
 """Seconds that the compiler may take."""
 
@@ -125,6 +125,12 @@ def supports(dtype: np.dtype) -> bool:
     return dtype.isnative and dtype.name in DTYPES
 
 
+def piece_bytes(row_bytes: int) -> int:
+    """What is added up at once: so little that rows and sum are still in the first-level cache when the sum
+    is copied over them."""
+    return PAGE * max(1, -(-row_bytes // (_MOST_PIECES * PAGE)))
+
+
 def sum_of(op: Operation, dtype: np.dtype, shards: int, factors: np.ndarray | None) -> Sum:
     """`factors`: float64[shards], filled in before each call; None where there are no weights."""
     return Sum(
@@ -168,6 +174,7 @@ def part(
     total: Sum,
     signatures: tuple[int, int],
     interval: tuple[int, int],
+    piece: int,
     dtype: np.dtype,
     rows: Sequence[np.ndarray],
     results: Sequence[np.ndarray],
@@ -175,12 +182,13 @@ def part(
     watched: tuple[int, int],
     piece_bits: int,
 ) -> Prepared:
-    """The elements in `interval` of the sum of `rows` go to all `results`, by way of `scratch`. `watched` are
-    the addresses of two words: how far this member is, and whether it was given up."""
+    """The elements in `interval` of the sum of `rows` go to all `results`, `piece` elements at once, by way
+    of `scratch`. `watched` are the addresses of two words: how far this member is, and whether it was given
+    up."""
     tables = [table(rows), table(results)]
     size = dtype.itemsize
     structure = Part(
-        *(place, total, *signatures, *interval, PIECE_BYTES // size, size, len(results)),
+        *(place, total, *signatures, *interval, piece, size, len(results)),
         *(*map(address_of, tables), address_of(scratch), *watched, piece_bits),
     )
     return Prepared(structure, tables, rows, results, scratch)

@@ -269,7 +269,7 @@ class SharedMemory:
         """What comes after the meeting where all said by the signature `begin` that their rows are there."""
         compiled = region.compiled and reduction.scatter is None and native.supports(reduction.dtype)
         parts = [part[offset:] for part in region.parts]
-        size = native.PIECE_BYTES if compiled else None
+        size = native.piece_bytes(reduction.row_bytes) if compiled else None
         plan = Plan(reduction, self._members, parts, self._scratch, size)
         reducer = Reducer(reduction.op, reduction.dtype, self._members.num_shards, plan.longest)
         done = signature(f"{reduction} done")
@@ -311,6 +311,7 @@ class SharedMemory:
             native.sum_of(reduction.op, plan.dtype, self._members.num_shards, factors),
             signatures,
             plan.interval(self._rank),
+            plan.longest,
             plan.dtype,
             plan.rows,
             plan.results,
