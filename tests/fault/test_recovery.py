@@ -76,6 +76,20 @@ def test_all_go_on_from_memory_when_the_disk_is_lost(undisturbed: World):
     assert "Training goes on from" in job.told()
 
 
+@pytest.mark.torch
+def test_nothing_changes_on_torch_either(tmp_path: Path):
+    paths = Paths(tmp_path / "home")
+    make_cache(paths, tmp_path)
+    expected = RecoveringJob(tmp_path, paths, "undisturbed", 2, backend="torch").run()
+    deaths = [["worker:1.1", "gradient", 1, 3], ["worker:0.1", "tested", 1, 1]]
+    job = RecoveringJob(tmp_path, paths, "killed", 2, deaths, backend="torch")
+    assert job.run() == expected
+    assert len(list(job.out.glob("injected-*"))) == 2
+    assert len(list(job.out.glob("began-*"))) == 4
+    assert_who_lives_went_on(job)
+    assert_ledger_clean(job, paths)
+
+
 def assert_who_lives_went_on(job: RecoveringJob) -> None:
     for ended in job.out.glob("ended-*"):
         life, pid = ended.read_text().split()

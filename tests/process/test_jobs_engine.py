@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -79,6 +80,14 @@ def test_a_reserved_address_can_be_listened_on_by_its_task(engine: Engine, pytho
     host, _, port = engine.reserve([W0, W1])[W0.task].rpartition(":")
     engine.launch(W0, python(f"import socket; socket.create_server(({host!r}, {port})); print('listens')"))
     assert printed(collect(engine, ended(1)), W0) == b"listens\n"
+
+
+def test_an_address_for_a_task_that_lives_already_is_free_at_once(engine: Engine, python: Program) -> None:
+    engine.launch(W0, python("import time; time.sleep(600)"))
+    host, _, port = engine.reserve([W0])[W0.task].rpartition(":")
+    socket.create_server((host, int(port))).close()
+    engine.signal(W0.task, "kill")
+    collect(engine, ended(1))
 
 
 def test_output_comes_whole_and_before_the_end(engine: Engine, python: Program) -> None:

@@ -203,8 +203,10 @@ class RecoveringJob:
         workers: int,
         rules: Sequence[Any] = (),
         disk_lost: bool = False,
+        backend: str = "tensorflow",
     ) -> None:
         self._disk_lost = disk_lost
+        self._backend = backend
         self.out = root / name
         self.out.mkdir()
         self.paths = paths
@@ -279,6 +281,7 @@ class RecoveringJob:
         workers = [m.address for m in self.roster.members]
         environment = {
             **os.environ,
+            "KERAS_BACKEND": self._backend,
             "INSITU_HOME": str(self.paths.home),
             "INSITU_JOB_ID": self._name,
             "INSITU_CACHE": "images/train",

@@ -74,7 +74,11 @@ class LocalEngine:
         self._release_ports()
         for spec in tasks:
             self._held[spec.task] = hold_port(HOST)
-        return {task: f"{HOST}:{held.getsockname()[1]}" for task, held in self._held.items()}
+        addresses = {task: f"{HOST}:{held.getsockname()[1]}" for task, held in self._held.items()}
+        for task in self._held.keys() & self._running.keys():
+            # It lives already, of a controller that died before it could name it, and will listen itself.
+            self._held.pop(task).close()
+        return addresses
 
     def launch(self, task: TaskSpec, command: Command) -> None:
         held = self._held.pop(task.task, None)
