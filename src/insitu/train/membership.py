@@ -12,7 +12,7 @@ from typing import Any
 
 import insitu.exchange
 from insitu.context import Context
-from insitu.errors import ExchangeError, JoinTimeout, PeerLost, StaleGeneration, TrainingError
+from insitu.errors import ExchangeError, JoinTimeout, StaleGeneration, TrainingError
 from insitu.exchange import Group
 from insitu.progress import IDLE, ProgressWriter
 from insitu.roster import JOINING, RECOVERING, Roster, RosterWatch
@@ -291,13 +291,15 @@ class _Places:
                 )
                 telling.joined(known)
                 return
-            except (StaleGeneration, PeerLost) as error:
-                lost = error
             except JoinTimeout:
                 raise
             except ExchangeError as error:
-                # Another was lost while the group was forming: the controller tells of it by a roster.
+                # Another was lost while the group was forming, or a connection to one that may not know it
+                # yet: the controller hears that this generation has come to nothing, and tells of the next
+                # by a roster.
                 lost = error
+                telling.joined(known)
+                telling.place(RECOVERING)
 
     def _newer(self, known: int, deadline: float, lost: Exception) -> Roster:
         """The next roster. Raises what was `lost` where none comes, or none could."""
