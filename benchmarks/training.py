@@ -26,6 +26,8 @@ from pathlib import Path
 
 import common
 
+TABLE = ("insitu, 2 workers", "insitu, 1 worker", "tf_keras, 2 workers", "torch DDP, 2 workers")
+"""What the claims are about: two rounds by default. The others run once: five minutes in all."""
 PEERS = Path(__file__).parent / "training_peers"
 PATIENCE = 400.0
 CONTENDERS = {
@@ -97,14 +99,18 @@ def contender(
 
 def main() -> None:
     options = common.parser(__doc__ or "").parse_args()
-    rounds = options.rounds or (1 if options.quick else 3)
+    rounds = options.rounds or (1 if options.quick else 2)
     machine = common.machine()
     print(common.machine_line(machine))
     figures = {}
     for model in ("cnn", "mlp"):
         common.say(f"{model}:")
         contenders = {name: contender(*what, model) for name, what in CONTENDERS.items()}
-        results = common.alternate(contenders, "rows/s", rounds)
+        often = {name: run for name, run in contenders.items() if name in TABLE}
+        seldom = {name: run for name, run in contenders.items() if name not in TABLE}
+        found = common.alternate(often, "rows/s", rounds)
+        found |= common.alternate(seldom, "rows/s", options.rounds or 1)
+        results = {name: found[name] for name in CONTENDERS}
         print(f"\n{model}\n\n{common.results_table(results, 'insitu, 2 workers', form='{:,.0f}'.format)}")
         figures[model] = common.results_json(results)
     common.save_json(options.json, "training", machine, models=figures)

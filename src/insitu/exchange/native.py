@@ -199,9 +199,15 @@ def kernels() -> Kernels | None:
     """None where they can't be had."""
     if os.environ.get("INSITU_NATIVE", "1") == "0":
         return None
-    library = _library()
-    if library is None:
-        return None
+    for folder in (_beside_the_source, _cache):
+        # Not to be read, written or loaded from (a file system may forbid that): as if there were none.
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            library = _library(folder())
+            return None if library is None else _load(library)
+    return None
+
+
+def _load(library: Path) -> Kernels:
     brief, lengthy = ctypes.PyDLL(str(library)), ctypes.CDLL(str(library))
     return Kernels(
         _function(brief.insitu_meet, ctypes.c_uint64),
@@ -219,17 +225,20 @@ def _function(function: Callable[..., int], *more: type) -> Callable[..., int]:
     return function
 
 
-def _library() -> Path | None:
-    """The compiled file, made where it isn't there."""
+def _library(folder: Path) -> Path | None:
+    """The compiled file in `folder`, made where it isn't there. None without a compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     content = "|".join((_SOURCE.read_text(), *_OPTIONS, platform.machine(), platform.libc_ver()[1]))
-    name = f"kernels-{hashlib.sha256(content.encode()).hexdigest()[:16]}.so"
-    for folder in (_SOURCE.parent / "__pycache__", _cache()):
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            library = folder / name
-            if library.exists() or (compiler and _compile(compiler, library)):
-                return library
-    return None
+    library = folder / f"kernels-{hashlib.sha256(content.encode()).hexdigest()[:16]}.so"
+    if not library.exists():
+        if compiler is None:
+            return None
+        _compile(compiler, library)
+    return library
+
+
+def _beside_the_source() -> Path:
+    return _SOURCE.parent / "__pycache__"
 
 
 def _cache() -> Path:
@@ -240,11 +249,10 @@ def _cache() -> Path:
     return folder
 
 
-def _compile(compiler: str, library: Path) -> bool:
+def _compile(compiler: str, library: Path) -> None:
     library.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         made = Path(folder) / library.name
         command = [compiler, *_OPTIONS, "-o", str(made), str(_SOURCE)]
         subprocess.run(command, check=True, capture_output=True, timeout=_PATIENCE)
         made.replace(library)  # at once, whoever else makes it
-    return True

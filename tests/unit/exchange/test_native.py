@@ -11,46 +11,37 @@ from insitu.exchange import native
 
 
 @pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """No folder beside the source, and an empty cache of the user's."""
-    source = tmp_path / "nowhere" / "kernels.c"
-    monkeypatch.setattr(native, "_SOURCE", _Elsewhere(native._SOURCE, source.parent))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "insitu"
-
-
-class _Elsewhere(type(Path())):  # type: ignore[misc]
-    """The source, as if it lay in a folder that can't be written to."""
-
-    def __new__(cls, source: Path, folder: Path) -> _Elsewhere:
-        made: _Elsewhere = super().__new__(cls, source)
-        made._folder = folder
-        return made
-
-    @property
-    def parent(self) -> Path:
-        return self._folder  # type: ignore[no-any-return]
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where a library is kept for this user, while none can be beside the source."""
+    monkeypatch.setattr(native, "_beside_the_source", lambda: Path("/proc/nowhere"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "insitu"
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_it_is_compiled_once_and_kept_for_this_user(fresh: Path) -> None:
-    library = native._library()
-    assert library is not None and library.parent == fresh
-    assert fresh.stat().st_mode & 0o077 == 0
+def test_it_is_compiled_once_and_kept_for_this_user(cache: Path) -> None:
+    assert native.kernels.__wrapped__() is not None
+    assert cache.stat().st_mode & 0o077 == 0
+    (library,) = cache.iterdir()
     made = library.stat().st_mtime_ns
-    assert native._library() == library and library.stat().st_mtime_ns == made
-    assert [path.name for path in fresh.iterdir()] == [library.name]
+    assert native.kernels.__wrapped__() is not None
+    assert [path.stat().st_mtime_ns for path in cache.iterdir()] == [made]
 
 
-def test_without_a_compiler_there_is_none(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert native._library() is None
+@pytest.mark.parametrize("compiler", [None, "/bin/false", "/bin/true"])
+def test_without_a_compiler_that_works_there_is_none(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, compiler: str | None
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: compiler)
+    assert native.kernels.__wrapped__() is None
+    assert not list(cache.glob("*"))
 
 
-def test_a_compiler_that_fails_is_as_good_as_none(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: "/bin/false")
-    assert native._library() is None
-    assert not fresh.exists() or not list(fresh.iterdir())
+def test_what_cannot_be_loaded_is_as_good_as_none(cache: Path) -> None:
+    made = native._library(native._cache())
+    if made is not None:
+        made.write_bytes(b"not a library")
+    assert native.kernels.__wrapped__() is None
 
 
 def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
