@@ -16,6 +16,7 @@ insitu.config.set_virtual_devices(3)
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
+from matrix_models import LOSS, value_and_gradients  # noqa: E402
 from models import image_model, in_shards, weights  # noqa: E402
 
 from insitu.grid import import_cache  # noqa: E402
@@ -120,6 +121,65 @@ def rows_of_arrays(strategy: Any) -> Any:
     return model, model.fit(X, Y, validation_data=(X, Y), **options).history
 
 
+def by_hand(strategy: Any) -> Any:
+    """A loop of its own that trains and, with another step, evaluates."""
+    model, step, accuracy = steps_by_hand(strategy)
+
+    def test(x: Any, y: Any) -> None:
+        accuracy.update_state(y, model(x, training=False))
+
+    rows = [(X[start : start + BATCH], Y[start : start + BATCH]) for start in range(0, len(X), BATCH)]
+    data, losses, accuracies = strategy.distribute_dataset(Batches(rows)), [], []
+    for _ in range(2):
+        accuracy.reset_state()
+        losses += [float(strategy.reduce("sum", strategy.run(step, batch))) for batch in data]
+        for batch in data:
+            strategy.run(test, batch)
+        accuracies.append(float(accuracy.result()))
+        # Between steps the variables may be given other values.
+        model.layers[-1].bias.assign([0.5, -0.5])
+    return model, {"loss": losses, "accuracy": accuracies}
+
+
+def steps_by_hand(strategy: Any) -> Any:
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        model, optimizer = image_model(), keras.optimizers.Adam(1e-2)
+        accuracy = keras.metrics.SparseCategoricalAccuracy()
+
+    def step(x: Any, y: Any) -> Any:
+        def forward() -> Any:
+            return strategy.compute_average_loss(LOSS(y, model(x, training=True)))
+
+        loss, gradients = value_and_gradients(forward, model)
+        optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    return model, step, accuracy
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, batches: list[Any]) -> None:
+        super().__init__()
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._batches[index]
+
+
+def devices_missed(strategy: Any) -> int:
+    """How many of the three devices have no part in a step of a loop."""
+    _, step, _ = steps_by_hand(strategy)
+    for batch in strategy.distribute_dataset(Batches([(X[:BATCH], Y[:BATCH])])):
+        losses = strategy.local_results(strategy.run(step, batch))
+    if keras.backend.backend() == "tensorflow":
+        return 3 - len({loss.device for loss in losses})
+    return 3 - len({device for loss in losses for device in loss.devices()})
+
+
 @functools.cache
 def of_reference(run: Callable[..., Any], **options: Any) -> Any:
     return run(reference(), **options)
@@ -130,6 +190,7 @@ def between(make: Callable[[], Any], run: Callable[..., Any], **options: Any) ->
 
 
 def tensorflow_only(results: dict[str, float], everything: bool) -> None:
+    from insitu.train.loops import SideBySideStep, make_loop_devices
     from insitu.train.spread.step import ParallelStep
 
     class BesideOthers(insitu.MirroredStrategy):
@@ -138,9 +199,15 @@ def tensorflow_only(results: dict[str, float], everything: bool) -> None:
         def make_step(self, model: Any, example: Any, *, first: bool) -> Any:
             return ParallelStep(self._replica(model, example), self.membership.lockstep)
 
+        def make_loop_step(self, model: Any, example: Any) -> Any:
+            devices = [device.handle() for device in self.devices]
+            replica = make_loop_devices(model, example, devices, self.membership.context.shards, None)
+            return SideBySideStep(model, replica, self.membership)
+
     results["beside others"] = between(BesideOthers, images)
     if not everything:
         return
+    results["by hand beside others"] = between(BesideOthers, by_hand)
     results["half_precision"] = between(insitu.MirroredStrategy, half_precision)
     results["jit"] = between(insitu.MirroredStrategy, images, jit_compile=True)
     results["eager"] = between(insitu.MirroredStrategy, images, run_eagerly=True)
@@ -194,6 +261,12 @@ def main() -> None:
     if backend == "torch":
         by_processes(results)
     results["central"] = between(lambda: central(["cpu:2", "cpu:1", "cpu:0"], "cpu:1"), images)
+    if backend != "torch" or everything:
+        results["central by hand"] = between(lambda: central(["cpu:2", "cpu:1", "cpu:0"], "cpu:1"), by_hand)
+    if backend != "torch":
+        results["mirrored by hand"] = between(insitu.MirroredStrategy, by_hand)
+        results["devices missed"] = devices_missed(insitu.MirroredStrategy())
+        results["devices missed (central)"] = devices_missed(central())
     if backend == "jax":
         # One program for the global batch: BatchNorm and Dropout see all of its rows.
         results["mirrored"] = difference(

@@ -89,18 +89,9 @@ ROWS = (
         "ModelParallelStrategy",
         "layout map",
         reference=PLAIN,
-        impossible={
-            "tensorflow": _BY_LAYERS,
-            "torch": _BY_LAYERS,
-            "jax custom loop": "strategy.run compiles a step for one device, not over a mesh",
-        },
+        impossible={"tensorflow": _BY_LAYERS, "torch": _BY_LAYERS},
     ),
-    Row(
-        "ModelParallelStrategy",
-        "layers on devices",
-        reference=PLAIN,
-        unverified={"custom loop": "right numbers, but strategy.run computes all layers on one device"},
-    ),
+    Row("ModelParallelStrategy", "layers on devices", reference=PLAIN),
     Row("TPUStrategy", unverified={"": "no TPU at hand"}),
 )
 
@@ -246,8 +237,7 @@ devices of one machine, or processes; nothing here has been run on GPUs or TPUs.
 - **low level**: gradients by hand, combined by `strategy.group()`, a group of `insitu.exchange`; for
   parameter servers pushed by hand, with `insitu.parameters`.
 
-In a custom loop, replicas that are devices of one process are computed one after the other, on the first of
-them; the exchange combines tasks. In `fit` they run side by side, but on PyTorch's CPUs.
+Replicas that are devices of one process run side by side, but on PyTorch's CPUs.
 
 The reference is plain Keras on one device (1) where a strategy computes what one device would for the global
 batch, and one device that takes as many shards in turn (2) where each replica is a batch of its own for

@@ -129,6 +129,14 @@ class JaxReplica(BaseReplica):
     # What is traced
 
     def _trace_gradient(self, state: Functional, offset: Any, leaves: Arrays) -> Any:
+        after, logs, gradients, means = self._trace_parts(state, offset, leaves)
+        pieces = [self._join(piece.members, gradients) for piece in self._gradient_pieces]
+        pieces += [self._join(piece.members, means) for piece in self._mean_pieces]
+        return self._train_packing.pack(after), self._pick_extra_logs(logs), pieces
+
+    def _trace_parts(self, state: Functional, offset: Any, leaves: Arrays) -> Any:
+        """(the values of other variables after the step by variable, logs, a gradient for each trainable
+        variable, the state that is to be averaged)."""
         trainable, others, optimizer, metrics = state
         begin = (trainable, self._shift_seeds(others, offset), optimizer, self._without_sums(metrics))
         with recorded(self._model.optimizer) as recording:
@@ -140,10 +148,7 @@ class JaxReplica(BaseReplica):
                 self._state.trainable, self._in_order(recording.variables, recording.gradients), strict=True
             )
         ]
-        means = [after[id(v)] for v in self._state.mean]
-        pieces = [self._join(piece.members, gradients) for piece in self._gradient_pieces]
-        pieces += [self._join(piece.members, means) for piece in self._mean_pieces]
-        return self._train_packing.pack(after), self._pick_extra_logs(logs), pieces
+        return after, logs, gradients, [after[id(v)] for v in self._state.mean]
 
     def _trace_apply(self, state: Functional, packed: Mapping[str, Any], pieces: Arrays) -> Any:
         trainable, others, optimizer, metrics = state
@@ -164,11 +169,17 @@ class JaxReplica(BaseReplica):
         split = len(self._gradient_pieces)
         floats = self._split(pieces[:split], self._gradient_pieces, self._gradient_spans)
         means = self._split(pieces[split:], self._mean_pieces, self._mean_spans)
+        return floats, *self._with_state(others, metrics, packed, means)
+
+    def _with_state(
+        self, others: Arrays, metrics: Arrays, packed: Mapping[str, Any], means: Arrays
+    ) -> tuple[Arrays, Arrays]:
+        """(`others`, `metrics`) after the step."""
         new = {id(v): m.astype(v.dtype) for v, m in zip(self._state.mean, means, strict=True)}
         others = [new.get(id(v), value) for v, value in zip(self._variables[1], others, strict=True)]
         others = self._write(self._variables[1], others, self._train_packing, packed)
         metrics = self._write(self._variables[3], metrics, self._train_packing, packed)
-        return floats, others, metrics
+        return others, metrics
 
     def _update(self, trainable: Arrays, optimizer: Arrays, gradients: Arrays) -> tuple[Arrays, Arrays]:
         """(trainable, optimizer) after the update. Optimizers keep the variables in an order of their own."""

@@ -8,7 +8,7 @@ needed, so that losses, clipping and metrics may mix what comes from several dev
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,20 +34,23 @@ class JaxMover:
     def wrap(self, layer: Any, device: Device) -> None:
         object.__setattr__(layer, "call", _PlacedCall(layer, device))
 
-    def prepare(self, model: Any, places: Places) -> None:
+    def prepare(self, model: Any, optimizers: Sequence[Any], places: Places) -> None:
         """Updates are computed where the variable is."""
-        optimizer = model.optimizer
-        if optimizer is None or "update_step" in vars(optimizer):
-            return
-        update_step = optimizer.update_step
+        for optimizer in optimizers:
+            if "update_step" not in vars(optimizer):
+                _update_in_place(optimizer, places)
 
-        @functools.wraps(update_step)
-        def there(gradient: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
-            device = device_in(variable.path, places)
-            with jax.default_device(device.handle() if device is not None else None):
-                return update_step(gradient, variable, *args, **kwargs)
 
-        object.__setattr__(optimizer, "update_step", there)
+def _update_in_place(optimizer: Any, places: Places) -> None:
+    update_step = optimizer.update_step
+
+    @functools.wraps(update_step)
+    def there(gradient: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
+        device = device_in(variable.path, places)
+        with jax.default_device(device.handle() if device is not None else None):
+            return update_step(gradient, variable, *args, **kwargs)
+
+    object.__setattr__(optimizer, "update_step", there)
 
 
 class _PlacedCall:

@@ -30,8 +30,8 @@ class Mover(Protocol):
     def wrap(self, layer: Any, device: Device) -> None:
         """Makes the layer's `call` compute there."""
 
-    def prepare(self, model: Any, places: Places) -> None:
-        """Does what is to be done for the whole model."""
+    def prepare(self, model: Any, optimizers: Sequence[Any], places: Places) -> None:
+        """Does what is to be done for the whole model, or a step of a custom loop."""
 
 
 def place_layers(model: Any, places: Places) -> Callable[[], None]:
@@ -42,6 +42,21 @@ def place_layers(model: Any, places: Places) -> Callable[[], None]:
     can't be moved.
     """
     layers = model._flatten_layers(include_self=False)
+    check_places(layers, places)
+    optimizers = [] if model.optimizer is None else [model.optimizer]
+    return _placed(model, layers, optimizers, places)
+
+
+def place_in_loop(step: Any, layers: Sequence[Any], places: Places) -> Callable[[], None]:
+    """`place_layers` for the `step` of a custom loop, a `StepModel`, and the `layers` made in the strategy's
+    scope: those that are built by now."""
+    check_places(layers, places)
+    optimizers = [optimizer for optimizer, _ in step.optimizer.groups]
+    return _placed(step, layers, optimizers, places)
+
+
+def check_places(layers: Sequence[Any], places: Places) -> None:
+    """Raises InputError for places of layers that aren't there."""
     names = {layer.name for layer in layers}
     if unknown := sorted(places.keys() - names):
         shown = sorted(names)
@@ -50,14 +65,19 @@ def place_layers(model: Any, places: Places) -> Callable[[], None]:
             f"Only layers of the model can be placed: {', '.join(shown[:_NAMED])}{more}. Received: "
             f"{', '.join(unknown)}. Give layers names of your own (name=...)."
         )
+
+
+def _placed(
+    model: Any, layers: Sequence[Any], optimizers: Sequence[Any], places: Places
+) -> Callable[[], None]:
     mover = _mover()
     for layer in layers:
         device = places.get(layer.name)
         if device is not None and getattr(layer, _MARK, None) != device:
             mover.wrap(layer, device)
             object.__setattr__(layer, _MARK, device)
-    mover.prepare(model, places)
-    placed = _placed_variables(model, places)
+    mover.prepare(model, optimizers, places)
+    placed = _placed_variables(layers, optimizers, places)
 
     def settle() -> None:
         for variable, device in placed:
@@ -72,17 +92,19 @@ def place_layers(model: Any, places: Places) -> Callable[[], None]:
     return settle
 
 
-def _placed_variables(model: Any, places: Places) -> list[tuple[Any, Device]]:
+def _placed_variables(
+    layers: Sequence[Any], optimizers: Sequence[Any], places: Places
+) -> list[tuple[Any, Device]]:
     """Variables of placed layers, and what the optimizer keeps for them. Seeds and metrics stay at home."""
     homes: dict[str, Device] = {}
     placed = []
-    weights = {id(v): v for layer in model._flatten_layers(include_self=False) for v in layer.weights}
+    weights = {id(v): v for layer in layers for v in layer.weights}
     for variable in weights.values():
         device = device_in(variable.path, places)
         if device is not None:
             placed.append((variable, device))
             homes[variable.path.replace("/", "_") + "_"] = device
-    for variable in model.optimizer.variables if model.optimizer is not None else ():
+    for variable in (v for optimizer in optimizers for v in optimizer.variables):
         name = variable.path.rpartition("/")[2]
         owner = max((path for path in homes if name.startswith(path)), key=len, default=None)
         if owner is not None:

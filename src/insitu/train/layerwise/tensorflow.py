@@ -13,14 +13,13 @@ from insitu.train.devices import Device
 from insitu.train.layerwise.making import Places
 
 _SCOPE = re.compile(r"(?:^|/)insitu_on_(\d+)_")
+_devices: list[str] = []
+"""What the numbers in names of scopes stand for."""
 _STEPS = ("train_step", "test_step", "predict_step")
 
 
 class TensorFlowMover:
     """See `Mover`."""
-
-    def __init__(self) -> None:
-        self._devices: list[str] = []
 
     def lies_on(self, variable: Any, device: Device) -> bool:
         lies, wanted = (tf.DeviceSpec.from_string(name) for name in (variable.value.device, device.native))
@@ -31,10 +30,10 @@ class TensorFlowMover:
 
     def wrap(self, layer: Any, device: Device) -> None:
         call = layer.call
-        if device.native not in self._devices:
-            self._devices.append(device.native)
+        if device.native not in _devices:
+            _devices.append(device.native)
         # TensorFlow makes names of scopes unique by a suffix, after the last underscore.
-        scope = f"insitu_on_{self._devices.index(device.native)}_"
+        scope = f"insitu_on_{_devices.index(device.native)}_"
 
         @functools.wraps(call)
         def on_device(*args: Any, **kwargs: Any) -> Any:
@@ -43,17 +42,17 @@ class TensorFlowMover:
 
         object.__setattr__(layer, "call", on_device)
 
-    def prepare(self, model: Any, places: Places) -> None:
+    def prepare(self, model: Any, optimizers: Sequence[Any], places: Places) -> None:
         """Gradients are computed where the layer is: their names hold the scope of what they belong to."""
-        if self._devices:
-            for name in _STEPS:
-                object.__setattr__(model, name, _by_name(getattr(model, name), self._devices))
+        if _devices:
+            for name in filter(functools.partial(hasattr, model), _STEPS):
+                object.__setattr__(model, name, _by_name(getattr(model, name)))
 
 
-def _by_name(step: Callable[..., Any], devices: Sequence[str]) -> Callable[..., Any]:
+def _by_name(step: Callable[..., Any]) -> Callable[..., Any]:
     def device_of(operation: Any) -> str:
         found = _SCOPE.findall(operation.name)
-        return devices[int(found[-1])] if found else ""
+        return _devices[int(found[-1])] if found else ""
 
     @functools.wraps(step)
     def stepped(*args: Any, **kwargs: Any) -> Any:

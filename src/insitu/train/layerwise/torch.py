@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -37,7 +38,7 @@ class TorchMover:
 
         object.__setattr__(layer, "call", on_device)
 
-    def prepare(self, model: Any, places: Places) -> None:
+    def prepare(self, model: Any, optimizers: Sequence[Any], places: Places) -> None:
         pass
 
 

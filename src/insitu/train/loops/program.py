@@ -129,6 +129,11 @@ class StepModel:
         return bool(self.optimizer.groups or len(self.unmoved_variables) < len(self._others))
 
     @property
+    def variables(self) -> list[Any]:
+        """All but the optimizers'."""
+        return [*self.trainable_variables, *self._others]
+
+    @property
     def _others(self) -> list[Any]:
         return [*self.non_trainable_variables, *self.metrics_variables]
 

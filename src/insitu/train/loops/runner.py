@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
 from insitu.train.feed import Part
-from insitu.train.gather import by_shard, gather_counts
-from insitu.train.loops.backends import LoopReplica, learn, make_loop_replica
+from insitu.train.gather import gather_counts
+from insitu.train.loops.backends import learn
 from insitu.train.loops.program import Call, StepModel
 from insitu.train.loops.scope import Scope
+from insitu.train.loops.steps import LoopStep
 from insitu.train.loops.values import PerReplica, join, values_of
 from insitu.train.membership import Membership
 from insitu.train.placement_log import log_variables
 from insitu.train.state import ModelState, broadcast_state
-from insitu.train.step import TwoPhaseStep
 
 MANY_PROGRAMS = 64
 """So many different steps and shapes of arguments mean that something differs in each call."""
@@ -44,6 +44,9 @@ class Layout(Protocol):
     @property
     def made_in_scope(self) -> Scope:
         """The optimizers and variables that were made in the strategy's scope."""
+
+    def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
+        """How `model`, which has learnt what it touches, is run for arrays like `example`."""
 
 
 class Runner:
@@ -213,9 +216,7 @@ class _Program:
                 f"that trains, under {type(strategy).__name__}. Use fit, or MultiWorkerMirroredStrategy."
             )
         self._result = self.model.result
-        self._replica: LoopReplica = make_loop_replica(self.model, example)
-        self._step = TwoPhaseStep(self._replica, membership.lockstep)
-        self._records = np.zeros((len(self._shards), self._replica.train_record_size))
+        self._step = strategy.make_loop_step(self.model, example)
 
     def run(self, arguments: _Arguments) -> Any:
         alone = self._group.size == 1 or not self.model.changes_anything
@@ -224,19 +225,4 @@ class _Program:
         for index, (shard, rows) in enumerate(zip(self._shards, arguments.rows, strict=True)):
             data = arguments.arrays(index, global_rows) if rows else None
             parts.append(Part(shard, rows, data))
-        self._replica.outputs.clear()
-        if self.model.optimizer.groups or self._replica.floats_size:
-            self._step.train(parts, lambda place: None)
-        else:
-            self._observe(parts)
-        return join([self._result.rebuild(self._replica.outputs.get(shard)) for shard in self._shards])
-
-    def _observe(self, parts: Sequence[Part]) -> None:
-        """A step that trains nothing: metrics are added up, if it moves any."""
-        nothing = np.empty(0, self._replica.floats_dtype)
-        self._records[:] = 0
-        for index, part in enumerate(parts):
-            if part.rows:
-                self._replica.gradient(part.shard, part.data, nothing, self._records[index])
-        if self.model.changes_anything:
-            self._replica.apply(nothing, self._group.all_gather(by_shard(self._records)))
+        return join([self._result.rebuild(outputs) for outputs in self._step.run(parts)])

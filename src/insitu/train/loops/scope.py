@@ -21,10 +21,15 @@ class Scope:
     def __init__(self) -> None:
         self._optimizers: list[weakref.ref[Any]] = []
         self._variables: list[weakref.ref[Any]] = []
+        self._layers: list[weakref.ref[Any]] = []
 
     @property
     def optimizers(self) -> list[Any]:
         return _alive(self._optimizers)
+
+    @property
+    def layers(self) -> list[Any]:
+        return _alive(self._layers)
 
     def weights(self) -> list[Any]:
         """The trainable variables, in the order in which they were made."""
@@ -38,6 +43,7 @@ class Scope:
             _before(keras.Model, "fit", before_fit),
             _after(Trainer, "compile", on_compile),
             _after(BaseOptimizer, "__init__", lambda made: self._optimizers.append(weakref.ref(made))),
+            _after(keras.layers.Layer, "__init__", lambda made: self._layers.append(weakref.ref(made))),
             _after(Variable, "__init__", lambda made: self._variables.append(weakref.ref(made))),
         ):
             yield
@@ -72,11 +78,11 @@ def _after(owner: type, name: str, told: Callable[[Any], None]) -> Iterator[None
     """While open, `told` is called with the object that a method of `owner` has returned from."""
     original = getattr(owner, name)
 
+    @functools.wraps(original)
     def method(made: Any, *args: Any, **kwargs: Any) -> None:
         original(made, *args, **kwargs)
         told(made)
 
-    method.__name__, method.__doc__ = name, original.__doc__
     setattr(owner, name, method)
     try:
         yield

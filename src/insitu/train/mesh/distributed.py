@@ -73,6 +73,21 @@ def all_devices() -> list[Any]:
     return sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
 
 
+def devices_like(here: list[Any]) -> list[Any]:
+    """The devices of all tasks that have the same places there as those of `here` have in this one."""
+    own = [device for device in all_devices() if device.process_index == jax.process_index()]
+    places = [own.index(device) for device in here]
+    by_task: dict[int, list[Any]] = {}
+    for device in all_devices():
+        by_task.setdefault(device.process_index, []).append(device)
+    if any(max(places) >= len(devices) for devices in by_task.values()):
+        raise TrainingError(
+            "Each task must have as many devices. Received: "
+            f"{', '.join(str(len(devices)) for devices in by_task.values())} by task."
+        )
+    return [devices[place] for devices in by_task.values() for place in places]
+
+
 def abandon() -> None:
     """This process is about to fail: it won't wait for its peers. What JAX holds is left to the kernel."""
     from jax._src import distributed

@@ -65,9 +65,12 @@ class MeshLayout:
         return NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names[0]))
 
     def sharding_of(self, value: jax.Array) -> NamedSharding:
-        """The place of a variable in the program: where it lies already on the mesh, or else everywhere."""
+        """The place of a variable in the program: spread over the axes over which it is spread already, or
+        else everywhere."""
         held = value.sharding
-        if isinstance(held, NamedSharding) and held.mesh in (self.mesh, self.local):
+        if isinstance(held, NamedSharding) and all(
+            held.mesh.shape[name] == self.mesh.shape.get(name) for name in _names_in(held.spec)
+        ):
             return NamedSharding(self.mesh, held.spec)
         return self.replicated
 
@@ -100,3 +103,9 @@ class MeshLayout:
         if not self.spans_processes:
             return jax.device_put(rows, self.by_rows)
         return jax.make_array_from_process_local_data(self.by_rows, rows, (total, *rows.shape[1:]))
+
+
+def _names_in(spec: PartitionSpec) -> set[str]:
+    """The axes of a mesh that something is spread over."""
+    names = {name for axis in spec for name in (axis if isinstance(axis, tuple) else (axis,))}
+    return {name for name in names if name is not None}

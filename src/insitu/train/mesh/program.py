@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import keras
 import numpy as np
 
-from insitu.errors import PeerLost, TrainingError
+from insitu.errors import TrainingError
 from insitu.exchange import Group
 from insitu.train.backends import Logs
 from insitu.train.backends.jax import unpack_step
 from insitu.train.feed import Part
 from insitu.train.gather import by_shard
 from insitu.train.membership import Membership
-from insitu.train.mesh.distributed import abandon
 from insitu.train.mesh.layout import MeshLayout
+from insitu.train.mesh.losses import naming_lost_peers
 from insitu.train.mesh.rows import RowPlan, plan_rows
 from insitu.train.mesh.variables import METRICS, OTHERS, TRAINABLE, variables_over
-
-_BROKEN = re.compile("UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION")
-"""How XLA's account of a collective that could not be done begins."""
 
 Leaves = list[Any]
 Tracing = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -226,20 +222,9 @@ class _RowCounts:
             counts = own if self._alone else self._group.all_gather(by_shard(own))
         return plan_rows(counts.reshape(-1).tolist(), self._hosts, self._layout.local_rows)
 
-    @contextlib.contextmanager
-    def lost_peers_named(self) -> Iterator[None]:
-        """Where a collective of XLA fails, the exchange knows who is gone: raises PeerLost with its name."""
-        try:
-            yield
-        except PeerLost:
-            abandon()
-            raise
-        except (jax.errors.JaxRuntimeError, ValueError) as error:
-            if self._alone or not _BROKEN.match(str(error)):
-                raise
-            abandon()
-            self._group.barrier()
-            raise
+    def lost_peers_named(self) -> contextlib.AbstractContextManager[None]:
+        """See `naming_lost_peers`."""
+        return naming_lost_peers(None if self._alone else self._group)
 
 
 def _arrays(data: Any) -> Leaves:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,6 +15,8 @@ from insitu.train.mesh.layout import MeshLayout
 GROUPS = 4
 """Trainable, non-trainable, optimizer's and metrics' variables, as Keras' JAX trainer has them."""
 TRAINABLE, OTHERS, OPTIMIZER, METRICS = range(GROUPS)
+
+_ATTRIBUTE = "_insitu_laid"
 
 _made: weakref.WeakKeyDictionary[Any, MeshVariables] = weakref.WeakKeyDictionary()
 
@@ -33,8 +36,6 @@ class MeshVariables:
         self.shardings: tuple[list[NamedSharding], ...] = tuple(
             [layout.sharding_of(v.value) for v in group] for group in self._variables
         )
-        self._seen: list[list[Any]] = [[None] * len(group) for group in self._variables]
-        self._kept: list[list[Any]] = [[None] * len(group) for group in self._variables]
 
     def fits(self, model: Any, layout: MeshLayout) -> bool:
         """Whether this is about the variables that `model` has now."""
@@ -46,22 +47,36 @@ class MeshVariables:
 
     def take(self, group: int) -> list[Any]:
         """The values of a group as arrays of the program."""
-        seen, kept = self._seen[group], self._kept[group]
-        for index, variable in enumerate(self._variables[group]):
-            if seen[index] is None or variable._value is not seen[index]:
-                # By the getter: the variable may not have been given its first value yet.
-                self._set(group, index, self.layout.place(variable.value, self.shardings[group][index]))
-        return list(kept)
+        return [self._taken(group, index) for index in range(len(self._variables[group]))]
+
+    def _taken(self, group: int, index: int) -> Any:
+        variable = self._variables[group][index]
+        laid: _Laid | None = getattr(variable, _ATTRIBUTE, None)
+        if laid is None or variable._value is not laid.view or laid.layout != self.layout:
+            # By the getter: the variable may not have been given its first value yet.
+            return self._set(variable, self.layout.place(variable.value, self.shardings[group][index]))
+        return laid.value
 
     def put(self, group: int, values: Sequence[jax.Array]) -> None:
         """Gives the variables of a group what the program has made of them."""
-        for index, value in enumerate(values):
-            self._set(group, index, value)
+        for variable, value in zip(self._variables[group], values, strict=True):
+            self._set(variable, value)
 
-    def _set(self, group: int, index: int, value: jax.Array) -> None:
-        self._kept[group][index] = value
-        self._seen[group][index] = view = self.layout.view(value)
-        self._variables[group][index]._direct_assign(view)
+    def _set(self, variable: Any, value: jax.Array) -> jax.Array:
+        view = self.layout.view(value)
+        variable._direct_assign(view)
+        # Kept by the variable, not here: several programs may use it, a custom loop's steps say.
+        object.__setattr__(variable, _ATTRIBUTE, _Laid(self.layout, variable._value, value))
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Laid:
+    """A value of a program over `layout`, and what its variable was given as a view of it."""
+
+    layout: MeshLayout
+    view: Any
+    value: jax.Array
 
 
 def variables_over(model: Any, layout: MeshLayout) -> MeshVariables:

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 _ATTRIBUTE = "_insitu_mirrors"
+_COPIES = "_insitu_copies"
 _ASSIGNING = ("assign", "assign_add", "assign_sub", "scatter_update", "scatter_add", "scatter_sub")
 
 
@@ -27,11 +28,10 @@ class Mirrors:
         self.variables = tuple(variables)
         self._devices = tuple(devices)
         self._own = [variable._value for variable in self.variables]
+        # Others may have made copies before, and not have heard of what was assigned since.
+        self.stale = any(hasattr(own, _COPIES) for own in self._own)
         self._copies: list[list[Any]] = [self._own]
-        for device in self._devices[1:]:
-            with tf.device(device):
-                self._copies.append([_copy_of(own) for own in self._own])
-        self.stale = False
+        self._copies += [[_copy_on(device, own) for own in self._own] for device in self._devices[1:]]
         for own in self._own:
             _watch(own, self._become_stale)
         self._copy = tf.function(self.trace_copying, autograph=False)
@@ -73,11 +73,15 @@ def mirrors_of(model: Any, variables: Sequence[Any], devices: Sequence[str]) -> 
     return mirrors
 
 
-def _copy_of(own: Any) -> Any:
-    copy = tf.Variable(own.read_value(), trainable=own.trainable, dtype=own.dtype)
-    # Keras' optimizers find what belongs to a variable by this.
-    copy._unique_id = own._unique_id
-    return copy
+def _copy_on(device: str, own: Any) -> Any:
+    """The copy of a variable on a further device: one, for all models and steps that use the variable."""
+    copies = own.__dict__.setdefault(_COPIES, {})
+    if device not in copies:
+        with tf.device(device):
+            copies[device] = copy = tf.Variable(own.read_value(), trainable=own.trainable, dtype=own.dtype)
+        # Keras' optimizers find what belongs to a variable by this.
+        copy._unique_id = own._unique_id
+    return copies[device]
 
 
 def _watch(own: Any, changed: Any) -> None:

@@ -46,7 +46,7 @@ class TensorFlowDevices(TensorFlowReplica):
         self._shards = tuple(shards)
         state = self._state
         moved = (*state.mean, *state.seeds, *state.first, *state.sums, *state.metric_first)
-        every = (*state.trainable, *moved, *state.optimizer) if mirrored else moved
+        every = (*state.trainable, *moved, *state.optimizer, *_only_read(model)) if mirrored else moved
         self._mirrors: Mirrors = mirrors_of(model, every, self._sites)
         batch = [batch_spec(leaf) for leaf in leaves_of(data)]
         self._width = len(batch)
@@ -88,13 +88,18 @@ class TensorFlowDevices(TensorFlowReplica):
     def gradients(self, parts: Sequence[Part], floats: Any, records: Any) -> None:
         """As `Replica.gradient` for each part, into the rows of `floats` and `records`."""
         self.refresh(anyway=False)
-        outputs = self._gradients_all(*self._arguments(parts))
+        outputs = self._all_gradients(parts)
         for index, part in enumerate(parts):
             records[index] = 0
             if part.rows:
                 np.copyto(records[index], np.asarray(outputs[index][0]))
                 for piece, tensor in zip(self._all_pieces, outputs[index][1:], strict=True):
                     np.copyto(floats[index, piece.start : piece.stop], np.asarray(tensor))
+
+    def _all_gradients(self, parts: Sequence[Part]) -> list[list[Any]]:
+        """For each part its record and pieces, as tensors."""
+        results: list[list[Any]] = self._gradients_all(*self._arguments(parts))
+        return results
 
     def apply(self, floats: Any, records: Any) -> Logs:
         """Updates the model on each device by the mean over all tasks."""
@@ -110,8 +115,7 @@ class TensorFlowDevices(TensorFlowReplica):
     def _arguments(self, parts: Sequence[Part]) -> list[Any]:
         rows = np.array([part.rows for part in parts], np.float64)
         # A device without rows computes something that weighs nothing: a graph without branches is faster.
-        spare = next(part.data for part in parts if part.rows)
-        spare = map_leaves(lambda leaf: leaf[:1], spare)
+        spare = self._spare(parts)
         with tf.device("CPU:0"):
             leaves = [
                 tf.convert_to_tensor(leaf)
@@ -120,10 +124,17 @@ class TensorFlowDevices(TensorFlowReplica):
             ]
             return [tf.constant(rows), *leaves]
 
+    def _spare(self, parts: Sequence[Part]) -> Any:
+        """Data that can be computed with."""
+        return map_leaves(lambda leaf: leaf[:1], next(part.data for part in parts if part.rows))
+
     # What is traced
 
     def _trace_train_all(self, rows: Any, *leaves: Any) -> Any:
-        outputs = self._trace_gradients_all(rows, *leaves)
+        return self._update_all(self._trace_gradients_all(rows, *leaves), rows)
+
+    def _update_all(self, outputs: Sequence[Sequence[Any]], rows: Any) -> Any:
+        """The update on each device by the mean of the `outputs` of all, and the logs."""
         combined = self._combine(self._train_record, [output[0] for output in outputs], rows)
         means = self._mean([output[1:] for output in outputs], rows)
         logs = self._update_devices(combined, means)
@@ -211,3 +222,10 @@ class TensorFlowDevices(TensorFlowReplica):
                     total = total + tf.math.multiply_no_nan(piece, shares[index])
                 means.append(total)
         return [means] * len(self._sites)
+
+
+def _only_read(model: Any) -> list[Any]:
+    """Variables that a custom loop's step reads and leaves as they are. Metrics have nothing to be read on
+    further devices."""
+    unmoved = getattr(model, "unmoved_variables", ())
+    return [v for v in unmoved if getattr(v, "aggregation", None) != "sum"]

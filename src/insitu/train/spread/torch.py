@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,9 +24,15 @@ class TorchDevices(TorchReplica):
         """`copy` says whether the devices have memory of their own; found out by default."""
         super().__init__(model, data)
         self._sites = [
-            _Site(model, data, device) if (device != _device_of(model) if copy is None else copy) else None
+            _Site(model, data, device, self.make_replica)
+            if (device != _device_of(model) if copy is None else copy)
+            else None
             for device in devices
         ]
+
+    def make_replica(self, model: Any, data: Any) -> TorchReplica:
+        """What computes on a further device."""
+        return TorchReplica(model, data)
 
     def gradients(self, parts: Sequence[Part], floats: NDArray[Any], records: NDArray[np.float64]) -> None:
         """See `ParallelReplica`."""
@@ -40,13 +46,15 @@ class TorchDevices(TorchReplica):
 class _Site:
     """One further device with copies of all that a step reads."""
 
-    def __init__(self, model: Any, data: Any, device: Any) -> None:
+    def __init__(
+        self, model: Any, data: Any, device: Any, make_replica: Callable[[Any, Any], TorchReplica]
+    ) -> None:
         self._device = str(device)
         self._variables = list({id(v): v for v in model.variables}.values())
         self._own = [variable._value for variable in self._variables]
         self._copies = [_copy_of(own, device) for own in self._own]
         with self._in_place():
-            self._replica = TorchReplica(model, data)
+            self._replica = make_replica(model, data)
 
     def gradient(self, part: Part, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
         with torch.no_grad():
@@ -76,4 +84,4 @@ def _copy_of(own: Any, device: Any) -> Any:
 
 
 def _device_of(model: Any) -> Any:
-    return next(iter(model.variables)).value.device
+    return next((variable.value.device for variable in model.variables), None)

@@ -23,13 +23,17 @@ from insitu.train.lockstep import SETUP
 from insitu.train.loops import (
     CHECK_EVERY,
     DistributedDataset,
+    ExchangedStep,
+    LoopStep,
     ReduceOp,
     Runner,
     Scope,
+    StepModel,
     average_loss,
     check_weights,
     gather_values,
     local_values,
+    make_loop_replica,
     reduce_values,
     scale_by_share,
 )
@@ -112,6 +116,10 @@ class Strategy:
         if first:
             self._begin_alike(model)
         return TwoPhaseStep(make_replica(model, example), self._membership.lockstep)
+
+    def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
+        """How `run` does the step `model`, which has learnt what it touches, for arrays like `example`."""
+        return ExchangedStep(model, make_loop_replica(model, example), self._membership)
 
     def _begin_alike(self, model: Any) -> None:
         """Gives all replicas the state of rank 0. Collective."""

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from insitu.context import Context
 from insitu.context import context as read_context
 from insitu.tether import tether
 from insitu.train.companions import can_start, one_of
 from insitu.train.devices import Device, resolve_all
+from insitu.train.loops import LoopStep, StepModel
 from insitu.train.step import Step
 from insitu.train.strategies.on_devices import OnDevices
 
@@ -61,6 +63,15 @@ class MirroredStrategy(OnDevices):
 
             return make_mesh_step(model, example, [d.handle() for d in self.devices], self.membership)
         return super().make_step(model, example, first=first)
+
+    def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
+        workers = len(self.membership.context.workers)
+        if keras.backend.backend() == "jax" and len(self.devices) > 1 and workers <= 1:
+            from insitu.train.loops.mesh import MeshLoopStep, replica_layout
+
+            devices = np.array([device.handle() for device in self.devices])
+            return MeshLoopStep(model, example, replica_layout(devices, len(devices)), self.membership)
+        return super().make_loop_step(model, example)
 
 
 def _by_processes(devices: Sequence[Device]) -> bool:

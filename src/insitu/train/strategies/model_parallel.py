@@ -13,6 +13,8 @@ import numpy as np
 from insitu.context import Context
 from insitu.errors import InputError, TrainingError
 from insitu.train.devices import Device, resolve, resolve_all
+from insitu.train.loops import LoopStep, SettledStep, StepModel
+from insitu.train.state import broadcast_state, read_state
 from insitu.train.step import Step
 from insitu.train.strategies.base import Strategy
 
@@ -28,7 +30,11 @@ class ModelParallelStrategy(Strategy):
         layout_map = {".*dense.*kernel": (None, "model")}
         strategy = insitu.ModelParallelStrategy(layout_map, mesh={"data": 2, "model": 4})
 
-    A mesh is over the devices of one process: with several workers, place layers.
+    With several workers the mesh is over the devices of all, joined by `jax.distributed`; each worker has as
+    many whole rows of its first axis, so that a variable is spread over the devices of one worker. Make the
+    strategy before JAX computes anything.
+
+    In a custom loop the step of each worker is computed over its rows of the mesh, as one replica.
 
     On TensorFlow, JAX and PyTorch layers can be put on devices by name instead: see `place`.
 
@@ -38,13 +44,14 @@ class ModelParallelStrategy(Strategy):
             matches is copied to all devices. None: the largest axis of each kernel and embedding that can be
             divided is spread over the axis "model".
         mesh: the mesh's axes and their sizes, first that of rows; one may be -1, which takes the rest.
-            {"data": 1, "model": -1} by default.
-        devices: their names; all of the best kind by default.
+            {"data": 1, "model": -1} by default, where 1 is the number of workers.
+        devices: their names, the same on each worker; all of the best kind by default.
         context: who this process is; read from the environment by default.
 
     Raises:
         InputError: for devices that aren't there, a mesh or a layout map that doesn't fit.
-        TrainingError: for a mesh or a layout map on another backend than JAX, or with several workers.
+        TrainingError: for a mesh or a layout map on another backend than JAX; where workers don't share the
+            mesh's first axis evenly.
     """
 
     def __init__(
@@ -71,14 +78,12 @@ class ModelParallelStrategy(Strategy):
             self._spread()
 
     def _spread(self) -> Any:
-        """(the mesh, the Keras distribution over it)."""
+        """(the mesh, the Keras distribution that makes variables here, the one over the whole mesh)."""
         if self._mesh is None:
-            workers = len(self.membership.context.workers)
-            if workers > 1:
-                raise TrainingError(
-                    f"A mesh is over the devices of one process. Received: a job with {workers} workers. "
-                    "Start it with --workers 1, or put layers on devices by strategy.place()."
-                )
+            if len(self.membership.context.workers) > 1:
+                from insitu.train.mesh.distributed import connect
+
+                connect(self.membership)
             from insitu.train.mesh.layout import MeshLayout
             from insitu.train.mesh.spreading import Spreading
 
@@ -95,13 +100,19 @@ class ModelParallelStrategy(Strategy):
                 devices, axes, shape = self._mesh_of(mesh)
                 grid = devices.reshape(shape)
             layout = MeshLayout.over(grid, tuple(axes))
-            self._mesh = (layout, Spreading(layout.mesh, layout_map))
+            here, everywhere = (Spreading(part, layout_map) for part in (layout.local, layout.mesh))
+            self._mesh = (layout, here, everywhere)
         return self._mesh
 
     def _mesh_of(self, mesh: Mapping[str, int] | None) -> tuple[Any, tuple[str, ...], tuple[int, ...]]:
         """(devices, names of axes, sizes of axes)."""
         devices = [device.handle() for device in resolve_all(self._names)]
-        wanted = dict(mesh) if mesh is not None else {_DATA: 1, _MODEL: -1}
+        workers = max(1, len(self.membership.context.workers))
+        if workers > 1:
+            from insitu.train.mesh.distributed import devices_like
+
+            devices = devices_like(devices)
+        wanted = dict(mesh) if mesh is not None else {_DATA: workers, _MODEL: -1}
         return np.array(devices), tuple(wanted), sizes_of(wanted, len(devices))
 
     # Layers on devices
@@ -159,8 +170,29 @@ class ModelParallelStrategy(Strategy):
             return LayerwiseStep(super().make_step(model, example, first=first), placed)
         from insitu.train.mesh.program import MeshStep
 
-        layout, distribution = self._spread()
-        return MeshStep(model, example, layout, self.membership, distribution.scope)
+        layout, _, everywhere = self._spread()
+        if first and len(self.membership.context.workers) > 1:
+            broadcast_state(read_state(model), self.membership.group())
+        return MeshStep(model, example, layout, self.membership, everywhere.scope)
+
+    def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
+        if self._places:
+            from insitu.train.layerwise import place_in_loop
+
+            model.jit_compile = False  # XLA's programs keep to one device
+            settle = place_in_loop(model, self.made_in_scope.layers, self._places)
+            return SettledStep(super().make_loop_step(model, example), settle)
+        if len(self.membership.context.shards) != 1:
+            raise TrainingError(
+                "A mesh computes one shard for each worker in a custom loop. Received: the shards "
+                f"{list(self.membership.context.shards)}. Use as many workers as shards."
+            )
+        from insitu.train.loops.mesh import MeshLoopStep, replica_layout
+
+        layout, here, _ = self._spread()
+        workers, axes = max(1, len(self.membership.context.workers)), layout.mesh.axis_names
+        over = replica_layout(layout.mesh.devices, workers, axes)
+        return MeshLoopStep(model, example, over, self.membership, here.scope)
 
 
 def sizes_of(mesh: Mapping[str, int], devices: int) -> tuple[int, ...]:

@@ -6,9 +6,11 @@ import sys
 from typing import Any, Literal, get_args
 
 import keras
+import numpy as np
 
 from insitu.context import Context
 from insitu.errors import TrainingError
+from insitu.train.loops import LoopStep, StepModel
 from insitu.train.membership import CHECK_EVERY
 from insitu.train.state import broadcast_state, read_state
 from insitu.train.step import Step
@@ -95,6 +97,16 @@ class MultiWorkerMirroredStrategy(Strategy):
         if first:
             broadcast_state(read_state(model), self._membership.group())
         return make_mesh_step(model, example, all_devices(), self._membership)
+
+    def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
+        context = self.membership.context
+        if self.communication != "xla" or len(context.shards) != 1:
+            return super().make_loop_step(model, example)
+        from insitu.train.loops.mesh import MeshLoopStep, replica_layout
+        from insitu.train.mesh.distributed import all_devices
+
+        layout = replica_layout(np.array(all_devices()), max(1, len(context.workers)))
+        return MeshLoopStep(model, example, layout, self.membership)
 
 
 def _choose(backend: str, several: bool) -> tuple[Communication, str]:

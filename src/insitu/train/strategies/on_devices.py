@@ -12,6 +12,7 @@ from insitu.context import Context
 from insitu.context import context as read_context
 from insitu.errors import TrainingError
 from insitu.train.devices import Device
+from insitu.train.loops import LoopStep, OneFunctionStep, SideBySideStep, StepModel, make_loop_devices
 from insitu.train.placed import placed
 from insitu.train.spread.step import DevicesStep, ParallelStep
 from insitu.train.state import check_trainable_by_shards
@@ -54,6 +55,17 @@ class OnDevices(Strategy):
             self._begin_alike(model)
         step = ParallelStep(replica, membership.lockstep)
         return placed(step, self._home or self.devices[0])
+
+    def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
+        if len(self.devices) == 1 and self._home in (None, self.devices[0]):
+            return super().make_loop_step(model, example)
+        membership = self.membership
+        devices = [device.handle() for device in self.devices]
+        home = self._home.handle() if self._home else None
+        replica = make_loop_devices(model, example, devices, membership.context.shards, home)
+        if keras.backend.backend() == "tensorflow" and len(membership.context.workers) <= 1:
+            return OneFunctionStep(replica)
+        return SideBySideStep(model, replica, membership)
 
     def _replica(self, model: Any, example: Any) -> Any:
         devices = [device.handle() for device in self.devices]

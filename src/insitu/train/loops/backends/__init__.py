@@ -3,7 +3,7 @@ step returns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,10 +11,21 @@ from numpy.typing import NDArray
 
 from insitu.train.backends import Replica
 from insitu.train.loops.program import StepModel
+from insitu.train.spread.step import Devices, ParallelReplica
 
 
 class LoopReplica(Replica, Protocol):
     """`outputs[shard]` are the tensors that the step returned for that shard."""
+
+    outputs: dict[int, list[Any]]
+
+
+class ParallelLoopReplica(LoopReplica, ParallelReplica, Protocol):
+    """Computes what all shards of a task do at once."""
+
+
+class LoopDevices(Devices, Protocol):
+    """All replicas of the only process: `train` does a whole step, and fills `outputs` as a `LoopReplica`."""
 
     outputs: dict[int, list[Any]]
 
@@ -25,8 +36,8 @@ class OneCompiledGradient:
 
     _gradient: Callable[..., Any]
 
-    def __init__(self, model: StepModel, example: list[Any]) -> None:
-        super().__init__(model, example)  # type: ignore[call-arg]
+    def __init__(self, model: StepModel, *arguments: Any, **options: Any) -> None:
+        super().__init__(model, *arguments, **options)  # type: ignore[call-arg]
         self._without_gradient = model.without_gradient
         self.outputs: dict[int, list[Any]] = {}
         self._shard = 0
@@ -53,6 +64,15 @@ def make_loop_replica(model: StepModel, example: list[Any]) -> LoopReplica:
     return replica
 
 
+def make_loop_devices(
+    model: StepModel, example: list[Any], devices: Sequence[Any], shards: Sequence[int], home: Any
+) -> Any:
+    """The replica of `model` on each of `devices`, one for each of `shards`, with copies of the variables or,
+    where there is a `home`, those that lie there: a `ParallelLoopReplica`, on TensorFlow also
+    `LoopDevices`."""
+    return _backend().LoopDevices(model, example, devices, shards, home)
+
+
 def _backend() -> Any:
     import importlib
 
@@ -61,4 +81,12 @@ def _backend() -> Any:
     return importlib.import_module(f"insitu.train.loops.backends.{keras.backend.backend()}")
 
 
-__all__ = ["LoopReplica", "OneCompiledGradient", "learn", "make_loop_replica"]
+__all__ = [
+    "LoopDevices",
+    "LoopReplica",
+    "OneCompiledGradient",
+    "ParallelLoopReplica",
+    "learn",
+    "make_loop_devices",
+    "make_loop_replica",
+]

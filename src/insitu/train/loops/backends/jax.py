@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 from insitu.train.backends.jax import JaxReplica
 from insitu.train.loops.backends import OneCompiledGradient
 from insitu.train.loops.program import StepModel
+from insitu.train.spread.jax import JaxDevices
 
 
 def learn(model: StepModel, example: list[Any]) -> None:
@@ -17,12 +19,33 @@ def learn(model: StepModel, example: list[Any]) -> None:
     jax.eval_shape(model.watch, [np.asarray(array) for array in example])
 
 
-class LoopReplica(OneCompiledGradient, JaxReplica):
-    """See `insitu.train.loops.backends.LoopReplica`."""
+class _KeepingOutputs(OneCompiledGradient):
+    """What the replicas below have in common."""
+
+    _model: StepModel
+
+    def start_gradient(self, shard: int, data: Any) -> Any:
+        self._shard = shard
+        return super().start_gradient(shard, data)  # type: ignore[misc]
 
     def _keep_outputs(self, *arguments: Any) -> Any:
         results, self.outputs[self._shard] = self._compiled(*arguments)
         return results
 
     def _trace_gradient(self, state: Any, offset: Any, leaves: Any) -> Any:
-        return super()._trace_gradient(state, offset, leaves), list(self._model.outputs)
+        results = super()._trace_gradient(state, offset, leaves)  # type: ignore[misc]
+        return results, list(self._model.outputs)
+
+
+class LoopReplica(_KeepingOutputs, JaxReplica):
+    """See `insitu.train.loops.backends.LoopReplica`."""
+
+
+class LoopDevices(_KeepingOutputs, JaxDevices):
+    """See `insitu.train.loops.backends.ParallelLoopReplica`."""
+
+    def __init__(
+        self, model: StepModel, example: list[Any], devices: Sequence[Any], shards: Sequence[int], home: Any
+    ) -> None:
+        del shards  # parts say theirs
+        super().__init__(model, example, devices, home or devices[0])

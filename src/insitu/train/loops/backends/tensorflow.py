@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from insitu.train.backends import Logs
 from insitu.train.backends.tensorflow import TensorFlowReplica
+from insitu.train.feed import Part
 from insitu.train.loops.backends import OneCompiledGradient
 from insitu.train.loops.program import StepModel
+from insitu.train.spread.tensorflow import TensorFlowDevices
 
 
 def learn(model: StepModel, example: list[Any]) -> None:
@@ -35,3 +38,48 @@ class LoopReplica(OneCompiledGradient, TensorFlowReplica):
     def _trace_gradient(self, shard: Any, *leaves: Any) -> list[Any]:
         results = super()._trace_gradient(shard, *leaves)
         return [*results, *map(tf.identity, self._model.outputs)]
+
+
+class LoopDevices(TensorFlowDevices):
+    """See `insitu.train.loops.backends.LoopDevices` and `ParallelLoopReplica`."""
+
+    def __init__(
+        self, model: StepModel, example: list[Any], devices: Sequence[str], shards: Sequence[int], home: Any
+    ) -> None:
+        super().__init__(model, example, devices, shards, home=home)
+        self._without_gradient = model.without_gradient
+        self.outputs: dict[int, list[Any]] = {}
+
+    def train(self, parts: Sequence[Part]) -> Logs:
+        outputs = self._train_all(*self._arguments(parts))
+        self._keep(parts, outputs)
+        return {}
+
+    def _all_gradients(self, parts: Sequence[Part]) -> list[list[Any]]:
+        results = super()._all_gradients(parts)
+        own = self._own_results
+        self._keep(parts, [result[own:] for result in results])
+        return [result[:own] for result in results]
+
+    def _keep(self, parts: Sequence[Part], outputs: Sequence[Sequence[Any]]) -> None:
+        for part, own in zip(parts, outputs, strict=True):
+            if part.rows:
+                self.outputs[part.shard] = list(own)
+
+    def _spare(self, parts: Sequence[Part]) -> Any:
+        # Whole: which of a step's arrays hold rows isn't known.
+        return next(part.data for part in parts if part.rows)
+
+    @property
+    def _own_results(self) -> int:
+        """How many results of a replica come before the outputs of the user's step."""
+        return 1 + len(self._all_pieces)
+
+    def _trace_gradient(self, shard: Any, *leaves: Any) -> list[Any]:
+        results = super()._trace_gradient(shard, *leaves)
+        return [*results, *map(tf.identity, self._model.outputs)]
+
+    def _trace_train_all(self, rows: Any, *leaves: Any) -> Any:
+        results, own = self._trace_gradients_all(rows, *leaves), self._own_results
+        self._update_all([result[:own] for result in results], rows)
+        return [result[own:] for result in results]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from insitu.train.backends.torch import TorchReplica
 from insitu.train.loops.program import StepModel
+from insitu.train.spread.torch import TorchDevices
 
 
 def learn(model: StepModel, example: list[Any]) -> None:
@@ -22,11 +24,26 @@ def learn(model: StepModel, example: list[Any]) -> None:
 class LoopReplica(TorchReplica):
     """See `insitu.train.loops.backends.LoopReplica`."""
 
-    def __init__(self, model: StepModel, example: list[Any]) -> None:
-        super().__init__(model, example)
-        self._without_gradient = model.without_gradient
+    def __init__(self, model: StepModel, *arguments: Any) -> None:
         self.outputs: dict[int, list[Any]] = {}
+        super().__init__(model, *arguments)
+        self._without_gradient = model.without_gradient
 
     def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
         super().gradient(shard, data, floats, record)
         self.outputs[shard] = [tensor.detach() for tensor in self._model.outputs]
+
+
+class LoopDevices(LoopReplica, TorchDevices):
+    """See `insitu.train.loops.backends.ParallelLoopReplica`."""
+
+    def __init__(
+        self, model: StepModel, example: list[Any], devices: Sequence[Any], shards: Sequence[int], home: Any
+    ) -> None:
+        del shards, home  # parts say theirs, and variables stay where they are
+        super().__init__(model, example, devices)
+
+    def make_replica(self, model: Any, data: Any) -> TorchReplica:
+        replica = LoopReplica(model, data)
+        replica.outputs = self.outputs
+        return replica
