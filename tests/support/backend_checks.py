@@ -72,8 +72,8 @@ def start_tasks(
     ]
 
 
-def run_tasks(backend: str, home: Path, count: int, script: Path = RUNS) -> list[Any]:
-    processes = start_tasks(backend, home, count, "task", script)
+def run_tasks(backend: str, home: Path, count: int, what: str = "task", script: Path = RUNS) -> list[Any]:
+    processes = start_tasks(backend, home, count, what, script)
     try:
         return [result_of(process) for process in processes]
     finally:

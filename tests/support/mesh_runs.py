@@ -3,6 +3,7 @@
 python mesh_runs.py alone            the runs of one process that say most
 python mesh_runs.py more FOLDER      the others
 python mesh_runs.py task             one task of several, as its environment says
+python mesh_runs.py spread           the same, with variables over the devices of each task
 python mesh_runs.py lose             the same; task 1 kills itself, and the other says what it met
 """
 
@@ -171,6 +172,45 @@ def task() -> dict[str, Any]:
     return {**train(strategy.scope()), "devices": len(jax.devices())}
 
 
+def spread_task() -> dict[str, Any]:
+    """Rows over the tasks, variables over the devices of each."""
+    strategy = insitu.ModelParallelStrategy(mesh={"data": 2, "model": 2})
+    return {**train(strategy.scope()), "devices": len(jax.devices()), "loop": loop(strategy)}
+
+
+def loop(strategy: Any) -> Any:
+    """A custom loop of a model that knows nothing of other rows."""
+    keras.utils.set_random_seed(7)
+    with strategy.scope():
+        layers = [keras.layers.Dense(n, kernel_initializer="ones") for n in (4, 2)]
+        model = keras.Sequential([keras.Input((3,)), *layers])
+        optimizer = keras.optimizers.Adam(0.01)
+
+    def loss_of(trainable: Any, x: Any, y: Any) -> Any:
+        outputs, _ = model.stateless_call(trainable, [], x)
+        return strategy.compute_average_loss(keras.ops.mean((outputs - y) ** 2, axis=-1))
+
+    def step(x: Any, y: Any) -> Any:
+        loss, gradients = jax.value_and_grad(loss_of)([v.value for v in model.trainable_variables], x, y)
+        optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    data = strategy.distribute_dataset(GlobalBatches())
+    losses = [float(strategy.reduce("sum", strategy.run(step, batch))) for batch in data]
+    shapes = [list(v.value.addressable_shards[0].data.shape) for v in model.trainable_variables]
+    return {"losses": losses, "weights": [w.ravel().tolist() for w in model.get_weights()], "shapes": shapes}
+
+
+class GlobalBatches(keras.utils.PyDataset):
+    """Batches of 10 rows, and one of a single row, of which one of two tasks has none."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return tuple(array[10 * index : 10 * index + 10] for array in small_rows())
+
+
 class KillsItself(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if batch == 1:
@@ -227,6 +267,7 @@ def alone() -> dict[str, Any]:
         "own": [own_step(devices) for devices in (0, 4)],
         "spread": spread(),
         "refused": refused_spreads(),
+        "loop": loop(insitu.OneDeviceStrategy("cpu:0")),
     }
 
 
@@ -242,5 +283,5 @@ def more(folder: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    what = {"alone": alone, "more": more, "task": task, "lose": lose}[sys.argv[1]]
+    what = {"alone": alone, "more": more, "task": task, "spread": spread_task, "lose": lose}[sys.argv[1]]
     print("RESULTS", json.dumps(what(*sys.argv[2:])))

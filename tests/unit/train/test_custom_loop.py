@@ -377,3 +377,19 @@ def test_a_model_compiled_outside_is_not_trained_in_a_scope(rows, strategy_over)
         mine.fit(*rows, batch_size=128, verbose=0)
     for model in (plain, mine):  # after the scope it is Keras' business again
         model.fit(*rows, batch_size=128, verbose=0)
+
+
+def test_a_model_of_another_strategy_is_refused_in_each_way(rows, strategy_over):
+    first, second = strategy_over(1), strategy_over(1)
+    with first.scope():
+        model = image_model()
+    x, y = rows
+    said = r"'.+', made in another strategy's scope"
+    with second.scope():
+        with pytest.raises(TrainingError, match=said):
+            model.fit(x, y, verbose=0)
+        with pytest.raises(TrainingError, match=said):
+            model.compile("sgd", "mse")
+    with pytest.raises(TrainingError, match=said):
+        second.run(lambda x: model(x), (x[:4],))
+    assert first.run(lambda x: model(x), (x[:4],)).shape == (4, 2)

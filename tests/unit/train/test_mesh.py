@@ -59,6 +59,19 @@ class TestMesh:
         assert first.pop("devices") == 4
         self.assert_near(first, runs["plain"])
 
+    @pytest.mark.slow
+    def test_a_model_spread_in_each_of_two_processes(self, runs: Any, tmp_path: Path) -> None:
+        first, second = run_tasks("jax", tmp_path, 2, "spread", script=SCRIPT)
+        assert first == second
+        assert first.pop("devices") == 4
+        mine, theirs = first.pop("loop"), runs["loop"]
+        self.assert_near(first, runs["plain"])
+        # Half of the columns lie on each of a task's two devices.
+        assert mine["shapes"] == [[3, 2], [4], [4, 1], [2]]
+        np.testing.assert_allclose(mine["losses"], theirs["losses"], rtol=1e-5)
+        for a, b in zip(mine["weights"], theirs["weights"], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
     @staticmethod
     def assert_near(mine: Any, theirs: Any) -> None:
         for name in theirs.keys() - {"digest", "history"}:

@@ -207,6 +207,7 @@ class _Program:
         self.model = StepModel(arguments.call, optimizers, membership.num_shards)
         example = arguments.example()
         learn(self.model, example)
+        strategy.made_in_scope.check_made_here(self.model.variables)
         for optimizer, variables in self.model.optimizer.groups:
             if not optimizer.built:
                 optimizer.build(variables)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -14,11 +15,17 @@ from keras.src.backend.common.variables import Variable
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.trainers.trainer import Trainer
 
+from insitu.errors import TrainingError
+
+_MADE_IN = "_insitu_made_in"
+_numbers = itertools.count()
+
 
 class Scope:
     """Notes, without keeping it alive, what is made while it is open."""
 
     def __init__(self) -> None:
+        self._number = next(_numbers)
         self._optimizers: list[weakref.ref[Any]] = []
         self._variables: list[weakref.ref[Any]] = []
         self._layers: list[weakref.ref[Any]] = []
@@ -30,6 +37,21 @@ class Scope:
     @property
     def layers(self) -> list[Any]:
         return _alive(self._layers)
+
+    def check_made_here(self, variables: Iterable[Any]) -> None:
+        """Raises TrainingError where one was made in the scope of another strategy, which has placed it."""
+        for variable in variables:
+            maker = getattr(variable, _MADE_IN, None)
+            if maker is not None and maker != self._number:
+                raise TrainingError(
+                    "A model is made, compiled and trained in the scope of one strategy. Received: the "
+                    f"variable {variable.path!r}, made in another strategy's scope. Make the model anew in "
+                    "this one's, and give it the weights of the other by set_weights()."
+                )
+
+    def _note(self, variable: Any) -> None:
+        self._variables.append(weakref.ref(variable))
+        object.__setattr__(variable, _MADE_IN, self._number)
 
     def weights(self) -> list[Any]:
         """The trainable variables, in the order in which they were made."""
@@ -44,7 +66,7 @@ class Scope:
             _after(Trainer, "compile", on_compile),
             _after(BaseOptimizer, "__init__", lambda made: self._optimizers.append(weakref.ref(made))),
             _after(keras.layers.Layer, "__init__", lambda made: self._layers.append(weakref.ref(made))),
-            _after(Variable, "__init__", lambda made: self._variables.append(weakref.ref(made))),
+            _after(Variable, "__init__", self._note),
         ):
             yield
 

@@ -88,10 +88,15 @@ class Strategy:
             _active.pop()
 
     def _bind(self, model: Any) -> None:
+        if model.built:
+            self.made_in_scope.check_made_here(model.variables)
         Binding(model, self)
 
     def _check_bound(self, model: Any) -> None:
-        """Keras' own fit would train a model that no strategy knows, in each task by itself."""
+        """Keras' own fit would train a model that no strategy knows, in each task by itself; one that another
+        strategy knows would train under that."""
+        if model.built:
+            self.made_in_scope.check_made_here(model.variables)
         if model.compiled and binding_of(model) is None:
             raise TrainingError(
                 "A model that is trained in a strategy's scope must have been compiled in it. Received: "
