@@ -225,6 +225,7 @@ class Binding:
             return self.session.run(self, lambda: getattr(self, f"_{name}")(arguments))
 
     def _fit(self, arguments: dict[str, Any]) -> Any:
+        self.strategy.check_open(self.model)
         membership = self.membership
         split, steps_per_epoch = arguments.pop("validation_split", 0.0), arguments["steps_per_epoch"]
         data = tuple(arguments.pop(name) for name in ("x", "y", "sample_weight"))

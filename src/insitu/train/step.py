@@ -58,6 +58,9 @@ class Layout(Protocol):
     def membership(self) -> Membership:
         """Who this process is among the tasks."""
 
+    def check_open(self, model: Any) -> None:
+        """Raises TrainingError where `model` is trained in the scope of another strategy."""
+
     def placement(self) -> AbstractContextManager[Any]:
         """Where variables are made."""
 

@@ -93,14 +93,20 @@ class Strategy:
         Binding(model, self)
 
     def _check_bound(self, model: Any) -> None:
-        """Keras' own fit would train a model that no strategy knows, in each task by itself; one that another
-        strategy knows would train under that."""
-        if model.built:
-            self.made_in_scope.check_made_here(model.variables)
+        """Keras' own fit would train a model that no strategy knows, in each task by itself."""
         if model.compiled and binding_of(model) is None:
             raise TrainingError(
                 "A model that is trained in a strategy's scope must have been compiled in it. Received: "
                 f"{model.name!r}, compiled outside. Make and compile it in `with strategy.scope():`."
+            )
+
+    def check_open(self, model: Any) -> None:
+        """Raises TrainingError where `model`, of this strategy, is trained in the scope of another."""
+        if _active and _active[-1] is not self:
+            raise TrainingError(
+                "A model is made, compiled and trained in the scope of one strategy. Received: "
+                f"{model.name!r} of {type(self).__name__}, in another strategy's scope, "
+                f"{type(_active[-1]).__name__}. Close that scope, or make the model in it."
             )
 
     def group(self) -> Group:
