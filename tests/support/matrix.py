@@ -1,7 +1,8 @@
 """The matrix of docs/strategies.md: its rows, how each cell is run, and the page that results give.
 
-python matrix.py            runs every cell on every backend and writes docs/strategies.json and .md
-python matrix.py --page     writes docs/strategies.md out of docs/strategies.json
+python matrix.py               runs every cell on every backend and writes docs/strategies.json and .md
+python matrix.py jax torch     runs those of these backends; of others the pages keep what was recorded
+python matrix.py --page        writes docs/strategies.md out of docs/strategies.json
 """
 
 from __future__ import annotations
@@ -291,7 +292,11 @@ def load() -> list[Cell]:
 
 
 def save(cells: Iterable[Cell]) -> None:
-    RESULTS.write_text(json.dumps({"cells": list(cells)}, indent=1) + "\n")
+    """Writes both pages, cells in the order of the rows."""
+    order = [(row.strategy, row.variant, backend, way) for row, backend, way in all_cells()]
+    kept = {(c["strategy"], c["variant"], c["backend"], c["way"]): c for c in cells}
+    ordered = [kept[key] for key in order if key in kept]
+    RESULTS.write_text(json.dumps({"cells": ordered}, indent=1) + "\n")
     PAGE.write_text(page(load()))
 
 
@@ -299,8 +304,13 @@ def main() -> None:
     if sys.argv[1:] == ["--page"]:
         PAGE.write_text(page(load()))
         return
-    cells = [cell for backend in BACKENDS for cell in run(backend)]
-    save(cells)
+    backends = sys.argv[1:] or BACKENDS
+    cells = []
+    for backend in backends:
+        found = run(backend)
+        cells += found
+        # At once: a run of all takes long, and may be cut short.
+        save([*found, *(cell for cell in load() if cell["backend"] != backend)])
     for cell in cells:
         if cell["status"] == NOT_VERIFIED:
             sys.stderr.write(f"{cell}\n")
