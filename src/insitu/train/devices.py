@@ -150,7 +150,8 @@ def resolve(device: str | Device, backend: str | None = None) -> Device:
 
 
 def resolve_all(names: Sequence[str | Device] | None, backend: str | None = None) -> list[Device]:
-    """The devices of these names, each once; all of the best kind that there is for None.
+    """The devices of these names, each once; all of the best kind that there is for None. With soft placement
+    `cpu:0` takes the place of all those that aren't there.
 
     Raises InputError.
     """
@@ -159,10 +160,11 @@ def resolve_all(names: Sequence[str | Device] | None, backend: str | None = None
         return [d for d in devices if d.kind == devices[0].kind]
     if isinstance(names, str) or not names:
         raise InputError(f"Devices are a list of names with at least one. Received: {names!r}")
-    found = [resolve(name, backend) for name in names]
-    if len({d.name for d in found}) != len(found):
+    asked = {(n.kind, n.index) if isinstance(n, Device) else parse_name(n) for n in names}
+    if len(asked) != len(names):
         raise InputError(f"Each device may be named once. Received: {', '.join(map(str, names))}")
-    return found
+    # Once each: several that aren't there have the same replacement.
+    return list({found.name: found for found in (resolve(name, backend) for name in names)}.values())
 
 
 def _of_tensorflow() -> list[Device]:

@@ -45,6 +45,8 @@ def test_soft_placement_falls_back_with_a_warning(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(config, "settings", lambda: config.DeviceSettings(soft_placement=True))
     with pytest.warns(UserWarning, match="no device gpu:5: cpu:0 is used"):
         assert resolve("gpu:5").name == "cpu:0"
+    with pytest.warns(UserWarning, match="no device"):
+        assert [d.name for d in resolve_all(["cpu:0", "gpu:0", "gpu:1"])] == ["cpu:0"]
 
 
 def test_all_devices_of_the_best_kind_by_default():
