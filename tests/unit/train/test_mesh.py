@@ -66,8 +66,8 @@ class TestMesh:
         assert first.pop("devices") == 4
         mine, theirs = first.pop("loop"), runs["loop"]
         self.assert_near(first, runs["plain"])
-        # Half of the columns lie on each of a task's two devices.
-        assert mine["shapes"] == [[3, 2], [4], [4, 1], [2]]
+        # Half of the largest axis lies on each of a task's two devices.
+        assert mine["shapes"] == [[3, 2], [4], [2, 2], [2]]
         np.testing.assert_allclose(mine["losses"], theirs["losses"], rtol=1e-5)
         for a, b in zip(mine["weights"], theirs["weights"], strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
