@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,3 +22,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "home"
     monkeypatch.setenv("INSITU_HOME", str(path))
     return path
+
+
+@pytest.fixture(scope="session")
+def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A job of two workers in which nothing fails: (`TrainingJobs` on the same rows, what `describe --ledger`
+    says of the job, each worker's result)."""
+    from training_jobs import TrainingJobs
+
+    jobs = TrainingJobs(tmp_path_factory.mktemp("two-workers"), nodes=2)
+    return (jobs, *jobs.run("--workers", "2", "--threads", "1"))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
-from training_jobs import TrainingJobs, assert_every_row_once
+import pytest
+from training_jobs import assert_every_row_once
 
 
-def test_sigkill_changes_nothing(tmp_path: Path):
-    jobs = TrainingJobs(tmp_path, nodes=2)
-    _, undisturbed = jobs.run("--workers", "2", "--threads", "1")
+@pytest.mark.timeout(240)
+def test_sigkill_changes_nothing(two_workers: Any):
+    jobs, _, undisturbed = two_workers
     options = ("--workers", "2", "--threads", "1", "--standby", "1")
     job, results = jobs.run(*options, backup=3, kill_at=["worker:1", 2, 4])
     assert jobs.injected.read_text() == "worker:1"

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ from insitu.grid import import_cache
 from insitu.paths import Paths
 
 
-def test_two_workers_and_one_over_both_shards_end_with_the_same_bits(tmp_path: Path):
-    jobs = TrainingJobs(tmp_path, nodes=2)
-    job, results = jobs.run("--workers", "2", "--threads", "1")
+@pytest.mark.timeout(240)
+def test_two_workers_and_one_over_both_shards_end_with_the_same_bits(two_workers: Any):
+    jobs, job, results = two_workers
     assert len(results) == 2
     assert results[0] == results[1]
     assert results[0]["last"]["loss"] < 1.3

@@ -16,8 +16,14 @@ import numpy as np
 import pytest
 
 RUNS = Path(__file__).with_name("backend_runs.py")
+WITHOUT_TENSORFLOW = RUNS.with_name("without_tensorflow.py")
 DEADLINE = 400.0
 """Seconds for all runs of one process on a machine with other work."""
+
+
+def script_for(backend: str, script: Path) -> list[str]:
+    """What runs `script` in a process of `backend`: those of JAX don't load TensorFlow."""
+    return [str(WITHOUT_TENSORFLOW), str(script)] if backend == "jax" else [str(script)]
 
 
 def start(
@@ -26,7 +32,7 @@ def start(
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("INSITU_") and k != "TF_CONFIG"}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "NPROC", "TF_NUM_INTRAOP_THREADS"), "1")
     return subprocess.Popen(
-        [sys.executable, str(script), *arguments],
+        [sys.executable, *script_for(backend, script), *arguments],
         env={**inherited, **threads, "KERAS_BACKEND": backend, "INSITU_HOME": str(home), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -92,7 +98,12 @@ class BackendChecks:
     @classmethod
     def alone(cls, tmp_path_factory: pytest.TempPathFactory) -> Any:
         folder = tmp_path_factory.mktemp(cls.backend)
-        return result_of(start(cls.backend, folder / "home", "alone", str(folder / "checkpoints")))
+        # Programs that several of its runs have in common are compiled once.
+        compiled = {"JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")}
+        compiled["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        return result_of(
+            start(cls.backend, folder / "home", "alone", str(folder / "checkpoints"), **compiled)
+        )
 
     @pytest.fixture(scope="class")
     @classmethod

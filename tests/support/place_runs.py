@@ -1,10 +1,15 @@
 """Trains with layers on three virtual devices of the backend of KERAS_BACKEND, and prints what came out as
-one line of JSON."""
+one line of JSON.
+
+python place_runs.py           an optimizer with all that it may do, a last batch of one row
+python place_runs.py short     a plain one, whole batches: on JAX each operation for each shape is a program
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from typing import Any
 
 import keras
@@ -12,6 +17,8 @@ import numpy as np
 
 import insitu
 
+SHORT = sys.argv[1:] == ["short"]
+ROWS = 32 if SHORT else 49
 PLACES = {"conv": "cpu:1", "norm": "cpu:1", "drop": "cpu:1", "block": "cpu:2"}
 
 
@@ -30,8 +37,11 @@ def build() -> Any:
     )
     x = layers.Concatenate()([layers.Flatten()(x), block(words)])
     model = keras.Model([image, words], layers.Dense(2, kernel_initializer=start(4))(x))
+    optimizer = keras.optimizers.AdamW(1e-2, global_clipnorm=1.0, use_ema=True, name="optimizer")
+    if SHORT:
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9, name="optimizer")
     model.compile(
-        keras.optimizers.AdamW(1e-2, global_clipnorm=1.0, use_ema=True),
+        optimizer,
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
@@ -42,8 +52,8 @@ def train(scope: Any) -> tuple[dict[str, Any], Any]:
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(3)
     rng = np.random.default_rng(0)
-    x = [rng.normal(size=(49, 8, 8, 1)).astype("float32"), rng.integers(0, 12, (49, 3))]
-    y = rng.integers(0, 2, 49)
+    x = [rng.normal(size=(ROWS, 8, 8, 1)).astype("float32"), rng.integers(0, 12, (ROWS, 3))]
+    y = rng.integers(0, 2, ROWS)
     with scope:
         model = build()
     history = model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
@@ -84,7 +94,18 @@ def made_before() -> None:
     model.fit([np.ones((1, 8, 8, 1)), np.ones((1, 3))], np.ones((1, 2)), verbose=0)
 
 
+def without_plan() -> None:
+    with insitu.ModelParallelStrategy().scope():
+        model = build()
+    model.fit([np.ones((16, 8, 8, 1)), np.ones((16, 3))], np.ones(16), batch_size=16, verbose=0)
+
+
 def main() -> dict[str, Any]:
+    if keras.backend.backend() == "jax":
+        import jax
+
+        # Small programs, many of them: what they do is compiled fast.
+        jax.config.update("jax_disable_most_optimizations", True)
     insitu.config.set_virtual_devices(3)
     plain, _ = train(contextlib.nullcontext())
     placed, model = train(placed_on(PLACES))
@@ -95,7 +116,7 @@ def main() -> dict[str, Any]:
         "devices": {variable.path: device_of(variable) for variable in variables},
         "unknown layer": refused(lambda: train(placed_on({"nothing": "cpu:1"}))),
         "unknown device": refused(lambda: placed_on({"conv": "cpu:7"})),
-        "no plan": refused(lambda: train(insitu.ModelParallelStrategy().scope())),
+        "no plan": refused(without_plan),
         "made before": refused(made_before),
     }
 
