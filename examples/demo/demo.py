@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -94,19 +93,11 @@ def process_of(job_id: str, task: str) -> psutil.Process | None:
     return None
 
 
-def kill_half_way(job_id: str, plan: Plan) -> None:
-    """Waits until the job is half way, then does to worker 1 what a power cut would."""
-    for job in iter(lambda: describe(job_id), None):
-        if job["ended"]:
-            return
-        progress = job["progress"]
-        if progress and progress["epoch"] >= plan.epochs // 2 and progress["step"] > 0:
-            break
-        time.sleep(0.1)
+def kill_worker(job_id: str, epoch: int) -> None:
+    """Does to worker 1 what a power cut would."""
     victim = process_of(job_id, "worker:1")
     if victim is not None:
-        where = f"epoch {progress['epoch'] + 1}, step {progress['step']}"
-        console.print(f"[bold red]$ kill -9 {victim.pid}[/]   [red]# worker:1, half way: {where}[/]")
+        console.print(f"[bold red]$ kill -9 {victim.pid}[/]   [red]# worker:1, half way, in epoch {epoch}[/]")
         victim.send_signal(signal.SIGKILL)
 
 
@@ -122,17 +113,17 @@ def train(plan: Plan, *, kill: bool) -> tuple[str, dict[str, str]]:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    job_id, result = "", {}
+    job_id, result, half = "", {}, plan.epochs // 2 + 1
     lines: Iterator[str] = process.stdout or iter(())
     for line in lines:
         if not job_id:
             job_id = line.strip()
-            if kill:
-                threading.Thread(target=kill_half_way, args=(job_id, plan), daemon=True).start()
         if found := re.search(r"RESULT (.*)", line):
             result = dict(pair.split("=") for pair in found[1].split())
         if interesting(line, plan):
             console.print(f"  {line.rstrip()}", markup=False)
+        if kill and f"Epoch {half}/" in line:
+            kill_worker(job_id, half)
     if process.wait(DEADLINE) or not result:
         sys.exit(f"The training failed: insitu logs {job_id} tells more")
     return job_id, result
