@@ -27,7 +27,7 @@ CACHE = "bench/rows"
 @contextlib.contextmanager
 def home(rows: int = 2048) -> Iterator[Paths]:
     """A place for jobs with a cache of random images, as long as it is needed."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         paths = Paths(Path(folder) / "home")
         os.environ["INSITU_HOME"] = str(paths.home)
         x = np.random.default_rng(0).random((rows, 784), dtype=np.float32)
@@ -50,8 +50,10 @@ def run_job(paths: Paths, script: str, **options: Any) -> Any:
         while is_running(job) and time.monotonic() < deadline:
             time.sleep(0.1)
     finally:
-        with contextlib.suppress(JobEnded):
-            stop_job(job)
+        # Asked twice it kills at once.
+        for _ in range(2):
+            with contextlib.suppress(JobEnded):
+                stop_job(job)
     if not out.exists():
         raise common.Unavailable(f"the job has failed: {job.output.read_text()[-2000:]}")
     return json.loads(out.read_text())

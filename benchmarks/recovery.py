@@ -174,7 +174,7 @@ def main() -> None:
     rounds = options.rounds or (1 if options.quick else 2)
     machine = common.machine()
     tables, saved = [], {}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         bench = Bench(Path(folder))
         for model in list(MODELS)[: 1 if options.quick else None]:
             contenders: dict[str, Callable[[], float]] = {

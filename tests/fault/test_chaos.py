@@ -19,6 +19,7 @@ JOB = Path(__file__).parents[1] / "support" / "chaos_job"
 REPORT = os.environ.get("INSITU_CHAOS_REPORT")
 """The Markdown file that the long runs are to be told in."""
 SEED = os.environ.get("INSITU_CHAOS_SEED", "1")
+FAULTS = int(os.environ.get("INSITU_CHAOS_FAULTS", "1000"))
 
 
 def chaos(root: Path, way: str, epochs: int, *options: str, patience: float) -> str:
@@ -78,7 +79,7 @@ def test_twenty_faults_change_nothing(tmp_path: Path) -> None:
 @pytest.mark.timeout(460)
 def test_one_that_is_stuck_is_found_and_replaced_alone(tmp_path: Path) -> None:
     faults = given("stop worker:1 1.3", "delay worker:0 3.1", "kill worker:1 5.1", "checkpoint 6.1")
-    told = chaos(tmp_path, "exchange", 12, "--stall-timeout", "25", *faults, patience=220.0)
+    told = chaos(tmp_path, "exchange", 12, "--stall-timeout", "40", *faults, patience=220.0)
     assert injected(told) == 4, told
     assert "0 restarts of all tasks" in told, told
 
@@ -121,7 +122,7 @@ WAYS = {
 def test_a_thousand_faults_change_nothing(tmp_path: Path, name: str) -> None:
     """Over all ways; INSITU_CHAOS_FAULTS says otherwise."""
     way = WAYS[name]
-    count = round(way.share * int(os.environ.get("INSITU_CHAOS_FAULTS", "1000")))
+    count = round(way.share * FAULTS)
     kinds = ",".join(kind for kind, weight in way.kinds.items() for _ in range(weight))
     report = ("--report", REPORT) if REPORT else ()
     drawn = ("--faults", str(count), "--seed", SEED, "--kinds", kinds)

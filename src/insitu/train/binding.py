@@ -16,7 +16,7 @@ from insitu.train.adapter import FeedAdapter
 from insitu.train.backends import Logs, fit_into_trainer
 from insitu.train.bookkeeping import Bookkeeper
 from insitu.train.building import build_to_predict, build_to_train
-from insitu.train.callbacks import EpochCallbacks, own_callbacks
+from insitu.train.callbacks import EpochCallbacks, Memory, own_callbacks
 from insitu.train.feed import Step
 from insitu.train.gather import nothing
 from insitu.train.lockstep import Again
@@ -244,36 +244,36 @@ class Binding:
         adapter = self._train_adapter = FeedAdapter(feed, steps_per_epoch)
         self._train_step = self.prepare(feed.example(), feed.part_rows)
         self.fit_index = membership.count_fit()
+        given = keras.tree.flatten(arguments["callbacks"]) if arguments["callbacks"] else []
         if self.session.is_done():
-            return self.session.recall(self)
+            return self._recall_fit(given)
         self.position, self.metrics_to_restore, self.place = (0, 0), {}, Place()
         self.bookkeeper.begin(adapter)
-        steps = steps_per_epoch or feed.num_steps
-        self.strategy.begin_fit(self, feed, arguments["epochs"], steps)
+        params = {"epochs": arguments["epochs"], "steps": steps_per_epoch or feed.num_steps}
+        self.strategy.begin_fit(self, feed, *params.values())
         if arguments["validation_data"] is not None:
             arguments["validation_data"] = self._validation_adapter(arguments, batch_size)
             arguments["validation_steps"] = None
         verbose = self._verbosity(arguments["verbose"])
-        given = keras.tree.flatten(arguments["callbacks"]) if arguments["callbacks"] else []
         self.callbacks = EpochCallbacks(
-            self,
-            adapter,
-            given,
-            membership.context.is_chief,
-            verbose=verbose,
-            epochs=arguments["epochs"],
-            steps=steps,
+            self, adapter, given, membership.context.is_chief, verbose=verbose, **params
         )
         arguments.update(callbacks=self.callbacks, verbose=verbose, shuffle=False)
         self._enter(arguments)
         try:
             history = self._keras["fit"](x=adapter, **arguments)
             self.strategy.end_fit(self)
+            self.session.keep_memory(self.callbacks.memory.read())
             return history
         finally:
             self.callbacks = self._restored = None
             self.model._initial_epoch = None
             self.bookkeeper.end()
+
+    def _recall_fit(self, given: list[Any]) -> Any:
+        history = self.session.recall(self)
+        Memory(given, history, self.membership.context.is_chief).write(self.session.recall_memory())
+        return history
 
     def _enter(self, arguments: dict[str, Any]) -> None:
         """Goes on in the middle of the fit that the others are in, if they are."""

@@ -17,7 +17,7 @@ import numpy as np
 from insitu.errors import TrainingError
 from insitu.train.divergence import Fingerprint
 from insitu.train.lockstep import SETUP, Key, Lockstep
-from insitu.train.plain import NotPlain, pack
+from insitu.train.plain import NotPlain, copied, pack
 from insitu.train.state import load_snapshot, snapshot, to_numpy
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Session:
         self._made = 0
         self._depth = 0
         self._results: dict[int, Any] = {}
+        self._memories: dict[int, Any] = {}
         self._kept = 0
         self._under_way: Binding | None = None
         self._told: dict[str, Any] = {}
@@ -91,6 +92,18 @@ class Session:
         else:
             self._results[self._made] = told
 
+    def keep_memory(self, memory: Any) -> None:
+        """What the callbacks of the fit under way, which is over, remember: a script may ask them. What is
+        too large to be kept is left out."""
+        size = sum(array.nbytes for array in pack(memory).arrays)
+        if self._depth == 1 and self._kept + size <= KEPT_BYTES:
+            self._kept += size
+            self._memories[self._made] = copied(memory)
+
+    def recall_memory(self) -> Any:
+        """What the callbacks of a finished fit remember."""
+        return self._memories.get(self._made, {})
+
     def is_done(self) -> bool:
         """Whether the others have finished the call under way, so that `recall` has its result. Collective
         where the group hasn't been joined."""
@@ -133,6 +146,7 @@ class Session:
         return {
             "call": self._made,
             "results": dict(self._results),
+            "memories": dict(self._memories),
             "states": states,
             "within": under_way.give() if under_way is not None else {},
         }
@@ -140,6 +154,7 @@ class Session:
     def receive(self, told: Any) -> None:
         self._told = told
         self._results = dict(told["results"])
+        self._memories = dict(told["memories"])
 
     def arrive(self, key: Key) -> None:
         binding = self._under_way
