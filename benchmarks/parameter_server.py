@@ -5,8 +5,12 @@
   compute alone           Keras alone, one process on one core: twice that is the floor of two workers
 
 Two dense models, of 55,050 and 5,824,522 parameters, plain gradient descent, 16 rows a step and worker. The
-computing is part of the figure. `--slow` slows one of two workers ten times and tells what the other does, by
-mode; with `--plot FILE` it draws the loss against time.
+computing is part of the figure. The floors: what two processes do that each train alone, without any server;
+and, for the large model, what one core needs to carry a step's gradient and values between two processes and
+to update them, with the same NumPy calls on memory that is too large for the caches.
+
+Then one of two workers is slowed ten times: what the other does in each mode, and a plot of loss against time
+(beside the JSON file, or where `--plot` says).
 """
 
 from __future__ import annotations
@@ -24,7 +28,10 @@ from pathlib import Path
 from typing import Any
 
 import common
+import numpy as np
+from parameter_server_peers import models
 
+PARTS = ["small", "large", "slow"]
 PEERS = Path(__file__).parent / "parameter_server_peers"
 PATIENCE = 240.0
 
@@ -118,10 +125,30 @@ def slowed(mode: str, seconds: float) -> dict[str, Any]:
     return {"fast": rate(texts[0]), "slow": rate(texts[1]), "steps": steps}
 
 
+def carried(parameters: int) -> float:
+    """Milliseconds of one core for one gradient: copied to shared memory, looked through for what isn't
+    finite, taken from the values in blocks, and the values copied to shared memory."""
+    gradient, values = (np.random.default_rng(i).random(parameters, np.float32) for i in (0, 1))
+    pushed, pulled = np.zeros(parameters, np.float32), np.zeros(parameters, np.float32)
+    spare, block = np.empty(1 << 15, np.float32), 1 << 15
+
+    def step() -> None:
+        np.copyto(pushed, gradient)
+        np.dot(pushed, pushed)
+        for low in range(0, parameters, block):
+            part = slice(low, low + block)
+            moved = spare[: len(values[part])]
+            np.multiply(pushed[part], np.float32(0.01), moved)
+            values[part] -= moved
+        np.copyto(pulled, values)
+
+    return 1000 * min(common.timed(step) for _ in range(20))
+
+
 def compare_slow(plot: Path | None) -> dict[str, Any]:
     undisturbed = slowed("async", 0.0)["fast"]
     pause = 9.0 / undisturbed  # nine times a step on top of one
-    told = {mode: slowed(mode, pause) for mode in ("async", "bounded", "sync")}
+    told = {mode: slowed(mode, pause) for mode in ("async", "bounded", "sync", "backup")}
     rows = [
         [mode, f"{run['fast']:,.0f}", f"{run['slow']:,.0f}", f"{run['fast'] / undisturbed:.2f}"]
         for mode, run in told.items()
@@ -130,35 +157,42 @@ def compare_slow(plot: Path | None) -> dict[str, Any]:
     print(
         common.table(["mode", "fast worker, steps/s", "slow worker", "fast one's share of undisturbed"], rows)
     )
-    if plot is not None:
-        draw(told, plot)
+    print("\n`backup` is sync with one backup worker: a step takes the first gradient of two.")
+    if plot is not None and draw(told, plot):
+        print(f"\n![Loss against time](results/{plot.name})")
     return {"undisturbed": undisturbed, **told}
 
 
-def draw(told: dict[str, Any], target: Path) -> None:
-    import matplotlib.pyplot as plt
+def draw(told: dict[str, Any], target: Path) -> bool:
+    """The fast worker's loss, by quarters of a second; whether it could be drawn."""
+    try:
+        import matplotlib
 
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        common.say("no plot: matplotlib is not installed")
+        return False
+    figure, axes = pyplot.subplots(figsize=(7, 4))
     for mode, run in told.items():
         steps = run["steps"][0]
-        plt.plot([end - steps["start"] for end in steps["ends"]], steps["losses"], label=mode)
-    plt.xlabel("seconds")
-    plt.ylabel("loss of the fast worker's rows")
-    plt.legend()
-    plt.savefig(target)
-
-
-def main() -> None:
-    made = common.parser(__doc__ or "")
-    made.add_argument("--slow", action="store_true", help="only the comparison with a slowed worker")
-    made.add_argument(
-        "--plot", type=Path, default=None, metavar="FILE", help="loss against time, with --slow"
+        seconds = np.array(steps["ends"]) - steps["start"]
+        bins = (seconds / 0.25).astype(int)
+        drawn = np.unique(bins)
+        losses = np.array(steps["losses"])
+        axes.plot((drawn + 0.5) * 0.25, [losses[bins == b].mean() for b in drawn], label=mode)
+    axes.set(
+        xlabel="seconds", ylabel="loss over an epoch so far", title="One of two workers slowed ten times"
     )
-    options = made.parse_args()
-    rounds = options.rounds or (1 if options.quick else 2)
-    machine = common.machine()
-    print(common.machine_line(machine))
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(target, dpi=120)
+    return True
+
+
+def compare_sizes(sizes: tuple[str, ...], rounds: int) -> dict[str, Any]:
     figures: dict[str, Any] = {}
-    for size in () if options.slow else ("small", "large"):
+    for size in sizes:
         contenders = {
             "insitu, async": insitu(size, "async"),
             "insitu, sync": insitu(size, "sync"),
@@ -166,11 +200,36 @@ def main() -> None:
             "compute alone, 1 process": alone(size),
         }
         results = common.alternate(contenders, "gradients/s", rounds)
+        parameters = models.PARAMETERS[size]
         table = common.results_table(results, "insitu, async", form="{:,.1f}".format)
-        print(f"\n{size}\n\n{table}")
+        print(f"\n{size}: {parameters:,} parameters\n\n{table}")
         figures[size] = common.results_json(results)
-    if options.slow:
-        figures["slow"] = compare_slow(options.plot)
+        ours, floor = results["insitu, async"].median, results["compute alone, 1 process"].median
+        if ours and floor:
+            print(f"\n{ours / (2 * floor):.2f} of what two processes do alone, without servers.")
+        if size == "large":
+            figures[size]["carried_ms"] = carried(parameters)
+            print(
+                f"Carrying and updating alone takes one core {figures[size]['carried_ms']:.1f} ms a gradient."
+            )
+    return figures
+
+
+def main() -> None:
+    made = common.parser(__doc__ or "")
+    made.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS, help="what to measure")
+    made.add_argument("--plot", type=Path, default=None, metavar="FILE", help="PNG of loss against time")
+    options = made.parse_args()
+    plot = options.plot or (options.json.with_suffix(".png") if options.json else None)
+    machine = common.machine()
+    print(common.machine_line(machine))
+    sizes = tuple(part for part in options.parts if part != "slow")
+    if options.quick:
+        os.environ.update(SMALL_STEPS="200", LARGE_STEPS="10")
+    figures = compare_sizes(sizes, options.rounds or (1 if options.quick else 2))
+    if "slow" in options.parts:
+        os.environ["SMALL_STEPS"] = "100" if options.quick else "500"
+        figures["slow"] = compare_slow(plot)
     common.save_json(options.json, "parameter_server", machine, models=figures)
 
 

@@ -1,6 +1,6 @@
 """Rows of a sparse table looked up and updated on one parameter server: 64 floats each, Zipf keys.
 
-    python benchmarks/parameter_tables.py [--quick] [--rows 1e5 1e6 ...] [--json FILE]
+    python benchmarks/parameter_tables.py [--quick] [--rows 1e5 1e6] [--spaces 1e7 1e8] [--json FILE]
 
 All hold the same number of rows and are given the same batches of distinct keys (what a batch of 65,536 draws
 comes to), in turn; the update is gradient descent:
@@ -12,7 +12,10 @@ comes to), in turn; the update is gradient descent:
     TensorFlow      tf.Variable, embedding_lookup and scatter_sub by row number, compiled, in one process
 
 The figures are rows per second, medians over alternating rounds, and bytes of memory for each row beside the
-value and the key. Tables that don't fit into half of the free memory are left out, and named.
+value and the key. Sizes that don't fit into the free memory four times over are left out, and named.
+
+Then a table of a key space that no machine here could hold: rows are made on first use, so it costs what a
+run touches. Adagrad, whose slot is as large as the row; a batch is looked up, which makes rows, and updated.
 """
 
 from __future__ import annotations
@@ -195,6 +198,54 @@ def measure(rows: int, rounds: int) -> tuple[dict[str, dict[str, common.Result]]
         }, row_bytes
 
 
+def zipf_keys(space: int, batches: int) -> Iterator[Any]:
+    """Distinct keys of each batch, drawn from `space` keys: ranks by the inverse of the distribution's
+    integral, which needs no list of all keys."""
+    rng = np.random.default_rng(0)
+    power = 1 - EXPONENT
+    for _ in range(batches):
+        ranks = (1 + rng.random(DRAWS) * (float(space) ** power - 1)) ** (1 / power)
+        yield keys_of(np.unique(ranks.astype(np.int64)))
+
+
+def touch(space: int, batches: int) -> dict[str, float]:
+    """What a run over `space` keys makes and costs."""
+    from insitu.parameters import Table
+    from insitu.parameters.tables import Rows
+
+    updater = {"name": "adagrad", "learning_rate": RATE}
+    held = Rows(Table("rows", WIDTH, updater=updater))
+    out, gradients = np.zeros((DRAWS, WIDTH), np.float32), np.ones((DRAWS, WIDTH), np.float32)
+    Rows(Table("warm", WIDTH, updater=updater)).pull(np.arange(DRAWS), out)
+    before, seconds, total = psutil.Process().memory_info().rss, 0.0, 0
+    for keys in zipf_keys(space, batches):
+        seconds += common.timed(lambda keys=keys: held.pull(keys, out[: len(keys)]))
+        seconds += common.timed(lambda keys=keys: held.push(keys, gradients[: len(keys)]))
+        total += len(keys)
+    grown = psutil.Process().memory_info().rss - before
+    row_bytes = max(held.nbytes, grown) / len(held)
+    return {"rows": len(held), "rows_per_second": total / seconds, "row_bytes": row_bytes}
+
+
+def compare_spaces(spaces: list[int], batches: int) -> dict[str, Any]:
+    needed = 2 * WIDTH * 4 + 8
+    told = {str(space): touch(space, batches) for space in spaces}
+    rows = [
+        [
+            f"{space:,}",
+            f"{told[str(space)]['rows']:,}",
+            f"{told[str(space)]['rows_per_second']:,.0f}",
+            f"{told[str(space)]['row_bytes']:.0f}",
+            f"{told[str(space)]['row_bytes'] / needed:.2f}",
+            f"{space * needed / 1e9:,.0f} GB",
+        ]
+        for space in spaces
+    ]
+    header = ["keys", "rows made", "rows looked up and updated/s", "bytes a row", "of value, slot and key"]
+    print(f"{batches} batches of {DRAWS:,} draws\n\n{common.table([*header, 'all keys would need'], rows)}\n")
+    return told
+
+
 def _missing(error: common.Unavailable) -> Callable[[], float]:
     def run() -> float:
         raise error
@@ -204,9 +255,10 @@ def _missing(error: common.Unavailable) -> Callable[[], float]:
 
 def main() -> None:
     parser = common.parser(__doc__ or "")
-    parser.add_argument("--rows", type=float, nargs="*", default=None, help="sizes (1e5 1e6 5e6)")
+    parser.add_argument("--rows", type=float, nargs="*", default=None, help="sizes (1e5 1e6)")
+    parser.add_argument("--spaces", type=float, nargs="*", default=None, help="key spaces (1e7 1e8)")
     options = parser.parse_args()
-    sizes = [int(size) for size in options.rows or ([1e4] if options.quick else [1e5, 1e6, 5e6])]
+    sizes = [int(size) for size in options.rows or ([1e4] if options.quick else [1e5, 1e6])]
     machine = common.machine()
     print(common.machine_line(machine) + "\n")
     told: dict[str, Any] = {}
@@ -226,7 +278,9 @@ def main() -> None:
             "row_bytes": row_bytes,
             **{what: common.results_json(by_name) for what, by_name in results.items()},
         }
-    common.save_json(options.json, "parameter_tables", machine, sizes=told)
+    spaces = [int(s) for s in options.spaces or ([1e8] if options.quick else [1e7, 1e8])]
+    made = compare_spaces(spaces, 4 if options.quick else 60)
+    common.save_json(options.json, "parameter_tables", machine, sizes=told, spaces=made)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from insitu.train import (
         BackupAndRestore,
         CentralStorageStrategy,
+        HybridStrategy,
         MirroredStrategy,
         ModelParallelStrategy,
         MultiWorkerMirroredStrategy,
@@ -34,6 +35,7 @@ _LAZY = {
     "BackupAndRestore": "insitu.train",
     "CentralStorageStrategy": "insitu.train",
     "Dataset": "insitu.grid",
+    "HybridStrategy": "insitu.train",
     "MirroredStrategy": "insitu.train",
     "ModelParallelStrategy": "insitu.train",
     "MultiWorkerMirroredStrategy": "insitu.train",
@@ -54,6 +56,7 @@ __all__ = [
     "CentralStorageStrategy",
     "Context",
     "Dataset",
+    "HybridStrategy",
     "MirroredStrategy",
     "ModelParallelStrategy",
     "MultiWorkerMirroredStrategy",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from server_jobs import EPOCHS, ROWS, run_job
+from server_jobs import EPOCHS, HYBRID, ROWS, run_job
 from training_jobs import assert_every_row_once
 
 
@@ -59,3 +59,33 @@ def test_without_mirrors_a_dead_server_costs_what_came_after_its_checkpoint(tmp_
     for server in job["servers"]:
         assert {sequence for _, sequence in server["applied_by_shard"]} <= {steps - 1, steps}, said
         assert 0 <= server["lost"] <= 2 * (11 + 5), said
+
+
+@pytest.mark.slow
+def test_rows_of_gradients_that_came_late_are_in_the_ledger(tmp_path: Path):
+    job, _, said = run_job(tmp_path, "--ps", "1", mode="sync", replicas_to_aggregate=1)
+    assert_every_row_once(job, EPOCHS)
+    (server,) = job["servers"]
+    assert sum(epoch["left_out"] for epoch in job["ledger"]) == server["dropped_rows"] > 0, said
+    assert "LEFT OUT" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [[], [["worker:1", "worker", 1, 1, 5]]], ids=["undisturbed", "killed"])
+def test_dense_layers_train_together_around_tables_on_servers(tmp_path: Path, kills: list[list[object]]):
+    job, results, said = run_job(tmp_path, "--ps", "2", kills=kills, script=HYBRID)
+    assert [(out_of.name, out_of.exists()) for out_of in (tmp_path / "out").glob("killed-*")] == [
+        (f"killed-{kill[0]}", True) for kill in kills
+    ]
+    dense = [[np.asarray(w) for w in result["weights"]] for result in results]
+    for mine, theirs in zip(*dense, strict=True):
+        np.testing.assert_array_equal(mine, theirs, err_msg=said)
+    assert all(result["history"]["accuracy"][-1] > 0.9 for result in results)
+    # Of each of two shards, the rows' gradients of each step; the table's keys are spread over both servers.
+    steps = -(-ROWS // 32) * EPOCHS
+    for server in job["servers"]:
+        pushed = dict(server["applied_by_shard"])
+        assert set(pushed) == {0, 1}
+        assert all(steps - len(kills) <= last + 1 <= steps for last in pushed.values()), said
+        assert 0 < server["tables"]["table"]["rows"] < 40
+        assert server["pieces"] == []

@@ -21,6 +21,8 @@ STRATEGIES = {
 }
 NEEDS_TPU = {"TPUStrategy"}
 WAYS = ("fit", "custom_loop", "low_level")
+NEEDS_TABLES = {"HybridStrategy"}
+"""Of tables on servers: see `insitu.layers.Embedding`. The examples' models have none."""
 
 
 def run(folder: Path, backend: str, strategies: dict[str, str], ways: tuple[str, ...]) -> dict[str, float]:
@@ -46,19 +48,16 @@ def test_the_low_level_example_learns(tmp_path: Path):
 def test_every_strategy_that_runs_here_is_one_of_those_below():
     import insitu
 
-    assert {name for name in insitu.__all__ if name.endswith("Strategy")} == {*STRATEGIES, *NEEDS_TPU}
+    exported = {name for name in insitu.__all__ if name.endswith("Strategy")}
+    assert exported == {*STRATEGIES, *NEEDS_TPU, *NEEDS_TABLES}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(620)
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_one_line_chooses_the_strategy(tmp_path: Path, backend: str):
-    import insitu
 
     results = run(tmp_path, backend, STRATEGIES, WAYS)
-    if not insitu.ParameterServerStrategy.trains_custom_loops:
-        refused = results.pop("custom_loop/ParameterServerStrategy")
-        assert "not on parameter servers" in str(refused)
     assert {
         name: found for name, found in results.items() if not isinstance(found, float) or found <= 0.9
     } == {}

@@ -68,7 +68,6 @@ class Row:
 
 
 _ONLY_JAX = "JAX alone has one program over the processes of a job"
-_BY_SERVERS = "strategy.run sums gradients over the exchange, and refuses to train beside the servers"
 _BY_LAYERS = "Keras lays variables out over a mesh on JAX alone; the next row spreads the model here"
 
 ROWS = (
@@ -83,9 +82,12 @@ ROWS = (
         impossible={"tensorflow": _ONLY_JAX, "torch": _ONLY_JAX},
     ),
     Row("CentralStorageStrategy"),
-    Row("ParameterServerStrategy", "sync", impossible={"custom loop": _BY_SERVERS}),
-    Row("ParameterServerStrategy", "async", reference=CONVERGES, impossible={"custom loop": _BY_SERVERS}),
-    Row("ParameterServerStrategy", "bounded", reference=CONVERGES, impossible={"custom loop": _BY_SERVERS}),
+    Row("ParameterServerStrategy", "sync"),
+    Row("ParameterServerStrategy", "async", reference=CONVERGES),
+    Row("ParameterServerStrategy", "bounded", reference=CONVERGES),
+    Row(
+        "HybridStrategy", impossible={"": "is for models with an insitu.layers.Embedding; this one has none"}
+    ),
     Row(
         "ModelParallelStrategy",
         "layout map",

@@ -14,17 +14,21 @@ import numpy as np
 from insitu.grid import import_cache
 from insitu.paths import Paths
 
-PATIENCE = 100.0
+PATIENCE = 240.0
+"""Seconds for a job, also beside other work."""
 
-SCRIPT = """
+HEAD = """
 import json, os, signal, sys
 from pathlib import Path
 import keras
+import numpy as np
 import insitu
 
 out, options, kills = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
-strategy = insitu.ParameterServerStrategy(min_piece_bytes=64, **options)
 me = insitu.context()
+"""
+DENSE = """
+strategy = insitu.ParameterServerStrategy(min_piece_bytes=64, **options)
 train = insitu.dataset("numbers").shuffle().batch(32)
 with strategy.scope():
     model = keras.Sequential(
@@ -36,8 +40,23 @@ with strategy.scope():
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
-
-
+data, batches = (train,), {}
+"""
+HYBRID = """
+strategy = insitu.HybridStrategy(table_optimizer=keras.optimizers.Adagrad(0.5))
+rng = np.random.default_rng(5)
+keys = rng.integers(0, 40, (1200, 2)) * 2**40
+data = keys, (keys[:, 0] // 2**40 % 2 == keys[:, 1] // 2**40 % 2).astype("float32")
+batches = {"batch_size": 32, "shuffle": False}
+with strategy.scope():
+    given = keras.Input((2,), dtype="int64")
+    hidden = keras.layers.Flatten()(insitu.layers.Embedding(8, name="table")(given))
+    hidden = keras.layers.Dense(16, "relu", kernel_initializer=keras.initializers.GlorotUniform(1))(hidden)
+    answer = keras.layers.Dense(1, "sigmoid", kernel_initializer=keras.initializers.GlorotUniform(2))(hidden)
+    model = keras.Model(given, answer)
+    model.compile(keras.optimizers.Adam(0.02), "binary_crossentropy", metrics=["accuracy"])
+"""
+TAIL = """
 class Kill(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch
@@ -64,7 +83,7 @@ def pid_of(role, index):
 
 
 callbacks = [insitu.BackupAndRestore(save_freq=10), Kill()]
-history = model.fit(train, epochs=4, verbose=0, callbacks=callbacks).history
+history = model.fit(*data, **batches, epochs=4, verbose=0, callbacks=callbacks).history
 weights = [w.tolist() for w in model.get_weights()]
 result = {"history": history, "weights": weights, "attempt": me.attempt, "pid": os.getpid()}
 (out / f"{me.index}.json").write_text(json.dumps(result))
@@ -82,13 +101,13 @@ def make_cache(paths: Paths, root: Path) -> None:
 
 
 def run_job(
-    root: Path, *options: str, kills: Any = (), **strategy: Any
+    root: Path, *options: str, kills: Any = (), script: str = DENSE, **strategy: Any
 ) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
     """`insitu start` of the script on two workers. What `describe` says, each worker's result, the output."""
     paths, out, folder = Paths(root / "home"), root / "out", root / "job"
     for made in (paths.home, out, folder):
         made.mkdir()
-    (folder / "train.py").write_text(SCRIPT)
+    (folder / "train.py").write_text(HEAD + script + TAIL)
     make_cache(paths, root)
     environment = {**os.environ, "INSITU_HOME": str(paths.home), "NO_COLOR": "1", "KERAS_BACKEND": "jax"}
     insitu = [sys.executable, "-m", "insitu"]

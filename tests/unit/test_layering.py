@@ -140,6 +140,7 @@ def test_the_public_names_are_there():
         "CentralStorageStrategy",
         "Context",
         "Dataset",
+        "HybridStrategy",
         "MirroredStrategy",
         "ModelParallelStrategy",
         "MultiWorkerMirroredStrategy",

@@ -227,8 +227,15 @@ def _audits(job: JobPaths) -> list[dict[str, Any]]:
             "counted": epoch.counted,
             "lost": epoch.lost,
             "repeated": epoch.repeated,
+            "left_out": epoch.left_out,
             "partitions": [
-                {"partition": p.partition, "expected": p.expected, "counted": p.counted, "clean": p.clean}
+                {
+                    "partition": p.partition,
+                    "expected": p.expected,
+                    "counted": p.counted,
+                    "left_out": p.left_out,
+                    "clean": p.clean,
+                }
                 for p in epoch.partitions
             ],
         }
@@ -366,13 +373,15 @@ def _print_ledger(epochs: list[dict[str, Any]], servers: list[dict[str, Any]]) -
     if not epochs:
         tell("No rows have been accounted for yet.")
         return
+    left_out = any(e["left_out"] for e in epochs)
     print_table(
-        ("EPOCH", "ROWS", "COUNTED", "LOST", "REPEATED", "VERDICT"),
+        ("EPOCH", "ROWS", "COUNTED", *(("LEFT OUT",) if left_out else ()), "LOST", "REPEATED", "VERDICT"),
         (
             (
                 str(e["epoch"]),
                 f"{e['expected']:,}",
                 f"{e['counted']:,}",
+                *((f"{e['left_out']:,}",) if left_out else ()),
                 f"{e['lost']:,}",
                 f"{e['repeated']:,}",
                 ("each row once" if e["complete"] else "under way") if e["clean"] else "DOESN'T ADD UP",
@@ -380,13 +389,15 @@ def _print_ledger(epochs: list[dict[str, Any]], servers: list[dict[str, Any]]) -
             for e in epochs
         ),
     )
+    if left_out:
+        tell(
+            "Rows left out were counted, but their gradients entered no update: they came too late for their "
+            "step, or weren't finite."
+        )
     # Each server decides the same of each gradient.
     if servers and servers[0]["dropped_rows"]:
         shards = ", ".join(f"{count:,} of shard {shard}" for shard, count in servers[0]["dropped_by_shard"])
-        tell(
-            f"{servers[0]['dropped_rows']:,} of these rows came too late for their step and didn't enter the "
-            f"model: gradients dropped: {shards}."
-        )
+        tell(f"Gradients of {servers[0]['dropped_rows']:,} rows came too late for their step: {shards}.")
 
 
 def register(app: typer.Typer) -> None:

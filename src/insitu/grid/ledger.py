@@ -48,12 +48,17 @@ class ShardLedger:
         self.epoch = epoch
         self.shard = shard
         self.complete = False
+        self.left_out: dict[int, int] = {}
+        """Partition -> rows among the counted ones whose gradients entered no update: they came too late for
+        their step, or weren't finite."""
         self._accounts: dict[int, Account] = {}
         self._pending: dict[int, list[npt.NDArray[np.int64]]] = {}
         self._pending_rows = 0
 
-    def add(self, partition: int, row_indices: npt.NDArray[np.int64]) -> None:
+    def add(self, partition: int, row_indices: npt.NDArray[np.int64], *, left_out: bool = False) -> None:
         """Counts these rows of a partition. The array must not change afterwards."""
+        if left_out:
+            self.left_out[partition] = self.left_out.get(partition, 0) + len(row_indices)
         self._pending.setdefault(partition, []).append(row_indices)
         self._pending_rows += len(row_indices)
         if self._pending_rows >= _PENDING_ROWS:
@@ -75,7 +80,8 @@ class ShardLedger:
         self._pending_rows = 0
 
     def to_json(self) -> dict[str, Any]:
-        """`{"epoch", "shard", "complete", "partitions": {INDEX: {"rows", "checksum" (16 hex digits)}}}`."""
+        """`{"epoch", "shard", "complete", "partitions": {INDEX: {"rows", "checksum" (16 hex digits)}},
+        "left_out": {INDEX: rows}}`."""
         partitions = {
             str(index): {"rows": account.rows, "checksum": f"{account.checksum:016x}"}
             for index, account in sorted(self.accounts.items())
@@ -85,6 +91,7 @@ class ShardLedger:
             "shard": self.shard,
             "complete": self.complete,
             "partitions": partitions,
+            "left_out": {str(index): rows for index, rows in sorted(self.left_out.items())},
         }
 
     @classmethod
@@ -95,6 +102,8 @@ class ShardLedger:
             ledger.complete = bool(data["complete"])
             for index, account in data["partitions"].items():
                 ledger._accounts[int(index)] = Account(int(account["rows"]), int(account["checksum"], 16))
+            for index, rows in data.get("left_out", {}).items():
+                ledger.left_out[int(index)] = int(rows)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise GridError(f"This is no ledger of a shard: {error!r}") from error
         return ledger
@@ -147,6 +156,8 @@ class PartitionAudit:
     expected: int
     counted: int
     clean: bool
+    left_out: int = 0
+    """Rows among the counted ones whose gradients entered no update."""
 
     @property
     def lost(self) -> int:
@@ -182,6 +193,10 @@ class EpochAudit:
     @property
     def repeated(self) -> int:
         return sum(p.repeated for p in self.partitions)
+
+    @property
+    def left_out(self) -> int:
+        return sum(p.left_out for p in self.partitions)
 
     @property
     def clean(self) -> bool:
@@ -227,5 +242,6 @@ def _audit_epoch(
     for info, account in zip(cache.partitions, counted, strict=True):
         whole = account.rows == info.rows and account.checksum == checksum_of_all_rows(info.rows)
         clean = (whole or (not complete and account.rows < info.rows)) and info.index not in strayed
-        partitions.append(PartitionAudit(info.index, info.rows, account.rows, clean))
+        left_out = sum(ledger.left_out.get(info.index, 0) for ledger in ledgers)
+        partitions.append(PartitionAudit(info.index, info.rows, account.rows, clean, left_out))
     return EpochAudit(epoch, complete, tuple(partitions))

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from insitu.parameters.modes import Mode, Rules
     from insitu.parameters.server import ParameterServer
     from insitu.parameters.tables import Eviction, Table
-    from insitu.parameters.updaters import Updater, make_updater
+    from insitu.parameters.updaters import Finalizing, Updater, make_updater
 
 _LAZY = {
     "Client": "client",
     "Eviction": "tables",
+    "Finalizing": "updaters",
     "Future": "futures",
     "Layout": "layout",
     "MIN_PIECE_BYTES": "layout",
@@ -45,6 +46,7 @@ __all__ = [
     "MIN_PIECE_BYTES",
     "Client",
     "Eviction",
+    "Finalizing",
     "Future",
     "Layout",
     "Mode",

@@ -224,15 +224,16 @@ class Client(TableSession):
             raise InputError(f"group must be one of {', '.join(groups)}. Received: {group!r}")
         return groups[0] if group is None else group
 
-    def pull(self, shard: int | None = None) -> Future[int]:
+    def pull(self, shard: int | None = None, *, values: bool = True) -> Future[int]:
         """Brings `values` up to date; the result is the version that they are of (of the first server).
 
         For `shard` (None: this worker's only one) it waits where the mode says so: in bounded, while the
         shard is too far ahead; in sync, until its last push has become part of a step, or was dropped.
+        Without `values` it only waits.
         """
         chosen = self.hosted(shard) if shard is not None or len(self.shards) == 1 else -1
-        if self.mode != "sync" or len(self.links) == 1 or self._told:
-            return self._pull_all(self.links, chosen)
+        if self.pulls_behind_pushes or self._told:
+            return self._pull_all(self.links, chosen, values)
         # What the leader decided must be known before the others are asked.
         self.keep_moving()
         whole: Future[int] = Future(self.pump)
@@ -241,25 +242,32 @@ class Client(TableSession):
             if first.error is not None:
                 whole.fail(first.error)
             else:
-                _pass_on(self._pull_all(self.links[1:], chosen), whole)
+                _pass_on(self._pull_all(self.links[1:], chosen, values), whole)
 
-        self._pull_all(self.links[:1], chosen).then(go_on)
+        self._pull_all(self.links[:1], chosen, values).then(go_on)
         return whole
+
+    @property
+    def pulls_behind_pushes(self) -> bool:
+        """Whether a pull may be asked for before the push in front of it is answered. Where a leader decides,
+        its decision must be known first."""
+        return self.mode != "sync" or len(self.links) == 1
 
     def told(self) -> dict[str, Any]:
         """In mode sync, the version that a server must have, and the decisions that lead there."""
-        if self.mode != "sync" or len(self.links) == 1:
+        if self.pulls_behind_pushes:
             return {}
         return {"version": self._versions[0], "decisions": self._decisions}
 
-    def _pull_all(self, links: Sequence[Link], shard: int) -> Future[int]:
+    def _pull_all(self, links: Sequence[Link], shard: int, values: bool) -> Future[int]:
         self._told = False
         futures = []
         with self.lock:
             for link in links:
-                meta: dict[str, Any] = {"shard": shard, "dense": True}
+                meta: dict[str, Any] = {"shard": shard}
                 meta |= self.told()
-                meta |= self._part(link, None)[0]
+                if values:
+                    meta |= {"dense": True, **self._part(link, None)[0]}
                 futures.append(self.request(link, "pull", meta))
 
         def arrived(answers: list[Message]) -> int:
@@ -282,6 +290,7 @@ class Client(TableSession):
         step: int | None = None,
         gradients: Mapping[str, Any] | None = None,
         tables: Mapping[str, tuple[Array, Array]] | None = None,
+        hold: bool = False,
     ) -> Future[str]:
         """Pushes the gradients of a batch of `rows` rows; the result is "applied" or "dropped" (mode sync:
         too late for its step; none of its rows entered the model).
@@ -290,7 +299,8 @@ class Client(TableSession):
         gradients were computed on (None: the last pull's). `gradients` are copied to the client's own buffer;
         None: they are there already. They stay there unchanged until the result is known. `tables` brings
         gradients for rows of tables: by name, int64[n] keys and [n, width]; in sync they are part of a step.
-        A push with 0 rows has no gradients.
+        A push with 0 rows has no gradients. One to `hold` may be sent with the next request, for who pulls
+        at once.
 
         Fails with NotFinite, SequenceError, InputError, ServerLost, ServerStalled.
         """
@@ -311,9 +321,9 @@ class Client(TableSession):
                 parts = [*parts, *(array for pair in split[link.server] for array in pair)]
             metas.append(meta)
             arrays.append(parts)
-        if self.mode == "sync" and len(self.links) > 1:
+        if not self.pulls_behind_pushes:
             return self._push_in_two(metas, arrays)
-        return self._outcome(self.each("push", metas, arrays))
+        return self._outcome(self.each("push", metas, arrays, hold=hold))
 
     def _push_in_two(self, metas: list[dict[str, Any]], arrays: list[list[Array]]) -> Future[str]:
         """First to all servers that don't lead, then to the leader: see `insitu.parameters.modes`."""
@@ -365,6 +375,12 @@ class Client(TableSession):
     def finish(self, shard: int | None = None) -> Future[Any]:
         """Says that the shard pushes no more for now: nobody waits for it until it does again."""
         return self.everywhere("finish", {"shard": self.hosted(shard)})
+
+    def finalize(self, training: int) -> None:
+        """Says that training number `training` (from 0) has ended, once nobody pushes for it any more: the
+        variables become what their updater leaves behind, such as averages. Done once."""
+        self.pull(self.shards[0] if self.shards else None).result()
+        self.everywhere("finalize", {"training": training, **self.told()}).result()
 
     def adjust(self, updater: Mapping[str, Any] | str, *, table: str = "") -> Future[Any]:
         """Goes on with other settings of the updater, such as another learning rate; the slots stay."""

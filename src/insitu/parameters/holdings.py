@@ -18,7 +18,7 @@ from insitu.parameters.histogram import Histogram
 from insitu.parameters.layout import Layout, Piece, as_dtype, difference
 from insitu.parameters.modes import Push, Rules, State
 from insitu.parameters.tables import Rows, Table
-from insitu.parameters.updaters import Updater, make_updater
+from insitu.parameters.updaters import Finalizing, Updater, make_updater
 
 Array = NDArray[Any]
 Outcome = Literal["applied", "dropped"]
@@ -99,6 +99,8 @@ class Holdings:
         self.initialised = False
         self.checkpoints = 0
         """The number of the last checkpoint."""
+        self.finalized = -1
+        """The number of the last training that was finalized."""
         self.state = State()
         self.streams: dict[str, State] = {}
         """The account of pushes that are of one table alone; by table."""
@@ -223,6 +225,16 @@ class Holdings:
                 resolved.append(Resolved(push, "applied", following.version))
         self.streams[name] = following
         return resolved
+
+    def finalize(self, training: int) -> None:
+        """Training number `training` has ended; done once, whoever says so again."""
+        if training <= self.finalized:
+            return
+        self.finalized = training
+        updater: object = self._updater
+        if self.layout is not None and isinstance(updater, Finalizing):
+            pieces = self.layout.of(self.server)
+            updater.finalize({piece.name: self.view(self.values, piece) for piece in pieces}, self.slots)
 
     def catch_up(self, version: int) -> None:
         """Where these holdings come from a checkpoint, workers may be at a later version: it counts on from

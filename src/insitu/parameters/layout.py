@@ -159,6 +159,16 @@ class Layout:
 
     def spans(self, server: int, group: str) -> tuple[Span, ...]:
         """The pieces of `server`, joined where they lie together on both sides; empty ones left out."""
+        if (server, group) not in self._spans:
+            self._spans[server, group] = self._join(server, group)
+        return self._spans[server, group]
+
+    @cached_property
+    def _spans(self) -> dict[tuple[int, str], tuple[Span, ...]]:
+        """What was asked for before: each message asks."""
+        return {}
+
+    def _join(self, server: int, group: str) -> tuple[Span, ...]:
         joined: list[Span] = []
         for piece in self.of(server, group):
             if not piece.size:

@@ -156,19 +156,22 @@ class Link:
         *,
         lane: int = DENSE,
         places: Sequence[Place | None] = (),
+        hold: bool = False,
     ) -> None:
-        """Sends a request; `future` gets the Message that answers. Arrays must not change until then."""
+        """Sends a request; `future` gets the Message that answers. Arrays must not change until then. One to
+        `hold` goes with the next one, and wakes the server once for both."""
         number = self._next
         self._next = self._next % 0xFFFFFFFF + 1
         request = Request(lane, {"op": operation, "of": self.server, **meta}, arrays, places, future)
         self.pending[number] = request
         if self.lanes:
-            self._send(number, request)
+            self._send(number, request, hold=hold)
 
-    def _send(self, number: int, request: Request) -> None:
+    def _send(self, number: int, request: Request, *, hold: bool = False) -> None:
         message = Message(REQUEST, number, request.meta, request.arrays, request.places)
         with contextlib.suppress(Ended):  # whoever waits for the answer will find the connection ended
-            self.lanes[request.lane].send(message)
+            connection = self.lanes[request.lane]
+            (connection.put if hold else connection.send)(message)
 
     def receive(self, lane: int) -> None:
         """Takes what has come. Raises Ended, Malformed."""

@@ -30,7 +30,10 @@ Answer = tuple[dict[str, Any], Sequence[Array]]
 """A reply's description and arrays."""
 
 CHANGES = frozenset(
-    {"define", "define_table", "initialise", "push", "push_rows", "decided", "finish", "load_rows", "adjust"}
+    {
+        *("define", "define_table", "initialise", "push", "push_rows", "decided", "finish", "load_rows"),
+        *("adjust", "finalize"),
+    }
 )
 """Operations that change what a server holds: a mirror is told of each."""
 _LOG = logging.getLogger("insitu")
@@ -346,6 +349,12 @@ class Service:
 
     def _adjust(self, connection: Connection, message: Message) -> Answer:
         self.holdings.adjust(message.meta["updater"], str(message.meta.get("table", "")))
+        self._hold = self._changed(message)
+        return {}, ()
+
+    def _finalize(self, connection: Connection, message: Message) -> Answer:
+        self._follow(message.meta.get("decisions", ()), message)
+        self.holdings.finalize(int(message.meta["training"]))
         self._hold = self._changed(message)
         return {}, ()
 

@@ -42,13 +42,14 @@ class Session:
         arrays: Sequence[Array] = (),
         lane: int = DENSE,
         places: Sequence[Place | None] = (),
+        hold: bool = False,
     ) -> Future[Any]:
         future: Future[Any] = Future(self.pump)
         with self.lock:
             if self._closed:
                 raise ParameterError("The client is closed")
-            link.submit(future, operation, meta, arrays, lane=lane, places=places)
-            if link.unsent:
+            link.submit(future, operation, meta, arrays, lane=lane, places=places, hold=hold)
+            if link.unsent and not hold:
                 self.keep_moving()
         return future
 
@@ -58,10 +59,11 @@ class Session:
         metas: Sequence[Mapping[str, Any]],
         arrays: Sequence[Sequence[Array]],
         lane: int = DENSE,
+        hold: bool = False,
     ) -> Future[list[Message]]:
-        """One request to each server."""
+        """One request to each server; see `Link.submit` for those to `hold`."""
         futures = [
-            self.request(link, operation, meta, parts, lane)
+            self.request(link, operation, meta, parts, lane, hold=hold)
             for link, meta, parts in zip(self.links, metas, arrays, strict=True)
         ]
         return gathered(futures, self.pump, list)

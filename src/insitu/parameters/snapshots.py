@@ -42,6 +42,7 @@ def take(holdings: Holdings, *, held: bool = False) -> Snapshot:
         "updater": holdings.config,
         "initialised": holdings.initialised,
         "checkpoints": holdings.checkpoints,
+        "finalized": holdings.finalized,
         "tables": tables,
         "state": holdings.state.to_json(),
         "streams": {name: state.to_json() for name, state in holdings.streams.items()},
@@ -74,6 +75,7 @@ def put(holdings: Holdings, snapshot: Snapshot) -> None:
                 _copy(array, arrays, f"slots/{owner}/{slot}")
     holdings.initialised = bool(meta["initialised"])
     holdings.checkpoints = int(meta["checkpoints"])
+    holdings.finalized = int(meta["finalized"])
     for told in meta["tables"]:
         table = Table.from_json(told["table"])
         holdings.define_table(table)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,14 @@ class Updater(Protocol):
 
     def update_rows(self, values: Array, gradients: Array, slots: Mapping[str, Array], step: int) -> None:
         """One update of some rows of a table, all [rows, ...]: copies, which are written back afterwards."""
+
+
+@runtime_checkable
+class Finalizing(Protocol):
+    """An updater that leaves something else behind than its last update."""
+
+    def finalize(self, values: Mapping[str, Array], slots: Mapping[str, Mapping[str, Array]]) -> None:
+        """A training has ended: puts into the pieces what it comes to, such as averages over its updates."""
 
 
 class Elementwise:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from insitu.train.backup import BackupAndRestore
     from insitu.train.strategies.central_storage import CentralStorageStrategy
+    from insitu.train.strategies.hybrid import HybridStrategy
     from insitu.train.strategies.mirrored import MirroredStrategy
     from insitu.train.strategies.model_parallel import ModelParallelStrategy
     from insitu.train.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "BackupAndRestore": "insitu.train.backup",
     "CentralStorageStrategy": "insitu.train.strategies.central_storage",
+    "HybridStrategy": "insitu.train.strategies.hybrid",
     "MirroredStrategy": "insitu.train.strategies.mirrored",
     "ModelParallelStrategy": "insitu.train.strategies.model_parallel",
     "MultiWorkerMirroredStrategy": "insitu.train.strategies.multi_worker_mirrored",
@@ -28,6 +30,7 @@ _LAZY = {
 __all__ = [
     "BackupAndRestore",
     "CentralStorageStrategy",
+    "HybridStrategy",
     "MirroredStrategy",
     "ModelParallelStrategy",
     "MultiWorkerMirroredStrategy",

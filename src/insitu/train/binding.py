@@ -441,7 +441,7 @@ class Binding:
             return work.train(step.parts, lambda place: self.bookkeeper.at(epoch, index, place))
 
         logs: Logs = self._persist(step, self._train_adapter, index, train, epoch)
-        self.bookkeeper.enter(done[-1])
+        self.bookkeeper.enter(done[-1], self.strategy.left_out())
         self.position = (epoch, index + 1)
         self.place.steps, self.place.logs = index + 1, logs
         self.place.unchecked += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from insitu.grid import ShardLedger
 from insitu.train.adapter import FeedAdapter
 from insitu.train.feed import Step
@@ -30,8 +32,8 @@ class Bookkeeper:
         """The task is about to do `place` of a step."""
         self._telling.at(epoch, step, place)
 
-    def enter(self, step: Step) -> None:
-        """The rows of `step` have entered the model."""
+    def enter(self, step: Step, left_out: Collection[int] = ()) -> None:
+        """The rows of `step` have entered the model, but for those of the shards that were `left_out`."""
         replicas = self._membership.context.replicas_per_shard
         for part in step.parts:
             self._telling.rows += part.rows
@@ -39,7 +41,10 @@ class Bookkeeper:
             if self._keeps_ledger and part.shard % replicas == 0:
                 ledger = self._ledger(step.epoch, part.shard // replicas)
                 for partition, rows in part.origins:
-                    ledger.add(partition, rows)
+                    ledger.add(partition, rows, left_out=part.shard in left_out)
+                if part.shard in left_out and not step.last:
+                    # At once: whoever runs the shard next can't find out by itself.
+                    self._publish(ledger)
                 if step.last:
                     ledger.complete = True
                     self._publish(ledger)
@@ -77,13 +82,15 @@ class Bookkeeper:
         if self._adapter is None or job is None or epoch < 0:
             return
         ledger = ShardLedger(epoch, shard)
+        published = ShardLedger.published(job, epoch, shard)
+        if published is not None:
+            ledger.left_out.update(published.left_out)
         for partition, rows in self._adapter.feed.origins(shard, epoch, stop):
             ledger.add(partition, rows)
         ledger.complete = stop > 0 and stop == self._adapter.feed.num_steps
         if not ledger.complete:
             self._ledgers[shard] = ledger
             return
-        published = ShardLedger.published(job, epoch, shard)
         if published is None or not published.complete:
             self._publish(ledger)
 

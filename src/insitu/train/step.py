@@ -6,7 +6,7 @@ beginning of the step, as an ordinary exception at a known point.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -75,6 +75,9 @@ class Layout(Protocol):
 
     def save_elsewhere(self) -> bool:
         """Saves the training's state where it is, if that isn't in the replicas; whether it did."""
+
+    def left_out(self) -> Collection[int]:
+        """The shards of this task whose rows of the last step entered no update."""
 
     def end_fit(self, binding: Binding) -> None:
         """A fit has come to its end."""

@@ -57,6 +57,21 @@ def test_lost_and_repeated_rows_are_counted() -> None:
     assert [p.clean for p in epoch.partitions] == [False, False, True, True]
 
 
+def test_rows_that_entered_no_update_are_counted_apart(paths: Paths) -> None:
+    made = ledgers(complete=False)[:1]
+    made[0].add(2, np.empty(0, np.int64), left_out=True)
+    late = ShardLedger(0, 1)
+    late.add(1, np.arange(4), left_out=True)
+    late.add(1, np.arange(4, 7))
+    late.add(3, np.arange(5), left_out=True)
+    job = paths.job("late-000000")
+    job.ledger.mkdir(parents=True)
+    late.publish(job)
+    (epoch,) = audit(CACHE, MAP, [*made, *read_ledgers(job)])
+    assert (epoch.clean, epoch.left_out) == (True, 9)
+    assert [p.left_out for p in epoch.partitions] == [0, 4, 0, 5]
+
+
 def test_a_row_twice_for_another_shows_in_the_checksum() -> None:
     made = ledgers()
     made[0] = ShardLedger(0, 0)

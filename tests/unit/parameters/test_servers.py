@@ -335,6 +335,6 @@ def test_a_lost_server_is_named():
 def test_the_example_of_the_documentation_runs():
     text = (Path(__file__).parents[3] / "docs" / "parameters.md").read_text()
     found: dict[str, Any] = {}
-    exec(text.split("```python\n")[1].split("```")[0], found)
+    exec(text.split("## From NumPy")[1].split("```python\n")[1].split("```")[0], found)
     assert found["push"].result() == "applied"
     assert found["rows"].shape == (3, 8)

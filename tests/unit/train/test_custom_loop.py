@@ -357,16 +357,6 @@ def test_replicas_that_drift_apart_are_named():
         check_weights(TwoReplicas(1), variables, "after step 3")  # type: ignore[arg-type]
 
 
-def test_a_strategy_whose_gradients_go_elsewhere_refuses_steps_that_train(strategy_over, monkeypatch):
-    strategy = strategy_over(1)
-    loop = Loop(strategy)
-    monkeypatch.setattr(strategy, "trains_custom_loops", False)
-    x = np.zeros((4, 8, 8, 1), "float32")
-    with pytest.raises(TrainingError, match="not on parameter servers"):
-        strategy.run(loop.step, (x, np.zeros(4, "int64")))
-    assert strategy.run(loop.model, (x,)).shape == (4, 2)
-
-
 def test_a_model_compiled_outside_is_not_trained_in_a_scope(rows, strategy_over):
     plain, strategy = image_model(), strategy_over(1)
     with strategy.scope(), pytest.raises(TrainingError, match=r"'sequential.*', compiled outside"):

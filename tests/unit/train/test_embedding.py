@@ -12,7 +12,7 @@ from models import in_shards
 
 import insitu
 from insitu.errors import InputError, TrainingError
-from insitu.train import ParameterServerStrategy
+from insitu.train import HybridStrategy, ParameterServerStrategy
 
 KEYS = np.array([2**62, -5, 17, 10_000_000, 3, -(2**63), 2**63 - 1, 40], np.int64)
 
@@ -97,6 +97,30 @@ def test_without_servers_it_needs_a_size() -> None:
         layer(np.array([1, 2]))
     plain = insitu.layers.Embedding(4, input_dim=10)
     assert plain(np.array([[1, 2]])).shape == (1, 2, 4)
+
+
+def test_dense_layers_train_together_around_tables_on_servers() -> None:
+    keras.utils.set_random_seed(3)
+    context = in_shards((0, 1), 2)
+    strategy = HybridStrategy(context=context, table_optimizer=keras.optimizers.Adagrad(0.5))
+    model = likes(strategy, optimizer=keras.optimizers.Adam(0.03))
+    data = rows_of(600)
+    model.fit(*data, batch_size=60, epochs=4, shuffle=False, verbose=0)
+    x, y = rows_of(200, seed=1)
+    assert model.evaluate(x, y, verbose=0, return_dict=True)["accuracy"] > 0.95
+    assert model.predict(x, batch_size=200, verbose=0).shape == (200, 1)
+    # Only the tables were on the server: two gradients of each step, none of them dense.
+    told = strategy._link()._client.stats()[0]
+    assert (told["applied"], told["rows"], told["pieces"]) == (2 * 40, 4 * 600, [])
+    assert {name: table["rows"] for name, table in told["tables"].items()} == {"users": 8, "things": 6}
+    with pytest.raises(TrainingError, match="without an"):
+        plain = HybridStrategy(context=context)
+        with plain.scope():
+            dense = keras.Sequential([keras.layers.Dense(1)])
+            dense.compile("sgd", "mse")
+        dense.fit(np.zeros((8, 2)), np.zeros(8), verbose=0)
+    with pytest.raises(TrainingError, match="Use fit"):
+        strategy.run(lambda: None)
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from models import image_model, in_shards, same_bits, weights
 
 from insitu.errors import InputError, NotFinite, TrainingError
@@ -14,6 +15,7 @@ from insitu.train import MultiWorkerMirroredStrategy, ParameterServerStrategy
 from insitu.train.binding import binding_of
 from insitu.train.servers.optimizer import KerasUpdater, serialize_optimizer
 
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 FIT: dict[str, Any] = {"batch_size": 64, "epochs": 2, "shuffle": False, "verbose": 0}
 
 
@@ -33,14 +35,17 @@ class TestSync:
     @pytest.mark.parametrize(
         "optimizer",
         [
-            lambda: keras.optimizers.Adam(1e-2),
+            pytest.param(lambda: keras.optimizers.Adam(1e-2), marks=pytest.mark.slow),
             lambda: keras.optimizers.SGD(
                 keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5), momentum=0.9
             ),
             lambda: keras.optimizers.Ftrl(0.1, clipvalue=0.01, use_ema=True, ema_overwrite_frequency=2),
-            lambda: keras.optimizers.Lamb(0.01, global_clipnorm=0.1),
+            pytest.param(lambda: keras.optimizers.Lamb(0.01, global_clipnorm=0.1), marks=pytest.mark.slow),
+            lambda: keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5), 1024.0, dynamic_growth_steps=3
+            ),
         ],
-        ids=["adam", "scheduled momentum", "clipped ftrl with averages", "lamb by norm"],
+        ids=["adam", "scheduled momentum", "clipped ftrl with averages", "lamb by norm", "scaled, averaged"],
     )
     def test_has_the_bits_of_the_synchronous_strategy(self, rows: Any, optimizer: Any) -> None:
         context = in_shards((0, 1), 2)
@@ -94,6 +99,50 @@ def test_a_second_fit_goes_on(rows: Any) -> None:
     assert same_bits(weights(model), weights(expected))
 
 
+def test_the_scale_of_losses_moves_and_what_overflows_is_left_out(rows: Any) -> None:
+    x, y = rows
+    x = x.copy()
+    x[70] = np.inf  # in the second of four steps
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1, clipnorm=1.0), 1024.0, dynamic_growth_steps=2
+    )
+    strategy, left_out = over(1), []
+
+    class Sees(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            left_out.append((float(optimizer.dynamic_scale.numpy()), set(strategy.left_out())))
+
+    with strategy.scope():
+        model = image_model(optimizer=optimizer, batch_norm=False)
+    before = weights(model)
+    model.fit(x, y, **{**FIT, "epochs": 1}, callbacks=[Sees()])
+    assert left_out == [(1024, set()), (512, {0}), (512, set()), (1024, set())]
+    assert all(np.isfinite(w).all() for w in weights(model))
+    assert not same_bits(before, weights(model))
+    told = strategy._connect()._client.stats()[0]
+    assert (told["applied"], told["rows"]) == (4, 203 - 64)
+
+
+@pytest.mark.slow
+def test_a_scale_that_stays_is_undone_before_norms_are_bounded(rows: Any) -> None:
+    plain = trained(over(1), rows, optimizer=keras.optimizers.SGD(0.1, clipnorm=0.1))
+    scaled = trained(over(1), rows, optimizer=keras.optimizers.SGD(0.1, clipnorm=0.1, loss_scale_factor=64.0))
+    assert same_bits(weights(plain), weights(scaled))
+
+
+def test_gradients_that_come_late_are_told_of(rows: Any) -> None:
+    strategy, seen = over(2, mode="sync", replicas_to_aggregate=1), []
+
+    class Sees(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            seen.append(set(strategy.left_out()))
+
+    with strategy.scope():
+        model = image_model()
+    model.fit(*rows, **{**FIT, "epochs": 1}, callbacks=[Sees()])
+    assert seen == [{1}] * 4  # of one task, in the order in which it pushes
+
+
 def test_a_gradient_that_is_not_finite_is_refused_by_name(rows: Any) -> None:
     x, y = rows
     x = x.copy()
@@ -116,9 +165,6 @@ def test_what_cannot_be_is_refused(rows: Any) -> None:
     trained(strategy, rows)
     with pytest.raises(TrainingError, match="one model"):
         trained(strategy, rows)
-    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
-    with pytest.raises(TrainingError, match="LossScaleOptimizer"):
-        trained(over(1), rows, optimizer=scaled)
 
 
 def test_a_worker_that_comes_back_goes_on_behind_what_was_applied(rows: Any) -> None:
@@ -149,6 +195,72 @@ def test_a_worker_that_comes_back_goes_on_behind_what_was_applied(rows: Any) -> 
     sees = Sees()
     model.fit(*rows, **FIT, callbacks=[sees])
     assert sees.batches == [3, 0, 1, 2, 3]
+
+
+class Loop:
+    """A model, and a step of its own that trains it."""
+
+    def __init__(self, strategy: Any, optimizers: int = 1) -> None:
+        keras.utils.set_random_seed(7)
+        self.strategy = strategy
+        with strategy.scope():
+            self.model = image_model()
+            self.optimizers = [keras.optimizers.Adam(1e-2) for _ in range(optimizers)]
+
+    def step(self, x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            losses = LOSS(y, self.model(x, training=True))
+            loss = self.strategy.compute_average_loss(losses)
+        variables = self.model.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        count = len(self.optimizers)
+        for index, optimizer in enumerate(self.optimizers):
+            optimizer.apply(gradients[index::count], variables[index::count])
+        return losses
+
+    def train(self, rows: Any, epochs: int = 2) -> list[float]:
+        batches = self.strategy.distribute_dataset(tf.data.Dataset.from_tensor_slices(rows).batch(64))
+        means = []
+        for _ in range(epochs):
+            for x, y in batches:
+                losses = self.strategy.local_results(self.strategy.run(self.step, args=(x, y)))
+                means.append(float(np.concatenate([np.asarray(own) for own in losses]).mean()))
+        return means
+
+
+def test_a_custom_loop_trains_on_servers(rows: Any) -> None:
+    expected = Loop(MultiWorkerMirroredStrategy(context=in_shards((0, 1), 2)))
+    losses = expected.train(rows)
+    loop = Loop(over(2, mode="sync"))
+    assert loop.train(rows) == losses
+    loop.strategy.join()
+    assert same_bits(weights(loop.model), weights(expected.model))
+    with pytest.raises(TrainingError, match="one optimizer"):
+        Loop(over(1), optimizers=2).train(rows, 1)
+    with pytest.raises(TrainingError, match="hold the variables of one model"):
+        Loop(loop.strategy).train(rows, 1)
+
+
+def test_a_custom_loop_that_starts_over_pushes_nothing_twice(rows: Any) -> None:
+    strategy = over(1)
+    keras.backend.clear_session()  # names of layers begin anew, as in a process
+    Loop(strategy).train(rows, 1)
+    strategy.join()
+    server = strategy._connect()
+    told, values = server._client.stats()[0], server.pull().copy()
+    # Its second life: the same script from the start, on servers that have all of the first epoch.
+    strategy._runner, strategy._loop_steps, strategy._connected = None, [], None
+    strategy._membership._fits = 0
+    server.sequence = 0
+    strategy._connected = server
+    keras.backend.clear_session()
+    loop = Loop(strategy)
+    loop.train(rows, 1)
+    assert server._client.stats()[0]["applied"] == told["applied"] == 4
+    np.testing.assert_array_equal(server.pull(), values)
+    strategy.join()
+    loop.train(rows, 1)
+    assert server._client.stats()[0]["applied"] == 8
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "ftrl"])

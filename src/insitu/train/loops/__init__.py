@@ -4,9 +4,10 @@ from insitu.train.loops.agreement import CHECK_EVERY, check_weights
 from insitu.train.loops.averaging import average_loss, scale_by_share
 from insitu.train.loops.backends import make_loop_devices, make_loop_replica
 from insitu.train.loops.batches import DistributedDataset
+from insitu.train.loops.exchanged import ExchangedTrainer
 from insitu.train.loops.program import StepModel
 from insitu.train.loops.reduction import ReduceOp, gather_values, reduce_values
-from insitu.train.loops.runner import Layout, Runner
+from insitu.train.loops.runner import Layout, LoopTrainer, Runner
 from insitu.train.loops.scope import Scope
 from insitu.train.loops.steps import ExchangedStep, LoopStep, OneFunctionStep, SettledStep, SideBySideStep
 from insitu.train.loops.values import PerReplica, local_values
@@ -15,8 +16,10 @@ __all__ = [
     "CHECK_EVERY",
     "DistributedDataset",
     "ExchangedStep",
+    "ExchangedTrainer",
     "Layout",
     "LoopStep",
+    "LoopTrainer",
     "OneFunctionStep",
     "PerReplica",
     "ReduceOp",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import keras
@@ -21,10 +21,17 @@ class DistributedDataset:
     `len()` is the number of steps, where it is known. Raises InputError where it isn't.
     """
 
-    def __init__(self, feed: Feed, bookkeeper: Bookkeeper, after_step: Callable[[int, bool], None]) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        bookkeeper: Bookkeeper,
+        after_step: Callable[[int, bool], None],
+        left_out: Callable[[], Collection[int]],
+    ) -> None:
         self._feed = feed
         self._bookkeeper = bookkeeper
         self._after_step = after_step
+        self._left_out = left_out
         self._example = feed.example()
         self._epoch = 0
 
@@ -46,7 +53,7 @@ class DistributedDataset:
                 self._bookkeeper.at(epoch, index, "custom loop")
                 yield join([self._data(part) for part in step.parts])
                 # The next one is asked for: this one has been used.
-                self._bookkeeper.enter(step)
+                self._bookkeeper.enter(step, self._left_out())
                 self._after_step(index, False)
             self._after_step(index, True)
         finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, Protocol
 
 import keras
@@ -14,7 +13,6 @@ from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
 from insitu.train.feed import Part
-from insitu.train.gather import gather_counts
 from insitu.train.loops.backends import learn
 from insitu.train.loops.program import Call, StepModel
 from insitu.train.loops.scope import Scope
@@ -22,10 +20,23 @@ from insitu.train.loops.steps import LoopStep
 from insitu.train.loops.values import PerReplica, join, values_of
 from insitu.train.membership import Membership
 from insitu.train.placement_log import log_variables
-from insitu.train.state import ModelState, broadcast_state
 
 MANY_PROGRAMS = 64
 """So many different steps and shapes of arguments mean that something differs in each call."""
+
+
+class LoopTrainer(Protocol):
+    """How the replicas of a custom loop go together."""
+
+    replicas: int
+    """Replicas whose gradients are summed; 1 where each replica's gradient is a mean of its own."""
+
+    def step_rows(self, rows: Sequence[int]) -> list[int]:
+        """For each replica of this task, which has `rows[i]` rows, the rows that its step is about.
+        Collective."""
+
+    def make_alike(self, variables: Sequence[Any]) -> None:
+        """Gives all replicas the values of rank 0. Collective."""
 
 
 class Layout(Protocol):
@@ -35,8 +46,8 @@ class Layout(Protocol):
     def membership(self) -> Membership:
         """Who this process is among the tasks."""
 
-    trains_custom_loops: bool
-    """Whether what `run` does to train is what the strategy is about."""
+    def loop_trainer(self) -> LoopTrainer:
+        """How the replicas of a custom loop go together."""
 
     def placement(self) -> AbstractContextManager[Any]:
         """Where variables are made and steps are run."""
@@ -54,6 +65,7 @@ class Runner:
 
     def __init__(self, strategy: Layout) -> None:
         self._strategy = strategy
+        self._trainer = strategy.loop_trainer()
         self._programs: dict[Any, _Program] = {}
         self._alike: set[int] = set()
 
@@ -77,7 +89,7 @@ class Runner:
                     "a new lambda; numbers that change as NumPy scalars; arrays that differ in their first "
                     "axis only."
                 )
-            program = _Program(self._strategy, arguments)
+            program = _Program(self._strategy, self._trainer, arguments)
             self._programs[arguments.key] = program
             self._make_alike(program.model)
         return program.run(arguments)
@@ -94,8 +106,7 @@ class Runner:
         if new:
             log_variables(new)
             self._alike.update(map(id, new))
-            nothing = ModelState((), (), (), (), (), (), ())
-            broadcast_state(replace(nothing, trainable=tuple(new)), self._strategy.membership.group())
+            self._trainer.make_alike(new)
 
 
 def _refuse_inside_graph() -> None:
@@ -199,31 +210,25 @@ def _identity(constant: Any) -> Any:
 class _Program:
     """One compiled step."""
 
-    def __init__(self, strategy: Layout, arguments: _Arguments) -> None:
-        membership = strategy.membership
-        self._shards = membership.context.shards
-        self._group = membership.group()
+    def __init__(self, strategy: Layout, trainer: LoopTrainer, arguments: _Arguments) -> None:
+        self._shards = strategy.membership.context.shards
+        self._trainer = trainer
         optimizers = strategy.made_in_scope.optimizers
-        self.model = StepModel(arguments.call, optimizers, membership.num_shards)
+        self.model = StepModel(arguments.call, optimizers, trainer.replicas)
         example = arguments.example()
         learn(self.model, example)
         strategy.made_in_scope.check_made_here(self.model.variables)
         for optimizer, variables in self.model.optimizer.groups:
             if not optimizer.built:
                 optimizer.build(variables)
-        if self.model.optimizer.groups and not strategy.trains_custom_loops:
-            raise TrainingError(
-                "strategy.run sums gradients over the exchange, not on parameter servers. Received: a step "
-                f"that trains, under {type(strategy).__name__}. Use fit, or MultiWorkerMirroredStrategy."
-            )
         self._result = self.model.result
         self._step = strategy.make_loop_step(self.model, example)
 
     def run(self, arguments: _Arguments) -> Any:
-        alone = self._group.size == 1 or not self.model.changes_anything
-        global_rows = sum(arguments.rows if alone else gather_counts(self._group, arguments.rows))
+        own, changes = arguments.rows, self.model.changes_anything
+        rows_of_step = self._trainer.step_rows(own) if changes else [sum(own)] * len(own)
         parts = []
         for index, (shard, rows) in enumerate(zip(self._shards, arguments.rows, strict=True)):
-            data = arguments.arrays(index, global_rows) if rows else None
+            data = arguments.arrays(index, rows_of_step[index]) if rows else None
             parts.append(Part(shard, rows, data))
         return join([self._result.rebuild(outputs) for outputs in self._step.run(parts)])

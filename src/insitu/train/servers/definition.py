@@ -96,12 +96,6 @@ def may_be_split(optimizer: Any) -> bool:
 
 def check_optimizer(optimizer: Any, *, exact: bool, servers: int) -> None:
     """Raises TrainingError for an optimizer that can't do on servers what it does in one process."""
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise TrainingError(
-            "A LossScaleOptimizer changes its scale by what each update brings, which workers of parameter "
-            "servers don't do together. Received: a LossScaleOptimizer. Use its inner optimizer, or the "
-            "mixed_bfloat16 policy, which needs no scale."
-        )
     if exact and optimizer.global_clipnorm is not None and servers > 1:
         raise TrainingError(
             'global_clipnorm in mode="sync" needs the mean gradient of all variables in one place, which no '
@@ -190,7 +184,8 @@ def name_variables(named: Sequence[tuple[str, Any]]) -> list[str]:
     return names
 
 
-def without_norms(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A serialized optimizer without bounds of norms, which have been kept before."""
-    inner = {**config["config"], "clipnorm": None, "global_clipnorm": None}
-    return {**config, "config": inner}
+def for_servers(config: Mapping[str, Any], *, norms: bool) -> dict[str, Any]:
+    """A serialized optimizer without a scale of losses, and unless `norms` without bounds of norms: what
+    workers have done before they push."""
+    done = {"loss_scale_factor": None, **({} if norms else {"clipnorm": None, "global_clipnorm": None})}
+    return {**config, "config": {k: done.get(k, v) for k, v in config["config"].items()}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -10,15 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 from numpy.typing import NDArray
 
 import insitu.parameters
 from insitu.context import Context
-from insitu.errors import InsituError, ServerStalled
+from insitu.errors import InsituError, ServerStalled, TrainingError
 from insitu.parameters import Client, Eviction, Future, ParameterServer, Table
 from insitu.train.backends import Replica
-from insitu.train.layers import Embedding
+from insitu.train.layers import Embedding, embeddings_of
 from insitu.train.servers.definition import (
     STATE,
     initializer_config,
@@ -27,14 +29,19 @@ from insitu.train.servers.definition import (
     table_updater,
     updater_config,
 )
-from insitu.train.servers.lookup import Batch, Keys
+from insitu.train.servers.lookup import Batch, Keys, find_leaves
 from insitu.train.servers.serving import Service
 from insitu.train.state import holds_rows_of_table
 
 _LOG = logging.getLogger("insitu")
+DEFAULT_PART_ROWS = 1024
+"""Rows of a shard's batch where the data doesn't tell."""
 NEVER_SPLIT = 1 << 62
 _ENDS = Table("insitu/ends of fits", 1, initializer={"name": "constant", "value": 0.0})
-"""A row for each fit and shard: 1 once the shard has ended it. Kept by the servers, whoever restarts."""
+"""A row for each fit and shard: 1 once the shard has ended it. One more says that its variables were
+finalized. Kept by the servers, whoever restarts."""
+_FAREWELL = 5.0
+"""Seconds that servers have at the end of the process to hear that it leaves."""
 _PAUSE = 0.02
 """Seconds between two looks whether the other workers have come to the end of a fit."""
 
@@ -42,12 +49,13 @@ _PAUSE = 0.02
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """One shard's part of a step: `rows` rows gave the gradient `floats`, laid out as the replica has it.
-    `batch` is None where there were none."""
+    `batch` is None where there were none. `overflowed`: there were, but they gave nothing to be sent."""
 
     shard: int
     rows: int
     floats: NDArray[Any]
     batch: Batch | None
+    overflowed: bool = False
 
 
 class Link:
@@ -75,12 +83,35 @@ class Link:
         )
         self.servers = len(addresses)
         self.sequence = 0
+        self.left_out: frozenset[int] = frozenset()
+        """Shards whose gradients of the last step entered no update."""
+        self._behind = 0
+        self._names: list[str] = []
+        self._finalizes = False
         self._floats: list[NDArray[Any]] = []
         self._values: NDArray[Any] = np.empty(0)
         self._parts: list[tuple[slice, slice]] = []
         self._row_spans: dict[str, Any] = {}
         self._writing: Future[int] | None = None
-        atexit.register(self.close)
+        self._leaves = False
+        atexit.register(self._end)
+
+    @property
+    def shards(self) -> tuple[int, ...]:
+        """Those of this task."""
+        return self._context.shards
+
+    def _end(self) -> None:
+        if self._leaves:
+            with contextlib.suppress(InsituError):
+                for shard in self._context.shards:
+                    self._client.finish(shard).result(_FAREWELL)
+        self.close()
+
+    def leave_at_exit(self) -> None:
+        """When this process ends, nobody waits for its shards any more: nothing else says where a custom loop
+        ends."""
+        self._leaves = True
 
     def close(self) -> None:
         self._client.close()
@@ -90,27 +121,33 @@ class Link:
 
     # Definition
 
-    def define(self, model: Any, replica: Replica, *, exact: bool, min_piece_bytes: int) -> None:
+    def define(
+        self, model: Any, optimizer: Any, replica: Replica, *, exact: bool, min_piece_bytes: int
+    ) -> None:
         """Tells the servers of the variables that `replica` computes gradients for, and gives it the values
-        that they have. Raises DefinitionMismatch where they hold another model."""
+        that they have. Raises DefinitionMismatch where they hold another model, TrainingError where this
+        task told them of others before."""
         state = {id(v) for v in model.non_trainable_variables}
-        if len(self._values):
-            replica.assign(self.pull())
-            return
         spans = replica.float_spans()
         dense = [(v, span) for v, span in spans if not holds_rows_of_table(v)]
         prefixes = [STATE if id(v) in state else "" for v, _ in dense]
         names = name_variables([(p, v) for p, (v, _) in zip(prefixes, dense, strict=True)])
+        if self._names:
+            _check_same(self._names, names)
+            replica.assign(self.pull())
+            return
         dtype = replica.floats_dtype.name
-        updater = updater_config(model.optimizer, exact=exact, jit=bool(model.jit_compile))
+        updater = updater_config(optimizer, exact=exact, jit=bool(model.jit_compile))
         self._client.define(
             {
                 name: (span.shape, dtype, variable.numpy().astype(dtype).reshape(span.shape))
                 for name, (variable, span) in zip(names, dense, strict=True)
             },
             updater={**updater, "has_state": any(prefixes)},
-            min_piece_bytes=min_piece_bytes if may_be_split(model.optimizer) else NEVER_SPLIT,
+            min_piece_bytes=min_piece_bytes if may_be_split(optimizer) else NEVER_SPLIT,
         )
+        self._names = names
+        self._finalizes = bool(optimizer.use_ema)
         self._lay_out(replica, spans, dense)
         replica.assign(self.pull())
 
@@ -118,7 +155,7 @@ class Link:
         """Where the replica's floats lie in the client's buffers: in the same places, unless rows of tables
         lie among them, which aren't sent that way."""
         shards = self._context.shards
-        self._row_spans = {v.path: span for v, span in spans if holds_rows_of_table(v)}
+        self.lay_out_rows(spans)
         if not self._row_spans:
             self._parts = []
             self._floats = [self._client.flat_gradients(shard) for shard in shards]
@@ -136,6 +173,10 @@ class Link:
             else:
                 self._parts.append((ours, theirs))
             at += size
+
+    def lay_out_rows(self, spans: Sequence[Any]) -> None:
+        """Where the gradients of tables' rows lie in the replica's floats."""
+        self._row_spans = {v.path: span for v, span in spans if holds_rows_of_table(v)}
 
     def table(self, layer: Embedding, optimizer: Any) -> ServerTable:
         """The table of `layer` on the servers, its rows updated as `optimizer` says."""
@@ -162,19 +203,43 @@ class Link:
         """What was last pulled, in the same places. The next pull overwrites it."""
         return self._values
 
-    def push(self, outgoing: Sequence[Outgoing]) -> None:
-        """Pushes one step of this task's shards, and waits until each is applied or dropped."""
-        futures = []
-        for one in outgoing:
-            if self._parts and one.rows:
-                buffer = self._client.flat_gradients(one.shard)
-                for ours, theirs in self._parts:
-                    buffer[theirs] = one.floats[ours]
-            tables = self._row_gradients(one) if one.batch is not None else None
-            futures.append(self._client.push(self.sequence, one.rows, shard=one.shard, tables=tables or None))
-        for future in futures:
-            future.result()
+    def exchange(self, outgoing: Sequence[Outgoing]) -> NDArray[Any]:
+        """Pushes one step of this task's shards, and brings `values` up to date once each is applied or
+        dropped. A step that the servers have from another life of this task isn't pushed again."""
+        self.left_out = frozenset()
         self.sequence += 1
+        if self.sequence <= self._behind:
+            return self.pull()
+        together = self._client.pulls_behind_pushes
+        pushes = [self._push(one, hold=together) for one in outgoing]
+        pulls = self._ask() if together else []
+        outcomes = [push.result() for push in pushes]
+        self.left_out = frozenset(
+            one.shard
+            for one, outcome in zip(outgoing, outcomes, strict=True)
+            if outcome == "dropped" or one.overflowed
+        )
+        return self._receive(pulls or self._ask())
+
+    def _push(self, one: Outgoing, *, hold: bool) -> Future[str]:
+        if self._parts and one.rows:
+            buffer = self._client.flat_gradients(one.shard)
+            for ours, theirs in self._parts:
+                buffer[theirs] = one.floats[ours]
+        tables = self._row_gradients(one) if one.batch is not None else None
+        return self._client.push(
+            self.sequence - 1, one.rows, shard=one.shard, tables=tables or None, hold=hold
+        )
+
+    def push_rows_of(self, outgoing: Sequence[Outgoing]) -> list[Future[str]]:
+        """Pushes the gradients of tables' rows alone, of one step of this task's shards."""
+        self.sequence += 1
+        return [
+            self._client.push(
+                self.sequence - 1, one.rows, shard=one.shard, tables=self._row_gradients(one) or None
+            )
+            for one in outgoing
+        ]
 
     def _row_gradients(self, one: Outgoing) -> dict[str, tuple[Keys, NDArray[Any]]]:
         gradients = {}
@@ -186,8 +251,15 @@ class Link:
 
     def pull(self) -> NDArray[Any]:
         """Brings `values` up to date; waits where the mode says so."""
-        futures = [self._client.pull(shard) for shard in self._context.shards]
-        for future in futures:
+        return self._receive(self._ask())
+
+    def _ask(self) -> list[Future[int]]:
+        """Each shard may go on; the values come with the last."""
+        shards = self._context.shards
+        return [self._client.pull(shard, values=shard == shards[-1]) for shard in shards]
+
+    def _receive(self, pulls: Sequence[Future[int]]) -> NDArray[Any]:
+        for future in pulls:
             future.result()
         if self._parts:
             flat = self._client.flat_values()
@@ -205,9 +277,9 @@ class Link:
         """The steps, over all fits, whose gradients the servers have from all shards of this task."""
         return min(self._client.last_applied(shard) for shard in self._context.shards) + 1
 
-    def begin(self, sequence: int) -> None:
-        """Steps go on with this number."""
-        self.sequence = sequence
+    def begin(self, sequence: int, applied: int = 0) -> None:
+        """Steps go on with this number; those before `applied` are in the servers already."""
+        self.sequence, self._behind = sequence, applied
 
     def checkpoint(self, directory: Path) -> None:
         """Has the servers begin to write a checkpoint, unless they still write the last one. What became of
@@ -227,19 +299,32 @@ class Link:
             _LOG.warning("The servers wrote no checkpoint, and training goes on: %s", error)
 
     def finish(self, fit: int, *, leave: bool, waiting: Callable[[], None]) -> None:
-        """Says that this task's shards have ended fit number `fit`, and waits for those of all others. Until
-        then nobody waits for pushes of shards that `leave`, and `waiting` is called now and then. Raises
-        ServerStalled."""
+        """Says that this task's shards have ended fit number `fit`, and waits for those of all others, and
+        for the chief, which then has the servers finalize the variables. Until then nobody waits for pushes
+        of shards that `leave`, and `waiting` is called now and then. Raises ServerStalled."""
         self.end_of_checkpoint()
         client, shards = self._client, self._context.shards
         client.define_tables([_ENDS])
         for shard in shards if leave else ():
             client.finish(shard).result()
-        client.load_rows(_ENDS.name, _end_keys(shards, fit), np.ones((len(shards), 1), np.float32)).result()
+        self._tell_end(shards, fit)
+        self._await_end(range(self._context.num_shards), fit, waiting)
+        if not self._finalizes:
+            return
+        if client.is_chief:
+            client.finalize(fit)
+            self._tell_end([self._context.num_shards], fit)
+        self._await_end([self._context.num_shards], fit, waiting)
+
+    def _tell_end(self, shards: Sequence[int], fit: int) -> None:
+        ones = np.ones((len(shards), 1), np.float32)
+        self._client.load_rows(_ENDS.name, _end_keys(shards, fit), ones).result()
+
+    def _await_end(self, shards: Sequence[int], fit: int, waiting: Callable[[], None]) -> None:
         deadline = time.monotonic() + self._context.stall_timeout
-        everyone = _end_keys(range(self._context.num_shards), fit)
+        keys = _end_keys(shards, fit)
         while True:
-            ended = client.pull_rows(_ENDS.name, everyone, create=False).result()[:, 0] > 0
+            ended = self._client.pull_rows(_ENDS.name, keys, create=False).result()[:, 0] > 0
             if ended.all():
                 return
             if time.monotonic() >= deadline:
@@ -249,6 +334,32 @@ class Link:
                 )
             waiting()
             time.sleep(_PAUSE)
+
+
+def attach_tables(
+    model: Any, example: Any, part_rows: int | None, link: Callable[[], Link], optimizer: Any
+) -> None:
+    """Gives each Embedding of `model` a table of `link()`, whose rows `optimizer` updates, and room for the
+    rows of a shard's batch like `example`, of `part_rows` rows if that is known."""
+    layers = embeddings_of(model)
+    if not layers:
+        return
+    leaves = find_leaves(model, layers, example)
+    arrays = keras.tree.flatten(example)
+    for layer, numbers in zip(layers, leaves, strict=True):
+        if layer.rows is None or not getattr(layer.rows, "insitu_rows", False):
+            keys = sum(int(arrays[n][0].size) for n in numbers) * (part_rows or DEFAULT_PART_ROWS)
+            layer.attach(link().table(layer, optimizer), keys)
+
+
+def _check_same(known: Sequence[str], names: Sequence[str]) -> None:
+    if list(known) != list(names):
+        others = sorted(set(known) ^ set(names)) or list(names)
+        raise TrainingError(
+            "The servers of a job hold the variables of one model, and each step trains all of them in the "
+            f"same order. Received: a step that differs in {', '.join(others[:3])}. Train them in one "
+            "step, or use MultiWorkerMirroredStrategy."
+        )
 
 
 def _end_keys(shards: Sequence[int], fit: int) -> Keys:

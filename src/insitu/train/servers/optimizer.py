@@ -114,6 +114,17 @@ class KerasUpdater:
             for array, new in zip(state, news, strict=True):
                 np.copyto(array, new)
 
+    def finalize(
+        self, values: Mapping[str, NDArray[Any]], slots: Mapping[str, Mapping[str, NDArray[Any]]]
+    ) -> None:
+        """Values become the averages that the optimizer keeps of them, if it does."""
+        for name, value in values.items():
+            if name not in self._optimizers:
+                self.slots(name, value.shape, value.dtype)
+            average = self._optimizers[name].average
+            if average is not None:
+                np.copyto(value, slots[name][average])
+
 
 class _PieceOptimizer:
     """An optimizer built for one variable. `slots` are its variables but for counter and learning rate."""
@@ -133,6 +144,9 @@ class _PieceOptimizer:
         known = {id(self.counter), id(self.rate)}
         own = [v for v in optimizer.variables if id(v) not in known]
         self.slots = {f"{index}.{v.name}": v for index, v in enumerate(own)}
+        averages = optimizer._model_variables_moving_average if optimizer.use_ema else ()
+        self.average = next((slot for slot, v in self.slots.items() if any(v is a for a in averages)), None)
+        """The slot that holds the variable's average."""
 
 
 Update = Callable[[Arrays, list[Arrays], Arrays, int, float], tuple[list[Any], list[list[Any]]]]

@@ -18,22 +18,32 @@ from insitu.train.feed import Part
 from insitu.train.servers.definition import Norms
 from insitu.train.servers.link import Link, Outgoing
 from insitu.train.servers.lookup import Lookup
+from insitu.train.servers.scaling import LossScale
 
 
 class ServerStep:
     """Trains, tests and predicts with one replica whose variables live on the servers of `link`.
 
-    `norms` are kept by the worker, before a gradient is sent. `adds`: what the forward pass moved goes to the
-    servers as a difference.
+    `norms` are kept by the worker, and the loss' `scale` is undone, before a gradient is sent. `adds`: what
+    the forward pass moved goes to the servers as a difference.
     """
 
     def __init__(
-        self, replica: Replica, link: Link, shards: int, lookup: Lookup, *, norms: Norms, adds: bool
+        self,
+        replica: Replica,
+        link: Link,
+        shards: int,
+        lookup: Lookup,
+        *,
+        norms: Norms,
+        scale: LossScale,
+        adds: bool,
     ) -> None:
         self._replica = replica
         self._link = link
         self._lookup = lookup
         self._norms = norms
+        self._scale = scale
         self._adds = adds
         self._records = np.zeros((shards, replica.train_record_size))
         self._test_records = np.zeros((shards, replica.test_record_size))
@@ -48,18 +58,19 @@ class ServerStep:
         batches = [self._lookup.pull(part.data) if part.rows else None for part in parts]
         at("gradient")
         pushes = []
+        self._scale.begin()
         for index, (part, batch) in enumerate(zip(parts, batches, strict=True)):
             floats = self._link.gradient_buffer(index)
             self._records[index] = 0
+            rows = part.rows
             if batch is None:
                 floats[:] = 0
-            else:
-                self._compute(part.shard, batch, floats, self._records[index])
-            pushes.append(Outgoing(part.shard, part.rows, floats, batch))
-        at("push")
-        self._link.push(pushes)
-        at("pull")
-        values = self._link.pull()
+            elif not self._compute(part.shard, batch, floats, self._records[index]):
+                rows = 0
+            pushes.append(Outgoing(part.shard, rows, floats, batch if rows else None, part.rows > rows))
+        self._scale.end()
+        at("push and pull")
+        values = self._link.exchange(pushes)
         at("update")
         if self._records[:, 0].any():
             self._logs = self._replica.load(values, self._records)
@@ -67,13 +78,17 @@ class ServerStep:
             self._replica.assign(values)
         return self._logs
 
-    def _compute(self, shard: int, batch: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
+    def _compute(self, shard: int, batch: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> bool:
+        """Whether the gradient is one to be sent."""
         with self._lookup.placed(batch):
             self._replica.gradient(shard, batch.data, floats, record)
+        if not self._scale.undo(floats[: self._state.start]):
+            return False
         if self._norms:
             self._norms.clip([floats[span.start : span.stop] for span in self._gradients])
         if self._adds:
             floats[self._state] -= self._link.values[self._state]
+        return True
 
     def refresh(self) -> None:
         """Takes what the servers have now."""

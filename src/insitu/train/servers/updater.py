@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.parameters import Updater, make_updater
-from insitu.train.servers.definition import STATE, number, without_norms
+from insitu.parameters import Finalizing, Updater, make_updater
+from insitu.train.servers.definition import STATE, for_servers, number
 from insitu.train.servers.optimizer import KerasUpdater, make_optimizer
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -25,10 +25,8 @@ def model_updater(config: Mapping[str, Any] | str) -> Updater:
     if "built_in" in config:
         inner = make_updater(_scheduled(config))
     else:
-        text = config["optimizer"]
-        if config["without_norms"]:
-            text = json.dumps(without_norms(json.loads(text)))
-        inner = KerasUpdater(text, jit=bool(config["jit"]))
+        told = for_servers(json.loads(config["optimizer"]), norms=not config["without_norms"])
+        inner = KerasUpdater(json.dumps(told), jit=bool(config["jit"]))
     return ModelUpdater(inner, adds=config["state"] == "add") if config["has_state"] else inner
 
 
@@ -71,6 +69,10 @@ class ModelUpdater:
         rest = {name: value for name, value in values.items() if not name.startswith(STATE)}
         if rest:
             self._inner.update(rest, gradients, slots, step)
+
+    def finalize(self, values: Arrays, slots: Mapping[str, Arrays]) -> None:
+        if isinstance(self._inner, Finalizing):
+            self._inner.finalize({n: v for n, v in values.items() if not n.startswith(STATE)}, slots)
 
     def update_rows(self, values: NDArray[Any], gradients: NDArray[Any], slots: Arrays, step: int) -> None:
         raise NotImplementedError("Rows of tables have updaters of their own.")

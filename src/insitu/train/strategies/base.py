@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -24,7 +24,9 @@ from insitu.train.loops import (
     CHECK_EVERY,
     DistributedDataset,
     ExchangedStep,
+    ExchangedTrainer,
     LoopStep,
+    LoopTrainer,
     ReduceOp,
     Runner,
     Scope,
@@ -51,8 +53,6 @@ class Strategy:
     Models compiled inside `scope()` train under the strategy: their `fit`, `evaluate` and `predict` are
     collective, so every task calls them in the same order.
     """
-
-    trains_custom_loops = True
 
     def __init__(
         self, *, transport: str = "auto", compression: str = "none", context: Context | None = None
@@ -145,6 +145,14 @@ class Strategy:
     def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
         """Called before `model` is built. Here nothing is to be done."""
 
+    def loop_trainer(self) -> LoopTrainer:
+        """How the replicas of a custom loop are combined: over the exchange."""
+        return ExchangedTrainer(self._membership)
+
+    def left_out(self) -> Collection[int]:
+        """The shards of this task whose rows of the last step entered no update. Here there are none."""
+        return ()
+
     def begin_fit(self, binding: Binding, feed: Feed, epochs: int, steps: int | None) -> None:
         """Called when a fit begins. Here nothing is to be done."""
 
@@ -225,7 +233,7 @@ class Strategy:
         """
         feed = make_feed(dataset, **self._membership.feed_options)
         bookkeeper = Bookkeeper(self._membership)
-        return DistributedDataset(feed, bookkeeper, self._after_step)
+        return DistributedDataset(feed, bookkeeper, self._after_step, self.left_out)
 
     experimental_distribute_dataset = distribute_dataset
 

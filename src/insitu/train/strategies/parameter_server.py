@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 import keras
@@ -13,22 +14,22 @@ from insitu.errors import TrainingError
 from insitu.grid import Dataset
 from insitu.grid.files import publish_file
 from insitu.parameters import MIN_PIECE_BYTES, Mode, Rules
-from insitu.train.backends import make_replica
+from insitu.train.backends import Replica, make_replica
 from insitu.train.binding import Binding
 from insitu.train.feed import Feed
 from insitu.train.layers import embeddings_of
+from insitu.train.loops import LoopStep, LoopTrainer, StepModel, make_loop_replica
 from insitu.train.servers.definition import Norms, check_optimizer, norms_of
 from insitu.train.servers.independence import ServerMembership
-from insitu.train.servers.link import Link
+from insitu.train.servers.link import Link, attach_tables
 from insitu.train.servers.lookup import Lookup, find_leaves
+from insitu.train.servers.looping import ServerLoopStep, ServerTrainer, optimizer_of
+from insitu.train.servers.scaling import LossScale, inner_optimizer
 from insitu.train.servers.serving import Service, serve_until_stopped
 from insitu.train.servers.step import ServerStep
 from insitu.train.state import check_trainable_by_shards
 from insitu.train.step import Step
 from insitu.train.strategies.base import Strategy
-
-DEFAULT_PART_ROWS = 1024
-"""Rows of a shard's batch where the data doesn't tell."""
 
 
 class ParameterServerStrategy(Strategy):
@@ -65,8 +66,6 @@ class ParameterServerStrategy(Strategy):
         TrainingError: in a job without ps tasks, or a task that isn't a worker or ps.
     """
 
-    trains_custom_loops = False
-
     def __init__(
         self,
         mode: Mode = "async",
@@ -94,22 +93,16 @@ class ParameterServerStrategy(Strategy):
         self._mode = mode
         self._min_piece_bytes = min_piece_bytes
         self._table_optimizer = keras.optimizers.get(table_optimizer) if table_optimizer else None
-        self._links: dict[int, Link] = {}
+        self._connected: Link | None = None
+        self._bound: Any = None
+        self._loop_steps: list[ServerStep] = []
         self._fits: list[int] = []
         self._planned = 0
 
     def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
         """Gives each Embedding room for the rows of one batch."""
-        layers = embeddings_of(model)
-        if not layers:
-            return
-        leaves = find_leaves(model, layers, example)
-        arrays = keras.tree.flatten(example)
-        link = self._link(model)
-        for layer, numbers in zip(layers, leaves, strict=True):
-            if layer.rows is None or not getattr(layer.rows, "insitu_rows", False):
-                keys = sum(int(arrays[n][0].size) for n in numbers) * (part_rows or DEFAULT_PART_ROWS)
-                layer.attach(link.table(layer, self._table_optimizer or model.optimizer), keys)
+        optimizer = self._table_optimizer or inner_optimizer(model.optimizer)
+        attach_tables(model, example, part_rows, lambda: self._link(model), optimizer)
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> Step:
         """The step of `model`. The first time, the servers hear of its variables, and this replica gets the
@@ -119,23 +112,76 @@ class ParameterServerStrategy(Strategy):
         layers = embeddings_of(model)
         lookup = Lookup(link, layers, find_leaves(model, layers, example) if layers else ())
         replica = make_replica(model, lookup.example(example))
-        exact = self._mode == "sync"
-        if model.optimizer is not None:
-            check_optimizer(model.optimizer, exact=exact, servers=link.servers)
-            link.define(model, replica, exact=exact, min_piece_bytes=self._min_piece_bytes)
-        norms = Norms() if exact or model.optimizer is None else norms_of(model.optimizer)
+        return self._server_step(model, model.optimizer, replica, lookup)
+
+    def _server_step(self, model: Any, optimizer: Any, replica: Replica, lookup: Lookup) -> ServerStep:
+        link, exact = self._connect(), self._mode == "sync"
+        inner = inner_optimizer(optimizer)
+        if optimizer is not None:
+            check_optimizer(inner, exact=exact, servers=link.servers)
+            link.define(model, inner, replica, exact=exact, min_piece_bytes=self._min_piece_bytes)
+        norms = Norms() if exact or optimizer is None else norms_of(inner)
         shards = len(self.membership.context.shards)
-        return ServerStep(replica, link, shards, lookup, norms=norms, adds=not exact)
+        scale = LossScale(optimizer)
+        return ServerStep(replica, link, shards, lookup, norms=norms, scale=scale, adds=not exact)
 
     def _link(self, model: Any) -> Link:
-        if id(model) not in self._links:
-            if self._links:
-                raise TrainingError(
-                    "The servers of a job hold one model. Received: a second one compiled under the same "
-                    "ParameterServerStrategy."
-                )
-            self._links[id(model)] = Link(self.membership.context, self._service)
-        return self._links[id(model)]
+        if self._bound is not None and self._bound is not model:
+            raise TrainingError(
+                "The servers of a job hold one model. Received: a second one compiled under the same "
+                "ParameterServerStrategy."
+            )
+        self._bound = model
+        return self._connect()
+
+    def _connect(self) -> Link:
+        if self._connected is None:
+            self._connected = Link(self.membership.context, self._service)
+        return self._connected
+
+    # Custom loops
+
+    def loop_trainer(self) -> LoopTrainer:
+        """See `Strategy.run`. Unless a step takes the gradients of all replicas, each replica's is the mean
+        over its own rows, and no call waits for those of other workers."""
+        rules = self._service.rules
+        waits_for_all = rules.mode == "sync" and rules.needed == rules.total_replicas
+        return ServerTrainer(self._membership if waits_for_all else None)
+
+    def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
+        shards = len(self.membership.context.shards)
+        replica = make_loop_replica(model, example)
+        if not model.optimizer.groups:
+            return ServerLoopStep(replica, None, shards)
+        optimizer = optimizer_of(model)
+        link = self._connect()
+        if not self._loop_steps:
+            applied = link.applied()
+            self._valid_fits(applied)
+            link.begin(link.sequence, applied)
+            link.leave_at_exit()
+        step = self._server_step(model, optimizer, replica, Lookup(link, (), ()))
+        self._loop_steps.append(step)
+        return ServerLoopStep(replica, step, shards)
+
+    def join(self) -> None:
+        """For custom loops: waits until each worker has come to this call, and takes the weights that came of
+        all workers' gradients. Nobody waits for this worker's gradients meanwhile. Raises ServerStalled."""
+        link, number = self._connect(), self._membership.count_fit()
+        fits = self._valid_fits(link.applied())
+        if number >= len(fits):
+            link.finish(number, leave=True, waiting=self._telling.wait)
+            self._note_end(fits)
+        for step in self._loop_steps:
+            step.refresh()
+
+    def left_out(self) -> Collection[int]:
+        return self._connected.left_out if self._connected is not None else ()
+
+    def _after_step(self, index: int, last: bool) -> None:
+        """Workers' weights differ."""
+
+    # Fits
 
     def evaluation_options(self, x: Any) -> dict[str, Any]:
         """Each worker evaluates what it is given: a dataset's own shards, all rows of anything else."""
@@ -147,11 +193,14 @@ class ParameterServerStrategy(Strategy):
     def begin_fit(self, binding: Binding, feed: Feed, epochs: int, steps: int | None) -> None:
         """Goes on behind the last gradient of this task's shards that the servers have."""
         link = self._link(binding.model)
-        fits, applied = self._fits_that_ended(), link.applied()
-        if fits and applied < fits[-1]:
-            fits = self._fits = []  # the servers are new, and know nothing of these fits
+        # Keras would put averages into the weights that this task's optimizer hasn't kept: the servers' has.
+        object.__setattr__(
+            inner_optimizer(binding.model.optimizer), "finalize_variable_values", lambda variables: None
+        )
+        applied = link.applied()
+        fits = self._valid_fits(applied)
         if binding.fit_index < len(fits):
-            link.begin(max(applied, fits[-1]))
+            link.begin(fits[binding.fit_index], applied)
             binding.go_on_at(epochs, 0)
             return
         link.begin(applied)
@@ -163,14 +212,13 @@ class ParameterServerStrategy(Strategy):
     def save_elsewhere(self) -> bool:
         """The servers write what they hold, all of one moment, while training goes on."""
         job = self.membership.context.job
-        for link in self._links.values():
-            if job is not None:
-                link.checkpoint(job.server_checkpoints)
+        if self._connected is not None and job is not None:
+            self._connected.checkpoint(job.server_checkpoints)
         return True
 
     def end_fit(self, binding: Binding) -> None:
         """Waits for the other workers' last gradients, and takes the weights that came of all."""
-        link, context = self._link(binding.model), self.membership.context
+        link = self._link(binding.model)
         fits = self._fits_that_ended()
         if binding.fit_index < len(fits):
             return
@@ -183,9 +231,20 @@ class ParameterServerStrategy(Strategy):
         for step in binding.steps():
             if isinstance(step, ServerStep):
                 step.refresh()
-        self._fits = [*fits, link.sequence]
+        self._note_end(fits)
+
+    def _note_end(self, fits: list[int]) -> None:
+        context = self.membership.context
+        self._fits = [*fits, self._connect().sequence]
         if context.job is not None:
             publish_file(context.job.fits(context.task), json.dumps(self._fits).encode())
+
+    def _valid_fits(self, applied: int) -> list[int]:
+        """`_fits_that_ended`, none where the servers are new and know nothing of them."""
+        fits = self._fits_that_ended()
+        if fits and applied < fits[-1]:
+            fits = self._fits = []
+        return fits
 
     def _fits_that_ended(self) -> list[int]:
         """For each fit of the script that has ended in this task, in this attempt or another, the pushes of a

@@ -1,0 +1,114 @@
+"""Dense layers that train synchronously around tables that don't wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from insitu.context import Context
+from insitu.context import context as read_context
+from insitu.errors import TrainingError
+from insitu.parameters import Rules
+from insitu.train.backends import make_replica
+from insitu.train.binding import Binding
+from insitu.train.feed import Feed
+from insitu.train.layers import embeddings_of
+from insitu.train.loops import LoopTrainer
+from insitu.train.servers.hybrid import TableReplica
+from insitu.train.servers.link import Link, attach_tables
+from insitu.train.servers.lookup import Lookup, find_leaves
+from insitu.train.servers.scaling import inner_optimizer
+from insitu.train.servers.serving import Service, serve_until_stopped
+from insitu.train.state import check_trainable_by_shards
+from insitu.train.step import Step, TwoPhaseStep
+from insitu.train.strategies.base import Strategy
+
+
+class HybridStrategy(Strategy):
+    """Tables of `insitu.layers.Embedding` live in the `ps` tasks and take each worker's gradients at once;
+    all other variables live in the workers, which update them together as `MultiWorkerMirroredStrategy` does.
+    Lian et al. 2022, "Persia", is the source of the division: a table is touched in few rows by each batch,
+    where a stale gradient does little harm, and dense layers in all of their elements.
+
+    In a `ps` task the constructor serves until the job is over and never returns. In a plain process, outside
+    a job, the server is a thread of it.
+
+    A step's dense update is the mean over all rows of the global batch. Its rows' gradients are pushed behind
+    it, each shard's an update of its own, and the next step doesn't wait for those of other workers. Workers
+    evaluate and predict together. `BackupAndRestore` saves the dense variables, and has the servers write
+    theirs; the two aren't of one moment. A worker that dies takes along the rows' gradients of at most one
+    step, and tables don't go back where all tasks start over from an older checkpoint.
+
+    Args:
+        nan: `"refuse"` ends the fit, naming the table, where rows' gradients aren't finite; `"clip"` takes 0
+            for what isn't.
+        table_optimizer: for the rows; None: the model's.
+        context: who this process is; read from the environment by default.
+
+    Raises TrainingError in a job without ps tasks, or for a model without such a table.
+    """
+
+    def __init__(
+        self, *, nan: str = "refuse", table_optimizer: Any = None, context: Context | None = None
+    ) -> None:
+        context = context or read_context()
+        self._service = Service(Rules("async", context.num_shards), nan)
+        if context.role == "ps":
+            serve_until_stopped(context, self._service)
+        if (context.job_id or context.workers) and not context.servers:
+            raise TrainingError(
+                "A HybridStrategy keeps tables in ps tasks. Received: a job without any. Start it with "
+                "--ps 1 or more."
+            )
+        super().__init__(context=context)
+        self._membership.shards_move = False
+        self._table_optimizer = keras.optimizers.get(table_optimizer) if table_optimizer else None
+        self._connected: Link | None = None
+        self._replicas: list[TableReplica] = []
+
+    def _link(self) -> Link:
+        if self._connected is None:
+            self._connected = Link(self.membership.context, self._service)
+            # Where another life of this task left off.
+            self._connected.begin(self._connected.applied())
+        return self._connected
+
+    def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
+        """Gives each Embedding room for the rows of one batch."""
+        optimizer = self._table_optimizer or inner_optimizer(model.optimizer)
+        attach_tables(model, example, part_rows, self._link, optimizer)
+
+    def make_step(self, model: Any, example: Any, *, first: bool) -> Step:
+        check_trainable_by_shards(model, self.num_replicas_in_sync)
+        layers = embeddings_of(model)
+        if not layers:
+            raise TrainingError(
+                "A HybridStrategy is for models with tables on servers. Received: a model without an "
+                "insitu.layers.Embedding. Use MultiWorkerMirroredStrategy."
+            )
+        link = self._link()
+        lookup = Lookup(link, layers, find_leaves(model, layers, example))
+        replica = TableReplica(make_replica(model, lookup.example(example)), link, lookup)
+        self._replicas.append(replica)
+        if first:
+            self._begin_alike(model)
+        return TwoPhaseStep(replica, self._membership.lockstep)
+
+    def begin_fit(self, binding: Binding, feed: Feed, epochs: int, steps: int | None) -> None:
+        """Tables go on from what they are."""
+
+    def end_fit(self, binding: Binding) -> None:
+        for replica in self._replicas:
+            replica.settle()
+
+    def save_elsewhere(self) -> bool:
+        job = self.membership.context.job
+        if job is not None and self.membership.leads:
+            self._link().checkpoint(job.server_checkpoints)
+        return False
+
+    def loop_trainer(self) -> LoopTrainer:
+        raise TrainingError(
+            "A custom loop has no tables on servers. Received: strategy.run under a HybridStrategy. Use fit."
+        )
