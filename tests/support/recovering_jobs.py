@@ -119,7 +119,7 @@ with strategy.scope():
 
 
 def digest(variables):
-    return hashlib.sha256(b"".join(np.asarray(v.value).tobytes() for v in variables)).hexdigest()
+    return hashlib.sha256(b"".join(v.numpy().tobytes() for v in variables)).hexdigest()
 
 
 class Watching(keras.callbacks.Callback):
