@@ -55,7 +55,7 @@ def is_floating(variable: Any) -> bool:
 
 def read_state(model: Any) -> ModelState:
     """Sorts the variables of a built and compiled `model`."""
-    seeds = {id(v): v for v in _seed_states(model)}
+    seeds = {id(generator.state): generator.state for generator in seed_generators(model)}
     optimizer = getattr(model, "optimizer", None)
     metrics = {id(v): v for v in model.metrics_variables}
     trainable = tuple(
@@ -92,11 +92,12 @@ def holds_rows_of_table(variable: Any) -> bool:
     return bool(getattr(variable, "insitu_rows", False))
 
 
-def _seed_states(model: Any) -> list[Any]:
-    found: dict[int, Any] = {}
+def seed_generators(model: Any) -> list[Any]:
+    """The seed generators of the model's layers, each once."""
+    found = {}
     for layer in model._flatten_layers():
         for generator in getattr(layer, "_seed_generators", ()):
-            found[id(generator.state)] = generator.state
+            found[id(generator.state)] = generator
     return list(found.values())
 
 

@@ -18,6 +18,7 @@ from insitu.train.backends.base import BaseReplica, seed_offset
 from insitu.train.backends.record import RecordLayout
 from insitu.train.leaves import leaves_of
 from insitu.train.recording import recorded
+from insitu.train.state import seed_generators
 
 ALIGNMENT = 64
 """Bytes. PyTorch allocates at multiples of it, and some kernels round differently elsewhere."""
@@ -37,6 +38,7 @@ class TorchReplica(BaseReplica):
                 "On the PyTorch backend a strategy runs steps eagerly: jit_compile=True has no effect.",
                 stacklevel=2,
             )
+        _draw_from_own_seeds(model)
         state = self._state
         self._seeds = _tensors(state.seeds)
         self._sums = _tensors(state.sums)
@@ -177,6 +179,17 @@ def _restored(tensors: Sequence[Any]) -> Iterator[None]:
     finally:
         if saved:
             torch._foreach_copy_(list(tensors), saved)
+
+
+def _draw_from_own_seeds(model: Any) -> None:
+    """Makes layers that were given no seed draw from their own generator, as on the other backends.
+
+    Keras' dropout for PyTorch would draw from the process' one stream instead, which no shard has to itself
+    and no replacement can take over.
+    """
+    for generator in seed_generators(model):
+        if generator._initial_seed is None:
+            generator._initial_seed = int(generator.state.numpy()[0])
 
 
 def _buffers(model: Any) -> Iterator[tuple[str, Any]]:
