@@ -227,18 +227,19 @@ class CompiledCall:
 
     A call through `tf.function` checks and sorts its arguments in Python each time, which for a small model
     takes longer than the step. The operation that it ends in takes the same tensors at once; but it takes
-    variables to be on one device, so where they are on several the function is called as usual.
+    variables to be on one device, and knows nothing of XLA (jit_compile): there the function is called as
+    usual.
     """
 
     def __init__(self, function: Any) -> None:
         self._function = function
         self._concrete: Any = None
-        self._spread = False
+        self._as_usual = False
 
     def __call__(self, *tensors: Any) -> Any:
         if self._concrete is None:
             self._trace()
-        if self._spread:
+        if self._as_usual:
             return self._function(*tensors)
         outputs = tf.raw_ops.StatefulPartitionedCall(
             args=[*tensors, *self._captured], Tout=self._dtypes, f=self._concrete
@@ -248,7 +249,8 @@ class CompiledCall:
     def _trace(self) -> None:
         self._concrete = self._function.get_concrete_function()
         self._captured = self._concrete.captured_inputs
-        self._spread = len({tensor.device for tensor in self._captured}) > 1
+        spread = len({tensor.device for tensor in self._captured}) > 1
+        self._as_usual = spread or "_XlaMustCompile" in self._concrete.function_def.attr
         self._dtypes = [tensor.dtype for tensor in self._concrete.outputs]
         self._pack = _packing(self._concrete.structured_outputs, len(self._dtypes))
 
