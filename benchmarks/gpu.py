@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import common
+from training_peers.models import epoch_clock
 
 SHAPES = {"cnn": ((28, 28, 1), 1024, 60), "resnet50": ((224, 224, 3), 64, 30)}
 DRY = {"cnn": ((28, 28, 1), 16, 3), "resnet50": ((32, 32, 3), 2, 2)}
@@ -63,24 +64,6 @@ def insitu_rate(name: str, spec: Any) -> float:
     clock = epoch_clock(keras)
     model.fit(x, y, batch_size=batch, epochs=4, shuffle=False, verbose=0, callbacks=[clock])
     return batch * steps / min(clock.seconds[1:])
-
-
-def epoch_clock(keras: Any) -> Any:
-    """Notes the seconds of each epoch: what begins a fit isn't counted, as in a bare loop."""
-
-    class Clock(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.seconds: list[float] = []
-
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            self.started = time.perf_counter()
-
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            # The logs have been read: all that was begun on the device is done.
-            self.seconds.append(time.perf_counter() - self.started)
-
-    return Clock()
 
 
 def best_device() -> str:

@@ -20,10 +20,10 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from typing import Any
 
 import common
+from training_peers.models import epoch_clock
 
 BACKENDS = ("tensorflow", "jax", "torch")
 STEPS = {"cnn": 30, "tiny": 200}
@@ -76,15 +76,6 @@ def measure(model: str, rounds: int) -> dict[str, list[float]]:
 
     import insitu
 
-    class Clock(keras.callbacks.Callback):  # type: ignore[misc]
-        """The time of the last epoch."""
-
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            self.started = time.perf_counter()
-
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            self.seconds = time.perf_counter() - self.started
-
     x, y = data(model)
     made = {}
     for name, make in contenders(insitu).items():
@@ -94,9 +85,9 @@ def measure(model: str, rounds: int) -> dict[str, list[float]]:
     figures: dict[str, list[float]] = {name: [] for name in made}
     for _ in range(rounds):
         for name, each in made.items():
-            clock = Clock()
+            clock = epoch_clock(keras)
             each.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, callbacks=[clock])
-            figures[name].append(clock.seconds / STEPS[model])
+            figures[name].append(clock.seconds[-1] / STEPS[model])
     return figures
 
 

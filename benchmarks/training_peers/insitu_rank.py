@@ -26,6 +26,6 @@ def fit(**options):
     model.fit(x, y, batch_size=models.ROWS * size, shuffle=False, **options)
 
 
-rate = models.rate_of_fit(keras, model, fit, len(x))
+rate = models.rate_of_fit(keras, fit, len(x))
 if index == 0:
     print(f"RATE {rate}")

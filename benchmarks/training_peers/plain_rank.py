@@ -15,4 +15,4 @@ def fit(**options):
     model.fit(x, y, batch_size=models.ROWS, shuffle=False, **options)
 
 
-print(f"RATE {models.rate_of_fit(keras, model, fit, len(x))}")
+print(f"RATE {models.rate_of_fit(keras, fit, len(x))}")

@@ -23,6 +23,6 @@ dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(models.ROWS * size)
 sharding = tf.data.Options()
 sharding.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
 dataset = dataset.with_options(sharding)
-rate = models.rate_of_fit(tf_keras, model, lambda **more: model.fit(dataset, **more), len(x))
+rate = models.rate_of_fit(tf_keras, lambda **more: model.fit(dataset, **more), len(x))
 if index == 0:
     print(f"RATE {rate}", flush=True)
