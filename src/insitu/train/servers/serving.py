@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from insitu.context import Context
-from insitu.errors import InsituError
+from insitu.errors import InsituError, TrainingError
 from insitu.grid.files import publish_file
 from insitu.parameters import ParameterServer, Rules
 from insitu.train.servers.updater import model_updater
@@ -43,6 +43,19 @@ class Service:
             stall_timeout=context.stall_timeout,
             **places,
         )
+
+
+def begin_service(context: Context, rules: Rules, nan: str, need: str) -> Service:
+    """The service of a strategy whose constructor serves in a `ps` task, and then never returns.
+
+    Raises TrainingError that begins with `need` in a job without such tasks.
+    """
+    service = Service(rules, nan)
+    if context.role == "ps":
+        serve_until_stopped(context, service)
+    if (context.job_id or context.workers) and not context.servers:
+        raise TrainingError(f"{need} Received: a job without any. Start it with --ps 1 or more.")
+    return service
 
 
 def serve_until_stopped(context: Context, service: Service) -> NoReturn:

@@ -19,7 +19,7 @@ from insitu.train.servers.hybrid import TableReplica
 from insitu.train.servers.link import Link, attach_tables
 from insitu.train.servers.lookup import Lookup, find_leaves
 from insitu.train.servers.scaling import inner_optimizer
-from insitu.train.servers.serving import Service, serve_until_stopped
+from insitu.train.servers.serving import begin_service
 from insitu.train.state import check_trainable_by_shards
 from insitu.train.step import Step, TwoPhaseStep
 from insitu.train.strategies.base import Strategy
@@ -53,14 +53,8 @@ class HybridStrategy(Strategy):
         self, *, nan: str = "refuse", table_optimizer: Any = None, context: Context | None = None
     ) -> None:
         context = context or read_context()
-        self._service = Service(Rules("async", context.num_shards), nan)
-        if context.role == "ps":
-            serve_until_stopped(context, self._service)
-        if (context.job_id or context.workers) and not context.servers:
-            raise TrainingError(
-                "A HybridStrategy keeps tables in ps tasks. Received: a job without any. Start it with "
-                "--ps 1 or more."
-            )
+        rules = Rules("async", context.num_shards)
+        self._service = begin_service(context, rules, nan, "A HybridStrategy keeps tables in ps tasks.")
         super().__init__(context=context)
         self._membership.shards_move = False
         self._table_optimizer = keras.optimizers.get(table_optimizer) if table_optimizer else None

@@ -25,7 +25,7 @@ from insitu.train.servers.link import Link, attach_tables
 from insitu.train.servers.lookup import Lookup, find_leaves
 from insitu.train.servers.looping import ServerLoopStep, ServerTrainer, optimizer_of
 from insitu.train.servers.scaling import LossScale, inner_optimizer
-from insitu.train.servers.serving import Service, serve_until_stopped
+from insitu.train.servers.serving import begin_service
 from insitu.train.servers.step import ServerStep
 from insitu.train.state import check_trainable_by_shards
 from insitu.train.step import Step
@@ -79,14 +79,7 @@ class ParameterServerStrategy(Strategy):
     ) -> None:
         context = context or read_context()
         rules = Rules(mode, context.num_shards, replicas_to_aggregate, max_staleness)
-        self._service = Service(rules, nan)
-        if context.role == "ps":
-            serve_until_stopped(context, self._service)
-        if (context.job_id or context.workers) and not context.servers:
-            raise TrainingError(
-                "A ParameterServerStrategy needs ps tasks. Received: a job without any. Start it with --ps 1 "
-                "or more."
-            )
+        self._service = begin_service(context, rules, nan, "A ParameterServerStrategy needs ps tasks.")
         super().__init__(context=context)
         membership = ServerMembership(context)
         self._membership, self._telling = membership, membership.telling
