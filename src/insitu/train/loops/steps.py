@@ -13,7 +13,7 @@ from insitu.train.loops.backends import LoopDevices, LoopReplica, ParallelLoopRe
 from insitu.train.loops.program import StepModel
 from insitu.train.membership import Membership
 from insitu.train.spread.step import ParallelStep
-from insitu.train.step import TwoPhaseStep
+from insitu.train.step import Step, TwoPhaseStep
 
 Outputs = list[list[Any] | None]
 """For each part of this task the tensors that the user's step returned, None for one without rows."""
@@ -27,23 +27,15 @@ class LoopStep(Protocol):
         rows, and does the update."""
 
 
-class ExchangedStep:
-    """The replicas of this task one after the other; the exchange combines all tasks."""
+class TwoWayStep:
+    """A `LoopStep` that goes one of two ways: by `step` where something is trained, else only observing."""
 
-    def __init__(self, model: StepModel, replica: LoopReplica, membership: Membership) -> None:
-        self._model = model
-        self._replica = replica
-        self._group = membership.group()
-        self._trains = bool(model.optimizer.groups or replica.floats_size)
-        self._step = self._make_step(replica, membership)
-        self._records = np.zeros((len(membership.context.shards), replica.train_record_size))
-
-    def _make_step(self, replica: Any, membership: Membership) -> TwoPhaseStep:
-        return TwoPhaseStep(replica, membership.lockstep)
+    def __init__(self, replica: LoopReplica, step: Step | None) -> None:
+        self._replica, self._step = replica, step
 
     def run(self, parts: Sequence[Part]) -> Outputs:
         self._replica.outputs.clear()
-        if self._trains:
+        if self._step is not None:
             self._step.train(parts, lambda place: None)
         else:
             self._observe(parts)
@@ -51,6 +43,23 @@ class ExchangedStep:
 
     def _observe(self, parts: Sequence[Part]) -> None:
         """A step that trains nothing: metrics are added up, if it moves any."""
+        raise NotImplementedError
+
+
+class ExchangedStep(TwoWayStep):
+    """The replicas of this task one after the other; the exchange combines all tasks."""
+
+    def __init__(self, model: StepModel, replica: LoopReplica, membership: Membership) -> None:
+        trains = bool(model.optimizer.groups or replica.floats_size)
+        super().__init__(replica, self._make_step(replica, membership) if trains else None)
+        self._model = model
+        self._group = membership.group()
+        self._records = np.zeros((len(membership.context.shards), replica.train_record_size))
+
+    def _make_step(self, replica: Any, membership: Membership) -> TwoPhaseStep:
+        return TwoPhaseStep(replica, membership.lockstep)
+
+    def _observe(self, parts: Sequence[Part]) -> None:
         nothing = np.empty((len(parts), 0), self._replica.floats_dtype)
         self._records[:] = 0
         self._compute(parts, nothing)

@@ -11,7 +11,7 @@ from insitu.errors import TrainingError
 from insitu.train.feed import Part
 from insitu.train.loops import ExchangedTrainer
 from insitu.train.loops.backends import LoopReplica
-from insitu.train.loops.steps import Outputs
+from insitu.train.loops.steps import TwoWayStep
 from insitu.train.membership import Membership
 from insitu.train.servers.step import ServerStep
 
@@ -36,20 +36,12 @@ class ServerTrainer:
         """What is trained gets its values from the servers; the rest is each worker's own."""
 
 
-class ServerLoopStep:
+class ServerLoopStep(TwoWayStep):
     """See `LoopStep`. `step` is None where nothing is trained: then only metrics move, each worker's own."""
 
     def __init__(self, replica: LoopReplica, step: ServerStep | None, shards: int) -> None:
-        self._replica, self._step = replica, step
+        super().__init__(replica, step)
         self._records = np.zeros((shards, replica.train_record_size))
-
-    def run(self, parts: Sequence[Part]) -> Outputs:
-        self._replica.outputs.clear()
-        if self._step is not None:
-            self._step.train(parts, lambda place: None)
-        else:
-            self._observe(parts)
-        return [self._replica.outputs.get(part.shard) for part in parts]
 
     def _observe(self, parts: Sequence[Part]) -> None:
         nothing = np.empty(self._replica.floats_size, self._replica.floats_dtype)
