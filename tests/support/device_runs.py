@@ -16,7 +16,7 @@ insitu.config.set_virtual_devices(3)
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
-from matrix_models import LOSS, value_and_gradients  # noqa: E402
+from matrix_models import step_by_hand  # noqa: E402
 from models import image_model, in_shards, weights  # noqa: E402
 
 from insitu.grid import import_cache  # noqa: E402
@@ -147,15 +147,7 @@ def steps_by_hand(strategy: Any) -> Any:
         model, optimizer = image_model(), keras.optimizers.Adam(1e-2)
         accuracy = keras.metrics.SparseCategoricalAccuracy()
 
-    def step(x: Any, y: Any) -> Any:
-        def forward() -> Any:
-            return strategy.compute_average_loss(LOSS(y, model(x, training=True)))
-
-        loss, gradients = value_and_gradients(forward, model)
-        optimizer.apply(gradients, model.trainable_variables)
-        return loss
-
-    return model, step, accuracy
+    return model, step_by_hand(strategy, model, optimizer), accuracy
 
 
 class Batches(keras.utils.PyDataset):

@@ -87,13 +87,7 @@ def by_custom_loop(strategy: Any) -> Outcome:
     with strategy.scope():
         model, optimizer, mean = build(), make_optimizer(), keras.metrics.Mean()
 
-    def train_step(x: Any, y: Any) -> Any:
-        def forward() -> Any:
-            return strategy.compute_average_loss(LOSS(y, model(x, training=True)))
-
-        loss, gradients = value_and_gradients(forward, model)
-        optimizer.apply(gradients, model.trainable_variables)
-        return loss
+    train_step = step_by_hand(strategy, model, optimizer)
 
     def test_step(x: Any, y: Any) -> None:
         mean.update_state(LOSS(y, model(x, training=False)))
@@ -109,6 +103,20 @@ def by_custom_loop(strategy: Any) -> Outcome:
     for x, y in data:
         strategy.run(test_step, args=(x, y))
     return outcome(model, [*losses, float(mean.result())])
+
+
+def step_by_hand(strategy: Any, model: Any, optimizer: Any) -> Callable[[Any, Any], Any]:
+    """A step for `strategy.run` that trains and returns the loss."""
+
+    def step(x: Any, y: Any) -> Any:
+        def forward() -> Any:
+            return strategy.compute_average_loss(LOSS(y, model(x, training=True)))
+
+        loss, gradients = value_and_gradients(forward, model)
+        optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    return step
 
 
 def count(y: Any) -> Any:
