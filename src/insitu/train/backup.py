@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
@@ -18,7 +17,6 @@ from insitu.train.gather import nothing
 from insitu.train.in_memory import memory_store, newest_of_all
 from insitu.train.lockstep import SETUP
 from insitu.train.place import as_numbers
-from insitu.train.plain import copied
 from insitu.train.state import check_snapshot, load_snapshot, view
 from insitu.train.writing import BackgroundWriter
 
@@ -122,13 +120,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         if binding.strategy.save_elsewhere():
             return
         views = {name: view(variable) for name, variable in binding.state.named()}
-        room = writer.room(views)
-        for name, value in views.items():
-            np.copyto(room[name], value)
-        # Copied too: callbacks go on adding to their lists while the writer is at work.
-        memory = copied(binding.callbacks.memory.read())
-        more = {"logs": as_numbers(binding.place.logs), "memory": memory}
-        writer.submit(Checkpoint(*binding.position, room, more))
+        more = {"logs": as_numbers(binding.place.logs), "memory": binding.callbacks.memory.read()}
+        writer.submit(Checkpoint(*binding.position, views, more))
 
     def _restore(self, binding: Binding, store: CheckpointStore, memory: CheckpointStore | None) -> None:
         """The first task reads the disk, which others may not see, and each its memory; the task that has the

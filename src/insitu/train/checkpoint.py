@@ -3,7 +3,7 @@
 DIRECTORY/
   fit-00000/                          the first fit of the script, the second, ...
     epoch-00002.step-00000000/        where training goes on: the epoch and step that come next
-      arrays.bin                      all arrays' bytes, one after the other
+      arrays.bin                      all arrays' bytes, as `image.py` lays them out
       state.json                      position, the arrays' dtypes and shapes, checksums of both files
   fit-00000/.staging-PID/             half-written; invisible to readers, removed by the next writer
 
@@ -19,19 +19,18 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
-from insitu.durable import NO_ROOM, sync_folder
+from insitu.durable import NO_ROOM, sync_folder, write_pages
 from insitu.errors import CheckpointError, StorageFull
-from insitu.train.plain import dtype_of, pack, unpack
+from insitu.train.image import Image, read_image
+from insitu.train.plain import pack, unpack
 
-FORMAT = 2
+FORMAT = 3
 _NAME = re.compile(r"epoch-(\d+)\.step-(\d+)")
 _STAGING = ".staging-"
 _SLICE_BYTES = 4 << 20
@@ -55,14 +54,41 @@ class Checkpoint:
         return self.epoch, self.step
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A checkpoint as it lies on a disk: nothing in it is the training's any more."""
+
+    epoch: int
+    step: int
+    image: Image
+    state: bytes
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, image: Image) -> Packed:
+        """Copies what `checkpoint` holds to `image`."""
+        parcel = pack([checkpoint.values, checkpoint.more])
+        image.take(parcel)
+        state = {
+            "format": FORMAT,
+            "epoch": checkpoint.epoch,
+            "step": checkpoint.step,
+            "tree": parcel.tree,
+            "arrays": parcel.kinds,
+            "xxh3": image.checksum,
+        }
+        text = json.dumps(state)
+        whole = json.dumps({"crc32": zlib.crc32(text.encode()), "state": text}).encode()
+        return cls(checkpoint.epoch, checkpoint.step, image, whole)
+
+
 class Folder(Protocol):
     """Where the checkpoints of one fit lie. Names are those of checkpoints, without folders."""
 
     def names(self) -> list[str]:
         """What was published, from the oldest to the newest."""
 
-    def write(self, name: str, pieces: Iterable[Any], finish: Any) -> None:
-        """Writes and publishes: `pieces` are bytes of arrays, `finish()` gives `state.json` after them."""
+    def write(self, name: str, image: Image, state: bytes) -> None:
+        """Writes and publishes `arrays.bin` and `state.json`."""
 
     def read(self, name: str) -> tuple[bytes, Any]:
         """(state.json, an open file of arrays.bin)"""
@@ -83,40 +109,19 @@ class CheckpointStore:
         self._keep = keep
 
     def save(self, checkpoint: Checkpoint) -> str:
-        """Writes and publishes `checkpoint`, then removes the oldest beyond those to keep. Returns its path.
+        """See `publish`."""
+        return self.publish(Packed.of(checkpoint, Image()))
+
+    def publish(self, packed: Packed) -> str:
+        """Writes and publishes a checkpoint, then removes the oldest beyond those to keep. Returns its path.
 
         Newer ones are removed first: training is here again because they were damaged.
         Raises StorageFull where no room is left: nothing half-written stays, older ones stand.
         """
-        name = f"epoch-{checkpoint.epoch:05d}.step-{checkpoint.step:08d}"
-        parcel = pack([checkpoint.values, checkpoint.more])
-        checksum = 0
-
-        def pieces() -> Iterable[Any]:
-            nonlocal checksum
-            for array in parcel.arrays:
-                flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-                for start in range(0, len(flat), _SLICE_BYTES):
-                    piece = flat[start : start + _SLICE_BYTES]
-                    # Summed while it is in the processor's cache, on its way to the disk.
-                    checksum = zlib.crc32(piece, checksum)
-                    yield piece
-
-        def finish() -> bytes:
-            state = {
-                "format": FORMAT,
-                "epoch": checkpoint.epoch,
-                "step": checkpoint.step,
-                "tree": parcel.tree,
-                "arrays": parcel.kinds,
-                "crc32": checksum,
-            }
-            text = json.dumps(state)
-            return json.dumps({"crc32": zlib.crc32(text.encode()), "state": text}).encode()
-
+        name = f"epoch-{packed.epoch:05d}.step-{packed.step:08d}"
         where = self._folder.path("")
         try:
-            self._folder.write(name, pieces(), finish)
+            self._folder.write(name, packed.image, packed.state)
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise StorageFull(
@@ -153,33 +158,15 @@ class CheckpointStore:
                     raise CheckpointError(
                         f"The checkpoint {path} has format {state['format']}; this version reads {FORMAT}."
                     )
-                arrays, found = _read_arrays(file, state["arrays"])
-            if found != state["crc32"]:
+                arrays, found = read_image(file, state["arrays"])
+            if found != state["xxh3"]:
                 raise CheckpointError(
-                    f"The checkpoint {path} is damaged: checksum expected {state['crc32']}, found {found}."
+                    f"The checkpoint {path} is damaged: checksum expected {state['xxh3']}, found {found}."
                 )
             values, more = unpack(state["tree"], arrays)
             return Checkpoint(state["epoch"], state["step"], values, more)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise CheckpointError(f"The checkpoint {path} can't be read: {error}.") from error
-
-
-def _read_arrays(file: Any, kinds: list[list[Any]]) -> tuple[list[NDArray[Any]], int]:
-    """(arrays, checksum of their bytes). Raises ValueError where there are more or fewer bytes."""
-    arrays, checksum = [], 0
-    for name, shape in kinds:
-        array = np.empty(shape, dtype_of(name))
-        flat = array.reshape(-1).view(np.uint8).data
-        for start in range(0, len(flat), _SLICE_BYTES):
-            part = file.read(min(_SLICE_BYTES, len(flat) - start))
-            flat[start : start + len(part)] = part
-            checksum = zlib.crc32(part, checksum)
-            if len(part) < min(_SLICE_BYTES, len(flat) - start):
-                raise ValueError("arrays.bin ends too early")
-        arrays.append(array)
-    if file.read(1):
-        raise ValueError("arrays.bin is longer than it should be")
-    return arrays, checksum
 
 
 def _open_folder(directory: str | Path, name: str) -> Folder:
@@ -212,15 +199,15 @@ class _LocalFolder:
             return []
         return sorted(p.name for p in self._root.iterdir() if _NAME.fullmatch(p.name))
 
-    def write(self, name: str, pieces: Iterable[Any], finish: Any) -> None:
+    def write(self, name: str, image: Image, state: bytes) -> None:
         staging = self._root / f"{_STAGING}{os.getpid()}"
         final = self._root / name
         try:
             for left in self._root.glob(f"{_STAGING}*"):
                 shutil.rmtree(left, ignore_errors=True)
             staging.mkdir(parents=True)
-            _write_file(staging / "arrays.bin", pieces)
-            _write_file(staging / "state.json", [finish()])
+            write_pages(staging / "arrays.bin", image.pages, image.nbytes)
+            _write_state(staging / "state.json", state)
             sync_folder(staging)
             if final.exists():
                 shutil.rmtree(final)
@@ -238,12 +225,10 @@ class _LocalFolder:
         shutil.rmtree(self._root / name, ignore_errors=True)
 
 
-def _write_file(path: Path, pieces: Iterable[Any]) -> None:
-    with path.open("wb", buffering=0) as file:
-        for piece in pieces:
-            view = memoryview(piece)
-            while view:
-                view = view[file.write(view) :]
+def _write_state(path: Path, state: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(state)
+        file.flush()
         os.fsync(file.fileno())
 
 
@@ -266,16 +251,17 @@ class _RemoteFolder:
             n for n in found if _NAME.fullmatch(n) and self._system.exists(f"{self._root}/{n}/state.json")
         )
 
-    def write(self, name: str, pieces: Iterable[Any], finish: Any) -> None:
+    def write(self, name: str, image: Image, state: bytes) -> None:
         folder = f"{self._root}/{name}"
         self.remove(name)
         try:
             self._system.makedirs(folder, exist_ok=True)
             with self._system.open(f"{folder}/arrays.bin", "wb") as file:
-                for piece in pieces:
-                    file.write(piece)
+                data = image.pages[: image.nbytes]
+                for start in range(0, len(data), _SLICE_BYTES):
+                    file.write(data[start : start + _SLICE_BYTES])
             with self._system.open(f"{folder}/state.json", "wb") as file:
-                file.write(finish())
+                file.write(state)
         except OSError:
             self.remove(name)
             raise

@@ -5,17 +5,12 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from insitu.errors import CheckpointError, StorageFull
-from insitu.train.checkpoint import Checkpoint, CheckpointStore
+from insitu.train.checkpoint import Checkpoint, CheckpointStore, Packed
+from insitu.train.image import Image
 
 _LOG = logging.getLogger("insitu")
-
-Room = dict[str, NDArray[Any]]
 
 
 class BackgroundWriter:
@@ -29,32 +24,23 @@ class BackgroundWriter:
     def __init__(self, store: CheckpointStore) -> None:
         self._store = store
         self._changed = threading.Condition()
-        self._waiting: Checkpoint | None = None
+        self._waiting: Packed | None = None
         self._writing = False
         self._failure: CheckpointError | None = None
-        self._rooms: list[Room] = []
+        self._images: list[Image] = []
         self._thread: threading.Thread | None = None
         self.written = 0
 
-    def room(self, like: dict[str, NDArray[Any]]) -> Room:
-        """Arrays of the same shapes and dtypes, for the next checkpoint's values: those of one that has been
-        written where there are any, since new memory costs more than copying to it."""
-        with self._changed:
-            while self._rooms:
-                room = self._rooms.pop()
-                if room.keys() == like.keys() and all(
-                    room[n].shape == v.shape and room[n].dtype == v.dtype for n, v in like.items()
-                ):
-                    return room
-        return {name: np.empty(value.shape, value.dtype) for name, value in like.items()}
-
     def submit(self, checkpoint: Checkpoint) -> None:
-        """Has `checkpoint` written; its arrays are the writer's now. Raises what went wrong before."""
+        """Copies `checkpoint` and has the copy written. Raises what went wrong before."""
         with self._changed:
             self._raise_failure()
+            image = self._images.pop() if self._images else Image()
+        packed = Packed.of(checkpoint, image)
+        with self._changed:
             if self._waiting is not None:
-                self._rooms.append(self._waiting.values)
-            self._waiting = checkpoint
+                self._images.append(self._waiting.image)
+            self._waiting = packed
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="insitu-checkpoints", daemon=True)
                 self._thread.start()
@@ -80,18 +66,18 @@ class BackgroundWriter:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting is not None)
-                checkpoint, self._waiting, self._writing = self._waiting, None, True
-            failure = self._write(checkpoint) if checkpoint is not None else None
+                packed, self._waiting, self._writing = self._waiting, None, True
+            failure = self._write(packed) if packed is not None else None
             with self._changed:
                 self._failure = failure or self._failure
-                if checkpoint is not None:
-                    self._rooms.append(checkpoint.values)
+                if packed is not None:
+                    self._images.append(packed.image)
                 self._writing = False
                 self._changed.notify_all()
 
-    def _write(self, checkpoint: Checkpoint) -> CheckpointError | None:
+    def _write(self, packed: Packed) -> CheckpointError | None:
         try:
-            self._store.save(checkpoint)
+            self._store.publish(packed)
             self.written += 1
         except StorageFull as full:
             _LOG.warning("%s Training goes on.", full)

@@ -1,0 +1,75 @@
+"""A training's state in one piece of memory."""
+
+from __future__ import annotations
+
+import io
+import mmap
+
+import ml_dtypes
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from insitu.train.image import Image, offsets, read_image
+from insitu.train.plain import Parcel, pack
+
+DTYPES = ["float32", "float64", "int8", "bool", "uint16", ml_dtypes.bfloat16, "<U3"]
+
+
+def a_parcel(sizes: list[int], seed: int = 0) -> Parcel:
+    rng = np.random.default_rng(seed)
+    arrays = [
+        (rng.random(size) * 100).astype(DTYPES[(seed + index) % len(DTYPES)])
+        for index, size in enumerate(sizes)
+    ]
+    return pack([*arrays, np.array(3.5), np.zeros((2, 0, 3), "int32"), np.arange(12).reshape(3, 4).T])
+
+
+def written(image: Image) -> bytes:
+    return bytes(image.pages[: image.nbytes])
+
+
+@given(
+    st.lists(st.integers(0, 300), max_size=6), st.lists(st.integers(0, 300), max_size=6), st.integers(0, 6)
+)
+def test_what_it_takes_is_read_again_whatever_it_held_before(before: list[int], sizes: list[int], seed: int):
+    image, parcel = Image(), a_parcel(sizes, seed)
+    image.take(a_parcel(before, seed + 1))
+    image.take(parcel)
+    fresh = Image()
+    fresh.take(parcel)
+    assert written(image) == written(fresh)
+    assert image.checksum == xxhash.xxh3_64_hexdigest(written(image))
+    arrays, checksum = read_image(io.BytesIO(written(image)), parcel.kinds)
+    assert checksum == image.checksum
+    for array, taken in zip(arrays, parcel.arrays, strict=True):
+        assert array.dtype == taken.dtype and array.shape == taken.shape
+        assert array.tobytes() == taken.tobytes()
+
+
+def test_arrays_larger_than_a_slice_are_whole():
+    array = np.random.default_rng(0).random(5 * (1 << 17) + 3)
+    image = Image()
+    image.take(pack([array, array[:7]]))
+    (large, small), _ = read_image(io.BytesIO(written(image)), pack([array, array[:7]]).kinds)
+    assert np.array_equal(large, array) and np.array_equal(small, array[:7])
+
+
+def test_pages_are_whole_and_arrays_begin_where_processors_like_it():
+    image = Image()
+    image.take(a_parcel([3, 1000, 7]))
+    assert np.frombuffer(image.pages, np.uint8).ctypes.data % mmap.PAGESIZE == 0
+    assert len(image.pages) % mmap.PAGESIZE == 0 and len(image.pages) >= image.nbytes
+    begins, size = offsets([["<f4", [3]], ["|i1", []], ["<f8", [0]], ["<f8", [9]]])
+    assert (begins, size) == ([0, 64, 128, 128], 256)
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"0", lambda data: b""])
+def test_another_number_of_bytes_is_refused(change):
+    parcel = a_parcel([10])
+    image = Image()
+    image.take(parcel)
+    with pytest.raises(ValueError, match=r"arrays\.bin"):
+        read_image(io.BytesIO(change(written(image))), parcel.kinds)
