@@ -31,6 +31,8 @@ import common
 import numpy as np
 from parameter_server_peers import models
 
+from insitu.cluster.environment import ALLOCATION
+
 PARTS = ["small", "large", "slow"]
 PEERS = Path(__file__).parent / "parameter_server_peers"
 PATIENCE = 240.0
@@ -58,7 +60,7 @@ def tasks(script: str, roles: dict[str, int], *arguments: str) -> Iterator[dict[
                     **os.environ,
                     **threads,
                     "TF_NUM_INTEROP_THREADS": "5",
-                    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+                    "GLIBC_TUNABLES": ALLOCATION,
                     "TF_CONFIG": json.dumps(config),
                     "TF_CPP_MIN_LOG_LEVEL": "3",
                     "KERAS_BACKEND": "tensorflow",

@@ -1,22 +1,14 @@
 """Compiled code for what Python is too slow at: meeting within a microsecond, and sums that stay in the
 first-level cache.
 
-`kernels.c` is compiled on first use by the C compiler of the machine, and kept like Python's own compiled
-files: in `__pycache__` beside it, or in the user's cache where that isn't writable. Where there is no
-compiler, or INSITU_NATIVE is 0, the same is done with NumPy, with the same bits.
+`kernels.c` is compiled on first use (`insitu.exchange.compiling`). Where it can't be, the same is done with
+NumPy, with the same bits.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from insitu.exchange import compiling
 from insitu.exchange.arithmetic import PAGE, Operation
 
 HERE, MISSING, ALARM, GIVEN_UP, AFTERWARDS = 0, 1, 2, 4, 8
@@ -35,9 +28,6 @@ _MOST_PIECES = 1 << 18
 """Of a row: their number has its place in a word."""
 
 _SOURCE = Path(__file__).with_name("kernels.c")
-_OPTIONS = ("-O3", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing")
-_PATIENCE = 60.0
-"""Seconds that the compiler may take."""
 
 
 class MeetingPlace(ctypes.Structure):
@@ -197,14 +187,7 @@ def part(
 @functools.cache
 def kernels() -> Kernels | None:
     """None where they can't be had."""
-    if os.environ.get("INSITU_NATIVE", "1") == "0":
-        return None
-    for folder in (_beside_the_source, _cache):
-        # Not to be read, written or loaded from (a file system may forbid that): as if there were none.
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            library = _library(folder())
-            return None if library is None else _load(library)
-    return None
+    return compiling.load(_SOURCE, _load)
 
 
 def _load(library: Path) -> Kernels:
@@ -223,36 +206,3 @@ def _function(function: Callable[..., int], *more: type) -> Callable[..., int]:
     function.argtypes = [ctypes.c_void_p, ctypes.c_uint64, *more]  # type: ignore[attr-defined]
     function.restype = ctypes.c_int  # type: ignore[attr-defined]
     return function
-
-
-def _library(folder: Path) -> Path | None:
-    """The compiled file in `folder`, made where it isn't there. None without a compiler."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    content = "|".join((_SOURCE.read_text(), *_OPTIONS, platform.machine(), platform.libc_ver()[1]))
-    library = folder / f"kernels-{hashlib.sha256(content.encode()).hexdigest()[:16]}.so"
-    if not library.exists():
-        if compiler is None:
-            return None
-        _compile(compiler, library)
-    return library
-
-
-def _beside_the_source() -> Path:
-    return _SOURCE.parent / "__pycache__"
-
-
-def _cache() -> Path:
-    """Of this user, whom nobody else can write for."""
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    folder = Path(home) / "insitu"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder
-
-
-def _compile(compiler: str, library: Path) -> None:
-    library.parent.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        made = Path(folder) / library.name
-        command = [compiler, *_OPTIONS, "-o", str(made), str(_SOURCE)]
-        subprocess.run(command, check=True, capture_output=True, timeout=_PATIENCE)
-        made.replace(library)  # at once, whoever else makes it

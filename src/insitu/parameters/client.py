@@ -170,6 +170,7 @@ class Client(TableSession):
     def _send_inline(link: Link, buffers: Buffers) -> None:
         """What isn't answered goes to a server that doesn't share this host's memory."""
         for request in link.pending.values():
+            request.meta.pop("ahead", None)
             if request.meta.pop("at", None) is None:
                 continue
             del request.meta["segment"]
@@ -290,7 +291,9 @@ class Client(TableSession):
         step: int | None = None,
         gradients: Mapping[str, Any] | None = None,
         tables: Mapping[str, tuple[Array, Array]] | None = None,
+        finite: bool = False,
         hold: bool = False,
+        pulls: bool = False,
     ) -> Future[str]:
         """Pushes the gradients of a batch of `rows` rows; the result is "applied" or "dropped" (mode sync:
         too late for its step; none of its rows entered the model).
@@ -299,8 +302,9 @@ class Client(TableSession):
         gradients were computed on (None: the last pull's). `gradients` are copied to the client's own buffer;
         None: they are there already. They stay there unchanged until the result is known. `tables` brings
         gradients for rows of tables: by name, int64[n] keys and [n, width]; in sync they are part of a step.
-        A push with 0 rows has no gradients. One to `hold` may be sent with the next request, for who pulls
-        at once.
+        A push with 0 rows has no gradients. `finite`: the caller has seen that all gradients in the buffers
+        are. One to `hold` may be sent with the next request, for who pulls at once; with `pulls`, `values`
+        may change from now on until that pull is answered.
 
         Fails with NotFinite, SequenceError, InputError, ServerLost, ServerStalled.
         """
@@ -315,7 +319,9 @@ class Client(TableSession):
             parts: list[Array] = []
             if rows and self._buffers is not None and self._buffers.layout.variables:
                 where, parts = self._part(link, chosen)
-                meta |= {"dense": True, **where}
+                meta |= {"dense": True, "finite": finite, **where}
+                if pulls and "at" in where:
+                    meta["ahead"] = self._buffers.at(None)
             if tables:
                 meta["tables"] = list(tables)
                 parts = [*parts, *(array for pair in split[link.server] for array in pair)]

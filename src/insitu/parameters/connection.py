@@ -37,6 +37,8 @@ class Connection:
         self.segments: dict[int, memory.Segment] = {}
         self.views: dict[Any, Any] = {}
         """What was made of the segments before, by whatever its maker likes."""
+        self.written: Any = None
+        """What was written to the other side's memory before it asked for it: (segment, where, version)."""
         self.context: Any = None
         """Whatever the owner wants to keep with it."""
         self._out: deque[memoryview] = deque()

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from insitu.errors import DefinitionMismatch, InputError, NotFinite, SequenceError
 from insitu.exchange import arithmetic
-from insitu.parameters import modes
+from insitu.parameters import modes, native
 from insitu.parameters.histogram import Histogram
 from insitu.parameters.layout import Layout, Piece, as_dtype, difference
 from insitu.parameters.modes import Push, Rules, State
 from insitu.parameters.tables import Rows, Table
-from insitu.parameters.updaters import Finalizing, Updater, make_updater
+from insitu.parameters.updaters import Elementwise, Finalizing, Updater, make_updater
 
 Array = NDArray[Any]
 Outcome = Literal["applied", "dropped"]
@@ -28,10 +28,20 @@ MakeUpdater = Callable[[Mapping[str, Any] | str], Updater]
 @dataclass(frozen=True, slots=True)
 class Gradients:
     """What one push brings: `dense`, the server's own flat gradient of each group, or none; `rows`, by table,
-    int64[n] keys and [n, width] gradients."""
+    int64[n] keys and [n, width] gradients. `finite`: the worker has seen that all of `dense` is."""
 
     dense: Mapping[str, Array] = field(default_factory=dict)
     rows: Mapping[str, tuple[Array, Array]] = field(default_factory=dict)
+    finite: bool = False
+
+
+@dataclass
+class Ahead:
+    """Where the worker that pushes will have the values next: for each group, parts of its memory and where
+    in the server's own flat array they begin. Once an update has written them, `version` is that of it."""
+
+    parts: Mapping[str, Sequence[tuple[int, Array]]]
+    version: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +189,15 @@ class Holdings:
 
     # Pushes
 
-    def push(self, push: Push, gradients: Gradients, now: float) -> list[Resolved]:
+    def push(
+        self, push: Push, gradients: Gradients, now: float, ahead: Ahead | None = None
+    ) -> list[Resolved]:
         """Takes one push; returns what became of it and of others that waited for it, none while it waits
-        itself. Raises NotFinite, SequenceError, InputError, and then nothing has changed."""
+        itself. An update may write the values to where they are wanted `ahead`. Raises NotFinite,
+        SequenceError, InputError, and then nothing has changed."""
         gradients = self._checked(push, gradients)
         state, actions = modes.decide(self.rules, self.state, push, now)
-        return self._perform(state, actions, gradients)
+        return self._perform(state, actions, gradients, ahead)
 
     def decided(self, step: int, shards: Sequence[int], now: float) -> list[Resolved]:
         """On a server that doesn't lead: makes the step that the leader decided on."""
@@ -251,7 +264,13 @@ class Holdings:
         held = [p.sequence for p in self.state.held if p.shard == shard and self.rules.leads]
         return max([self.state.applied.get(shard, -1), *held])
 
-    def _perform(self, state: State, actions: Sequence[modes.Action], gradients: Gradients) -> list[Resolved]:
+    def _perform(
+        self,
+        state: State,
+        actions: Sequence[modes.Action],
+        gradients: Gradients,
+        ahead: Ahead | None = None,
+    ) -> list[Resolved]:
         resolved: list[Resolved] = []
         for action in actions:
             if isinstance(action, modes.Refuse):
@@ -260,7 +279,9 @@ class Holdings:
             if isinstance(action, modes.Hold):
                 self._held[action.push.shard] = gradients
             elif isinstance(action, modes.Apply):
-                self._apply(action, gradients)
+                self._apply(action, gradients, ahead)
+                if ahead is not None and ahead.version >= 0:
+                    ahead.version = state.version
                 resolved += [Resolved(p, "applied", state.version) for p in action.pushes]
             elif isinstance(action, modes.Drop):
                 self._held.pop(action.push.shard, None)
@@ -286,7 +307,7 @@ class Holdings:
 
     # Updates
 
-    def _apply(self, action: modes.Apply, gradients: Gradients) -> None:
+    def _apply(self, action: modes.Apply, gradients: Gradients, ahead: Ahead | None) -> None:
         pushes = action.pushes
         for push in pushes:
             self.account.applied += 1
@@ -296,7 +317,7 @@ class Holdings:
             held = [self._held.pop(push.shard) for push in pushes]
             self._apply_mean(pushes, held)
         elif pushes[0].rows:
-            self._update(gradients.dense)
+            self._update(gradients.dense, ahead)
             for name, (keys, rows) in gradients.rows.items():
                 self.table(name).push(keys, rows)
 
@@ -337,9 +358,12 @@ class Holdings:
             keys = np.concatenate([keys for (keys, _), w in sent if w])
             table.push(keys, np.concatenate([rows * by_weight[w] for (_, rows), w in sent if w]))
 
-    def _update(self, dense: Mapping[str, Array]) -> None:
+    def _update(self, dense: Mapping[str, Array], ahead: Ahead | None = None) -> None:
         updater, layout = self._updater, self.layout
         if updater is None or layout is None or not dense:
+            return
+        if ahead is not None and isinstance(updater, Elementwise):
+            self._update_ahead(updater, dense, ahead)
             return
         if updater.elementwise:
             updater.update(self.values, dense, self.slots, self.state.version)
@@ -349,6 +373,16 @@ class Holdings:
             values[piece.name] = self.view(self.values, piece)
             gradients[piece.name] = self.view(dense, piece)
         updater.update(values, gradients, self.slots, self.state.version)
+
+    def _update_ahead(self, updater: Elementwise, dense: Mapping[str, Array], ahead: Ahead) -> None:
+        """Updates each part and copies it at once, while it is in the cache."""
+        for group, parts in ahead.parts.items():
+            for start, copy in parts:
+                part = slice(start, start + copy.size)
+                slots = {slot: array[part] for slot, array in self.slots[group].items()}
+                values, gradients = {group: self.values[group][part]}, {group: dense[group][part]}
+                updater.update(values, gradients, {group: slots}, self.state.version, {group: copy})
+        ahead.version = self.state.version
 
     @staticmethod
     def view(flat: Mapping[str, Array], piece: Piece) -> Array:
@@ -363,14 +397,14 @@ class Holdings:
         dense, rows = dict(gradients.dense), dict(gradients.rows)
         for group, flat in dense.items():
             self._check_dense(group, flat)
-            if not _finite(flat):
+            if not gradients.finite and not native.finite(flat):
                 dense[group] = self._repaired(flat, self._where(push, group, flat))
         for name, (keys, values) in rows.items():
             self._check_rows(name, keys, values)
-            if not _finite(values):
+            if not native.finite(values):
                 where = f"table {name!r}, shard {push.shard}, sequence {push.sequence}"
                 rows[name] = (keys, self._repaired(values, where))
-        return Gradients(dense, rows)
+        return replace(gradients, dense=dense, rows=rows)
 
     def _check_dense(self, group: str, flat: Array) -> None:
         own = self.values.get(group)
@@ -444,12 +478,3 @@ def _told(piece: Piece) -> list[Any]:
     """The variable, its rows [start, stop), elements, bytes."""
     size = piece.size * as_dtype(piece.variable.dtype).itemsize
     return [piece.variable.name, piece.start, piece.stop, piece.size, size]
-
-
-def _finite(values: Array) -> bool:
-    """Whether all are; one pass, and a second one only where the sum of squares isn't finite."""
-    if values.dtype.itemsize < 4:
-        return bool(np.isfinite(values).all())
-    flat = values.reshape(-1)
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(np.dot(flat, flat))) or bool(np.isfinite(flat).all())

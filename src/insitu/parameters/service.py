@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from insitu.errors import InputError, InsituError, ParameterError, ServerStalled
 from insitu.parameters import layout as layouts
-from insitu.parameters import modes
+from insitu.parameters import modes, native
 from insitu.parameters.connection import Connection
 from insitu.parameters.freezing import Freezer, WriteBehind
-from insitu.parameters.holdings import Gradients, Holdings, Resolved
-from insitu.parameters.layout import as_dtype
+from insitu.parameters.holdings import Ahead, Gradients, Holdings, Resolved
+from insitu.parameters.layout import Layout, as_dtype
 from insitu.parameters.modes import Push
 from insitu.parameters.tables import Table
 from insitu.parameters.wire import FAILURE, REPLY, Malformed, Message, error_meta
@@ -261,7 +261,8 @@ class Service:
 
     def _change(self, message: Message, dense: Mapping[str, Array] | None = None, rows: Any = ()) -> None:
         """Tells the mirror of a change, with all its numbers in the message itself."""
-        meta = {k: v for k, v in message.meta.items() if k not in ("at", "segment")} | {"flat": True}
+        own = ("at", "segment", "ahead")  # the worker's memory
+        meta = {k: v for k, v in message.meta.items() if k not in own} | {"flat": True}
         arrays = [*(dense or {}).values(), *(array for pair in rows for array in pair)]
         self._hold = self._changed(Message(message.kind, message.request, meta, arrays))
 
@@ -288,9 +289,11 @@ class Service:
             found[group] = _joined(parts, as_dtype(group))
         return found
 
-    def _spans(self, connection: Connection, message: Message, position: int, group: str) -> list[Array]:
+    def _spans(
+        self, connection: Connection, message: Message, position: int, group: str, at: str = "at"
+    ) -> list[Array]:
         """Views of the server's own parts of a group's buffer in a worker's shared memory."""
-        where = (self.holdings.server, int(message.meta["segment"]), int(message.meta["at"][position]), group)
+        where = (self.holdings.server, int(message.meta["segment"]), int(message.meta[at][position]), group)
         if where not in connection.views:
             connection.views[where] = self._make_spans(connection, where[1], where[2], group)
         found: list[Array] = connection.views[where]
@@ -318,7 +321,10 @@ class Service:
             (message.arrays[split + 2 * i], message.arrays[split + 2 * i + 1]) for i in range(len(names))
         ]
         rows = dict(zip(names, pairs, strict=True))
-        resolved = holdings.push(push, Gradients(dense, rows), time.monotonic())
+        gradients = Gradients(dense, rows, finite=meta.get("finite") is True)
+        ahead = self._ahead(connection, message) if dense and "ahead" in meta else None
+        resolved = holdings.push(push, gradients, time.monotonic(), ahead)
+        connection.written = None if ahead is None else (meta["segment"], meta["ahead"], ahead.version)
         self._change(message, dense, pairs)
         own = [item for item in resolved if item.push.shard == push.shard]
         if own:
@@ -329,6 +335,18 @@ class Service:
         key = (push.shard, push.sequence)
         self._pushers.setdefault(key, []).append(self._wait(connection, message))
         return None
+
+    def _ahead(self, connection: Connection, message: Message) -> Ahead | None:
+        """Where the worker wants the values that it will pull next."""
+        layout, server = self.holdings.layout, self.holdings.server
+        if layout is None:
+            return None
+        parts = {}
+        for position, group in enumerate(layout.groups):
+            views = self._spans(connection, message, position, group, "ahead")
+            starts = [span.own for span in layout.spans(server, group)]
+            parts[group] = list(zip(starts, views, strict=True))
+        return Ahead(parts)
 
     def _decided(self, connection: Connection, message: Message) -> Answer:
         self._follow(message.meta["decisions"], message)
@@ -381,12 +399,18 @@ class Service:
         if "at" not in meta or holdings.layout is None:
             # What is sent mustn't change meanwhile.
             return told, [flat.copy() for flat in holdings.values.values()]
-        for position, group in enumerate(holdings.layout.groups):
-            parts = self._spans(connection, message, position, group)
-            spans = holdings.layout.spans(holdings.server, group)
-            for span, part in zip(spans, parts, strict=True):
-                np.copyto(part, holdings.values[group][span.own : span.own + span.size])
+        written, connection.written = connection.written, None
+        if written != (meta["segment"], meta["at"], holdings.state.version):
+            self._copy_out(connection, message, holdings.layout)
         return told, ()
+
+    def _copy_out(self, connection: Connection, message: Message, layout: Layout) -> None:
+        """Writes the values into the worker's memory."""
+        holdings = self.holdings
+        for position, group in enumerate(layout.groups):
+            parts = self._spans(connection, message, position, group)
+            for span, part in zip(layout.spans(holdings.server, group), parts, strict=True):
+                native.copy(part, holdings.values[group][span.own : span.own + span.size])
 
     # Tables
 

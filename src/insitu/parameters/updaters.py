@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import InputError
+from insitu.parameters import native
 
 Array = NDArray[Any]
 BLOCK = 1 << 15
@@ -100,13 +101,24 @@ class Elementwise:
         gradients: Mapping[str, Array],
         slots: Mapping[str, Mapping[str, Array]],
         step: int,
+        copies: Mapping[str, Array] | None = None,
     ) -> None:
+        """See `Updater`. What the values come to is copied to `copies` too, while it is in the cache."""
         for name, value in values.items():
-            flat = [a.reshape(-1) for a in (value, gradients[name])]
+            flat, gradient = value.reshape(-1), gradients[name].reshape(-1)
+            copy = None if copies is None else copies[name].reshape(-1)
             own = {slot: array.reshape(-1) for slot, array in slots[name].items()}
-            for low in range(0, flat[0].size, BLOCK):
+            if self._sweep(flat, gradient, step, copy):
+                continue
+            for low in range(0, flat.size, BLOCK):
                 part = slice(low, low + BLOCK)
-                self._step(flat[0][part], flat[1][part], {s: a[part] for s, a in own.items()}, step)
+                self._step(flat[part], gradient[part], {s: a[part] for s, a in own.items()}, step)
+                if copy is not None:
+                    native.copy(copy[part], flat[part], whole=flat.size)
+
+    def _sweep(self, value: Array, gradient: Array, step: int, copy: Array | None) -> bool:
+        """Does all of it in compiled code, where that can."""
+        return False
 
     def update_rows(self, values: Array, gradients: Array, slots: Mapping[str, Array], step: int) -> None:
         self.update({"": values}, {"": gradients}, {"": slots}, step)
@@ -155,6 +167,11 @@ class SGD(Elementwise):
         self.momentum = momentum
         self.nesterov = nesterov
         self.state = (("momentum", 0.0),) if momentum else ()
+
+    def _sweep(self, value: Array, gradient: Array, step: int, copy: Array | None) -> bool:
+        if self.momentum or self.weight_decay or self.clip_value is not None:
+            return False
+        return native.descend(value, gradient, self.rate(step), copy)
 
     def move(
         self, value: Array, gradient: Array, slots: Mapping[str, Array], rate: float, step: int, spare: Array

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from insitu.exchange import native
+from insitu.exchange import compiling, native
 
 
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where a library is kept for this user, while none can be beside the source."""
-    monkeypatch.setattr(native, "_beside_the_source", lambda: Path("/proc/nowhere"))
+    monkeypatch.setattr(compiling, "_beside", lambda source: Path("/proc/nowhere"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "insitu"
 
@@ -38,7 +38,7 @@ def test_without_a_compiler_that_works_there_is_none(
 
 
 def test_what_cannot_be_loaded_is_as_good_as_none(cache: Path) -> None:
-    made = native._library(native._cache())
+    made = compiling._library(native._SOURCE, compiling._cache(native._SOURCE))
     if made is not None:
         made.write_bytes(b"not a library")
     assert native.kernels.__wrapped__() is None

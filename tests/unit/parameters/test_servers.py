@@ -22,6 +22,7 @@ from insitu.errors import (
 )
 from insitu.exchange.arithmetic import Reducer, coefficients
 from insitu.parameters import ParameterServer, Table, connect
+from insitu.parameters.service import Service
 
 TRANSPORTS = ["shm", "tcp"]
 SHAPES = {"kernel": (300, 7), "bias": (7,), "scale": ()}
@@ -50,6 +51,35 @@ def test_what_is_pushed_comes_back(transport: str, count: int):
         assert client.pull().result() == 1
         for name, (_, _, initial) in model.items():
             np.testing.assert_array_equal(client.values[name], initial - np.float32(0.5) * gradients(1)[name])
+
+
+@pytest.mark.parametrize("updater", ["sgd", "adam"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_who_pulls_behind_a_push_has_the_values_written_by_the_update(
+    count: int, updater: str, monkeypatch: pytest.MonkeyPatch
+):
+    written: list[int] = []
+    copy_out = Service._copy_out
+    monkeypatch.setattr(Service, "_copy_out", lambda *given: (written.append(1), copy_out(*given))[1])
+    with servers(count) as addresses, clients(addresses, transport="shm") as (one,):
+        one.define(definitions(), updater=updater, min_piece_bytes=2000)
+        one.pull().result()
+        assert len(written) == count
+        for sequence in range(3):
+            push = one.push(sequence, 32, gradients=gradients(sequence), hold=True, pulls=True)
+            one.pull().result()
+            assert push.result() == "applied"
+        assert len(written) == count
+        ahead = {name: value.copy() for name, value in one.values.items()}
+        one.pull().result()
+        assert len(written) == 2 * count
+        for name, value in one.values.items():
+            np.testing.assert_array_equal(value, ahead[name])
+        # A repetition updates nothing, and so writes nothing.
+        one.push(2, 32, gradients=gradients(2), hold=True, pulls=True)
+        one.values["bias"][...] = 7
+        one.pull().result()
+        np.testing.assert_array_equal(one.values["bias"], ahead["bias"])
 
 
 def test_several_dtypes_have_buffers_of_their_own():
@@ -171,6 +201,15 @@ def test_a_gradient_with_nan_is_refused_by_name_or_clipped(transport: str):
         client.pull().result()
         assert client.values["bias"][3] == definitions()["bias"][2][3]
         assert client.stats()[0]["clipped"] == 1
+
+
+def test_a_gradient_that_the_worker_has_looked_through_is_not_looked_through_again():
+    nothing = {name: np.full(shape, np.nan, "f4") for name, shape in SHAPES.items()}
+    with servers() as addresses, clients(addresses) as (client,):
+        client.define(definitions())
+        assert client.push(0, 1, gradients=nothing, finite=True).result() == "applied"
+        with pytest.raises(NotFinite):
+            client.push(1, 1, gradients=nothing).result()
 
 
 def test_huge_but_finite_gradients_pass():

@@ -32,6 +32,9 @@ class Replica(Protocol):
     floats_dtype: np.dtype[Any]
     train_record_size: int
     test_record_size: int
+    copy_out: Callable[[NDArray[Any], NDArray[Any]], object]
+    """`copy_out(to, source)` takes a part of a gradient out of the backend's memory, where `floats` are
+    filled like that."""
 
     def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
         """Fills `floats` and `record` with what the shard's batch `data` gives."""

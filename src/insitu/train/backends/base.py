@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -32,6 +32,8 @@ class BaseReplica:
         self.train_record_size = self._train_record.size
         self.test_record_size = self._test_record.size
         self._lay_out_floats()
+        self.copy_out: Callable[[NDArray[Any], NDArray[Any]], object] = np.copyto
+        """`copy_out(to, source)` takes a part of the gradient out of the backend's memory."""
         self._without_gradient: frozenset[int] = frozenset()
         self._extra_logs: tuple[str, ...] = ()
 

@@ -79,7 +79,7 @@ class JaxReplica(BaseReplica):
         """`gradient`, of what was started."""
         (packed, extra, pieces), rows = started
         for piece, tensor in zip(self._all_pieces, pieces, strict=True):
-            np.copyto(floats[piece.start : piece.stop], _view(tensor))
+            self.copy_out(floats[piece.start : piece.stop], _view(tensor))
         self._fill(record, self._train_packing, packed, rows)
         start = self._train_record.extra_start
         record[start : start + len(extra)] = [float(value) for value in extra]

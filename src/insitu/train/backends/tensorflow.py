@@ -65,7 +65,7 @@ class TensorFlowReplica(BaseReplica):
             self._shard_numbers[shard] = tf.constant(shard, tf.int64)
         outputs = self._gradient(self._shard_numbers[shard], *self._tensors(data))
         for piece, tensor in zip(self._all_pieces, outputs[1:], strict=True):
-            np.copyto(floats[piece.start : piece.stop], _view(tensor))
+            self.copy_out(floats[piece.start : piece.stop], _view(tensor))
         np.copyto(record, _view(outputs[0]))
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:

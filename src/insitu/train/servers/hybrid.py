@@ -31,6 +31,7 @@ class TableReplica:
         self.floats_dtype = replica.floats_dtype
         self.train_record_size = replica.train_record_size
         self.test_record_size = replica.test_record_size
+        self.copy_out = replica.copy_out
         self._whole = np.zeros(replica.floats_size, replica.floats_dtype)
         """What is applied: zeros for the rows, which aren't updated here."""
         self._computed: dict[int, Outgoing] = {}

@@ -49,13 +49,15 @@ _PAUSE = 0.02
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """One shard's part of a step: `rows` rows gave the gradient `floats`, laid out as the replica has it.
-    `batch` is None where there were none. `overflowed`: there were, but they gave nothing to be sent."""
+    `batch` is None where there were none. `overflowed`: there were, but they gave nothing to be sent.
+    `finite`: all of `floats` was seen to be."""
 
     shard: int
     rows: int
     floats: NDArray[Any]
     batch: Batch | None
     overflowed: bool = False
+    finite: bool = False
 
 
 class Link:
@@ -211,7 +213,7 @@ class Link:
         if self.sequence <= self._behind:
             return self.pull()
         together = self._client.pulls_behind_pushes
-        pushes = [self._push(one, hold=together) for one in outgoing]
+        pushes = [self._push(one, together, pulls=together and one is outgoing[-1]) for one in outgoing]
         pulls = self._ask() if together else []
         outcomes = [push.result() for push in pushes]
         self.left_out = frozenset(
@@ -221,14 +223,20 @@ class Link:
         )
         return self._receive(pulls or self._ask())
 
-    def _push(self, one: Outgoing, *, hold: bool) -> Future[str]:
+    def _push(self, one: Outgoing, hold: bool, *, pulls: bool) -> Future[str]:
         if self._parts and one.rows:
             buffer = self._client.flat_gradients(one.shard)
             for ours, theirs in self._parts:
                 buffer[theirs] = one.floats[ours]
         tables = self._row_gradients(one) if one.batch is not None else None
         return self._client.push(
-            self.sequence - 1, one.rows, shard=one.shard, tables=tables or None, hold=hold
+            self.sequence - 1,
+            one.rows,
+            shard=one.shard,
+            tables=tables or None,
+            finite=one.finite,
+            hold=hold,
+            pulls=pulls,
         )
 
     def push_rows_of(self, outgoing: Sequence[Outgoing]) -> list[Future[str]]:

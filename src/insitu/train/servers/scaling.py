@@ -33,6 +33,11 @@ class LossScale:
         self._scale = float(getattr(inner, "loss_scale_factor", None) or 1.0)
         self._overflowed = False
 
+    @property
+    def changes(self) -> bool:
+        """Whether gradients are divided at all."""
+        return self._optimizer is not None or self._scale != 1.0
+
     def begin(self) -> None:
         """A step begins."""
         if self._optimizer is not None:

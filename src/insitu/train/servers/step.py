@@ -13,6 +13,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
+from insitu.parameters.native import copy
 from insitu.train.backends import Logs, Replica
 from insitu.train.feed import Part
 from insitu.train.servers.definition import Norms
@@ -50,6 +51,10 @@ class ServerStep:
         self._gradients = [span for v, span in replica.float_spans() if v.trainable]
         stop = self._gradients[-1].stop if self._gradients else 0
         self._state = slice(stop, replica.floats_size)
+        # Nothing is done to a gradient between its being copied and pushed.
+        self._plain = not norms and not scale.changes and not (adds and stop < replica.floats_size)
+        self._copied = _CheckedCopy()
+        replica.copy_out = self._copied
         self._logs: Logs = {}
         self._test_logs: Logs = {}
 
@@ -62,12 +67,16 @@ class ServerStep:
         for index, (part, batch) in enumerate(zip(parts, batches, strict=True)):
             floats = self._link.gradient_buffer(index)
             self._records[index] = 0
+            self._copied.reset()
             rows = part.rows
             if batch is None:
                 floats[:] = 0
             elif not self._compute(part.shard, batch, floats, self._records[index]):
                 rows = 0
-            pushes.append(Outgoing(part.shard, rows, floats, batch if rows else None, part.rows > rows))
+            finite = self._plain and self._copied.finite(floats.size)
+            pushes.append(
+                Outgoing(part.shard, rows, floats, batch if rows else None, part.rows > rows, finite)
+            )
         self._scale.end()
         at("push and pull")
         values = self._link.exchange(pushes)
@@ -121,3 +130,21 @@ class ServerStep:
 
     def example_output(self, data: Any) -> Any:
         return self._outputs(data)
+
+
+class _CheckedCopy:
+    """Copies parts of a gradient, and sees whether they are finite while it has them at hand."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._size, self._finite = 0, True
+
+    def __call__(self, to: NDArray[Any], source: NDArray[Any]) -> None:
+        self._size += source.size
+        self._finite &= copy(to, source)
+
+    def finite(self, size: int) -> bool:
+        """Whether all of `size` elements were copied since the last `reset`, and are finite."""
+        return self._finite and self._size == size

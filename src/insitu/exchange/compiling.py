@@ -1,0 +1,69 @@
+"""C files of insitu, compiled by the machine's compiler on first use.
+
+They are kept like Python's own compiled files: in `__pycache__` beside the source, or in the user's cache
+where that isn't writable. Nothing depends on them: where there is no compiler, or INSITU_NATIVE is 0, the
+same is done with NumPy, with the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+_OPTIONS = ("-O3", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing")
+_PATIENCE = 60.0
+"""Seconds that the compiler may take."""
+
+
+def load(source: Path, read: Callable[[Path], T]) -> T | None:
+    """What `read` makes of the library that `source` is compiled to; None where it can't be had."""
+    if os.environ.get("INSITU_NATIVE", "1") == "0":
+        return None
+    for folder in (_beside, _cache):
+        # Not to be read, written or loaded from (a file system may forbid that): as if there were none.
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            library = _library(source, folder(source))
+            return None if library is None else read(library)
+    return None
+
+
+def _library(source: Path, folder: Path) -> Path | None:
+    """The compiled file in `folder`, made where it isn't there. None without a compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    content = "|".join((source.read_text(), *_OPTIONS, platform.machine(), platform.libc_ver()[1]))
+    library = folder / f"{source.stem}-{hashlib.sha256(content.encode()).hexdigest()[:16]}.so"
+    if not library.exists():
+        if compiler is None:
+            return None
+        _compile(compiler, source, library)
+    return library
+
+
+def _beside(source: Path) -> Path:
+    return source.parent / "__pycache__"
+
+
+def _cache(source: Path) -> Path:
+    """Of this user, whom nobody else can write for."""
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    folder = Path(home) / "insitu"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _compile(compiler: str, source: Path, library: Path) -> None:
+    library.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        made = Path(folder) / library.name
+        command = [compiler, *_OPTIONS, "-o", str(made), str(source)]
+        subprocess.run(command, check=True, capture_output=True, timeout=_PATIENCE)
+        made.replace(library)  # at once, whoever else makes it

@@ -1,0 +1,82 @@
+"""Sweeps in compiled code have the bits of NumPy's, and see each value that isn't finite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from insitu.parameters import make_updater, native
+
+SIZES = [0, 1, 15, 16, 2048, 5000, (1 << 18) + 37]
+"""Below, at and above a block, and large enough to be written past the caches."""
+
+
+@pytest.fixture(params=[True, False], ids=["compiled", "NumPy"])
+def compiled(request: Any) -> Iterator[bool]:
+    """Whether there is compiled code."""
+    if not request.param:
+        with mock.patch.object(native, "kernels", lambda: None):
+            yield False
+    elif native.kernels() is None:
+        pytest.skip("no C compiler")
+    else:
+        yield True
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_copy_is_one(compiled: bool, size: int, offset: int):
+    source = np.random.default_rng(size).normal(size=size + 2).astype("f4")
+    target = np.zeros(size + 2, "f4")
+    assert native.copy(target[offset : offset + size], source[1 : 1 + size])
+    np.testing.assert_array_equal(target[offset : offset + size], source[1 : 1 + size])
+    assert not target[:offset].any() and not target[offset + size :].any()
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "f2"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_seen_wherever_it_is(compiled: bool, dtype: str, bad: float):
+    values = np.full(5000, np.finfo(dtype).max, dtype)
+    values[1::2] = np.finfo(dtype).smallest_subnormal
+    target = np.empty_like(values)
+    assert native.finite(values) and native.copy(target, values)
+    for place in (0, 2047, 2048, 4999):
+        kept, values[place] = values[place], bad
+        assert not native.finite(values)
+        assert not native.copy(target, values)
+        np.testing.assert_array_equal(target, values)
+        values[place] = kept
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"name": "sgd", "learning_rate": 0.1},
+        {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9},
+        {"name": "sgd", "learning_rate": 0.1, "clip_value": 0.5},
+        {"name": "adam"},
+        {"name": "ftrl"},
+    ],
+    ids=str,
+)
+def test_updates_are_copied_and_have_numpy_s_bits(
+    compiled: bool, size: int, dtype: str, config: dict[str, Any]
+):
+    rng = np.random.default_rng(size)
+    first, gradient = (rng.normal(size=size).astype(dtype) for _ in range(2))
+    results = []
+    for sweeps in (True, False):
+        updater, values, copy = make_updater(config), first.copy(), np.zeros_like(first)
+        slots = updater.slots("v", values.shape, values.dtype)
+        with mock.patch.object(native, "descend", native.descend if sweeps else lambda *_: False):
+            for step in range(3):
+                updater.update({"v": values}, {"v": gradient}, {"v": slots}, step, {"v": copy})
+        np.testing.assert_array_equal(copy, values)
+        results.append(values)
+    np.testing.assert_array_equal(*results)
