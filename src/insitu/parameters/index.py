@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import ParameterError
+from insitu.parameters import native
 from insitu.parameters.growing import Growing
 from insitu.parameters.hashing import scramble
 
@@ -44,6 +45,8 @@ class Index:
     def find(self, keys: Keys) -> Rows:
         """The rows of `keys`, int64[n], -1 for each that isn't there."""
         found = np.empty(len(keys), np.int32)
+        if native.find(keys, self._table, self.keys.array, found):
+            return found
         for low in range(0, len(keys), _BLOCK):
             found[low : low + _BLOCK] = self._find(keys[low : low + _BLOCK])
         return found

@@ -1,4 +1,5 @@
-/* What a step with parameter servers does to large arrays: one sweep over memory where NumPy takes several.
+/* What a step with parameter servers does to large arrays and to rows of tables: one sweep over memory where
+   NumPy takes several, and rows fetched ahead.
 
    `native.py` compiles this file and says what the functions mean. Each element is rounded as NumPy rounds
    it; nothing is contracted. Copies that are too large for the caches are written past them, so that nothing
@@ -85,5 +86,83 @@ int insitu_descend(float *value, const float *gradient, float *to, uint64_t coun
         if (to) copy(to + at, value + at, size, past_caches);
     }
     settle();
+    return 0;
+}
+
+/* Rows of tables. What is needed a little later is fetched now: each row is somewhere else in memory. */
+
+enum { AHEAD = 64 }; /* keys whose places are worked out together */
+enum { SOON = 8 };   /* rows between fetching one and using it */
+
+#if defined(__GNUC__)
+#define FETCH(address) __builtin_prefetch(address)
+#else
+#define FETCH(address) ((void)(address))
+#endif
+
+/* As `hashing.scramble`. */
+static uint64_t scramble(uint64_t word) {
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9u;
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EBu;
+    return word ^ (word >> 31);
+}
+
+/* The row number of each key, -1 for those that aren't there: see `index.py`. */
+int insitu_find(const int64_t *keys, uint64_t count, const int32_t *table, uint64_t mask, const int64_t *known,
+                int32_t *found) {
+    uint64_t places[AHEAD];
+    for (uint64_t at = 0; at < count; at += AHEAD) {
+        uint64_t size = count - at < AHEAD ? count - at : AHEAD;
+        for (uint64_t i = 0; i < size; i++) {
+            places[i] = scramble((uint64_t)keys[at + i]) & mask;
+            FETCH(table + places[i]);
+        }
+        for (uint64_t i = 0; i < size; i++) {
+            int32_t row = table[places[i]];
+            if (row >= 0) FETCH(known + row);
+        }
+        for (uint64_t i = 0; i < size; i++) {
+            uint64_t place = places[i];
+            int32_t row = table[place];
+            while (row >= 0 && known[row] != keys[at + i]) {
+                place = (place + 1) & mask;
+                row = table[place];
+            }
+            found[at + i] = row;
+        }
+    }
+    return 0;
+}
+
+static void fetch(const char *from, uint64_t bytes) {
+    for (uint64_t i = 0; i < bytes; i += 64) FETCH(from + i);
+}
+
+/* to[i] = rows[numbers[i]], each of `bytes`; what has no number is left alone. */
+int insitu_take(const char *rows, const int32_t *numbers, uint64_t count, uint64_t bytes, char *to) {
+    for (uint64_t i = 0; i < count; i++) {
+        if (i + SOON < count && numbers[i + SOON] >= 0) fetch(rows + (uint64_t)numbers[i + SOON] * bytes, bytes);
+        if (numbers[i] >= 0) memcpy(to + i * bytes, rows + (uint64_t)numbers[i] * bytes, bytes);
+    }
+    return 0;
+}
+
+/* rows[numbers[i]] = from[i], each of `bytes`. */
+int insitu_put(char *rows, const int32_t *numbers, uint64_t count, uint64_t bytes, const char *from) {
+    for (uint64_t i = 0; i < count; i++) {
+        if (i + SOON < count) fetch(rows + (uint64_t)numbers[i + SOON] * bytes, bytes);
+        memcpy(rows + (uint64_t)numbers[i] * bytes, from + i * bytes, bytes);
+    }
+    return 0;
+}
+
+/* rows[numbers[i]] -= rate * gradients[i], each of `width` elements. */
+int insitu_descend_rows(float *rows, const int32_t *numbers, uint64_t count, uint64_t width,
+                        const float *gradients, float rate) {
+    for (uint64_t i = 0; i < count; i++) {
+        if (i + SOON < count)
+            fetch((const char *)(rows + (uint64_t)numbers[i + SOON] * width), width * sizeof(float));
+        descend(rows + (uint64_t)numbers[i] * width, gradients + i * width, width, rate);
+    }
     return 0;
 }

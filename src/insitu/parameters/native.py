@@ -23,11 +23,15 @@ _PAST_CACHES = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The functions of `kernels.c`, of float32. Others may run Python meanwhile."""
+    """The functions of `kernels.c`, by address. Others may run Python meanwhile."""
 
-    finite: Callable[[int, int], int]
-    copy: Callable[[int, int, int, bool], int]
-    descend: Callable[[int, int, int | None, int, float, bool], int]
+    finite: Callable[..., int]
+    copy: Callable[..., int]
+    descend: Callable[..., int]
+    find: Callable[..., int]
+    take: Callable[..., int]
+    put: Callable[..., int]
+    descend_rows: Callable[..., int]
 
 
 @functools.cache
@@ -38,15 +42,29 @@ def kernels() -> Kernels | None:
 
 def _load(library: Path) -> Kernels:
     found = ctypes.CDLL(str(library))
-    pointer, count = ctypes.c_void_p, ctypes.c_uint64
-    found.insitu_finite.argtypes = [pointer, count]
-    found.insitu_copy.argtypes = [pointer, pointer, count, ctypes.c_int]
-    found.insitu_descend.argtypes = [pointer, pointer, pointer, count, ctypes.c_float, ctypes.c_int]
-    return Kernels(found.insitu_finite, found.insitu_copy, found.insitu_descend)
+    pointer, count, rate, flag = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_float, ctypes.c_int
+    arguments: dict[str, list[Any]] = {
+        "finite": [pointer, count],
+        "copy": [pointer, pointer, count, flag],
+        "descend": [pointer, pointer, pointer, count, rate, flag],
+        "find": [pointer, count, pointer, count, pointer, pointer],
+        "take": [pointer, pointer, count, count, pointer],
+        "put": [pointer, pointer, count, count, pointer],
+        "descend_rows": [pointer, pointer, count, count, pointer, rate],
+    }
+    functions = {}
+    for name, types in arguments.items():
+        functions[name] = getattr(found, f"insitu_{name}")
+        functions[name].argtypes = types
+    return Kernels(**functions)
 
 
 def _fits(*arrays: Array) -> bool:
-    return all(a.dtype == np.float32 and a.flags.c_contiguous and a.flags.aligned for a in arrays)
+    return all(a.dtype == np.float32 and _plain(a) for a in arrays)
+
+
+def _plain(array: Array) -> bool:
+    return array.flags.c_contiguous and array.flags.aligned
 
 
 def finite(values: Array) -> bool:
@@ -83,4 +101,50 @@ def descend(value: Array, gradient: Array, rate: float, to: Array | None) -> boo
     copied = None if to is None else address_of(to)
     past = value.size >= _PAST_CACHES
     compiled.descend(address_of(value), address_of(gradient), copied, value.size, rate, past)
+    return True
+
+
+# Rows of tables: their numbers are int32[n], distinct and within the table, or -1 where that is said.
+
+
+def find(keys: Array, table: Array, known: Array, found: Array) -> bool:
+    """Writes the number of the row of each of `keys`, int64[n], to `found`, -1 for those that aren't there:
+    see `insitu.parameters.index`. False where there is no compiled code for it: then nothing was done."""
+    compiled = kernels()
+    if compiled is None or not _plain(keys):
+        return False
+    place = address_of(table), len(table) - 1
+    compiled.find(address_of(keys), len(keys), *place, address_of(known), address_of(found))
+    return True
+
+
+def take(rows: Array, numbers: Array, out: Array) -> None:
+    """`out[i] = rows[numbers[i]]`; anything where the number is -1."""
+    compiled = kernels()
+    if compiled is not None and _plain(out):
+        size = out.strides[0]
+        compiled.take(address_of(rows), address_of(numbers), len(numbers), size, address_of(out))
+    else:
+        # Row 0 in the place of what has no number.
+        np.take(rows, numbers, axis=0, out=out, mode="clip")
+
+
+def put(rows: Array, numbers: Array, source: Array) -> None:
+    """`rows[numbers[i]] = source[i]`."""
+    compiled = kernels()
+    if compiled is not None and _plain(source):
+        size = source.strides[0]
+        compiled.put(address_of(rows), address_of(numbers), len(numbers), size, address_of(source))
+    else:
+        rows[numbers] = source
+
+
+def descend_rows(rows: Array, numbers: Array, gradients: Array, rate: float) -> bool:
+    """`rows[numbers[i]] -= rate * gradients[i]`. False where there is no compiled code for it: then nothing
+    was done."""
+    compiled = kernels()
+    if compiled is None or rows.dtype != np.float32 or not _fits(gradients):
+        return False
+    place = address_of(rows), address_of(numbers), len(numbers), gradients.shape[1]
+    compiled.descend_rows(*place, address_of(gradients), rate)
     return True

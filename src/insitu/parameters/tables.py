@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import InputError
+from insitu.parameters import native
 from insitu.parameters.growing import Growing
 from insitu.parameters.hashing import Initializer
 from insitu.parameters.index import Index, Keys, distinct
 from insitu.parameters.layout import as_dtype
-from insitu.parameters.updaters import Updater, make_updater
+from insitu.parameters.updaters import Elementwise, Updater, make_updater
 
 Array = NDArray[Any]
 _BLOCK_BYTES = 1 << 17
@@ -128,8 +129,7 @@ class Rows:
         missing = np.flatnonzero(found < 0)
         if missing.size and create:
             self._create(keys, found, missing)
-        # Beyond the rows in use lies reserved memory: a row number is never outside of the array.
-        np.take(self._values.array, found, axis=0, out=out, mode="clip")
+        native.take(self._values.array, found, out)
         if missing.size and not create:
             first = np.empty((missing.size, self.table.width), self._dtype)
             self._initializer.fill(keys[missing], first)
@@ -144,17 +144,27 @@ class Rows:
         missing = np.flatnonzero(found < 0)
         if missing.size:
             self._create(keys, found, missing)
-        values, slots = self._values.array, {name: slot.array for name, slot in self._slots.items()}
-        for low in range(0, len(keys), self._block):
-            rows = found[low : low + self._block]
-            moved = np.take(values, rows, axis=0, mode="clip")
-            state = {name: np.take(slot, rows, axis=0, mode="clip") for name, slot in slots.items()}
-            self._updater.update_rows(moved, gradients[low : low + self._block], state, self.updates)
-            values[rows] = moved
-            for name, slot in slots.items():
-                slot[rows] = state[name]
+        self._update(found, gradients)
         self.updates += 1
         self._account(found)
+
+    def _update(self, found: NDArray[np.int32], gradients: Array) -> None:
+        values, updater = self._values.array, self._updater
+        if isinstance(updater, Elementwise) and updater.sweep_rows(values, found, gradients, self.updates):
+            return
+        held = {name: slot.array for name, slot in self._slots.items()}
+        moved = np.empty((min(len(found), self._block), *values.shape[1:]), values.dtype)
+        state = {name: np.empty_like(moved) for name in held}
+        for low in range(0, len(found), self._block):
+            rows = found[low : low + self._block]
+            part = {name: array[: len(rows)] for name, array in state.items()}
+            native.take(values, rows, moved[: len(rows)])
+            for name, slot in held.items():
+                native.take(slot, rows, part[name])
+            updater.update_rows(moved[: len(rows)], gradients[low : low + len(rows)], part, self.updates)
+            native.put(values, rows, moved[: len(rows)])
+            for name, slot in held.items():
+                native.put(slot, rows, part[name])
 
     def _create(self, keys: Keys, found: NDArray[np.int32], missing: NDArray[np.intp]) -> None:
         """Makes rows for keys[missing], and writes their numbers to `found`."""

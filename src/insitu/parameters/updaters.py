@@ -120,6 +120,10 @@ class Elementwise:
         """Does all of it in compiled code, where that can."""
         return False
 
+    def sweep_rows(self, rows: Array, numbers: Array, gradients: Array, step: int) -> bool:
+        """Updates rows of a table where they lie, by their numbers, in compiled code, where that can."""
+        return False
+
     def update_rows(self, values: Array, gradients: Array, slots: Mapping[str, Array], step: int) -> None:
         self.update({"": values}, {"": gradients}, {"": slots}, step)
 
@@ -169,9 +173,14 @@ class SGD(Elementwise):
         self.state = (("momentum", 0.0),) if momentum else ()
 
     def _sweep(self, value: Array, gradient: Array, step: int, copy: Array | None) -> bool:
-        if self.momentum or self.weight_decay or self.clip_value is not None:
-            return False
-        return native.descend(value, gradient, self.rate(step), copy)
+        return self._plain and native.descend(value, gradient, self.rate(step), copy)
+
+    def sweep_rows(self, rows: Array, numbers: Array, gradients: Array, step: int) -> bool:
+        return self._plain and native.descend_rows(rows, numbers, gradients, self.rate(step))
+
+    @property
+    def _plain(self) -> bool:
+        return not self.momentum and not self.weight_decay and self.clip_value is None
 
     def move(
         self, value: Array, gradient: Array, slots: Mapping[str, Array], rate: float, step: int, spare: Array

@@ -59,6 +59,7 @@ class Binding:
         self.fit_index = -1
         self.place = Place()
         self.callbacks: EpochCallbacks | None = None
+        self._ended = False
         self._entering: dict[str, Any] | None = None
         self._restored: tuple[dict[str, Any], dict[str, Any]] | None = None
         self._steps: dict[Any, StrategyStep] = {}
@@ -141,6 +142,13 @@ class Binding:
             return nothing(group)
 
         self.membership.lockstep.insist(self.session.key("epoch", epoch), work)
+
+    def end_fit(self) -> None:
+        """All steps of the fit are done. Called before callbacks hear of its end, if they do: what they see
+        then is the trained model, and what they make of it stays."""
+        if not self._ended:
+            self._ended = True
+            self.strategy.end_fit(self)
 
     def restore(self, epoch: int, step: int, values: dict[str, Any], more: dict[str, Any]) -> None:
         """The model has been given the state that a checkpoint holds: the fit goes on at this place."""
@@ -249,6 +257,7 @@ class Binding:
             return self._recall_fit(given)
         self.position, self.metrics_to_restore, self.place = (0, 0), {}, Place()
         self.bookkeeper.begin(adapter)
+        self._ended = False
         params = {"epochs": arguments["epochs"], "steps": steps_per_epoch or feed.num_steps}
         self.strategy.begin_fit(self, feed, *params.values())
         if arguments["validation_data"] is not None:
@@ -262,7 +271,7 @@ class Binding:
         self._enter(arguments)
         try:
             history = self._keras["fit"](x=adapter, **arguments)
-            self.strategy.end_fit(self)
+            self.end_fit()
             self.session.keep_memory(self.callbacks.memory.read())
             return history
         finally:

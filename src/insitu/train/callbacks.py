@@ -259,6 +259,7 @@ class EpochCallbacks(keras.callbacks.CallbackList):
     def on_train_end(self, logs: Any = None) -> None:
         # Where the whole fit was done before, no epoch has begun.
         self._binding.remember(self._binding.position[0], begun=False)
+        self._binding.end_fit()
         super().on_train_end(logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -123,6 +123,34 @@ def test_the_scale_of_losses_moves_and_what_overflows_is_left_out(rows: Any) -> 
     assert (told["applied"], told["rows"]) == (4, 203 - 64)
 
 
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_callbacks_see_the_averages_when_a_fit_ends(rows: Any, mode: Any) -> None:
+    seen = []
+
+    class Sees(keras.callbacks.Callback):
+        def on_train_end(self, logs: Any = None) -> None:
+            seen.append(self.model.get_weights())
+
+    with over(2, mode=mode).scope():
+        model = image_model(optimizer=keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9))
+    epochs = []
+    keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epochs.append(weights(model)))
+    model.fit(*rows, **FIT, callbacks=[Sees(), keep])
+    assert same_bits(seen[0], model.get_weights())
+    assert not same_bits(epochs[-1], weights(model))
+
+
+def test_what_a_callback_restores_at_the_end_stays(rows: Any) -> None:
+    kept = []
+    with over(1).scope():
+        model = image_model(optimizer=keras.optimizers.SGD(0.1))
+    best = keras.callbacks.EarlyStopping("loss", mode="max", patience=1, restore_best_weights=True)
+    keep = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: kept.append(model.get_weights()))
+    model.fit(*rows, **{**FIT, "epochs": 5}, callbacks=[keep, best])
+    assert len(kept) == 2
+    assert same_bits(model.get_weights(), kept[0])
+
+
 @pytest.mark.slow
 def test_a_scale_that_stays_is_undone_before_norms_are_bounded(rows: Any) -> None:
     plain = trained(over(1), rows, optimizer=keras.optimizers.SGD(0.1, clipnorm=0.1))
