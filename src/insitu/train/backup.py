@@ -17,7 +17,7 @@ from insitu.train.gather import nothing
 from insitu.train.in_memory import memory_store, newest_of_all
 from insitu.train.lockstep import SETUP
 from insitu.train.place import as_numbers
-from insitu.train.state import check_snapshot, load_snapshot, view
+from insitu.train.state import check_snapshot, load_snapshot, views
 from insitu.train.writing import BackgroundWriter
 
 _RESTORE = 1
@@ -119,9 +119,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             return
         if binding.strategy.save_elsewhere():
             return
-        views = {name: view(variable) for name, variable in binding.state.named()}
         more = {"logs": as_numbers(binding.place.logs), "memory": binding.callbacks.memory.read()}
-        writer.submit(Checkpoint(*binding.position, views, more))
+        writer.submit(Checkpoint(*binding.position, views(binding.state), more))
 
     def _restore(self, binding: Binding, store: CheckpointStore, memory: CheckpointStore | None) -> None:
         """The first task reads the disk, which others may not see, and each its memory; the task that has the

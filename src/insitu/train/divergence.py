@@ -1,16 +1,16 @@
 """Finds replicas that must be equal and aren't, and says where they differ.
 
-Each replica's variables and its position in the data are hashed (CRC-32: there against faults, not against
+Each replica's variables and its position in the data are hashed (XXH3: there against faults, not against
 forgery). Two numbers of each replica are compared; only where these differ are the hashes of all variables.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from insitu.errors import Diverged
@@ -18,6 +18,7 @@ from insitu.exchange import Group
 
 POSITION = "position"
 _NAMED = 5
+_ALL_BITS = 2**64 - 1
 CAUSES = "a backend that is not deterministic, failing memory, or code that runs on one task only may be why."
 
 
@@ -31,27 +32,33 @@ class Fingerprint:
     def __init__(self, values: Iterable[tuple[str, NDArray[Any]]], position: Sequence[int] = ()) -> None:
         self.position = tuple(int(number) for number in position)
         self.names: tuple[str, ...]
-        pairs = [(name, _crc32(value)) for name, value in values]
+        pairs = [(name, _hash(value)) for name, value in values]
         self.names = (*(name for name, _ in pairs), POSITION)
         self.hashes = np.array(
-            [*(crc for _, crc in pairs), _crc32(np.array(self.position, np.int64))], np.int64
+            [*(hashed for _, hashed in pairs), _hash(np.array(self.position, np.int64))], np.int64
         )
 
     @property
     def summary(self) -> NDArray[np.int64]:
         """int64[2]: how many values there are, and a hash over all."""
-        return np.array([len(self.names), _crc32(self.hashes)], np.int64)
+        return np.array([len(self.names), _hash(self.hashes)], np.int64)
 
     def groups(self) -> dict[str, str]:
-        """A hash of 8 hex digits over all values of each group."""
+        """A hash of 16 hex digits over all values of each group."""
         found: dict[str, list[int]] = {}
-        for name, crc in zip(self.names, self.hashes.tolist(), strict=True):
-            found.setdefault(name.partition("/")[0], []).append(crc)
-        return {name: f"{_crc32(np.array(crcs, np.int64)):08x}" for name, crcs in found.items()}
+        for name, hashed in zip(self.names, self.hashes.tolist(), strict=True):
+            found.setdefault(name.partition("/")[0], []).append(hashed)
+        return {name: _hex(_hash(np.array(hashes, np.int64))) for name, hashes in found.items()}
 
 
-def _crc32(value: NDArray[Any]) -> int:
-    return zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+def _hash(value: NDArray[Any]) -> int:
+    """64 bits, as a number that an int64 holds."""
+    data = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+    return int.from_bytes(xxhash.xxh3_64_digest(data), "big", signed=True)
+
+
+def _hex(hashed: int) -> str:
+    return f"{hashed & _ALL_BITS:016x}"
 
 
 def check_equal(group: Group, own: Fingerprint, where: str = "", why: str = CAUSES) -> None:
@@ -86,7 +93,7 @@ def _account(group: Group, own: Fingerprint, hashes: NDArray[np.int64], where: s
     names = [own.names[i] for i in differing]
     first = int(differing[0])
     sides = "; ".join(
-        f"{group.task(rank)} has {int(hashes[rank, first]):08x}" for rank in (0, *others[:_NAMED])
+        f"{group.task(rank)} has {_hex(int(hashes[rank, first]))}" for rank in (0, *others[:_NAMED])
     )
     groups = ", ".join(dict.fromkeys(name.partition("/")[0] for name in names))
     return (

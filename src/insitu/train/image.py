@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from insitu.train.plain import Parcel, dtype_of
 
-_ALIGNMENT = 64
+ALIGNMENT = 64
+"""Bytes; what processors like best, and what TensorFlow asks of memory that it is to take as it is."""
 _SLICE_BYTES = 1 << 20
 """What is copied before it is summed: it must still be in the processor's cache."""
 
@@ -29,8 +30,16 @@ def offsets(kinds: Sequence[Sequence[Any]]) -> tuple[list[int], int]:
     for name, shape in kinds:
         begins.append(end)
         size = math.prod(shape) * dtype_of(name).itemsize
-        end = -(-(end + size) // _ALIGNMENT) * _ALIGNMENT
+        end = -(-(end + size) // ALIGNMENT) * ALIGNMENT
     return begins, end
+
+
+def aligned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An array without values whose memory begins at a multiple of `ALIGNMENT`."""
+    size = math.prod(shape) * dtype.itemsize
+    room = np.empty(size + ALIGNMENT, np.uint8)
+    begin = -room.ctypes.data % ALIGNMENT
+    return room[begin : begin + size].view(dtype).reshape(shape)
 
 
 class Image:
@@ -72,7 +81,7 @@ def read_image(file: BinaryIO, kinds: Sequence[Sequence[Any]]) -> tuple[list[NDA
     """(the arrays, checksum of their bytes) out of an open file. Raises ValueError where it has more or fewer
     bytes."""
     begins, size = offsets(kinds)
-    room = np.empty(size, np.uint8)
+    room = aligned_empty((size,), np.dtype(np.uint8))
     summed = xxhash.xxh3_64()
     for start in range(0, size, _SLICE_BYTES):
         place = room[start : start + _SLICE_BYTES]

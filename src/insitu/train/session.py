@@ -18,7 +18,7 @@ from insitu.errors import TrainingError
 from insitu.train.divergence import Fingerprint
 from insitu.train.lockstep import SETUP, Key, Lockstep
 from insitu.train.plain import NotPlain, copied, pack
-from insitu.train.state import load_snapshot, snapshot, to_numpy
+from insitu.train.state import load_snapshot, view, views
 
 if TYPE_CHECKING:
     from insitu.train.binding import Binding
@@ -142,7 +142,7 @@ class Session:
         for number, reference in enumerate(self._bindings):
             binding = reference()
             if binding is not None and binding.prepared:
-                states[number] = snapshot(binding.state)
+                states[number] = views(binding.state)
         return {
             "call": self._made,
             "results": dict(self._results),
@@ -163,7 +163,7 @@ class Session:
         for reference in self._bindings:
             other = reference()
             if other is not None and other.prepared:
-                self._load(other)
+                self._load(other, last=True)
         if key[1] != SETUP:
             binding.arrive(self._told["within"])
         self._told = {}
@@ -172,10 +172,12 @@ class Session:
         binding = self._under_way
         if binding is None:
             return Fingerprint(())
-        values = ((name, to_numpy(variable)) for name, variable in binding.state.named())
+        values = ((name, view(variable)) for name, variable in binding.state.named())
         return Fingerprint(values, (self._made, *binding.whereabouts))
 
-    def _load(self, binding: Binding) -> None:
+    def _load(self, binding: Binding, *, last: bool = False) -> None:
+        """`last`: nobody will load this state again."""
         state = self._told["states"].get(binding.number)
         if state is not None:
-            load_snapshot(binding.state, {name: np.array(value) for name, value in state.items()})
+            values = {name: np.asarray(value) for name, value in state.items()}
+            load_snapshot(binding.state, values, given_away=last)

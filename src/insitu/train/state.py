@@ -13,7 +13,11 @@ from numpy.typing import NDArray
 from insitu.errors import CheckpointError, TrainingError
 from insitu.exchange import Group
 from insitu.train.gather import gather_sizes
+from insitu.train.image import ALIGNMENT
 from insitu.train.transfer import share
+
+_WORTHWHILE = 1 << 16
+"""Bytes of an array for which it pays to spare copies."""
 
 SEED_STRIDE = 0x9E3779B1
 """What tells the shards' random streams apart: added to a seed generator's seed once per shard number.
@@ -146,17 +150,35 @@ def view(variable: Any) -> NDArray[Any]:
     return array
 
 
-def snapshot(state: ModelState) -> dict[str, NDArray[Any]]:
-    """Every variable's value by name: all that a replica is, but for what Python objects hold."""
-    return {name: to_numpy(variable) for name, variable in state.named()}
+def views(state: ModelState) -> dict[str, NDArray[Any]]:
+    """Every variable's value by name: all that a replica is, but for what Python objects hold. Good until the
+    next update: see `view`."""
+    return {name: view(variable) for name, variable in state.named()}
 
 
-def load_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]]) -> None:
-    """Gives every variable its value. Raises CheckpointError, before anything is changed, where they differ
-    from the model's variables."""
+def load_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]], *, given_away: bool = False) -> None:
+    """Gives every variable its value. Where they are `given_away`, the variables may live in the arrays'
+    memory from now on. Raises CheckpointError, before anything is changed, where they differ from the model's
+    variables."""
     check_snapshot(state, values)
     for name, variable in state.named():
-        variable.assign(values[name])
+        variable.assign(_as_tensor(values[name]) if given_away else values[name])
+
+
+def _as_tensor(array: NDArray[Any]) -> Any:
+    """What a variable takes as it is, where there is such a thing: TensorFlow would copy an array first, and
+    once more on its way into the variable."""
+    if (
+        keras.backend.backend() != "tensorflow"
+        or array.nbytes < _WORTHWHILE
+        or array.dtype.kind not in "fiu"
+        or array.ctypes.data % ALIGNMENT
+        or not array.flags.writeable
+    ):
+        return array
+    import tensorflow as tf
+
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
 
 
 def check_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]]) -> None:
@@ -175,11 +197,13 @@ def broadcast_state(state: ModelState, group: Group) -> None:
     """Gives every replica the variables of rank 0. Raises TrainingError where the models differ in size."""
     if group.size == 1:
         return
-    values = snapshot(state)
-    sizes = gather_sizes(group, sum(value.nbytes for value in values.values()))
+    own = views(state)
+    sizes = gather_sizes(group, sum(value.nbytes for value in own.values()))
     if len(set(sizes)) != 1:
         raise TrainingError(
             "Every task must build the same model. Received: models of "
             f"{', '.join(f'{size:,}' for size in sizes)} bytes, by shard."
         )
-    load_snapshot(state, share(group, 0, values if group.rank == 0 else None))
+    told = share(group, 0, own if group.rank == 0 else None)
+    if group.rank != 0:
+        load_snapshot(state, told, given_away=True)

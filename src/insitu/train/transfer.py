@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.exchange import Group
+from insitu.train.image import aligned_empty
 from insitu.train.plain import dtype_of, pack, unpack
 
 CHUNK_BYTES = 8 << 20
@@ -17,7 +18,8 @@ _NOTE_BYTES = 1024
 
 
 def share(group: Group, root: int, value: Any = None, *, wanted: bool = True) -> Any:
-    """The plain `value` of rank `root`, in each rank. Arrays are sent piece by piece.
+    """The plain `value` of rank `root`, in each rank. Arrays are sent piece by piece, into memory that is the
+    receiver's own.
 
     Where it isn't `wanted`, the rank takes part, keeps nothing and returns None. Collective; raises
     NotPlain at the root.
@@ -36,7 +38,7 @@ def share(group: Group, root: int, value: Any = None, *, wanted: bool = True) ->
         if parcel is not None:
             _broadcast(group, root, _flat(parcel.arrays[index]))
         elif wanted:
-            arrays.append(np.empty(shape, dtype_of(name)))
+            arrays.append(aligned_empty(shape, dtype_of(name)))
             _broadcast(group, root, _flat(arrays[-1]))
         else:
             _discard(group, root, int(np.prod(shape)) * dtype_of(name).itemsize, scratch)
