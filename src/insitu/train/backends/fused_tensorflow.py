@@ -10,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from insitu.train.backends import Logs
-from insitu.train.backends.tensorflow import CompiledCall, batch_spec, weighed_by
+from insitu.train.backends.tensorflow import batch_spec, weighed_by
+from insitu.train.backends.tensorflow_calls import CompiledCall
 from insitu.train.leaves import leaves_of
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from insitu.train.backends import Logs
 from insitu.train.backends.base import BaseReplica
 from insitu.train.backends.record import EXTRA_LOGS, RecordLayout
+from insitu.train.backends.tensorflow_calls import CompiledCall
 from insitu.train.leaves import leaves_of
 from insitu.train.recording import recorded
 from insitu.train.state import SEED_STRIDE
@@ -220,50 +221,6 @@ class TensorFlowReplica(BaseReplica):
             if start <= address < start + floats.nbytes:
                 self._copies_gradients = True
                 variable.assign(np.array(_view(variable.value.read_value())))
-
-
-class CompiledCall:
-    """A tf.function of one signature, called by its operation with tensors or NumPy arrays.
-
-    A call through `tf.function` checks and sorts its arguments in Python each time, which for a small model
-    takes longer than the step. The operation that it ends in takes the same tensors at once; but it takes
-    variables to be on one device, and knows nothing of XLA (jit_compile): there the function is called as
-    usual.
-    """
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-        self._concrete: Any = None
-        self._as_usual = False
-
-    def __call__(self, *tensors: Any) -> Any:
-        if self._concrete is None:
-            self._trace()
-        if self._as_usual:
-            return self._function(*tensors)
-        outputs = tf.raw_ops.StatefulPartitionedCall(
-            args=[*tensors, *self._captured], Tout=self._dtypes, f=self._concrete
-        )
-        return self._pack(outputs)
-
-    def _trace(self) -> None:
-        self._concrete = self._function.get_concrete_function()
-        self._captured = self._concrete.captured_inputs
-        spread = len({tensor.device for tensor in self._captured}) > 1
-        self._as_usual = spread or "_XlaMustCompile" in self._concrete.function_def.attr
-        self._dtypes = [tensor.dtype for tensor in self._concrete.outputs]
-        self._pack = _packing(self._concrete.structured_outputs, len(self._dtypes))
-
-
-def _packing(structure: Any, count: int) -> Callable[[Any], Any]:
-    """What puts `count` outputs into `structure`. Lists and dicts of tensors, as most are, are spared
-    the walk through it."""
-    places = tf.nest.pack_sequence_as(structure, list(range(count)))
-    if type(places) is list and places == list(range(count)):
-        return list
-    if type(places) is dict and all(type(place) is int for place in places.values()):
-        return lambda outputs: {name: outputs[place] for name, place in places.items()}
-    return lambda outputs: tf.nest.pack_sequence_as(structure, outputs)
 
 
 @contextmanager
