@@ -1,13 +1,18 @@
 """What a strategy costs over plain Keras `fit`, on each backend: seconds a step, all in one process.
 
   Keras               compile and fit, no strategy
+  Keras again         the same once more: what the machine alone makes of it
   OneDevice           insitu.OneDeviceStrategy
   Mirrored            insitu.MirroredStrategy on one device
   MultiWorker         insitu.MultiWorkerMirroredStrategy with one worker
 
 Two models: the network for Quick, Draw! shapes (28 x 28 x 1, batch 64), where computation shows, and a tiny
-dense one, where the cost of each step shows. Fits of the contenders alternate in one process. The second
-epoch of each is timed, so that what begins a fit doesn't count; the figure is the median over rounds of its
+dense one, where the cost of each step shows. One thread for each operation; TensorFlow does operations side
+by side on both cores, as it does where nothing is set. Memory comes in large pages, as in a job.
+
+Fits of the contenders alternate in one process, each round in another order; half of the rounds in a second
+process, since where a model's arrays come to lie makes some percent. Of a fit's three epochs the first isn't
+counted, so that what begins a fit doesn't count. A figure is the median over rounds of the faster epoch's
 time over that of Keras in the same round. At most +3 % (MultiWorker: +5 %) are asked for; on TensorFlow the
 tiny model shall be faster than Keras.
 """
@@ -26,16 +31,22 @@ import common
 from training_peers.models import epoch_clock
 
 BACKENDS = ("tensorflow", "jax", "torch")
-STEPS = {"cnn": 30, "tiny": 200}
+STEPS = {
+    "cnn": {"tensorflow": 40, "jax": 8, "torch": 8},
+    "tiny": {"tensorflow": 100, "jax": 200, "torch": 50},
+}
+"""Of an epoch. Short ones, so that what slows the machine for a while meets all contenders of a round; but
+Keras on TensorFlow begins each epoch with some 100 ms of its own."""
+PROCESSES = 2
 BATCH = 64
 PATIENCE = 600.0
 
 
-def data(model: str) -> tuple[Any, Any]:
+def data(model: str, steps: int) -> tuple[Any, Any]:
     import numpy as np
 
     rng = np.random.default_rng(0)
-    rows = BATCH * STEPS[model]
+    rows = BATCH * steps
     shape = (rows, 28, 28, 1) if model == "cnn" else (rows, 8)
     return rng.random(shape, dtype=np.float32), rng.integers(0, 10, rows).astype("int32")
 
@@ -62,6 +73,7 @@ def contenders(insitu: Any) -> dict[str, Any]:
     """What makes each strategy; None is no strategy."""
     return {
         "Keras": None,
+        "Keras again": None,
         "OneDevice": lambda: insitu.OneDeviceStrategy("cpu:0"),
         "Mirrored": lambda: insitu.MirroredStrategy(["cpu:0"]),
         "MultiWorker": lambda: insitu.MultiWorkerMirroredStrategy("ring"),
@@ -76,79 +88,90 @@ def measure(model: str, rounds: int) -> dict[str, list[float]]:
 
     import insitu
 
-    x, y = data(model)
+    steps = STEPS[model][keras.backend.backend()]
+    x, y = data(model, steps)
     made = {}
     for name, make in contenders(insitu).items():
         with make().scope() if make else contextlib.nullcontext():
             made[name] = build(keras, model)
         made[name].fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
     figures: dict[str, list[float]] = {name: [] for name in made}
-    for _ in range(rounds):
-        for name, each in made.items():
+    names = list(made)
+    for turn in range(rounds):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
             clock = epoch_clock(keras)
-            each.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, callbacks=[clock])
-            figures[name].append(clock.seconds[-1] / STEPS[model])
+            made[name].fit(x, y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0, callbacks=[clock])
+            figures[name].append(min(clock.seconds[1:]) / steps)
     return figures
 
 
-def in_a_process(backend: str, model: str, rounds: int) -> dict[str, list[float]]:
+def in_a_process(backend: str, rounds: int) -> dict[str, dict[str, list[float]]]:
+    """By model, the seconds a step of each contender."""
     if importlib.util.find_spec(backend) is None:
         raise common.Unavailable(f"{backend} isn't installed")
     threads = dict.fromkeys(("OMP_NUM_THREADS", "NPROC", "TF_NUM_INTRAOP_THREADS"), "1")
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": backend}
+    pages = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
     done = subprocess.run(
-        [sys.executable, __file__, "--child", model, str(rounds)],
-        env={**os.environ, **threads, **quiet},
+        [sys.executable, __file__, "--child", str(rounds)],
+        env={**os.environ, **threads, **quiet, **pages},
         capture_output=True,
         text=True,
         timeout=PATIENCE,
     )
     line = next((line for line in done.stdout.splitlines() if line.startswith("FIGURES")), None)
     if line is None:
-        raise SystemExit(f"{backend}, {model} failed:\n{done.stderr[-3000:]}")
-    figures: dict[str, list[float]] = json.loads(line.removeprefix("FIGURES"))
+        raise SystemExit(f"{backend} failed:\n{done.stderr[-3000:]}")
+    figures: dict[str, dict[str, list[float]]] = json.loads(line.removeprefix("FIGURES"))
     return figures
+
+
+COLUMNS = {
+    "Keras again": "Keras again",
+    "OneDevice": "OneDevice",
+    "Mirrored": "Mirrored, one device",
+    "MultiWorker": "MultiWorker, one worker",
+}
 
 
 def main() -> None:
     options = common.parser(__doc__ or "").parse_args()
-    rounds = options.rounds or (2 if options.quick else 9)
+    rounds = options.rounds or (2 if options.quick else 6)
     machine = common.machine()
-    print(common.machine_line(machine))
+    print(common.machine_line(machine), flush=True)
     content: dict[str, Any] = {}
-    for model in STEPS:
-        rows = []
-        for backend in BACKENDS:
-            common.say(f"{model}, {backend}")
-            try:
-                figures = in_a_process(backend, model, rounds)
-            except common.Unavailable as error:
-                rows.append([backend, f"not measured: {error}", "", "", ""])
-                continue
-            content.setdefault(model, {})[backend] = figures
-            # Each epoch beside the one of Keras in the same round: what slows both is left out.
-            rows.append(
-                [backend, f"{statistics.median(figures['Keras']) * 1e3:.3f}"]
-                + [_over(figures, name) for name in ("OneDevice", "Mirrored", "MultiWorker")]
-            )
-        header = [
-            "backend",
-            "Keras, ms a step",
-            "OneDevice",
-            "Mirrored, one device",
-            "MultiWorker, one worker",
+    for backend in BACKENDS:
+        try:
+            parts = []
+            for number in range(PROCESSES):
+                common.say(f"{backend}, process {number + 1} of {PROCESSES}")
+                parts.append(in_a_process(backend, -(-rounds // PROCESSES)))
+        except common.Unavailable as error:
+            print(f"\n{backend}: not measured, {error}", flush=True)
+            continue
+        content[backend] = {model: _joined([part[model] for part in parts]) for model in STEPS}
+        rows = [
+            [model, f"{statistics.median(figures['Keras']) * 1e3:.3f}", *(_over(figures, n) for n in COLUMNS)]
+            for model, figures in content[backend].items()
         ]
-        print(f"\n{model}\n\n{common.table(header, rows)}")
-    common.save_json(options.json, "strategies", machine, seconds_per_step=content)
+        table = common.table([backend, "Keras, ms a step", *COLUMNS.values()], rows)
+        print(f"\n{table}", flush=True)
+        common.save_json(options.json, "strategies", machine, seconds_per_step=content)
+
+
+def _joined(parts: list[dict[str, list[float]]]) -> dict[str, list[float]]:
+    return {name: [second for part in parts for second in part[name]] for name in parts[0]}
 
 
 def _over(figures: dict[str, list[float]], name: str) -> str:
+    """Each epoch beside the one of Keras in the same round: what slows both is left out."""
     ratios = [mine / keras for mine, keras in zip(figures[name], figures["Keras"], strict=True)]
     return f"{(statistics.median(ratios) - 1) * 100:+.1f} %"
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        print(f"FIGURES{json.dumps(measure(sys.argv[2], int(sys.argv[3])))}")
+        print(f"FIGURES{json.dumps({model: measure(model, int(sys.argv[2])) for model in STEPS})}")
     else:
         main()
