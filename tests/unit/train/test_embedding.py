@@ -143,3 +143,14 @@ def test_what_cannot_be_is_refused() -> None:
         model.compile("sgd", "mse")
     with pytest.raises(TrainingError, match="Embeddings alone"):
         model.fit(np.arange(8), np.ones(8), verbose=0)
+
+
+def test_the_classes_that_keras_has_for_pytorch_are_those_that_scripts_name() -> None:
+    from insitu.train.servers.definition import built_in_updater
+
+    for_torch = type(
+        "SGD", (keras.optimizers.SGD,), {"__module__": "keras.src.backend.torch.optimizers.torch_sgd"}
+    )
+    of_a_user = type("SGD", (keras.optimizers.SGD,), {})
+    assert built_in_updater(for_torch(0.5)) == built_in_updater(keras.optimizers.SGD(0.5))
+    assert built_in_updater(of_a_user(0.5)) is None

@@ -123,9 +123,18 @@ def updater_config(optimizer: Any, *, exact: bool, jit: bool) -> dict[str, Any]:
     return config
 
 
+def _kind(optimizer: Any) -> type:
+    """The class by which scripts know the optimizer: on PyTorch Keras makes one of a class beside it, of the
+    same rule."""
+    kind = type(optimizer)
+    if kind.__module__.startswith("keras.src.backend.torch."):
+        return next((base for base in kind.__mro__ if base in _BUILT_IN), kind)
+    return kind
+
+
 def built_in_updater(optimizer: Any) -> dict[str, Any] | None:
     """The settings of the servers' own updater that does the same; None where there is none."""
-    known = _BUILT_IN.get(type(optimizer))
+    known = _BUILT_IN.get(_kind(optimizer))
     plain = not optimizer.use_ema and not optimizer.gradient_accumulation_steps
     excluded = getattr(optimizer, "_exclude_from_weight_decay", None) or set()
     if known is None or not plain or getattr(optimizer, "amsgrad", False) or excluded:
