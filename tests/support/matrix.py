@@ -69,6 +69,7 @@ class Row:
 
 _ONLY_JAX = "JAX alone has one program over the processes of a job"
 _BY_LAYERS = "Keras lays variables out over a mesh on JAX alone; the next row spreads the model here"
+_BY_FIT = "a custom loop has no tables on servers, and without them this is MultiWorkerMirroredStrategy"
 
 ROWS = (
     Row("OneDeviceStrategy", reference=PLAIN),
@@ -85,9 +86,7 @@ ROWS = (
     Row("ParameterServerStrategy", "sync"),
     Row("ParameterServerStrategy", "async", reference=CONVERGES),
     Row("ParameterServerStrategy", "bounded", reference=CONVERGES),
-    Row(
-        "HybridStrategy", impossible={"": "is for models with an insitu.layers.Embedding; this one has none"}
-    ),
+    Row("HybridStrategy", reference=CONVERGES, impossible={"custom loop": _BY_FIT}),
     Row(
         "ModelParallelStrategy",
         "layout map",
@@ -238,7 +237,7 @@ devices of one machine, or processes; nothing here has been run on GPUs or TPUs.
 - **fit**: Keras' `compile`, `fit`, `evaluate`.
 - **custom loop**: `strategy.run`, `reduce`, `distribute_dataset`, `compute_average_loss`.
 - **low level**: gradients by hand, combined by `strategy.group()`, a group of `insitu.exchange`; for
-  parameter servers pushed by hand, with `insitu.parameters`.
+  parameter servers pushed by hand, with `insitu.parameters`. `HybridStrategy` has its embedding's rows there.
 
 Replicas that are devices of one process run side by side, but on PyTorch's CPUs.
 

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+import insitu
 from insitu.train.state import SEED_STRIDE
 
 ROWS, BATCH, EPOCHS = 49, 16, 5
@@ -42,7 +43,7 @@ class Batches(keras.utils.PyDataset):
         return {name: values[part] for name, values in self._x.items()}, self._y[part]
 
 
-def build() -> Any:
+def build(embedding: Any = keras.layers.Embedding) -> Any:
     """A convolution, BatchNorm, Dropout and an embedding; not compiled."""
     layers = keras.layers
 
@@ -54,7 +55,12 @@ def build() -> Any:
     seen = layers.Conv2D(4, 3, activation="relu", kernel_initializer=start(1), name="convolution")(image)
     seen = layers.BatchNormalization(name="normalization")(seen)
     seen = layers.Flatten()(seen)
-    read = layers.Flatten()(layers.Embedding(7, 4, embeddings_initializer=start(2), name="embedding")(token))
+    table = (
+        embedding(4, name="embedding")
+        if embedding is insitu.layers.Embedding
+        else embedding(7, 4, embeddings_initializer=start(2), name="embedding")
+    )
+    read = layers.Flatten()(table(token))
     both = layers.Concatenate()([seen, read])
     both = layers.Dense(16, activation="relu", kernel_initializer=start(3), name="hidden")(both)
     both = layers.Dropout(0.2, seed=5)(both)
@@ -73,10 +79,10 @@ def outcome(model: Any, losses: list[float]) -> Outcome:
 # The ways
 
 
-def by_fit(strategy: Any) -> Outcome:
+def by_fit(strategy: Any, embedding: Any = keras.layers.Embedding) -> Outcome:
     """Keras' compile, fit and evaluate. The last of the losses is of an evaluation."""
     with strategy.scope():
-        model = build()
+        model = build(embedding)
         model.compile(make_optimizer(), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     x, y = rows()
     history = model.fit(x, y, batch_size=BATCH, epochs=EPOCHS, shuffle=False, verbose=0).history
@@ -123,8 +129,9 @@ def count(y: Any) -> Any:
     return keras.ops.sum(keras.ops.ones_like(y))
 
 
-def by_exchange(strategy: Any) -> Outcome:
-    """A bare loop: gradients by hand for each replica of this task, combined by the exchange."""
+def by_exchange(strategy: Any, rows_of: Any = None) -> Outcome:
+    """A bare loop: gradients by hand for each replica of this task, combined by the exchange. `rows_of` holds
+    the embedding's rows instead, where it is given."""
     with strategy.scope():
         model, optimizer = build(), make_optimizer()
         optimizer.build(model.trainable_variables)
@@ -137,12 +144,17 @@ def by_exchange(strategy: Any) -> Outcome:
         total = 0.0
         for x, y in data:
             before = values_of(moved, seeds)
+            if rows_of is not None:
+                rows_of.fetch(model)
             parts = list(zip(strategy.local_results(x), strategy.local_results(y), strict=True))
             buffer[:] = 0
             for row, shard, part in zip(buffer, group.shards, parts, strict=True):
                 if len(part[1]):
                     go_back(before, seeds, shard)
-                    row[:] = np.concatenate([np.ravel(v) for v in one_replica(model, moved, *part)])
+                    found = list(one_replica(model, moved, *part))
+                    if rows_of is not None:
+                        rows_of.push(model, shard, found, part[0]["token"])
+                    row[:] = np.concatenate([np.ravel(v) for v in found])
             weights = [float(len(part[1])) for part in parts]
             mean = group.all_reduce(buffer if len(buffer) > 1 else buffer[0], "weighted_mean", weights)
             total += float(mean[0]) * float(
@@ -156,6 +168,41 @@ def by_exchange(strategy: Any) -> Outcome:
             go_on(before, moved, pieces[len(model.trainable_variables) :])
         losses.append(total / ROWS)
     return outcome(model, losses)
+
+
+def by_exchange_and_tables(strategy: Any) -> Outcome:
+    """A bare loop: dense gradients combined by the exchange, those of table rows pushed to a server."""
+    from insitu.parameters import ParameterServer, connect
+
+    with (
+        ParameterServer(mode="async", total_replicas=2) as server,
+        connect([server.address], shards=(0, 1)) as client,
+    ):
+        return by_exchange(strategy, RowsOnServer(client))
+
+
+class RowsOnServer:
+    """The rows of the model's embedding in a table on a parameter server."""
+
+    def __init__(self, client: Any) -> None:
+        from insitu.parameters import Table
+
+        client.define_tables([Table("embedding", 4, updater={"name": "sgd", "learning_rate": 0.05})])
+        self._client = client
+        self._pushed = [0, 0]
+
+    def fetch(self, model: Any) -> None:
+        variable = model.get_layer("embedding").embeddings
+        variable.assign(self._client.pull_rows("embedding", np.arange(7)).result())
+
+    def push(self, model: Any, shard: int, found: list[np.ndarray], tokens: Any) -> None:
+        """Takes the embedding's gradient out of what one replica `found`."""
+        place = 1 + [v.path for v in model.trainable_variables].index("embedding/embeddings")
+        keys = np.unique(keras.ops.convert_to_numpy(tokens)).astype(np.int64)
+        gradients, found[place] = found[place][keys], np.zeros_like(found[place])
+        pushed = self._client.push_rows("embedding", keys, gradients, self._pushed[shard], shard=shard)
+        assert pushed.result() == "applied"
+        self._pushed[shard] += 1
 
 
 def by_servers(mode: str) -> Outcome:

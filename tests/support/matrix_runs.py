@@ -22,7 +22,7 @@ if ALONE:
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 from matrix import PLAIN, ROWS, SHARDS  # noqa: E402
-from matrix_models import BACKEND, WAYS, Outcome, by_fit, by_servers  # noqa: E402
+from matrix_models import BACKEND, WAYS, Outcome, by_exchange_and_tables, by_fit, by_servers  # noqa: E402
 from models import in_shards  # noqa: E402
 
 DEVICES = ["cpu:0", "cpu:1"]
@@ -72,6 +72,11 @@ def reference(kind: str) -> Outcome:
 def trained(name: str, way: str) -> Outcome:
     if name.startswith("ParameterServerStrategy") and way == "low level":
         return by_servers(name.partition("(")[2].rstrip(")"))
+    if name == "HybridStrategy":
+        strategy = insitu.HybridStrategy(context=in_shards((0, 1), 2))
+        if way == "fit":
+            return by_fit(strategy, insitu.layers.Embedding)
+        return by_exchange_and_tables(strategy)
     return WAYS[way](MAKE[name]())
 
 
