@@ -2,12 +2,14 @@
 
   insitu, async / sync    ParameterServerStrategy, Keras 3 on TensorFlow, through `fit`
   TensorFlow              tf.distribute.ParameterServerStrategy with ClusterCoordinator, a bare step
-  compute alone           Keras alone, one process on one core: twice that is the floor of two workers
+  TensorFlow, allocation  the same with the settings of memory allocation that `insitu start` gives its tasks
+  compute alone           Keras alone, one process on one core
+  gradient alone          one compiled function, one process on one core
 
 Two dense models, of 55,050 and 5,824,522 parameters, plain gradient descent, 16 rows a step and worker. The
-computing is part of the figure. The floors: what two processes do that each train alone, without any server;
-and, for the large model, what one core needs to carry a step's gradient and values between two processes and
-to update them, with the same NumPy calls on memory that is too large for the caches.
+computing is part of the figure. The floor: each gradient takes a core the time that it takes alone, and that
+of carrying it and the values between two processes and updating them, measured by the calls that do it,
+on memory that is too large for the caches; there are two cores.
 
 Then one of two workers is slowed ten times: what the other does in each mode, and a plot of loss against time
 (beside the JSON file, or where `--plot` says).
@@ -32,6 +34,7 @@ import numpy as np
 from parameter_server_peers import models
 
 from insitu.cluster.environment import ALLOCATION
+from insitu.parameters import make_updater, native
 
 PARTS = ["small", "large", "slow"]
 PEERS = Path(__file__).parent / "parameter_server_peers"
@@ -47,8 +50,10 @@ def addresses(count: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def tasks(script: str, roles: dict[str, int], *arguments: str) -> Iterator[dict[str, Any]]:
-    """One process for each task, by name; all are ended afterwards."""
+def tasks(
+    script: str, roles: dict[str, int], *arguments: str, allocation: str = ALLOCATION
+) -> Iterator[dict[str, Any]]:
+    """One process for each task, by name; all are ended afterwards. `allocation`: settings of glibc's."""
     cluster = {role: addresses(count) for role, count in roles.items()}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NPROC"), "1")
     started = {}
@@ -60,7 +65,7 @@ def tasks(script: str, roles: dict[str, int], *arguments: str) -> Iterator[dict[
                     **os.environ,
                     **threads,
                     "TF_NUM_INTEROP_THREADS": "5",
-                    "GLIBC_TUNABLES": ALLOCATION,
+                    "GLIBC_TUNABLES": allocation,
                     "TF_CONFIG": json.dumps(config),
                     "TF_CPP_MIN_LOG_LEVEL": "3",
                     "KERAS_BACKEND": "tensorflow",
@@ -86,8 +91,8 @@ def output_of(process: Any) -> str:
     return text
 
 
-def rate(text: str) -> float:
-    found = re.search(r"RATE ([\d.]+)", text)
+def rate(text: str, of: str = "RATE") -> float:
+    found = re.search(rf"{of} ([\d.]+)", text)
     return float(found[1]) if found else 0.0
 
 
@@ -101,20 +106,25 @@ def insitu(size: str, mode: str) -> Callable[[], float]:
     return run
 
 
-def tensorflow(size: str) -> Callable[[], float]:
+def tensorflow(size: str, allocation: str = "") -> Callable[[], float]:
     def run() -> float:
         if importlib.util.find_spec("tensorflow") is None:
             raise common.Unavailable("tensorflow isn't installed")
-        with tasks("tensorflow_task.py", {"ps": 1, "worker": 2, "chief": 1}, size) as started:
+        roles = {"ps": 1, "worker": 2, "chief": 1}
+        with tasks("tensorflow_task.py", roles, size, allocation=allocation) as started:
             return rate(output_of(started["chief:0"]))
 
     return run
 
 
-def alone(size: str) -> Callable[[], float]:
+def alone(size: str, gradients: list[float]) -> Callable[[], float]:
+    """Keras alone; what the gradient alone does goes to `gradients`."""
+
     def run() -> float:
         with tasks("compute_task.py", {"worker": 1}, size) as started:
-            return rate(output_of(started["worker:0"]))
+            text = output_of(started["worker:0"])
+        gradients.append(rate(text, "GRADIENT"))
+        return rate(text)
 
     return run
 
@@ -128,21 +138,15 @@ def slowed(mode: str, seconds: float) -> dict[str, Any]:
 
 
 def carried(parameters: int) -> float:
-    """Milliseconds of one core for one gradient: copied to shared memory, looked through for what isn't
-    finite, taken from the values in blocks, and the values copied to shared memory."""
+    """Milliseconds of one core for one gradient: copied to shared memory and looked through for what isn't
+    finite, taken from the values, and these copied to shared memory, as workers and servers do it."""
     gradient, values = (np.random.default_rng(i).random(parameters, np.float32) for i in (0, 1))
     pushed, pulled = np.zeros(parameters, np.float32), np.zeros(parameters, np.float32)
-    spare, block = np.empty(1 << 15, np.float32), 1 << 15
+    updater = make_updater({"name": "sgd", "learning_rate": 0.01})
 
     def step() -> None:
-        np.copyto(pushed, gradient)
-        np.dot(pushed, pushed)
-        for low in range(0, parameters, block):
-            part = slice(low, low + block)
-            moved = spare[: len(values[part])]
-            np.multiply(pushed[part], np.float32(0.01), moved)
-            values[part] -= moved
-        np.copyto(pulled, values)
+        native.copy(pushed, gradient)
+        updater.update({"": values}, {"": pushed}, {"": {}}, 0, {"": pulled})
 
     return 1000 * min(common.timed(step) for _ in range(20))
 
@@ -192,28 +196,37 @@ def draw(told: dict[str, Any], target: Path) -> bool:
     return True
 
 
+def show_floor(ours: float, gradient_ms: float, carried_ms: float) -> dict[str, float]:
+    """`ours` in gradients a second, beside what two cores would do that only did what must be done."""
+    per_second = 2 * 1000 / (gradient_ms + carried_ms)
+    print(
+        f"The floor: a gradient alone takes a core {gradient_ms:.2f} ms, carrying it and updating "
+        f"{carried_ms:.2f} ms; two cores would do {per_second:,.1f} a second, of which insitu, async reaches "
+        f"{ours / per_second:.2f}."
+    )
+    return {"gradient_ms": gradient_ms, "carried_ms": carried_ms, "per_second": per_second}
+
+
 def compare_sizes(sizes: tuple[str, ...], rounds: int) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for size in sizes:
+        gradients: list[float] = []
         contenders = {
             "insitu, async": insitu(size, "async"),
             "insitu, sync": insitu(size, "sync"),
             "TensorFlow": tensorflow(size),
-            "compute alone, 1 process": alone(size),
+            "TensorFlow, allocation": tensorflow(size, ALLOCATION),
+            "compute alone, 1 process": alone(size, gradients),
         }
         results = common.alternate(contenders, "gradients/s", rounds)
         parameters = models.PARAMETERS[size]
         table = common.results_table(results, "insitu, async", form="{:,.1f}".format)
         print(f"\n{size}: {parameters:,} parameters\n\n{table}")
         figures[size] = common.results_json(results)
-        ours, floor = results["insitu, async"].median, results["compute alone, 1 process"].median
-        if ours and floor:
-            print(f"\n{ours / (2 * floor):.2f} of what two processes do alone, without servers.")
-        if size == "large":
-            figures[size]["carried_ms"] = carried(parameters)
-            print(
-                f"Carrying and updating alone takes one core {figures[size]['carried_ms']:.1f} ms a gradient."
-            )
+        ours, keras = results["insitu, async"].median, results["compute alone, 1 process"].median
+        if ours and keras:
+            print(f"\ninsitu, async does {ours / (2 * keras):.2f} of what two processes of Keras do alone.")
+            figures[size]["floor"] = show_floor(ours, 1000 / float(np.median(gradients)), carried(parameters))
     return figures
 
 

@@ -25,6 +25,7 @@ BENCHMARKS = {
     "overhead": "Cost of being able to recover",
     "parameter_server": "Parameter servers",
     "parameter_tables": "Parameter tables",
+    "parameter_recovery": "Checkpoints and deaths of parameter servers",
 }
 
 
