@@ -2,7 +2,6 @@
 
   insitu, async / sync    ParameterServerStrategy, Keras 3 on TensorFlow, through `fit`
   TensorFlow              tf.distribute.ParameterServerStrategy with ClusterCoordinator, a bare step
-  TensorFlow, allocation  the same with the settings of memory allocation that `insitu start` gives its tasks
   compute alone           Keras alone, one process on one core
   gradient alone          one compiled function, one process on one core
 
@@ -33,7 +32,6 @@ import common
 import numpy as np
 from parameter_server_peers import models
 
-from insitu.cluster.environment import ALLOCATION
 from insitu.parameters import make_updater, native
 
 PARTS = ["small", "large", "slow"]
@@ -50,10 +48,8 @@ def addresses(count: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def tasks(
-    script: str, roles: dict[str, int], *arguments: str, allocation: str = ALLOCATION
-) -> Iterator[dict[str, Any]]:
-    """One process for each task, by name; all are ended afterwards. `allocation`: settings of glibc's."""
+def tasks(script: str, roles: dict[str, int], *arguments: str) -> Iterator[dict[str, Any]]:
+    """One process for each task, by name; all are ended afterwards."""
     cluster = {role: addresses(count) for role, count in roles.items()}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NPROC"), "1")
     started = {}
@@ -65,7 +61,7 @@ def tasks(
                     **os.environ,
                     **threads,
                     "TF_NUM_INTEROP_THREADS": "5",
-                    "GLIBC_TUNABLES": allocation,
+                    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
                     "TF_CONFIG": json.dumps(config),
                     "TF_CPP_MIN_LOG_LEVEL": "3",
                     "KERAS_BACKEND": "tensorflow",
@@ -106,12 +102,11 @@ def insitu(size: str, mode: str) -> Callable[[], float]:
     return run
 
 
-def tensorflow(size: str, allocation: str = "") -> Callable[[], float]:
+def tensorflow(size: str) -> Callable[[], float]:
     def run() -> float:
         if importlib.util.find_spec("tensorflow") is None:
             raise common.Unavailable("tensorflow isn't installed")
-        roles = {"ps": 1, "worker": 2, "chief": 1}
-        with tasks("tensorflow_task.py", roles, size, allocation=allocation) as started:
+        with tasks("tensorflow_task.py", {"ps": 1, "worker": 2, "chief": 1}, size) as started:
             return rate(output_of(started["chief:0"]))
 
     return run
@@ -215,7 +210,6 @@ def compare_sizes(sizes: tuple[str, ...], rounds: int) -> dict[str, Any]:
             "insitu, async": insitu(size, "async"),
             "insitu, sync": insitu(size, "sync"),
             "TensorFlow": tensorflow(size),
-            "TensorFlow, allocation": tensorflow(size, ALLOCATION),
             "compute alone, 1 process": alone(size, gradients),
         }
         results = common.alternate(contenders, "gradients/s", rounds)

@@ -32,14 +32,6 @@ THREAD_SETTINGS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NPROC")
 and XLA on CPUs. Their sizes change rounding, so they are the job's."""
 
 
-ALLOCATION = ":".join(
-    f"glibc.malloc.{setting}"
-    for setting in ("hugetlb=1", f"mmap_threshold={32 << 20}", f"trim_threshold={1 << 30}")
-)
-"""Large tensors are allocated anew in each step: large pages spare most of the page faults of that, and what
-isn't given back to the system at the end of a step need not be cleared again for the next."""
-
-
 def tf_config(roster: Roster, task: TaskId, address: str = "") -> dict[str, Any]:
     """The value of TF_CONFIG for `task`, whose `address` matters where the roster doesn't name it yet.
 
@@ -106,5 +98,6 @@ def task_environment(
     )
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     environment.setdefault("PYTHONHASHSEED", str(job.seed))
-    environment.setdefault("GLIBC_TUNABLES", ALLOCATION)
+    # Large tensors are allocated anew in each step: large pages spare most of the page faults of that.
+    environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     return environment
