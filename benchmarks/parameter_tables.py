@@ -1,6 +1,6 @@
 """Rows of a sparse table looked up and updated on one parameter server: 64 floats each, Zipf keys.
 
-    python benchmarks/parameter_tables.py [--quick] [--rows 1e5 1e6] [--spaces 1e7 1e8] [--json FILE]
+    python benchmarks/parameter_tables.py [--quick] [--rows 1e5 1e6 1e7 1e8] [--spaces 1e7 1e8] [--json FILE]
 
 All hold the same number of rows and are given the same batches of distinct keys (what a batch of 65,536 draws
 comes to), in turn; the update is gradient descent:
@@ -255,10 +255,10 @@ def _missing(error: common.Unavailable) -> Callable[[], float]:
 
 def main() -> None:
     parser = common.parser(__doc__ or "")
-    parser.add_argument("--rows", type=float, nargs="*", default=None, help="sizes (1e5 1e6)")
+    parser.add_argument("--rows", type=float, nargs="*", default=None, help="sizes (1e5 to 1e8)")
     parser.add_argument("--spaces", type=float, nargs="*", default=None, help="key spaces (1e7 1e8)")
     options = parser.parse_args()
-    sizes = [int(size) for size in options.rows or ([1e4] if options.quick else [1e5, 1e6])]
+    sizes = [int(size) for size in options.rows or ([1e4] if options.quick else [1e5, 1e6, 1e7, 1e8])]
     machine = common.machine()
     print(common.machine_line(machine) + "\n")
     told: dict[str, Any] = {}

@@ -101,7 +101,7 @@ class Freezer:
 
         try:
             directory = Path(str(message.meta["directory"]))
-            snapshot = snapshots.take(self._holdings)
+            snapshot = snapshots.apart(snapshots.take(self._holdings))
             writing = checkpoints.begin(directory, number, self._holdings.server, snapshot)
         except InsituError as error:
             self._finish(connection, message, error)

@@ -58,6 +58,15 @@ def take(holdings: Holdings, *, held: bool = False) -> Snapshot:
     return Snapshot(meta, arrays)
 
 
+def apart(snapshot: Snapshot) -> Snapshot:
+    """With copies of the dense arrays, which a forked process hasn't got: see `holdings`."""
+    arrays = {
+        name: array.copy() if name.startswith(("values/", "slots/")) else array
+        for name, array in snapshot.arrays.items()
+    }
+    return Snapshot(snapshot.meta, arrays)
+
+
 def put(holdings: Holdings, snapshot: Snapshot) -> None:
     """Fills holdings that are new. Raises CheckpointError where the two don't go together."""
     meta, arrays = snapshot.meta, snapshot.arrays

@@ -9,7 +9,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from insitu.parameters import make_updater, native
+from insitu.parameters import Table, make_updater, native
+from insitu.parameters.tables import Rows
 
 SIZES = [0, 1, 15, 16, 2048, 5000, (1 << 18) + 37]
 """Below, at and above a block, and large enough to be written past the caches."""
@@ -80,3 +81,24 @@ def test_updates_are_copied_and_have_numpy_s_bits(
         np.testing.assert_array_equal(copy, values)
         results.append(values)
     np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("updater", ["sgd", "adam", "adagrad", {"name": "sgd", "momentum": 0.5}], ids=str)
+def test_rows_of_tables_are_the_same_rows(dtype: str, updater: Any):
+    rng = np.random.default_rng(3)
+    batches = [np.unique(rng.integers(-(2**62), 2**62, 300) // 2**53 * 2**53 + 1) for _ in range(6)]
+    pulled: list[list[Any]] = []
+    for kernels in (native.kernels, lambda: None):
+        with mock.patch.object(native, "kernels", kernels):
+            rows, seen = Rows(Table("t", 5, dtype=dtype, updater=updater)), []
+            for keys in batches:
+                rows.push(keys, (keys[:, None] // 2**53 % [3, 5, 7, 11, 13]).astype(dtype))
+                for create in (False, True):
+                    out = np.zeros((len(batches[0]), 5), dtype)
+                    rows.pull(batches[0][::-1].copy(), out, create=create)
+                    seen.append(out)
+            seen += [rows.index.find(np.arange(-500, 500)), *rows.arrays().values()]
+            pulled.append(seen)
+    for mine, theirs in zip(*pulled, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
