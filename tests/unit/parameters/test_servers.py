@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 from typing import Any
@@ -377,3 +378,26 @@ def test_the_example_of_the_documentation_runs():
     exec(text.split("## From NumPy")[1].split("```python\n")[1].split("```")[0], found)
     assert found["push"].result() == "applied"
     assert found["rows"].shape == (3, 8)
+
+
+def test_a_checkpoint_has_large_variables_and_their_slots(tmp_path: Path):
+    """They aren't in the process that writes it, but for a copy."""
+    shape = (700, 500)
+    gradient = {"large": np.linspace(-1, 1, 350_000, dtype="f4").reshape(shape)}
+    seen = []
+    for lives in (1, 2):
+        with contextlib.ExitStack() as stack:
+            sequence = 0
+            for life in range(lives):
+                server = stack.enter_context(ParameterServer(checkpoint=tmp_path / str(lives)))
+                client = stack.enter_context(connect([server.address]))
+                client.define({"large": (shape, "float32", np.ones(shape, "f4"))}, updater="adam")
+                for _ in range(4 // lives):
+                    client.push(sequence, 1, gradients=gradient).result()
+                    sequence += 1
+                if life + 1 < lives:
+                    client.checkpoint(tmp_path / str(lives)).result()
+                    client.push(sequence, 1, gradients=gradient).result()
+            client.pull().result()
+            seen.append(client.values["large"].copy())
+    np.testing.assert_array_equal(*seen)
