@@ -154,7 +154,10 @@ def compare_slow(plot: Path | None) -> dict[str, Any]:
         [mode, f"{run['fast']:,.0f}", f"{run['slow']:,.0f}", f"{run['fast'] / undisturbed:.2f}"]
         for mode, run in told.items()
     ]
-    print(f"\nOne of two workers slowed 10 times; undisturbed: {undisturbed:,.0f} steps/s of a worker\n")
+    print(
+        f"\nOne of two workers slowed 10 times, one run each; undisturbed: {undisturbed:,.0f} steps/s of a "
+        "worker\n"
+    )
     print(
         common.table(["mode", "fast worker, steps/s", "slow worker", "fast one's share of undisturbed"], rows)
     )
