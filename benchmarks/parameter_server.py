@@ -239,6 +239,7 @@ def main() -> None:
     if options.quick:
         os.environ.update(SMALL_STEPS="200", LARGE_STEPS="10")
     figures = compare_sizes(sizes, options.rounds or (1 if options.quick else 2))
+    common.save_json(options.json, "parameter_server", machine, models=figures)
     if "slow" in options.parts:
         os.environ["SMALL_STEPS"] = "100" if options.quick else "500"
         figures["slow"] = compare_slow(plot)
