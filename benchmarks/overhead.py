@@ -15,7 +15,9 @@ import statistics
 import common
 import job_runs
 
-STEPS = {"one layer": 200, "20 M": 6}
+STEPS = {"one layer": 200, "20 M": 1}
+"""Steps of a turn: short turns, so that what slows the machine for a while slows both."""
+ROUNDS = {"one layer": 9, "20 M": 60}
 EVERY = 1000
 """Steps between two checks."""
 
@@ -23,10 +25,10 @@ EVERY = 1000
 def main() -> None:
     options = common.parser(__doc__ or "").parse_args()
     machine = common.machine()
-    rounds = options.rounds or (3 if options.quick else 9)
     rows, saved = [], {}
     with job_runs.home() as paths:
         for model in list(STEPS)[: 1 if options.quick else None]:
+            rounds = options.rounds or (3 if options.quick else ROUNDS[model])
             told = {"model": model, "steps": STEPS[model], "rounds": rounds}
             figures = saved[model] = job_runs.run_job(paths, "overhead_task.py", **told)
             through, bare, check = (statistics.median(figures[k]) for k in ("with", "without", "check"))
