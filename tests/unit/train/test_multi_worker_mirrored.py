@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 from models import image_model, same_bits, weights
 
+import insitu
+from insitu.context import Context
 from insitu.errors import InputError, TrainingError
+from insitu.grid import import_cache
+from insitu.paths import Paths
 from insitu.train import MultiWorkerMirroredStrategy
 from insitu.train.binding import binding_of
 
@@ -88,6 +92,39 @@ def test_every_row_counts_once_when_shards_run_out_at_different_steps(strategy_o
     bias_then = -1.0
     expected = (np.arange(1, 9).sum() + abs(first * 9 + bias_then)) / 9
     np.testing.assert_allclose(history["loss"], [expected], rtol=1e-6)
+
+
+def test_a_shard_without_any_rows_trains_and_evaluates_with_the_others(tmp_path):
+    """All rows have the same key, so that the other shard's partition is empty."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((11, 4), dtype=np.float32), rng.integers(0, 3, 11)
+    np.savez(tmp_path / "rows.npz", x=x, key=np.full(11, 5), label=y)
+    paths = Paths(tmp_path / "home")
+    import_cache(paths, "keyed", [str(tmp_path / "rows.npz")], partitions=2, key="key")
+    two = Context(paths=paths, shards=(0, 1), num_shards=2)
+
+    def classifier() -> Any:
+        start = keras.initializers.GlorotUniform(1)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, kernel_initializer=start)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.5), loss, metrics=["accuracy"])
+        return model
+
+    data = insitu.dataset("keyed", features="x", context=two).batch(4)
+    with MultiWorkerMirroredStrategy(context=two).scope():
+        model = classifier()
+    history = model.fit(data, epochs=2, verbose=0, validation_data=data).history
+    plain = classifier()
+    batches = [rows for rows in data if len(rows[1])]
+    assert [len(rows[1]) for rows in batches] == [2, 2, 2, 2, 2, 1]
+    for _ in range(2):
+        for rows in batches:
+            plain.train_on_batch(*rows)
+    for mine, theirs in zip(weights(model), weights(plain), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-7)
+    expected = plain.evaluate(x, y, verbose=0)
+    np.testing.assert_allclose(model.evaluate(data, verbose=0), expected, rtol=1e-5)
+    np.testing.assert_allclose([history["val_loss"][-1], history["val_accuracy"][-1]], expected, rtol=1e-5)
 
 
 def _subclassed() -> Any:
