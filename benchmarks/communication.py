@@ -28,21 +28,24 @@ CONTENDERS = {
 
 
 def main() -> None:
-    options = common.parser(__doc__ or "").parse_args()
-    rounds = options.rounds or (1 if options.quick else 3)
+    parser = common.parser(__doc__ or "")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS, help="these alone")
+    options = parser.parse_args()
+    rounds = options.rounds or (1 if options.quick else 2)
     machine = common.machine()
-    print(common.machine_line(machine))
+    print(common.machine_line(machine), flush=True)
     figures: dict[str, Any] = {}
-    for model in MODELS[: 1 if options.quick else None]:
+    for model in options.models[: 1 if options.quick else None]:
         common.say(f"{model}:")
         contenders = {
             name: contender(script, 2, module, "jax", model, *more)
             for name, (script, module, more) in CONTENDERS.items()
         }
         results = common.alternate(contenders, "rows/s", rounds)
-        print(f"\n{model}\n\n{common.results_table(results, 'ring', form='{:,.0f}'.format)}")
+        print(f"\n{model}\n\n{common.results_table(results, 'ring', form='{:,.0f}'.format)}", flush=True)
         figures[model] = common.results_json(results)
-    common.save_json(options.json, "communication", machine, models=figures)
+        # At once: a run of all takes long, and may be cut short.
+        common.save_json(options.json, "communication", machine, models=figures)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import numpy as np
 
 ROWS = 64
 """Rows of a step for each process."""
-STEPS = {"tiny": 400, "cnn": 60, "mlp": 12}
+STEPS = {"tiny": 100, "cnn": 60, "mlp": 12}
 FEATURES = {"tiny": (8,), "cnn": (28, 28, 1), "mlp": (784,)}
 LEARNING_RATE = 0.01
 
