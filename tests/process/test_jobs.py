@@ -124,6 +124,8 @@ def test_a_job_outlives_the_terminal_it_was_started_from(insitu: Insitu) -> None
         stdin=follower,
         stdout=follower,
         stderr=follower,
+        # Who has started the tests may have had them ignore it, as nohup does.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     os.close(follower)
     job_id = wait_for("the job", lambda: [p.name for p in insitu.paths.jobs.glob("train-*")])[0]
