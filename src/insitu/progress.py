@@ -11,10 +11,16 @@ import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from zlib import crc32
 
 _RECORD = struct.Struct("<QqqQdqq24s")
-"""Changes so far (odd while one is being written), epoch, step, rows, monotonic time, generation, elastic,
-place."""
+"""Words so far, epoch, step, rows, monotonic time, generation, elastic, place."""
+_SUM = struct.Struct("<I")
+_SLOT = _RECORD.size + _SUM.size
+"""Bytes of a record and its CRC-32. A file has two: while one is being written, the other is the last word.
+A task may be suspended or killed at any time, and what it said before must still be heard."""
+_TRIES = 10
 
 
 IDLE = "idle"
@@ -51,35 +57,47 @@ class ProgressWriter:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         staged = path.with_name(f".{path.name}.{os.getpid()}")
-        staged.write_bytes(bytes(_RECORD.size))
+        staged.write_bytes(bytes(2 * _SLOT))
         with staged.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), _RECORD.size)
+            self._map = mmap.mmap(file.fileno(), 2 * _SLOT)
         staged.replace(path)
-        self._changes = 0
+        self._words = 0
         self.elastic = False
         self.generation = 0
 
     def write(self, epoch: int, step: int, rows: int, place: str) -> None:
-        self._changes += 2
+        self._words += 1
         name = place.encode()[:24]
-        now, changes = time.monotonic(), self._changes - 1
-        _RECORD.pack_into(self._map, 0, changes, epoch, step, rows, now, self.generation, self.elastic, name)
-        struct.pack_into("<Q", self._map, 0, self._changes)
+        record = _RECORD.pack(
+            self._words, epoch, step, rows, time.monotonic(), self.generation, self.elastic, name
+        )
+        start = self._words % 2 * _SLOT
+        self._map[start : start + _SLOT] = record + _SUM.pack(crc32(record))
 
     def close(self) -> None:
         self._map.close()
 
 
 def read_progress(path: Path) -> Progress | None:
-    """The record at `path`, or None while there is none or it is just being written."""
-    try:
-        data = path.read_bytes()
-    except OSError:
+    """The last word at `path`, or None where there is none."""
+    for _ in range(_TRIES):
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        if len(data) != 2 * _SLOT or not any(data):
+            return None
+        records = [r for start in (0, _SLOT) if (r := _whole(data[start : start + _SLOT])) is not None]
+        if records:
+            _, epoch, step, rows, at, generation, elastic, place = max(records)
+            name = place.rstrip(b"\0").decode(errors="replace")
+            return Progress(epoch, step, rows, at, name, bool(elastic), generation)
+        # Both changed while they were read, or the very first one is being written.
+    return None
+
+
+def _whole(slot: bytes) -> tuple[Any, ...] | None:
+    record = slot[: _RECORD.size]
+    if _SUM.unpack(slot[_RECORD.size :])[0] != crc32(record):
         return None
-    if len(data) != _RECORD.size:
-        return None
-    changes, epoch, step, rows, at, generation, elastic, place = _RECORD.unpack(data)
-    if changes == 0 or changes % 2:
-        return None
-    name = place.rstrip(b"\0").decode(errors="replace")
-    return Progress(epoch, step, rows, at, name, bool(elastic), generation)
+    return _RECORD.unpack(record)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from insitu.progress import ProgressWriter, read_progress
 from insitu.roster import Member, Roster, RosterWatch, read_roster, write_roster
 from insitu.spec import TaskId
 
@@ -34,16 +33,3 @@ def test_a_watch_sees_each_new_roster(tmp_path: Path) -> None:
     assert watch.newest() is first
     write_roster(tmp_path / "roster.json", Roster(4, ROSTER.members))
     assert watch.newest() == Roster(4, ROSTER.members)
-
-
-def test_progress_tells_of_elasticity(tmp_path: Path) -> None:
-    writer = ProgressWriter(tmp_path / "progress")
-    writer.write(0, 1, 2, "gradient")
-    before = read_progress(tmp_path / "progress")
-    assert before is not None and (before.elastic, before.generation) == (False, 0)
-    writer.elastic, writer.generation = True, 7
-    writer.write(0, 2, 2, "exchange")
-    after = read_progress(tmp_path / "progress")
-    writer.close()
-    assert after is not None
-    assert (after.elastic, after.generation, after.place, after.step) == (True, 7, "exchange", 2)
