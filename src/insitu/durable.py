@@ -10,6 +10,12 @@ from pathlib import Path
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The system's numbers for "no room": of the device, of the user's quota, of the limit on a file's size."""
 
+_DIRECT = getattr(os, "O_DIRECT", 0)
+_WORTHWHILE = 1 << 20
+"""Bytes of a file from which on the way past the system's cache is the shorter one."""
+_AT_ONCE = 16 << 20
+"""Bytes per call of the system."""
+
 
 def sync_folder(folder: Path) -> None:
     """Makes the names in `folder` survive a power cut."""
@@ -18,11 +24,6 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-_DIRECT = getattr(os, "O_DIRECT", 0)
-_WORTHWHILE = 1 << 20
-_AT_ONCE = 16 << 20
 
 
 def write_pages(path: Path, pages: memoryview, size: int) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from insitu.exchange.pages import Pages
 from insitu.train.plain import Parcel, dtype_of
 
 ALIGNMENT = 64
@@ -46,23 +47,22 @@ class Image:
     """Memory that holds a copy of arrays, and the checksum of its bytes (XXH3, 64 bits, as hex digits)."""
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+        self._room = Pages(mmap.PAGESIZE).array()
         self.nbytes = 0
         self.checksum = ""
 
     @property
     def pages(self) -> memoryview:
         """Whole pages that hold the `nbytes` of the arrays, and maybe more behind them."""
-        return memoryview(self._memory)[: _to_pages(self.nbytes)]
+        return self._room[: _to_pages(self.nbytes)].data
 
     def take(self, parcel: Parcel) -> None:
         """Copies the arrays of `parcel` in place of those before, in the same memory where it suffices: new
         memory costs more than to copy to it."""
         begins, self.nbytes = offsets(parcel.kinds)
-        if self.nbytes > len(self._memory):
-            self._memory = mmap.mmap(-1, _to_pages(self.nbytes))
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
-        room = np.frombuffer(self._memory, np.uint8)
+        if self.nbytes > self._room.size:
+            self._room = Pages(_to_pages(self.nbytes)).array()
+        room = self._room
         summed = xxhash.xxh3_64()
         for begin, end, array in zip(begins, [*begins[1:], self.nbytes], parcel.arrays, strict=True):
             taken = np.ascontiguousarray(array).reshape(-1).view(np.uint8)

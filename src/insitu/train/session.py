@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import keras
-import numpy as np
 
 from insitu.errors import TrainingError
 from insitu.train.divergence import Fingerprint
@@ -179,5 +178,4 @@ class Session:
         """`last`: nobody will load this state again."""
         state = self._told["states"].get(binding.number)
         if state is not None:
-            values = {name: np.asarray(value) for name, value in state.items()}
-            load_snapshot(binding.state, values, given_away=last)
+            load_snapshot(binding.state, state, given_away=last)

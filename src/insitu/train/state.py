@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from insitu.errors import CheckpointError, TrainingError
 from insitu.exchange import Group
 from insitu.train.gather import gather_sizes
-from insitu.train.image import ALIGNMENT
 from insitu.train.transfer import share
 
 _WORTHWHILE = 1 << 16
@@ -168,17 +167,12 @@ def load_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]], *, give
 def _as_tensor(array: NDArray[Any]) -> Any:
     """What a variable takes as it is, where there is such a thing: TensorFlow would copy an array first, and
     once more on its way into the variable."""
-    if (
-        keras.backend.backend() != "tensorflow"
-        or array.nbytes < _WORTHWHILE
-        or array.dtype.kind not in "fiu"
-        or array.ctypes.data % ALIGNMENT
-        or not array.flags.writeable
-    ):
+    worthwhile = array.nbytes >= _WORTHWHILE and array.dtype.kind in "fiu" and array.flags.writeable
+    if keras.backend.backend() != "tensorflow" or not worthwhile:
         return array
-    import tensorflow as tf
+    from insitu.train.backends.tensorflow import borrow
 
-    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    return borrow(array)
 
 
 def check_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]]) -> None:

@@ -16,6 +16,7 @@ from insitu.train.image import Image, offsets, read_image
 from insitu.train.plain import Parcel, pack
 
 DTYPES = ["float32", "float64", "int8", "bool", "uint16", ml_dtypes.bfloat16, "<U3"]
+SIZES = st.lists(st.integers(0, 300), max_size=6)
 
 
 def a_parcel(sizes: list[int], seed: int = 0) -> Parcel:
@@ -31,9 +32,7 @@ def written(image: Image) -> bytes:
     return bytes(image.pages[: image.nbytes])
 
 
-@given(
-    st.lists(st.integers(0, 300), max_size=6), st.lists(st.integers(0, 300), max_size=6), st.integers(0, 6)
-)
+@given(SIZES, SIZES, st.integers(0, 6))
 def test_what_it_takes_is_read_again_whatever_it_held_before(before: list[int], sizes: list[int], seed: int):
     image, parcel = Image(), a_parcel(sizes, seed)
     image.take(a_parcel(before, seed + 1))

@@ -15,6 +15,7 @@ from insitu.train.backends import Logs
 from insitu.train.backends.base import BaseReplica
 from insitu.train.backends.record import EXTRA_LOGS, RecordLayout
 from insitu.train.backends.tensorflow_calls import CompiledCall
+from insitu.train.image import ALIGNMENT
 from insitu.train.leaves import leaves_of
 from insitu.train.recording import recorded
 from insitu.train.state import SEED_STRIDE
@@ -71,8 +72,8 @@ class TensorFlowReplica(BaseReplica):
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
         combined = self._train_record.combine(records)
-        borrow = _copy if self._copies_gradients else _borrow
-        pieces = [borrow(floats[p.start : p.stop]) for p in self._gradient_pieces]
+        as_tensor = _copy if self._copies_gradients else borrow
+        pieces = [as_tensor(floats[p.start : p.stop]) for p in self._gradient_pieces]
         pieces += [_copy(floats[p.start : p.stop]) for p in self._mean_pieces]
         logs = self._apply(tf.constant(combined), *pieces)
         if not self._applied:
@@ -83,7 +84,7 @@ class TensorFlowReplica(BaseReplica):
     def load(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
         combined = self._train_record.combine(records)
         # Large variables end up in the memory of `floats`, without a copy.
-        pieces = [_borrow(floats[p.start : p.stop]) for p in self._all_pieces]
+        pieces = [borrow(floats[p.start : p.stop]) for p in self._all_pieces]
         return self._to_logs(self._load(tf.constant(combined), *pieces), combined)
 
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
@@ -265,8 +266,8 @@ def _copy(array: NDArray[Any]) -> Any:
     return tf.constant(array)
 
 
-def _borrow(array: NDArray[Any]) -> Any:
+def borrow(array: NDArray[Any]) -> Any:
     """A tensor in the array's own memory, where its alignment allows: to be used up before that changes."""
-    if array.ctypes.data % 64:
+    if array.ctypes.data % ALIGNMENT:
         return tf.constant(array)
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
