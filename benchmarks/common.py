@@ -7,9 +7,11 @@ raises Unavailable). They run alternately, so that whatever else the machine doe
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
+import socket
 import statistics
 import subprocess
 import sys
@@ -155,6 +157,15 @@ def save_json(target: Path | None, benchmark: str, machine: Mapping[str, Any], *
     if target is not None:
         text = json.dumps({"benchmark": benchmark, "machine": machine, **content}, indent=2)
         target.write_text(text + "\n")
+
+
+def addresses(count: int) -> list[str]:
+    """Addresses of this host that nobody listens at."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
 
 
 def say(text: str) -> None:

@@ -21,7 +21,6 @@ import sys
 from pathlib import Path
 
 import common
-from training import addresses
 
 RANK = Path(__file__).parent / "training_peers" / "compression_rank.py"
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "quickdraw"
@@ -31,7 +30,7 @@ PATIENCE = 400.0
 
 def train(data: Path | None, seed: int, epochs: int, way: str) -> tuple[float, float]:
     """(accuracy, loss) on the rows held out."""
-    workers = addresses(2)
+    workers = common.addresses(2)
     started = []
     for index in range(2):
         task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}

@@ -14,20 +14,19 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from json import loads
 from pathlib import Path
 from typing import Any
 
-from common import Unavailable, machine, machine_line, parser, save_json, say, table
+from common import Unavailable, addresses, machine, machine_line, parser, save_json, say, table
 
 HERE = Path(__file__).parent / "exchange_peers"
 PLOT = Path(__file__).parent / "results" / "exchange.png"
@@ -46,12 +45,6 @@ DEADLINE = 600.0
 Figures = dict[int, float]
 Results = dict[str, Any]
 """By contender: {size: [seconds]}, or why there is nothing."""
-
-
-def free_ports(count: int) -> list[str]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [str(s.getsockname()[1]) for s in sockets]
 
 
 def run_all(commands: Sequence[Sequence[str]], environment: dict[str, str] | None = None) -> Figures:
@@ -85,7 +78,7 @@ def python(kind: str, ranks: int, sizes: Sequence[int]) -> Figures:
     needed = {"gloo": "torch", "tensorflow": "tensorflow"}.get(kind)
     if needed and find_spec(needed) is None:
         raise Unavailable(f"{needed} is not installed")
-    ports = ",".join(free_ports(ranks))
+    ports = ",".join(address.rpartition(":")[2] for address in addresses(ranks))
     script = str(HERE / "python_rank.py")
     return run_all(
         [

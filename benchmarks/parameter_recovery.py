@@ -41,14 +41,6 @@ def _serve(addresses: list[str], index: int, backups: int) -> None:
     ).serve()
 
 
-def _addresses(count: int) -> list[str]:
-    import socket
-
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-
-
 class Training:
     """A worker with its servers: `step()` trains one, `servers` are their processes."""
 
@@ -70,7 +62,7 @@ class Training:
 def training(backups: int, rows: int) -> Iterator[Training]:
     from insitu.parameters import Table, connect
 
-    context, addresses = multiprocessing.get_context("spawn"), _addresses(2)
+    context, addresses = multiprocessing.get_context("spawn"), common.addresses(2)
     servers = [
         context.Process(target=_serve, args=(addresses, index, backups), daemon=True) for index in (0, 1)
     ]

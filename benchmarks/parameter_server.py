@@ -21,7 +21,6 @@ import importlib.util
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -39,18 +38,10 @@ PEERS = Path(__file__).parent / "parameter_server_peers"
 PATIENCE = 240.0
 
 
-def addresses(count: int) -> list[str]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-
-
 @contextlib.contextmanager
 def tasks(script: str, roles: dict[str, int], *arguments: str) -> Iterator[dict[str, Any]]:
     """One process for each task, by name; all are ended afterwards."""
-    cluster = {role: addresses(count) for role, count in roles.items()}
+    cluster = {role: common.addresses(count) for role, count in roles.items()}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NPROC"), "1")
     started = {}
     try:

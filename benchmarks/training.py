@@ -18,7 +18,6 @@ import importlib.util
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -42,16 +41,6 @@ CONTENDERS = {
 }
 
 
-def addresses(count: int) -> list[str]:
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return [f"127.0.0.1:{port}" for port in ports]
-
-
 def contender(
     script: str, processes: int, module: str, backend: str, model: str, *more: str
 ) -> Callable[[], float]:
@@ -61,7 +50,7 @@ def contender(
         for needed in (module, backend):
             if importlib.util.find_spec(needed) is None:
                 raise common.Unavailable(f"{needed} isn't installed")
-        workers = addresses(processes)
+        workers = common.addresses(processes)
         started = []
         for index in range(processes):
             task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
