@@ -333,6 +333,8 @@ def _refuse_to_scale(state: JobState, event: ScaleRequested) -> str:
     if not all(t.alive for t in state.members) or not _all_elastic(state, event.elastic):
         rigid = [str(t.task) for t in state.members if t.task not in event.elastic]
         return f"{', '.join(rigid)} can't take part in it: only tasks that train together may come and go"
+    if not any(t.task.index < event.workers and t.task in event.elastic for t in state.members):
+        return "none of those that would stay has the state of the training yet; ask again once one has"
     return ""
 
 

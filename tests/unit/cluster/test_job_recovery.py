@@ -280,6 +280,19 @@ def test_what_cannot_be_scaled_is_told(workers: int, elastic: tuple[TaskId, ...]
     assert run.state == before
 
 
+def test_a_job_does_not_shrink_to_those_that_lack_the_state_of_the_training() -> None:
+    run = running(W0, W1)
+    dies(run, W0)
+    assert "not scaled" in said(run.feed(ScaleRequested(1, "x", (1, 5), (W1,))))
+    assert shards(run) == {"worker:0": (0,), "worker:1": (1,)}
+    assert run.feed(ScaleRequested(1, "y", (1, 6), (W0, W1)))[-1] == Publish(3)
+    run = running(W0, W1, on_loss="adopt")
+    dies(run, W0)
+    assert shards(run) == {"worker:1": (0, 1)}
+    assert "not scaled" in said(run.feed(ScaleRequested(1, "x", (1, 5), (W1,))))
+    assert shards(run) == {"worker:1": (0, 1)} and not run.state.task(W1).released
+
+
 def test_scaling_lasts_through_a_restart_of_all() -> None:
     run = three()
     run.feed(ScaleRequested(2, "x", (1, 5), (W0, W1, W2)))
