@@ -15,9 +15,9 @@ import statistics
 import common
 import job_runs
 
-STEPS = {"one layer": 200, "20 M": 1}
+STEPS = {"one layer": 20, "20 M": 1}
 """Steps of a turn: short turns, so that what slows the machine for a while slows both."""
-ROUNDS = {"one layer": 9, "20 M": 60}
+ROUNDS = {"one layer": 200, "20 M": 60}
 EVERY = 1000
 """Steps between two checks."""
 
