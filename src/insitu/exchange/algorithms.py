@@ -1,18 +1,22 @@
-"""Three ways to reduce over a stream, all with the one order of summation. See `costs` for when each wins.
+"""Four ways to reduce over a stream, all with the one order of summation. See `costs` for when each wins.
 
 Each is made once for its rows and run many times. `rows` are the flat rows of the shards hosted here;
-`target` is memory of the transport's own for the whole result, which `run` returns True for.
+`target` is memory for the whole result, which `run` returns True for. Where that is the caller's own, nothing
+is written to it before the result is whole.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from insitu.exchange.arithmetic import Factors, Reducer, bounds, chunks, coefficients
-from insitu.exchange.costs import chain_order
+from insitu.exchange.costs import chain_order, hub
+from insitu.exchange.rounds import Round
+from insitu.exchange.schedule import Schedule, Segment, Step
 from insitu.exchange.stream import Stream, as_bytes
 from insitu.exchange.transport import Reduction
 
@@ -22,6 +26,7 @@ DEPTH = 4
 second-level cache: what comes out of a socket is still there when it is summed, and a sum when it is sent."""
 _LAG = 2
 """Chunks of rows that go ahead of the sums."""
+_STAR_CHUNK_BYTES = 64 * 1024
 
 
 class Algorithm(Protocol):
@@ -29,194 +34,192 @@ class Algorithm(Protocol):
         """Reduces. False: all weights were 0, and the target means nothing."""
 
 
-class _Base:
-    def __init__(self, stream: Stream, reduction: Reduction, limit: int) -> None:
-        members = stream.members
-        self.stream = stream
-        self.members = members
-        self.reduction = reduction
-        self.reducer = Reducer(reduction.op, reduction.dtype, members.num_shards, limit)
-        self.text = str(reduction)
-        self.mine = members.shards[members.rank]
-
-    def factors(self) -> Factors | None:
-        return coefficients(self.stream.weights(), self.reduction.dtype)
+def _weights(stream: Stream, reduction: Reduction) -> dict[int, list[Segment]]:
+    """What each member sends before its rows."""
+    if reduction.op != "weighted_mean":
+        return {member: [] for member in range(stream.members.size)}
+    return {
+        member: [Segment(stream.weights_of(member))] if shards else []
+        for member, shards in enumerate(stream.members.shards)
+    }
 
 
-class Gather(_Base):
+def _greeting(stream: Stream, weights: Mapping[int, Sequence[Segment]]) -> dict[int, int]:
+    return {peer: 1 + len(weights[peer]) for peer in stream.peers}
+
+
+def _with_own(stream: Stream, reduction: Reduction, table: np.ndarray) -> list[np.ndarray]:
+    """All shards' rows: those hosted here, and the rows of `table` for the others'."""
+    rows = list(table)
+    for shard, row in zip(stream.members.shards[stream.members.rank], reduction.rows, strict=True):
+        rows[shard] = row
+    return rows
+
+
+def gather(stream: Stream, reduction: Reduction, target: np.ndarray) -> Algorithm:
     """Everybody sends its rows to everybody."""
-
-    def __init__(self, stream: Stream, reduction: Reduction, target: np.ndarray) -> None:
-        super().__init__(stream, reduction, reduction.length)
-        table = np.empty((self.members.num_shards, reduction.length), reduction.dtype)
-        own = list(reduction.rows)
-        if own and self._spoils(own[0], target):
-            self._copies = [(table[self.mine[0]], own[0])]
-            own[0] = table[self.mine[0]]
-        else:
-            self._copies = []
-        self._target = target
-        rows = list(table)
-        for shard, row in zip(self.mine, own, strict=True):
-            rows[shard] = row
-        start, stop = reduction.scatter or (0, reduction.length)
-        self._summands = [row[start:stop] for row in rows]
-        full = bool(reduction.length)
-        self._outgoing = [as_bytes(row) for row in own if full]
-        self._incoming = {
-            peer: [as_bytes(table[shard]) for shard in self.members.shards[peer] if full]
-            for peer in stream.peers
-        }
-
-    def _spoils(self, own: np.ndarray, target: np.ndarray) -> bool:
-        """Whether summing to `target` would change the row `own`, which it is, before that is added."""
-        early = self.mine[0] == 0 or (self.mine[0] == 1 and self.reduction.op != "weighted_mean")
-        return not early and self.reducer.wide is self.reduction.dtype and np.shares_memory(own, target)
-
-    def run(self, weights: Sequence[float] | None) -> bool:
-        stream = self.stream
-        stream.begin(self.text, weights)
-        for place, row in self._copies:
-            np.copyto(place, row)
-        for peer, views in self._incoming.items():
-            channel = stream.channel(peer)
-            channel.out.extend(self._outgoing)
-            channel.into.extend(views)
-        stream.pump(stream.settled)
-        factors = None if weights is None else self.factors()
-        if weights is not None and factors is None:
-            return False
-        self.reducer.reduce(self._summands, self._target, factors)
-        return True
+    members, length, dtype = stream.members, reduction.length, reduction.dtype
+    reducer = Reducer(reduction.op, dtype, members.num_shards, length)
+    rows = _with_own(stream, reduction, np.empty((members.num_shards, length), dtype))
+    weights = _weights(stream, reduction)
+    full = bool(length)
+    out = [*weights[members.rank], *(Segment(row) for row in reduction.rows if full)]
+    into = {
+        peer: [*weights[peer], *(Segment(rows[shard]) for shard in members.shards[peer] if full)]
+        for peer in stream.peers
+    }
+    start, stop = reduction.scatter or (0, length)
+    spoils = _spoils(stream, reduction, reducer, target)
+    place = np.empty_like(target) if spoils else target
+    summands = [row[start:stop] for row in rows]
+    step = Step(summands, place, {peer: 1 + len(flow) for peer, flow in into.items()})
+    schedule = Schedule(
+        dict.fromkeys(stream.peers, out),
+        into,
+        _greeting(stream, weights),
+        [step] if stop > start else [],
+        in_place=not spoils,
+        deliver=(place, target) if spoils else None,
+    )
+    return Round(stream, reduction, reducer, schedule)
 
 
-class Direct(_Base):
+def _spoils(stream: Stream, reduction: Reduction, reducer: Reducer, target: np.ndarray) -> bool:
+    """Whether summing to `target` would change this member's first row, which it is, before that is added."""
+    mine = stream.members.shards[stream.members.rank]
+    if not mine or not np.shares_memory(reduction.rows[0], target):
+        return False
+    early = mine[0] == 0 or (mine[0] == 1 and reduction.op != "weighted_mean")
+    return not early and reducer.wide is reduction.dtype
+
+
+def star(stream: Stream, reduction: Reduction, target: np.ndarray) -> Algorithm:
+    """One member, the hub, is sent all rows, and sends the sums to all."""
+    members, dtype = stream.members, reduction.dtype
+    middle = hub(members)
+    size = _STAR_CHUNK_BYTES // dtype.itemsize
+    reducer = Reducer(reduction.op, dtype, members.num_shards, size)
+    pieces = chunks(0, reduction.length, size)
+    weights = _weights(stream, reduction)
+    everybodys = [Segment(stream.weights_table, 1)] if reduction.op == "weighted_mean" else []
+    # A result that is wanted where the rows are is put together elsewhere: a loss leaves rows as they were.
+    place = np.empty_like(target) if np.shares_memory(target, reduction.result) else target
+    sums = [Segment(place[low:high], number + 1) for number, (low, high) in enumerate(pieces)]
+    deliver = None if place is target else (place, target)
+    if members.rank != middle:
+        rows = [Segment(row[low:high]) for low, high in pieces for row in reduction.rows]
+        come = [Segment(segment.data) for segment in (*everybodys, *sums)]
+        out, into = {middle: [*weights[members.rank], *rows]}, {middle: come}
+        return Round(stream, reduction, reducer, Schedule(out, into, {middle: 1}, deliver=deliver))
+    table = np.empty((members.num_shards, reduction.length), dtype)
+    rows_of = {peer: [table[shard] for shard in members.shards[peer]] for peer in stream.peers}
+    greeting = _greeting(stream, weights)
+    schedule = Schedule(
+        {peer: [*everybodys, *sums] for peer in stream.peers},
+        {
+            peer: [*weights[peer], *(Segment(row[low:high]) for low, high in pieces for row in rows)]
+            for peer, rows in rows_of.items()
+        },
+        greeting,
+        [
+            Step(
+                [row[low:high] for row in _with_own(stream, reduction, table)],
+                place[low:high],
+                {peer: greeting[peer] + (number + 1) * len(rows) for peer, rows in rows_of.items()},
+            )
+            for number, (low, high) in enumerate(pieces)
+        ],
+        answers=bool(pieces),
+        deliver=deliver,
+    )
+    return Round(stream, reduction, reducer, schedule)
+
+
+def direct(stream: Stream, reduction: Reduction, target: np.ndarray) -> Algorithm:
     """Everybody sums one part of the length for all.
 
     The stream to a peer alternates: rows of a chunk of the peer's part, then the sum of an earlier chunk of
     this member's, which is still in the processor's cache.
     """
+    members, dtype = stream.members, reduction.dtype
+    size = CHUNK_BYTES // dtype.itemsize
+    reducer = Reducer(reduction.op, dtype, members.num_shards, size)
+    parts = bounds(reduction.length, members.size, dtype.itemsize)
+    own = chunks(*parts[members.rank], size)
+    theirs = {peer: chunks(*parts[peer], size) for peer in stream.peers}
+    weights = _weights(stream, reduction)
+    table = np.empty((DEPTH, members.num_shards, min(size, max((b - a for a, b in own), default=0))), dtype)
+    wanted = reduction.scatter
+    offset = wanted[0] if wanted else 0
 
-    def __init__(self, stream: Stream, reduction: Reduction, target: np.ndarray) -> None:
-        size = CHUNK_BYTES // reduction.dtype.itemsize
-        super().__init__(stream, reduction, size)
-        members = self.members
-        parts = bounds(reduction.length, members.size, reduction.dtype.itemsize)
-        self._own = chunks(*parts[members.rank], size)
-        self._target = target
-        self._offset = reduction.scatter[0] if reduction.scatter else 0
-        self._table = np.empty((DEPTH, members.num_shards, size), reduction.dtype)
-        self._outgoing = {peer: self._order(chunks(*parts[peer], size), self._own) for peer in stream.peers}
-        self._incoming = {peer: self._order(self._own, chunks(*parts[peer], size)) for peer in stream.peers}
-        self._arrivals = {
-            peer: self._complete(self._incoming[peer], len(members.shards[peer])) for peer in stream.peers
-        }
+    def sums(pieces: Sequence[tuple[int, int]], late: bool) -> list[list[Segment]]:
+        """Of a reduce_scatter, sums stay where they are."""
+        gates = [number + 1 if late else 0 for number in range(len(pieces))]
+        return [
+            [Segment(target[low:high], gate)]
+            for gate, (low, high) in zip(gates, pieces, strict=True)
+            if wanted is None
+        ]
 
-    def _order(
-        self, rows: list[tuple[int, int]], sums: list[tuple[int, int]]
-    ) -> list[tuple[bool, int, int, int]]:
-        """What goes one way between two members: (whether it is a sum, number, low, high) of each chunk."""
-        sums = [] if self.reduction.scatter is not None else sums
-        order = []
-        for turn in range(max(len(rows), len(sums) + _LAG if sums else 0)):
-            if turn < len(rows):
-                order.append((False, turn, *rows[turn]))
-            if 0 <= turn - _LAG < len(sums):
-                order.append((True, turn - _LAG, *sums[turn - _LAG]))
-        return order
-
-    def _complete(self, order: list[tuple[bool, int, int, int]], rows: int) -> list[int]:
-        """After how many buffers from a peer each chunk of rows is complete."""
-        count, arrivals = 0, []
-        for is_sum, *_ in order:
-            count += 1 if is_sum else rows
-            if not is_sum:
-                arrivals.append(count)
-        return arrivals
-
-    def run(self, weights: Sequence[float] | None) -> bool:
-        stream, own = self.stream, self._own
-        stream.begin(self.text, weights)
-        outgoing = {peer: iter(order) for peer, order in self._outgoing.items()}
-        incoming = {peer: iter(order) for peer, order in self._incoming.items()}
-        queued = {peer: next(order, None) for peer, order in outgoing.items()}
-        asked = {peer: next(order, None) for peer, order in incoming.items()}
-        summed = 0
-        factors: Factors | None = None
-        agreed = False
-
-        def advance() -> None:
-            for peer in stream.peers:
-                while (item := queued[peer]) is not None and not (item[0] and item[1] >= summed):
-                    self._send(peer, item)
-                    queued[peer] = next(outgoing[peer], None)
-                while (item := asked[peer]) is not None and (item[0] or item[1] < summed + DEPTH):
-                    self._receive(peer, item)
-                    asked[peer] = next(incoming[peer], None)
-
-        def step() -> bool:
-            nonlocal summed, factors, agreed
-            if not agreed:
-                agreed = stream.agreed()
-                if not agreed:
-                    return False
-                factors = None if weights is None else self.factors()
-            before = summed
-            while summed < len(own) and self._came(summed):
-                if weights is None or factors is not None:
-                    self._sum(summed, factors)
-                summed += 1
-            if summed != before:
-                advance()
-            return summed == len(own) and stream.idle()
-
-        advance()
-        stream.pump(step)
-        return weights is None or factors is not None
-
-    def _send(self, peer: int, item: tuple[bool, int, int, int]) -> None:
-        is_sum, _, low, high = item
-        channel = self.stream.channel(peer)
-        if is_sum:
-            channel.send(as_bytes(self._target[low:high]))
-        else:
-            for row in self.reduction.rows:
-                channel.send(as_bytes(row[low:high]))
-
-    def _receive(self, peer: int, item: tuple[bool, int, int, int]) -> None:
-        is_sum, number, low, high = item
-        channel = self.stream.channel(peer)
-        if is_sum:
-            channel.receive(as_bytes(self._target[low:high]))
-        else:
-            for shard in self.members.shards[peer]:
-                channel.receive(as_bytes(self._table[number % DEPTH, shard, : high - low]))
-
-    def _came(self, number: int) -> bool:
-        stream = self.stream
-        return all(
-            stream.channel(peer).received >= stream.ahead[peer] + self._arrivals[peer][number]
-            for peer in stream.peers
-        )
-
-    def _sum(self, number: int, factors: Factors | None) -> None:
-        low, high = self._own[number]
-        rows = [row[: high - low] for row in self._table[number % DEPTH]]
-        for shard, row in zip(self.mine, self.reduction.rows, strict=True):
+    out, into, needs = {}, {}, {}
+    for peer, pieces in theirs.items():
+        sent = [[Segment(row[low:high]) for row in reduction.rows] for low, high in pieces]
+        out[peer] = [*weights[members.rank], *itertools.chain(*_alternate(sent, sums(own, True)))]
+        come = [
+            [
+                Segment(table[number % DEPTH, shard, : high - low], max(0, number - DEPTH + 1))
+                for shard in members.shards[peer]
+            ]
+            for number, (low, high) in enumerate(own)
+        ]
+        flow = _alternate(come, sums(pieces, False))
+        into[peer] = [*weights[peer], *itertools.chain(*flow)]
+        needs[peer] = _complete(flow, come, 1 + len(weights[peer]))
+    steps = []
+    for number, (low, high) in enumerate(own):
+        rows = [row[: high - low] for row in table[number % DEPTH]]
+        for shard, row in zip(members.shards[members.rank], reduction.rows, strict=True):
             rows[shard] = row[low:high]
-        self.reducer.reduce(rows, self._target[low - self._offset : high - self._offset], factors)
+        steps.append(
+            Step(rows, target[low - offset : high - offset], {peer: needs[peer][number] for peer in needs})
+        )
+    return Round(stream, reduction, reducer, Schedule(out, into, _greeting(stream, weights), steps))
 
 
-class Chain(_Base):
+def _alternate(rows: Sequence[list[Segment]], sums: Sequence[list[Segment]]) -> list[list[Segment]]:
+    """What goes one way between two members: rows of one chunk after the other, and sums some chunks after
+    them."""
+    order = []
+    for turn in range(max(len(rows), len(sums) + _LAG if sums else 0)):
+        if turn < len(rows):
+            order.append(rows[turn])
+        if 0 <= turn - _LAG < len(sums):
+            order.append(sums[turn - _LAG])
+    return order
+
+
+def _complete(flow: Sequence[list[Segment]], rows: Sequence[list[Segment]], ahead: int) -> list[int]:
+    """After how many segments from a peer each of `rows` has come; `ahead` are before the flow."""
+    ends = list(itertools.accumulate(map(len, flow), initial=ahead))[1:]
+    places = {id(segments): end for segments, end in zip(flow, ends, strict=True)}
+    return [places[id(segments)] for segments in rows]
+
+
+class Chain:
     """A running sum goes through all members in shard order, and the result comes back."""
 
     def __init__(self, stream: Stream, reduction: Reduction, target: np.ndarray) -> None:
         size = CHUNK_BYTES // reduction.dtype.itemsize
-        super().__init__(stream, reduction, size)
-        order = chain_order(self.members)
+        members = stream.members
+        self.stream = stream
+        self.reduction = reduction
+        self.reducer = Reducer(reduction.op, reduction.dtype, members.num_shards, size)
+        self.text = str(reduction)
+        self.mine = members.shards[members.rank]
+        order = chain_order(members)
         assert order is not None  # noqa: S101 (chosen only where there is one)
-        at = order.index(self.members.rank)
-        self._before = [shard for rank in order[:at] for shard in self.members.shards[rank]]
+        at = order.index(members.rank)
+        self._before = [shard for rank in order[:at] for shard in members.shards[rank]]
         self._previous = order[at - 1] if at else None
         self._next = order[at + 1] if at + 1 < len(order) else None
         self._chunks = chunks(0, reduction.length, size)
@@ -225,7 +228,7 @@ class Chain(_Base):
 
     def run(self, weights: Sequence[float] | None) -> bool:
         stream = self.stream
-        stream.begin(self.text, weights)
+        stream.begin_weighted(self.text, weights)
         factors: Factors | None = None
         meant = True
         ready = False
@@ -239,7 +242,7 @@ class Chain(_Base):
             if not ready and stream.agreed():
                 ready = True
                 if weights is not None:
-                    factors = self.factors()
+                    factors = coefficients(stream.weights(), self.reduction.dtype)
                     meant = factors is not None
             asked = self._ask(asked, self._free(summed))
             while ready and summed < self._free(summed) and self._came(summed):
@@ -306,7 +309,8 @@ class Chain(_Base):
 
 
 ALGORITHMS: Mapping[str, Callable[[Stream, Reduction, np.ndarray], Algorithm]] = {
-    "gather": Gather,
-    "direct": Direct,
+    "gather": gather,
+    "star": star,
+    "direct": direct,
     "chain": Chain,
 }

@@ -1,7 +1,8 @@
-"""Pure: which way to reduce is the cheapest, by a model of latency, bandwidth and the speed of summing, which
-are measured at join.
+"""Pure: which way to reduce is the cheapest, by a model of latency and bandwidth that is measured at join.
 
 - "gather": everybody sends its rows to everybody and sums all of them. One message deep.
+- "star": one member, the hub, is sent all rows and sends the sum to all. Two messages deep, but the fewest
+  messages: where members share processors, the work of sending counts, not the depth.
 - "direct": everybody owns a part of the length, is sent all rows' parts, and sends the sums back. Two
   messages deep; moves the least, as a ring does, but keeps the order of summation.
 - "chain": a running sum goes from the first host to the last in shard order, chunk after chunk, and the
@@ -11,25 +12,37 @@ are measured at join.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from insitu.exchange.transport import Members
 
-Algorithm = Literal["gather", "direct", "chain"]
+Algorithm = Literal["gather", "star", "direct", "chain"]
+Measured = Literal["gather", "star", "direct"]
+MEASURED: tuple[Measured, ...] = ("gather", "star", "direct")
 
-_DIRECT_LATENCIES = 4
-"""Two messages deep, and as much again for the keeping of chunks, as measured."""
+_TABLE_BYTES = 8 << 20
+"""All shards' rows lie beside each other in the memory of one member only up to this size together."""
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """`latency` in seconds per message, `bandwidth` in bytes per second out of one member, `summing` in
-    bytes of rows that one member adds up per second."""
+class Line:
+    """What a reduction takes: `latency` in seconds, and `pace` in seconds more per byte of a row."""
 
     latency: float
-    bandwidth: float
-    summing: float
+    pace: float
+
+    def at(self, row_bytes: int) -> float:
+        return self.latency + row_bytes * self.pace
+
+
+Costs = Mapping[Measured, Line]
+
+
+def hub(members: Members) -> int:
+    """Who adds up for all in a star: the member with the most shards, whose rows need not be sent."""
+    return max(range(members.size), key=lambda rank: len(members.shards[rank]))
 
 
 def chain_order(members: Members) -> list[int] | None:
@@ -44,22 +57,24 @@ def chain_order(members: Members) -> list[int] | None:
 
 
 def estimate(algorithm: Algorithm, members: Members, row_bytes: int, chunk: int, costs: Costs) -> float:
-    """Seconds that one reduction takes, by the model."""
+    """Seconds that one reduction takes, by the model. A chain isn't measured: what a message takes and what
+    bytes take follows from how long everybody's rows take to everybody."""
+    if algorithm != "chain":
+        return costs[algorithm].at(row_bytes)
     others = members.size - 1
-    rows = max(len(shards) for shards in members.shards)
-    moving, summing = row_bytes / costs.bandwidth, row_bytes / costs.summing
-    if algorithm == "gather":
-        return costs.latency + others * rows * moving + members.num_shards * summing
-    if algorithm == "direct":
-        parts = others / members.size * (rows + 1) * moving + members.num_shards / members.size * summing
-        return _DIRECT_LATENCIES * costs.latency + parts
-    step = costs.latency + min(chunk, row_bytes) / costs.bandwidth
-    return 2 * others * step + (2 if others > 1 else 1) * moving + rows * summing
+    everybody = costs["gather"]
+    pace = everybody.pace / (others * max(len(shards) for shards in members.shards))
+    step = everybody.latency + min(chunk, row_bytes) * pace
+    return 2 * others * step + (2 if others > 1 else 1) * row_bytes * pace
 
 
 def choose(members: Members, row_bytes: int, chunk: int, costs: Costs) -> Algorithm:
     """The cheapest algorithm; the same on every member, as long as `costs` are."""
-    candidates: list[Algorithm] = ["gather", "direct"]
+    if not row_bytes:
+        return "gather"
+    candidates: list[Algorithm] = ["direct"]
+    if members.num_shards * row_bytes <= _TABLE_BYTES:
+        candidates += ["gather", "star"]
     if chain_order(members) is not None:
         candidates.append("chain")
     return min(candidates, key=lambda algorithm: estimate(algorithm, members, row_bytes, chunk, costs))

@@ -211,7 +211,8 @@ def _form_transport(
     if len(hosts.ranks) > 1 and lane:
         data = {rank: peer.connection for rank, peer in meeting.meet(lane, "data").items()}
         control = {rank: peers[rank].connection for rank in data}
-        links = Links(members.rank, control, data, stall_timeout, _crowded(same_host))
+        threads = len({card["process"] for card in same_host}) < len(same_host)
+        links = Links(members.rank, control, data, stall_timeout, _crowded(same_host), threads)
         wire = Tcp(hosts.between(), links, lane, cards[0]["generation"])
     compress = Compressing if cards[0]["compression"] != "none" else _as_it_is
     if wire is not None and all(len(ranks) == 1 for ranks in hosts.ranks):

@@ -1,16 +1,20 @@
-/* What the shared-memory transport does between two looks of Python: meeting, and adding up.
+/* What transports do between two looks of Python: meeting in shared memory, moving bytes over TCP, adding up.
 
-   The same as `wait.Meeting.meet`, `shm.SharedMemory._small` and `shm.SharedMemory._in_region` do without a
-   compiler, bit for bit: each element is ((x_0 + x_1) + x_2) + ... in its own dtype, nothing is contracted.
-   `native.py` compiles this file, describes its structures to ctypes, and says what they mean. Whatever isn't
-   as it should be (somebody late beyond some microseconds, an alarm) is handed back to Python. */
+   The same as `wait.Meeting.meet`, `shm.SharedMemory._small`, `shm.SharedMemory._in_region` and `rounds.Round`
+   do without a compiler, bit for bit: each element is ((x_0 + x_1) + x_2) + ... in its own dtype, nothing is
+   contracted. `native.py` and `wire.py` compile this file, describe its structures to ctypes, and say what they
+   mean. Whatever isn't as it should be (somebody late beyond some microseconds, an alarm) is handed back to
+   Python. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -18,6 +22,12 @@
 #define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define WIDE
+#endif
+
+#if defined(__GNUC__) && !defined(__clang__)
+#define SAME_ELEMENTS _Pragma("GCC ivdep")
+#else
+#define SAME_ELEMENTS
 #endif
 
 enum { HERE = 0, MISSING = 1, ALARM = 2, GIVEN_UP = 4, AFTERWARDS = 8 };
@@ -91,18 +101,19 @@ static int meet(struct meeting *m, uint64_t tick, uint64_t signature) {
     return HERE;
 }
 
-/* Adding up. `out` is none of the rows. A row whose factor is 0 is not read. */
+/* Adding up. `out` may be one of the first two rows that are added, element by element, and none of the others.
+   A row whose factor is 0 is not read. */
 
 #define KERNEL(T, NAME)                                                                                       \
-    WIDE static void NAME##_pair(T *restrict out, const T *a, const T *b, uint64_t n) {                       \
-        for (uint64_t i = 0; i < n; i++) out[i] = a[i] + b[i];                                                \
+    WIDE static void NAME##_pair(T *out, const T *a, const T *b, uint64_t n) {                                \
+        SAME_ELEMENTS for (uint64_t i = 0; i < n; i++) out[i] = a[i] + b[i];                                                \
     }                                                                                                         \
     WIDE static void NAME##_add(T *restrict out, const T *a, uint64_t n) {                                    \
         for (uint64_t i = 0; i < n; i++) out[i] = out[i] + a[i];                                              \
     }                                                                                                         \
     static void NAME##_sum(T *out, char **rows, uint64_t shards, uint64_t at, uint64_t n) {                   \
         if (shards == 1) {                                                                                    \
-            memcpy(out, (const T *)rows[0] + at, n * sizeof(T));                                              \
+            memmove(out, (const T *)rows[0] + at, n * sizeof(T));                                             \
             return;                                                                                           \
         }                                                                                                     \
         NAME##_pair(out, (const T *)rows[0] + at, (const T *)rows[1] + at, n);                                \
@@ -110,8 +121,8 @@ static int meet(struct meeting *m, uint64_t tick, uint64_t signature) {
     }
 
 #define WEIGHTED(T, NAME)                                                                                     \
-    WIDE static void NAME##_times(T *restrict out, const T *a, T f, uint64_t n) {                             \
-        for (uint64_t i = 0; i < n; i++) out[i] = a[i] * f;                                                   \
+    WIDE static void NAME##_times(T *out, const T *a, T f, uint64_t n) {                                      \
+        SAME_ELEMENTS for (uint64_t i = 0; i < n; i++) out[i] = a[i] * f;                                                   \
     }                                                                                                         \
     WIDE static void NAME##_add_times(T *restrict out, const T *a, T f, uint64_t n) {                         \
         for (uint64_t i = 0; i < n; i++) {                                                                    \
@@ -119,8 +130,8 @@ static int meet(struct meeting *m, uint64_t tick, uint64_t signature) {
             out[i] = out[i] + product;                                                                        \
         }                                                                                                     \
     }                                                                                                         \
-    WIDE static void NAME##_pair_times(T *restrict out, const T *a, T f, const T *b, T g, uint64_t n) {       \
-        for (uint64_t i = 0; i < n; i++) {                                                                    \
+    WIDE static void NAME##_pair_times(T *out, const T *a, T f, const T *b, T g, uint64_t n) {                \
+        SAME_ELEMENTS for (uint64_t i = 0; i < n; i++) {                                                                    \
             T one = a[i] * f, other = b[i] * g;                                                               \
             out[i] = one + other;                                                                             \
         }                                                                                                     \
@@ -272,3 +283,204 @@ int insitu_meet(struct meeting *m, uint64_t tick, uint64_t signature) {
     m->waited = 0;
     return meet(m, tick, signature);
 }
+
+/* Over TCP: what is to be sent to each peer and where what it sends goes, segment after segment. A segment is
+   open once so many steps are done; a step adds up rows that have come. */
+
+enum { THROUGH = 0, WAITING = 1, AGREED = 2, DIFFERENT = 3 };
+enum { VIEWS = 16 };
+
+struct segment {
+    char *at;
+    uint64_t bytes, gate; /* never 0 bytes; steps that must be done before it is sent or received */
+};
+
+struct flow {
+    struct segment *segments;
+    uint64_t count, place, offset; /* segments; which one is under way; bytes of it that have been moved */
+};
+
+struct line {
+    int64_t socket;
+    uint64_t ended;
+    uint64_t greeting;  /* segments that come before the rows: the header, and perhaps weights */
+    uint64_t *needs;    /* by step: segments that must have come */
+    struct flow out, in;
+};
+
+struct step {
+    char *out, **rows;
+    uint64_t length; /* elements */
+};
+
+struct round {
+    struct line *lines;
+    uint64_t lines_count;
+    struct step *steps;
+    uint64_t steps_count, itemsize, piece;
+    struct sum sum;
+    char *header;
+    uint64_t header_bytes;
+    uint64_t pauses;  /* whether to go back once all have agreed, before the first step */
+    uint64_t skips;   /* whether steps count as done without being done */
+    uint64_t in_place; /* whether steps write to what is sent: they wait until that is gone */
+    char *from, *to;
+    uint64_t bytes;   /* copied at the end */
+    uint64_t looks, yields;
+    uint64_t done, agreed, moved; /* steps; whether all have agreed; whether this call moved anything */
+    double waited;
+    int64_t last, different; /* lines: whose header came last, NOBODY if none was waited for; whose differs */
+};
+
+static int views(const struct flow *f, uint64_t done, struct iovec *v) {
+    int n = 0;
+    for (uint64_t i = f->place; i < f->count && n < VIEWS && f->segments[i].gate <= done; i++, n++) {
+        v[n].iov_base = f->segments[i].at;
+        v[n].iov_len = f->segments[i].bytes;
+    }
+    if (n) {
+        v[0].iov_base = (char *)v[0].iov_base + f->offset;
+        v[0].iov_len -= f->offset;
+    }
+    return n;
+}
+
+static void go_on(struct flow *f, uint64_t moved) {
+    f->offset += moved;
+    while (f->place < f->count && f->offset >= f->segments[f->place].bytes) f->offset -= f->segments[f->place++].bytes;
+}
+
+static int failed(struct line *l) {
+    if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) l->ended = 1;
+    return 0;
+}
+
+static int push(struct line *l, uint64_t done) {
+    struct iovec v[VIEWS];
+    struct msghdr message = {.msg_iov = v, .msg_iovlen = (size_t)views(&l->out, done, v)};
+    if (!message.msg_iovlen) return 0;
+    ssize_t moved = message.msg_iovlen == 1
+                        ? send((int)l->socket, v[0].iov_base, v[0].iov_len, MSG_DONTWAIT | MSG_NOSIGNAL)
+                        : sendmsg((int)l->socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (moved < 0) return failed(l);
+    go_on(&l->out, (uint64_t)moved);
+    return 1;
+}
+
+static int pull(struct line *l, uint64_t done) {
+    struct iovec v[VIEWS];
+    struct msghdr message = {.msg_iov = v, .msg_iovlen = (size_t)views(&l->in, done, v)};
+    if (!message.msg_iovlen) return 0;
+    ssize_t moved = message.msg_iovlen == 1 ? recv((int)l->socket, v[0].iov_base, v[0].iov_len, MSG_DONTWAIT)
+                                            : recvmsg((int)l->socket, &message, MSG_DONTWAIT);
+    if (moved < 0) return failed(l);
+    if (moved == 0) {
+        l->ended = 1;
+        return 0;
+    }
+    go_on(&l->in, (uint64_t)moved);
+    return 1;
+}
+
+static int is_through(const struct line *l) { return l->out.place == l->out.count && l->in.place == l->in.count; }
+
+static int all_through(const struct round *r) {
+    for (uint64_t i = 0; i < r->lines_count; i++)
+        if (!is_through(&r->lines[i])) return 0;
+    return 1;
+}
+
+/* Whether all have sent what this member has: then r->agreed. A header that differs: r->different. */
+static void compare(struct round *r) {
+    for (uint64_t i = 0; i < r->lines_count; i++) {
+        struct line *l = &r->lines[i];
+        if (l->in.place && memcmp(l->in.segments[0].at, r->header, r->header_bytes)) r->different = (int64_t)i;
+    }
+    if (r->different >= 0) return;
+    for (uint64_t i = 0; i < r->lines_count; i++)
+        if (r->lines[i].in.place < r->lines[i].greeting) {
+            r->last = (int64_t)i;
+            return;
+        }
+    r->agreed = 1;
+}
+
+static int has_come(const struct round *r, uint64_t step) {
+    for (uint64_t i = 0; i < r->lines_count; i++)
+        if (r->lines[i].in.place < r->lines[i].needs[step]) return 0;
+    return !r->in_place || all_through(r);
+}
+
+static void perform(const struct round *r, const struct step *s) {
+    if (r->skips) return;
+    for (uint64_t at = 0; at < s->length; at += r->piece) {
+        uint64_t n = s->length - at < r->piece ? s->length - at : r->piece;
+        add_up(&r->sum, s->out + at * r->itemsize, s->rows, at, n);
+    }
+}
+
+static int move(struct round *r) {
+    int moved = 0;
+    for (uint64_t i = 0; i < r->lines_count; i++) moved |= push(&r->lines[i], r->done);
+    for (uint64_t i = 0; i < r->lines_count; i++) moved |= pull(&r->lines[i], r->done);
+    return moved;
+}
+
+static int progress(struct round *r) {
+    double idle = 0;
+    uint64_t looks = 0;
+    for (;;) {
+        int moved = move(r);
+        if (moved) {
+            r->moved = 1;
+            looks = 0;
+            if (idle) r->waited += now() - idle;
+            idle = 0;
+        }
+        if (!r->agreed) { /* also what was pulled between two calls */
+            compare(r);
+            if (r->different >= 0) return DIFFERENT;
+            if (r->agreed && r->pauses) return AGREED;
+        }
+        if (r->agreed) {
+            uint64_t before = r->done;
+            while (r->done < r->steps_count && has_come(r, r->done)) perform(r, &r->steps[r->done++]);
+            if (r->done == r->steps_count && all_through(r)) {
+                if (r->bytes) memcpy(r->to, r->from, r->bytes);
+                return THROUGH;
+            }
+            if (r->done != before) continue;
+        }
+        if (moved) continue;
+        if (!idle) idle = now();
+        if (looks++ >= r->looks) {
+            r->waited += now() - idle;
+            return WAITING;
+        }
+        if (r->yields) sched_yield();
+    }
+}
+
+/* Begins round `sequence` of the group, whose number stands in the header. */
+int insitu_round(struct round *r, uint64_t sequence) {
+    for (int byte = 0; byte < 8; byte++) r->header[4 + byte] = (char)(sequence >> (56 - 8 * byte));
+    for (uint64_t i = 0; i < r->lines_count; i++) {
+        struct line *l = &r->lines[i];
+        l->ended = l->out.place = l->out.offset = l->in.place = l->in.offset = 0;
+    }
+    r->done = r->agreed = r->moved = 0;
+    r->waited = 0;
+    r->last = r->different = NOBODY;
+    return progress(r);
+}
+
+/* Goes on with it. */
+int insitu_round_on(struct round *r, uint64_t sequence) {
+    (void)sequence;
+    r->moved = 0;
+    r->waited = 0;
+    return progress(r);
+}
+
+/* Takes what has come from one peer; returns whether that was anything. */
+int insitu_round_pull(struct round *r, uint64_t line) { return pull(&r->lines[line], r->done); }

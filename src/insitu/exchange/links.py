@@ -3,7 +3,7 @@
 Each peer has two connections. "data" carries nothing but what operations move. "control" carries small
 frames: a beat while its sender waits, so that a vanished host is noticed (the kernel gives up on a
 connection whose bytes aren't acknowledged) and a waiting peer is not taken for a stuck one; who was lost;
-and good-bye.
+who does something else than the others; and good-bye.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from insitu.exchange import congestion
-from insitu.exchange.transport import Gone
+from insitu.exchange.transport import Gone, Mismatch
 
 _FRAME = struct.Struct("!cxxxi")
 """Kind; a rank."""
-_BEAT, _LOST, _BYE = b"b", b"l", b"q"
+_BEAT, _LOST, _DIFFERENT, _BYE = b"b", b"l", b"d", b"q"
 _BEAT_EVERY = 0.1
 _UNACKNOWLEDGED = 400
 """Milliseconds after which a host that acknowledges nothing is gone."""
@@ -38,6 +39,7 @@ _LOOKS, _LOOKS_WHEN_CROWDED = 40, 12
 """Rounds of asking all connections before sleeping. Where ranks have a processor each, it isn't yielded in
 between: to one that yields, a busy neighbour's whole turn passes, while one that sleeps is woken by what it
 waits for. Where they are crowded, yielding lets the others do their part."""
+_COMPILED_LOOKS, _COMPILED_LOOKS_WHEN_CROWDED = 150, 40
 _VIEWS = 16
 """Buffers given to one system call at most."""
 
@@ -57,6 +59,30 @@ def _is_silent(connection: socket.socket) -> bool:
         return False
     unacknowledged, milliseconds = (struct.unpack_from("=I", info, at)[0] for at in (_UNACKED, _LAST_ACK))
     return bool(unacknowledged and milliseconds > _SILENT)
+
+
+class Flow(Protocol):
+    """What is under way with one peer."""
+
+    @property
+    def connection(self) -> socket.socket: ...
+
+    @property
+    def ended(self) -> bool: ...
+
+    @property
+    def out(self) -> object:
+        """True where there is something to send."""
+
+    @property
+    def into(self) -> object:
+        """True where something is to come."""
+
+    @property
+    def idle(self) -> bool: ...
+
+    def pull(self) -> bool:
+        """Takes what has come. Returns whether anything moved."""
 
 
 class Channel:
@@ -141,14 +167,17 @@ class Links:
         data: Mapping[int, socket.socket],
         stall_timeout: float,
         crowded: bool = False,
+        threads: bool = False,
     ) -> None:
-        """`crowded`: ranks of this host are more than its processors."""
+        """`crowded`: ranks of this host are more than its processors. `threads`: some share a process."""
         self._rank = rank
         self._crowded = crowded
         self._looks = _LOOKS_WHEN_CROWDED if crowded else _LOOKS
         self._control = dict(control)
         self.channels = {peer: Channel(connection) for peer, connection in sorted(data.items())}
         self._all = list(self.channels.values())
+        self._flows: Mapping[int, Flow] = self.channels
+        self.threads = threads
         self._stall_timeout = stall_timeout
         self._heard = dict.fromkeys(control, 0.0)
         self._awaits = dict.fromkeys(control, rank)
@@ -156,6 +185,7 @@ class Links:
         self._ended: set[int] = set()
         self._rest = dict.fromkeys(control, b"")
         self._lost: int | None = None
+        self._different: tuple[int, int] | None = None
         self._last_beat = 0.0
         self._beats_since = 0.0
         self.waited = 0.0
@@ -188,20 +218,43 @@ class Links:
                     progress = time.monotonic()
                 self._sleep(progress)
 
+    def attend(self, flows: Mapping[int, Flow], move: Callable[[], tuple[bool, bool]]) -> None:
+        """Sleeps until something can be moved, again and again, until `move` returns (True, ...); the second
+        says whether it moved anything. `flows`: what is under way, by rank. Raises Gone, Mismatch."""
+        progress = time.monotonic()
+        self._flows = flows
+        try:
+            through = False
+            while not through:
+                self._sleep(progress)
+                through, moved = move()
+                if moved:
+                    progress = time.monotonic()
+        finally:
+            self._flows = self.channels
+
+    @property
+    def looks(self) -> tuple[int, bool]:
+        """Of compiled code: how often to ask all connections before sleeping, and whether to yield the
+        processor in between."""
+        if self.threads:
+            return 0, False
+        return (_COMPILED_LOOKS_WHEN_CROWDED if self._crowded else _COMPILED_LOOKS), self._crowded
+
     # Waiting
 
     def _needed(self) -> list[int]:
         """Peers that this member waits for."""
-        return [peer for peer, channel in self.channels.items() if not channel.idle]
+        return [peer for peer, flow in self._flows.items() if not flow.idle]
 
     def _sleep(self, progress: float) -> None:
         """Waits for any connection, and looks after the peers' lives."""
         start = time.monotonic()
         poll = select.poll()
-        for channel in self._all:
-            if not channel.ended and not channel.idle:
-                events = (select.POLLIN if channel.into else 0) | (select.POLLOUT if channel.out else 0)
-                poll.register(channel.connection, events)
+        for flow in self._flows.values():
+            if not flow.ended and not flow.idle:
+                events = (select.POLLIN if flow.into else 0) | (select.POLLOUT if flow.out else 0)
+                poll.register(flow.connection, events)
         for peer, connection in self._control.items():
             if peer not in self._ended:
                 poll.register(connection, select.POLLIN)
@@ -246,6 +299,8 @@ class Links:
                 self._left.add(peer)
             elif kind == _LOST and self._lost is None:
                 self._lost = rank
+            elif kind == _DIFFERENT:
+                self._different = peer, rank
 
     def _tell(self, kind: bytes, rank: int) -> None:
         frame = _FRAME.pack(kind, rank)
@@ -259,13 +314,15 @@ class Links:
     def _judge(self, progress: float, now: float) -> None:
         """Raises Gone where a peer that is needed has ended, was lost by another one, or is stuck."""
         needed = self._needed()
-        ended = [peer for peer in needed if peer in self._ended or self.channels[peer].ended]
-        if ended or self._lost is not None:
+        ended = [peer for peer in needed if peer in self._ended or self._flows[peer].ended]
+        if ended or self._lost is not None or (needed and self._different is not None):
             # What came before the end still counts.
-            if any(self.channels[peer].pull() for peer in needed):
+            if any(self._flows[peer].pull() for peer in needed):
                 return
-            if self._lost is None:
+            if self._lost is None and self._different is None:
                 self._await_reason(ended)
+            if self._different is not None:
+                raise self._mismatch(*self._different)
             if self._lost is not None:
                 raise self.lose(
                     self._lost, "was given up by the others" if self._lost == self._rank else "was lost"
@@ -273,6 +330,16 @@ class Links:
             raise self.lose(ended[0], "left the group" if ended[0] in self._left else "died")
         if needed and now - progress >= self._stall_timeout:
             raise self.lose(self._stuck(needed, now), f"made no progress for {self._stall_timeout:g} s")
+
+    def _mismatch(self, peer: int, rank: int) -> Mismatch:
+        return Mismatch(
+            f"All ranks must call the same operations in the same order, with the same sizes and dtypes. "
+            f"Rank {rank} called another one than rank {peer}"
+        )
+
+    def tell_different(self, rank: int) -> None:
+        """Tells all others that `rank` does something else than this member."""
+        self._tell(_DIFFERENT, rank)
 
     def _await_reason(self, ended: Sequence[int]) -> None:
         """A peer that ends because it lost another one has said so, right before."""

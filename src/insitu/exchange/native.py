@@ -91,15 +91,20 @@ Call = Callable[[int, int], int]
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The functions of `kernels.c`. What takes microseconds keeps the interpreter to itself; `long_part` and
-    `long_whole` let other threads run."""
+    """The functions of `kernels.c`. What takes microseconds keeps the interpreter to itself; those that are
+    called `long` let other threads run."""
 
     meet: Callable[[int, int, int], int]
     small: Call
     part: Call
     whole: Call
+    round: Call
+    round_on: Call
     long_part: Call
     long_whole: Call
+    long_round: Call
+    long_round_on: Call
+    pull: Call
 
 
 def address_of(array: np.ndarray) -> int:
@@ -197,8 +202,13 @@ def _load(library: Path) -> Kernels:
         _function(brief.insitu_small),
         _function(brief.insitu_part),
         _function(brief.insitu_whole),
+        _function(brief.insitu_round),
+        _function(brief.insitu_round_on),
         _function(lengthy.insitu_part),
         _function(lengthy.insitu_whole),
+        _function(lengthy.insitu_round),
+        _function(lengthy.insitu_round_on),
+        _function(brief.insitu_round_pull),
     )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from insitu.exchange.links import Channel, Links
+from insitu.exchange import native
+from insitu.exchange.links import Channel, Flow, Links
 from insitu.exchange.transport import Account, Members, Mismatch
 
 _HEADER = struct.Struct("!IQ148s")
@@ -37,33 +38,64 @@ class Stream:
         self._sequence = 0
         self._header = b""
         self._headers = {peer: bytearray(_HEADER.size) for peer in self.peers}
-        self._weights = [np.zeros(len(shards), np.float64) for shards in members.shards]
+        self.weights_table = np.zeros(members.num_shards)
+        """Of all shards, member after member; see `weights_of`."""
+        self._starts = [0]
+        for shards in members.shards:
+            self._starts.append(self._starts[-1] + len(shards))
         self._unchecked: list[int] = []
+        self.kernels = native.kernels()
+        self.looks = links.looks
+        self.threads = links.threads
 
     def channel(self, peer: int) -> Channel:
         return self._channels[peer]
 
-    def begin(self, text: str, weights: Sequence[float] | None = None) -> None:
-        """Queues this member's header to all peers, and room for theirs."""
+    def weights_of(self, member: int) -> np.ndarray:
+        """Where the weights of a member's shards are: float64, in their order."""
+        return self.weights_table[self._starts[member] : self._starts[member + 1]]
+
+    def next(self) -> int:
+        """Number of the operation that begins."""
         self._sequence += 1
+        return self._sequence
+
+    def _pack(self, text: str) -> bytes:
+        return _HEADER.pack(self._generation, self._sequence, text.encode()[:148])
+
+    def new_headers(self, text: str, peers: Sequence[int]) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Of an operation that is done again and again: this member's, but for its number, and room for those
+        of `peers`."""
+        own = np.frombuffer(self._pack(text), np.uint8).copy()
+        return own, [np.zeros_like(own) for _ in peers]
+
+    def begin(self, text: str, greeting: Mapping[int, int] | None = None) -> None:
+        """Queues this member's header, and room for that of each peer. `greeting`: of these only, and after
+        how many buffers each of them is ready for the operation."""
+        self.next()
         self.account.last = self._ranks[self.members.rank]
-        self._header = _HEADER.pack(self._generation, self._sequence, text.encode()[:148])
-        self._unchecked = list(self.peers)
-        own = self._weights[self.members.rank]
-        if weights is not None:
-            own[:] = weights
-        for peer in self.peers:
-            channel = self.channel(peer)
+        self._header = self._pack(text)
+        greeting = greeting if greeting is not None else dict.fromkeys(self.peers, 1)
+        self._unchecked = list(greeting)
+        for channel in self._every:
             channel.restart()
-            channel.send(memoryview(self._header))
-            channel.receive(memoryview(self._headers[peer]))
-            self.ahead[peer] = 1
-            if weights is not None:
-                if own.size:
-                    channel.send(as_bytes(own))
-                if self._weights[peer].size:
-                    channel.receive(as_bytes(self._weights[peer]))
-                    self.ahead[peer] = 2
+        for peer, count in greeting.items():
+            self.channel(peer).send(memoryview(self._header))
+            self.channel(peer).receive(memoryview(self._headers[peer]))
+            self.ahead[peer] = count
+
+    def begin_weighted(self, text: str, weights: Sequence[float] | None) -> None:
+        """Headers, and the weights where there are any."""
+        own = self.weights_of(self.members.rank)
+        if weights is None:
+            return self.begin(text)
+        own[:] = weights
+        self.begin(text, {peer: 1 + bool(self.members.shards[peer]) for peer in self.peers})
+        for peer in self.peers:
+            if own.size:
+                self.channel(peer).send(as_bytes(own))
+            if self.members.shards[peer]:
+                self.channel(peer).receive(as_bytes(self.weights_of(peer)))
 
     def agreed(self) -> bool:
         """Whether the headers (and weights) of all peers have come. Raises Mismatch where one differs."""
@@ -72,7 +104,7 @@ class Stream:
             for peer in self._unchecked:
                 came = self.channel(peer).received
                 if came and self._headers[peer] != self._header:
-                    raise self._mismatch(peer)
+                    raise self.mismatch(peer, self._header, bytes(self._headers[peer]))
                 if came < self.ahead[peer]:
                     waiting.append(peer)
             if len(waiting) < len(self._unchecked) and not waiting:
@@ -80,11 +112,12 @@ class Stream:
             self._unchecked = waiting
         return not self._unchecked
 
-    def _mismatch(self, peer: int) -> Mismatch:
+    def mismatch(self, peer: int, own: bytes, other: bytes) -> Mismatch:
+        """What to raise where the header of a peer differs, which the others are told, too."""
         mine, theirs = (
-            _HEADER.unpack(header)[2].rstrip(b"\0").decode(errors="replace")
-            for header in (self._header, self._headers[peer])
+            _HEADER.unpack(header)[2].rstrip(b"\0").decode(errors="replace") for header in (own, other)
         )
+        self._links.tell_different(self._ranks[peer])
         return Mismatch(
             f"All ranks must call the same operations in the same order, with the same sizes and dtypes. "
             f"Rank {self._ranks[self.members.rank]} called {mine}, rank {self._ranks[peer]} called {theirs}"
@@ -93,8 +126,8 @@ class Stream:
     def weights(self) -> list[float]:
         """All shards' weights, once agreed."""
         values = [0.0] * self.members.num_shards
-        for shards, weights in zip(self.members.shards, self._weights, strict=True):
-            for shard, weight in zip(shards, weights.tolist(), strict=True):
+        for member, shards in enumerate(self.members.shards):
+            for shard, weight in zip(shards, self.weights_of(member).tolist(), strict=True):
                 values[shard] = weight
         return values
 
@@ -118,6 +151,20 @@ class Stream:
             self._links.pump(step)
         finally:
             self.account.waiting += self._links.waited - before
+
+    def attend(self, flows: Mapping[int, Flow], move: Callable[[], tuple[bool, bool]]) -> None:
+        """Sleeps until something can be moved, again and again, until `move` says that it is through with
+        waiting; it also says whether it moved anything. `flows`: what is under way with each peer."""
+        before = self._links.waited
+        try:
+            self._links.attend({self._ranks[peer]: flow for peer, flow in flows.items()}, move)
+        finally:
+            self.account.waiting += self._links.waited - before
+
+    def book(self, waited: float, last: int | None) -> None:
+        """Accounts for an operation of compiled code: seconds, and the peer that came last."""
+        self.account.waiting += waited
+        self.account.last = self._ranks[self.members.rank if last is None else last]
 
     def tell_lost(self, rank: int) -> None:
         self._links.lose(rank, "was lost")

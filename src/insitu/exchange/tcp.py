@@ -11,28 +11,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from insitu.exchange.algorithms import ALGORITHMS, CHUNK_BYTES, Algorithm
+from insitu.exchange import algorithms
+from insitu.exchange.algorithms import ALGORITHMS, CHUNK_BYTES
 from insitu.exchange.arithmetic import chunks
-from insitu.exchange.costs import Costs, choose
+from insitu.exchange.costs import MEASURED, Algorithm, Costs, Line, choose
 from insitu.exchange.links import Links
 from insitu.exchange.pages import Exchanger, Pages
 from insitu.exchange.stream import Stream, as_bytes
 from insitu.exchange.transport import Account, Members, Reduction, Run
 
 _PROBES = (64, 512 * 1024)
-"""Bytes of the messages that latency and bandwidth are measured with."""
+"""Bytes of the rows that latency and bandwidth are measured with."""
 _PROBE_ROUNDS = 5
-
-
-def _summing() -> float:
-    """Bytes of rows per second that this processor adds up."""
-    total, row = np.zeros((2, _PROBES[1]), np.uint8).view(np.float32)
-    rounds = []
-    for _ in range(_PROBE_ROUNDS):
-        start = time.perf_counter()
-        np.add(total, row, total)
-        rounds.append(time.perf_counter() - start)
-    return float(_PROBES[1] / max(min(rounds), 1e-6))
+_OWN_STAGING_BYTES = 128 * 1024
+"""Rows up to this size have a place of their own where a result is put together, rather than one for all
+arrays that is made part of the array by exchanging pages."""
 
 
 class Tcp:
@@ -53,21 +46,27 @@ class Tcp:
         return self.stream.account
 
     def _measure(self) -> Costs:
-        """Latency and bandwidth, the same on all members: the worst that any of them saw."""
+        """What reducing takes in each way, the same on all members: the worst that any of them saw."""
+        seen = np.array([[self._probe(way, size) for size in _PROBES] for way in MEASURED])
+        worst = self._everybodys(seen.reshape(-1)).max(axis=0).reshape(seen.shape)
+        return {
+            way: Line(short, max(long - short, 0.0) / (_PROBES[1] - _PROBES[0]))
+            for way, (short, long) in zip(MEASURED, worst.tolist(), strict=True)
+        }
+
+    def _probe(self, way: Algorithm, size: int) -> float:
+        """Seconds that a reduction of rows of `size` bytes takes."""
+        kind = np.dtype(np.float32)
+        rows = np.zeros((max(1, len(self._members.shards[self._members.rank])), size // kind.itemsize), kind)
+        own = tuple(rows[: len(self._members.shards[self._members.rank])])
+        reduction = Reduction("sum", kind, rows.shape[1], own, rows[0])
+        algorithm = ALGORITHMS[way](self.stream, reduction, np.empty_like(rows[0]))
         times = []
-        for size in _PROBES:
-            rounds = []
-            rows = [np.zeros(size, np.uint8) for _ in self._members.shards[self._members.rank]]
-            out = np.empty((self._members.num_shards, size), np.uint8)
-            for _ in range(_PROBE_ROUNDS):
-                start = time.perf_counter()
-                self.gather(rows, out)
-                rounds.append(time.perf_counter() - start)
-            times.append(min(rounds))
-        moved = (self._members.size - 1) * max(map(len, self._members.shards)) * (_PROBES[1] - _PROBES[0])
-        seen = np.array([times[0], moved / max(times[1] - times[0], 1e-6), _summing()])
-        latency, bandwidth, summing = self._everybodys(seen).T
-        return Costs(float(latency.max()), float(bandwidth.min()), float(summing.min()))
+        for _ in range(_PROBE_ROUNDS):
+            start = time.perf_counter()
+            algorithm.run(None)
+            times.append(time.perf_counter() - start)
+        return min(times)
 
     def _everybodys(self, values: np.ndarray) -> np.ndarray:
         """One row of values from each member."""
@@ -94,9 +93,9 @@ class Tcp:
     def reduction(self, reduction: Reduction) -> Run:
         way = choose(self._members, reduction.row_bytes, CHUNK_BYTES, self.costs)
         if reduction.scatter is not None:
-            way = "gather" if way == "gather" else "direct"
+            way = "gather" if way in ("gather", "star") else "direct"
             return ALGORITHMS[way](self.stream, reduction, reduction.result).run
-        if way == "gather":
+        if way == "gather" or (way == "star" and reduction.row_bytes <= _OWN_STAGING_BYTES):
             # Nothing is written before all has come, so the result needs no other place first.
             return ALGORITHMS[way](self.stream, reduction, reduction.result).run
         return self._staged(reduction, way)
@@ -104,7 +103,7 @@ class Tcp:
     def _staged(self, reduction: Reduction, way: str) -> Run:
         result = reduction.result.view(np.uint8)
         swappable = any(pages.holds(result) for pages in self._pages)
-        prepared: list[tuple[Pages, Algorithm]] = []
+        prepared: list[tuple[Pages, algorithms.Algorithm]] = []
 
         def run(weights: Sequence[float] | None) -> bool:
             staging = self._stage(reduction.row_bytes)

@@ -4,24 +4,65 @@ from __future__ import annotations
 
 import pytest
 
-from insitu.exchange.costs import Costs, choose
+from insitu.exchange.costs import Costs, Line, choose
 from insitu.exchange.transport import Members
 
-LOOPBACK = Costs(latency=20e-6, bandwidth=6e9, summing=20e9)
-NETWORK = Costs(latency=100e-6, bandwidth=1.2e9, summing=20e9)
 CHUNK = 256 * 1024
 
 
-@pytest.mark.parametrize("costs", [LOOPBACK, NETWORK])
+def costs_of(latency: float, bandwidth: float, size: int, shards: int = 1) -> Costs:
+    """Of `size` hosts with a processor and `shards` shards each: latency in seconds per message, bandwidth in
+    bytes per second out of one of them."""
+    others = size - 1
+    return {
+        "gather": Line(latency, others * shards / bandwidth),
+        "star": Line(2 * latency, others * (shards + 1) / bandwidth),
+        "direct": Line(2 * latency, others / size * (shards + 1) / bandwidth),
+    }
+
+
+def one_shard_each(size: int) -> Members:
+    return Members(0, tuple((rank,) for rank in range(size)), size)
+
+
+@pytest.mark.parametrize(("latency", "bandwidth"), [(20e-6, 6e9), (100e-6, 1.2e9)])
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_small_buffers_go_to_everybody_and_large_ones_are_shared_out(size: int, costs: Costs) -> None:
-    members = Members(0, tuple((rank,) for rank in range(size)), size)
-    assert choose(members, 1024, CHUNK, costs) == "gather"
-    assert choose(members, 100_000_000, CHUNK, costs) == "direct"
+def test_small_buffers_go_to_everybody_and_large_ones_are_shared_out(
+    size: int, latency: float, bandwidth: float
+) -> None:
+    costs = costs_of(latency, bandwidth, size)
+    assert choose(one_shard_each(size), 1024, CHUNK, costs) == "gather"
+    assert choose(one_shard_each(size), 100_000_000, CHUNK, costs) == "direct"
+
+
+def test_where_sending_is_what_takes_time_small_buffers_go_through_one_member() -> None:
+    """Figures of 8 ranks on 2 processors."""
+    costs: Costs = {
+        "gather": Line(280e-6, 11e-9),
+        "star": Line(94e-6, 2.7e-9),
+        "direct": Line(320e-6, 2.3e-9),
+    }
+    assert choose(one_shard_each(8), 1024, CHUNK, costs) == "star"
+    assert choose(one_shard_each(8), 262_144, CHUNK, costs) == "star"
+    assert choose(one_shard_each(8), 4_000_000, CHUNK, costs) == "direct"
+
+
+@pytest.mark.parametrize("favourite", ["gather", "star"])
+def test_no_member_holds_everybodys_large_rows(favourite: str) -> None:
+    costs = {way: Line(0.0, 0.0 if way == favourite else 1e-9) for way in ("gather", "star", "direct")}
+    scattered = Members(0, ((0, 4), (1, 5), (2, 6), (3, 7)), 8)  # so that there is no chain
+    assert choose(scattered, 1_000_000, CHUNK, costs) == favourite  # type: ignore[arg-type]
+    assert choose(scattered, 100_000_000, CHUNK, costs) == "direct"  # type: ignore[arg-type]
+
+
+def test_what_has_no_elements_needs_no_middle() -> None:
+    costs: Costs = {"gather": Line(1.0, 0.0), "star": Line(0.0, 0.0), "direct": Line(0.0, 0.0)}
+    assert choose(one_shard_each(4), 0, CHUNK, costs) == "gather"
 
 
 def test_hosts_of_many_shards_pass_on_a_running_sum() -> None:
     members = Members(0, (tuple(range(8)), tuple(range(8, 16))), 16)
-    assert choose(members, 100_000_000, CHUNK, NETWORK) == "chain"
+    costs = costs_of(100e-6, 1.2e9, 2, 8)
+    assert choose(members, 100_000_000, CHUNK, costs) == "chain"
     scattered = Members(0, (tuple(range(0, 16, 2)), tuple(range(1, 16, 2))), 16)
-    assert choose(scattered, 100_000_000, CHUNK, NETWORK) == "direct"
+    assert choose(scattered, 100_000_000, CHUNK, costs) == "direct"

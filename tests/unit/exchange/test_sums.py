@@ -22,9 +22,11 @@ from insitu.exchange.group import Group
 from insitu.exchange.transport import Members
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.int64]
-TRANSPORTS = ["shm", "numpy", "tcp", "gather", "direct", "chain", "two hosts", "three hosts"]
-"""Or shared memory where rank 1 has no compiler, an algorithm of TCP that is forced, or hosts that the ranks
-are dealt out to."""
+WAYS = ["gather", "star", "direct", "chain"]
+WITHOUT_COMPILER = [f"{way} without compiler" for way in WAYS[:3]]
+TRANSPORTS = ["shm", "numpy", "tcp", *WAYS, *WITHOUT_COMPILER, "two hosts", "three hosts"]
+"""Or shared memory where rank 1 has no compiler, an algorithm of TCP that is forced, the same where rank 1
+has no compiler, or hosts that the ranks are dealt out to."""
 LENGTHS = st.one_of(st.integers(0, 40), st.sampled_from([1023, 4097, 16384, 16385, 40001, 70001]))
 
 
@@ -148,14 +150,15 @@ def arranged(transport: str) -> Iterator[None]:
             hosts = 2 if transport == "two hosts" else 3
             name = lambda: f"host {int(threading.current_thread().name.split()[1]) % hosts}"  # noqa: E731
             stack.enter_context(mock.patch("insitu.exchange.memory.host_identity", name))
-        if transport == "numpy":
+        if transport == "numpy" or "without compiler" in transport:
             compiled = native.kernels()
             some = lambda: None if threading.current_thread().name == "rank 1" else compiled  # noqa: E731
             stack.enter_context(mock.patch("insitu.exchange.native.kernels", some))
-        if transport in ("gather", "direct", "chain"):
+        way = transport.split()[0]
+        if way in WAYS:
 
             def choose(members: Members, *_: object) -> str:
-                return transport if transport != "chain" or chain_order(members) is not None else "direct"
+                return way if way != "chain" or chain_order(members) is not None else "direct"
 
             stack.enter_context(mock.patch("insitu.exchange.tcp.choose", choose))
         yield
