@@ -4,6 +4,7 @@
                                            (root), a coarse curve for 2, 4 and 8 ranks, memory: 5 minutes
     python benchmarks/exchange.py --curve  the curve with all sizes from 1 KB to 256 MB: half an hour
     python benchmarks/exchange.py --parts table namespaces memory curve   some of them
+    python benchmarks/exchange.py --profile  where the time of small buffers goes: half a minute
 
 Contenders run in turn, each round in fresh processes pinned to one core each (round robin where ranks are
 more than cores). A figure is the median over rounds of the median operation of rank 0. See README.md for
@@ -36,6 +37,9 @@ NAMESPACE_SIZES = (100_000, 100_000_000)
 COARSE_SIZES = (1024, 16_384, 262_144, 4_194_304, 67_108_864)
 CURVE_SIZES = tuple(1024 * 4**power for power in range(10))  # 1 KB to 256 MB
 QUICK_SIZES = (4096, 100_000, 4_000_000)
+PROFILE_SIZES = (1024, 16_384, 100_000, 262_144)
+HEADER_BYTES = 160
+"""Of the exchange, over TCP, before each message."""
 CURVE_BUDGET = "0.25"
 """Seconds that one size of the curve may take, roughly; of the table it is one second."""
 BEYOND_CACHES = 48_000_000
@@ -333,6 +337,43 @@ def the_curve(chosen: Any, report: dict[str, Any]) -> str:
     return "\n".join([*tables, "Where a peer is ahead of the same transport:", "", *lines])
 
 
+def floor(sizes: Sequence[int]) -> Figures:
+    """What two bare C programs need to exchange so many bytes (0: a word in shared memory)."""
+    if not shutil.which("cc"):
+        raise Unavailable("cc is not installed")
+    with tempfile.TemporaryDirectory() as folder:
+        program = str(Path(folder) / "floor")
+        subprocess.run(["cc", "-O2", "-o", program, str(HERE / "floor.c")], check=True)
+        return run_all([[program, *map(str, sizes)]])
+
+
+def the_profile(chosen: Any, report: dict[str, Any]) -> str:
+    sizes = PROFILE_SIZES[:2] if chosen.quick else PROFILE_SIZES
+    bare = floor([0, *(size + HEADER_BYTES for size in sizes)])
+    own = python("alone", 1, sizes)
+    rows, report["profile"] = [], {"floor": bare, "alone": own}
+    for ranks in chosen.ranks:
+        for kind in ("shm", "tcp"):
+            found: dict[int, Any] = python(f"profile-{kind}", ranks, sizes)
+            report["profile"][f"{kind}, {ranks} ranks"] = found
+            for size in sizes:
+                least = bare[0 if kind == "shm" else size + HEADER_BYTES] if ranks == 2 else None
+                parts = found[size]
+                rows.append(
+                    [
+                        f"{kind}, {ranks} ranks, {readable(size)}",
+                        f"{parts['median']:,.1f}",
+                        "" if least is None else f"{least * 1e6:,.1f}",
+                        f"{own[size] * 1e6:.1f}",
+                        *(f"{parts[name]:,.1f}" for name in ("mean", "waiting", "program", "system")),
+                        f"{parts['switches']:.2f}",
+                    ]
+                )
+    header = ["microseconds of rank 0", "median", "bare C", "Python's call", "mean", "of it waiting"]
+    header += ["processor, program", "processor, system", "switches"]
+    return f"\n{table(header, rows)}\n"
+
+
 def main() -> None:
     options = parser(__doc__ or "")
     options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure")
@@ -340,12 +381,16 @@ def main() -> None:
     options.add_argument("--curve", action="store_true", help="all sizes from 1 KB to 256 MB, three rounds")
     options.add_argument("--only", nargs="+", default=None, metavar="NAME", help="these contenders")
     options.add_argument("--plot", type=Path, default=PLOT, metavar="FILE", help="PNG of bandwidth by size")
+    options.add_argument("--profile", action="store_true", help="where the time of small buffers goes")
     chosen = options.parse_args()
     where = machine()
     say(machine_line(where))
     report: dict[str, Any] = {"congestion_control": congestion_control()}
     print(machine_line(where))
     parts = dict(zip(PARTS, (the_table, the_namespaces, the_memory, the_curve), strict=True))
+    if chosen.profile:
+        print(the_profile(chosen, report), flush=True)
+        chosen.parts = []
     for name, part in parts.items():
         if name in chosen.parts:
             print(part(chosen, report), flush=True)

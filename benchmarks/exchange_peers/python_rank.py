@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import statistics
 import sys
 import time
@@ -18,6 +19,8 @@ import numpy as np
 
 BUDGET = float(os.environ.get("BENCHMARK_BUDGET", "1.0"))
 """Seconds that one size may take, roughly."""
+PROFILED = 3000
+"""Operations that are looked at."""
 
 
 def repetitions(seconds: float) -> int:
@@ -151,6 +154,43 @@ def memory(kind: str, rank: int, host: str, ports: list[str], sizes: list[int]) 
     return results
 
 
+def profile(kind: str, rank: int, host: str, ports: list[str], sizes: list[int]) -> dict[int, Any]:
+    """Where the time of all_reduce goes: per operation of this rank, microseconds by the clock and of the
+    processor (in this program, in the system), those waited for others, and how often the processor was
+    given to another process."""
+    from insitu import exchange
+
+    results = {}
+    with exchange.join(rank, [f"{host}:{port}" for port in ports], transport=kind) as group:  # type: ignore[arg-type]
+        for size in sizes:
+            buffer = group.buffer(size // 4, np.float32)
+            _times(lambda b=buffer: group.all_reduce(b), 200)  # type: ignore[misc]
+            waited, before = group.stats["all_reduce"].waiting, resource.getrusage(resource.RUSAGE_SELF)
+            times = _times(lambda b=buffer: group.all_reduce(b), PROFILED)  # type: ignore[misc]
+            after = resource.getrusage(resource.RUSAGE_SELF)
+            waited = group.stats["all_reduce"].waiting - waited
+            switches = after.ru_nvcsw + after.ru_nivcsw - before.ru_nvcsw - before.ru_nivcsw
+            results[size] = {
+                "median": statistics.median(times) * 1e6,
+                "mean": statistics.mean(times) * 1e6,
+                "program": (after.ru_utime - before.ru_utime) / PROFILED * 1e6,
+                "system": (after.ru_stime - before.ru_stime) / PROFILED * 1e6,
+                "waiting": waited / PROFILED * 1e6,
+                "switches": switches / PROFILED,
+            }
+            group.barrier()
+    return results
+
+
+def alone(sizes: list[int]) -> dict[int, float]:
+    """What a call costs that has nobody to reduce with."""
+    from insitu import exchange
+
+    group = exchange.join(0, ["127.0.0.1:1"])
+    buffers = {size: group.buffer(size // 4, np.float32) for size in sizes}
+    return {size: measure(lambda b=b: group.all_reduce(b), lambda v: v) for size, b in buffers.items()}  # type: ignore[misc]
+
+
 def _proportional_set() -> int:
     """Bytes."""
     with open("/proc/self/smaps_rollup", encoding="ascii") as file:
@@ -170,6 +210,10 @@ def main() -> None:
         results = tensorflow_ring(rank, host, ports.split(","), sizes)
     elif kind == "sweep":
         results = sweep(rank, host, ports.split(","), sizes)
+    elif kind == "alone":
+        results = alone(sizes)
+    elif kind.startswith("profile-"):
+        results = profile(kind.removeprefix("profile-"), rank, host, ports.split(","), sizes)
     else:
         results = memory(kind.removeprefix("memory-"), rank, host, ports.split(","), sizes)
     if rank == 0:

@@ -67,6 +67,66 @@ def test_survivors_get_peer_lost(how: signal.Signals, size: int, transport: str)
             assert after == (3 * before if completed == lost.sequence else before)
 
 
+def _reduce_this_way(pipe: Any, rank: int, addresses: list[str], size: int, way: str, compiled: bool) -> Any:
+    from insitu.exchange import tcp
+
+    os.environ["INSITU_NATIVE"] = str(int(compiled))
+    tcp.choose = lambda *_: way  # type: ignore[assignment,return-value]
+    return _reduce_for_ever(pipe, rank, addresses, size, "tcp", 600.0)
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "python"])
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("size", [100, 100_000], ids=["small", "middle"])
+@pytest.mark.parametrize("way", ["gather", "star", "direct"])
+def test_however_they_reduce_survivors_get_peer_lost(
+    way: str, size: int, victim: int, compiled: bool
+) -> None:
+    with ranks(3, _reduce_this_way, size, way, compiled) as processes:
+        for process in processes:
+            process.hear()
+        os.kill(processes[victim].pid, signal.SIGKILL)
+        for rank in {0, 1, 2} - {victim}:
+            _, lost, completed, (whole, before, after) = processes[rank].result()
+            assert lost.rank == victim
+            assert whole
+            assert after == (3 * before if completed == lost.sequence else before)
+
+
+def _answer_by_half(pipe: Any, rank: int, addresses: list[str], compiled: bool) -> Any:
+    """Rank 0 adds up for all, and dies when it has sent half of a sum."""
+    from insitu.exchange import links, tcp
+
+    os.environ["INSITU_NATIVE"] = str(int(compiled and rank != 0))
+    tcp.choose = lambda *_: "star"  # type: ignore[assignment,return-value]
+    with exchange.join(rank, addresses, secret=SECRET, transport="tcp") as group:
+        buffer = group.buffer(25_000, np.float32)
+        buffer[:] = np.arange(25_000) + rank
+        before = buffer.copy()
+        whole = links.Channel.push
+
+        def push(channel: links.Channel) -> bool:
+            if channel.sent and channel.out:  # after the header
+                channel.connection.send(channel.out[0][: len(channel.out[0]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return whole(channel)
+
+        if rank == 0:
+            links.Channel.push = push  # type: ignore[method-assign]
+        with pytest.raises(PeerLost) as caught:
+            group.all_reduce(buffer)
+        return caught.value.rank, group.last_completed < caught.value.sequence, bool((buffer == before).all())
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "python"])
+def test_half_a_sum_that_came_leaves_the_rows_as_they_were(compiled: bool) -> None:
+    with ranks(3, _answer_by_half, compiled) as processes:
+        assert processes[1].result() == (0, True, True)
+        assert processes[2].result() == (0, True, True)
+        processes[0].process.join(30)
+        assert processes[0].process.exitcode == -signal.SIGKILL, "the fault wasn't injected"
+
+
 def _leave_early(pipe: Any, rank: int, addresses: list[str], transport: str) -> Any:
     with exchange.join(rank, addresses, secret=SECRET, tasks=NAMES[:2], transport=transport) as group:  # type: ignore[arg-type]
         group.barrier()

@@ -21,6 +21,7 @@ from insitu.errors import (
     StaleGeneration,
 )
 from insitu.exchange.handshake import GREETING, NONCE_BYTES, PROOF_BYTES, NotAPeer, accept, dial
+from insitu.exchange.transport import Mismatch
 
 
 def _outcomes(count: int, function: Callable[[int, list[str]], Any]) -> list[Any]:
@@ -193,6 +194,27 @@ def test_different_operations_are_told_and_not_mixed(transport: str, size: int) 
     for outcome in _outcomes(2, run):
         assert isinstance(outcome, ExchangeError)
         assert f"float32[{size}]" in str(outcome) and f"int32[{size}]" in str(outcome)
+
+
+@pytest.mark.parametrize("other", [0, 2])
+@pytest.mark.parametrize("way", ["gather", "star", "direct"])
+def test_all_are_told_of_another_operation_also_who_has_not_heard_of_it(
+    way: str, other: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a star only the middle one hears of everybody."""
+    monkeypatch.setattr("insitu.exchange.tcp.choose", lambda *_: way)
+    done = threading.Barrier(3)
+
+    def run(rank: int, addresses: list[str]) -> None:
+        with exchange.join(rank, addresses, transport="tcp") as group:
+            try:
+                group.all_reduce(np.zeros(3, np.float32 if rank == other else np.int32))
+            finally:
+                done.wait(30)  # nobody leaves before all have been told
+
+    for rank, outcome in enumerate(_outcomes(3, run)):
+        assert isinstance(outcome, Mismatch), f"rank {rank}: {outcome!r}"
+        assert f"ank {other}" in str(outcome)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,12 @@ DEPTH = 4
 second-level cache: what comes out of a socket is still there when it is summed, and a sum when it is sent."""
 _LAG = 2
 """Chunks of rows that go ahead of the sums."""
-_STAR_CHUNK_BYTES = 64 * 1024
+_STAR_CHUNK_BYTES = _LEAST_CHUNK_BYTES = 64 * 1024
+
+
+def _chunk_bytes(shards: int) -> int:
+    """Of each of so many rows, so that the chunks under way stay in the cache."""
+    return max(_LEAST_CHUNK_BYTES, min(CHUNK_BYTES, 2 * CHUNK_BYTES // shards))
 
 
 class Algorithm(Protocol):
@@ -142,7 +147,7 @@ def direct(stream: Stream, reduction: Reduction, target: np.ndarray) -> Algorith
     this member's, which is still in the processor's cache.
     """
     members, dtype = stream.members, reduction.dtype
-    size = CHUNK_BYTES // dtype.itemsize
+    size = _chunk_bytes(members.num_shards) // dtype.itemsize
     reducer = Reducer(reduction.op, dtype, members.num_shards, size)
     parts = bounds(reduction.length, members.size, dtype.itemsize)
     own = chunks(*parts[members.rank], size)

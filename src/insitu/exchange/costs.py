@@ -21,7 +21,8 @@ from insitu.exchange.transport import Members
 Algorithm = Literal["gather", "star", "direct", "chain"]
 Measured = Literal["gather", "star", "direct"]
 MEASURED: tuple[Measured, ...] = ("gather", "star", "direct")
-
+MEASURED_BYTES = 512 * 1024
+"""Of the largest rows that are measured."""
 _TABLE_BYTES = 8 << 20
 """All shards' rows lie beside each other in the memory of one member only up to this size together."""
 
@@ -57,15 +58,23 @@ def chain_order(members: Members) -> list[int] | None:
 
 
 def estimate(algorithm: Algorithm, members: Members, row_bytes: int, chunk: int, costs: Costs) -> float:
-    """Seconds that one reduction takes, by the model. A chain isn't measured: what a message takes and what
-    bytes take follows from how long everybody's rows take to everybody."""
-    if algorithm != "chain":
-        return costs[algorithm].at(row_bytes)
-    others = members.size - 1
+    """Seconds that one reduction takes, by the model.
+
+    Rows that were measured are too short to be streamed in chunks. So what larger ones take in "direct",
+    whose two messages overlap then, follows from how long everybody's rows take to everybody; so does what a
+    chain takes, which isn't measured.
+    """
+    others, rows = members.size - 1, max(len(shards) for shards in members.shards)
     everybody = costs["gather"]
-    pace = everybody.pace / (others * max(len(shards) for shards in members.shards))
-    step = everybody.latency + min(chunk, row_bytes) * pace
-    return 2 * others * step + (2 if others > 1 else 1) * row_bytes * pace
+    pace = everybody.pace / (others * rows)
+    if algorithm == "chain":
+        step = everybody.latency + min(chunk, row_bytes) * pace
+        return 2 * others * step + (2 if others > 1 else 1) * row_bytes * pace
+    if algorithm == "direct":
+        streamed = min(costs["direct"].pace, others / members.size * (rows + 1) * pace)
+        measured = min(row_bytes, MEASURED_BYTES)
+        return costs["direct"].at(measured) + (row_bytes - measured) * streamed
+    return costs[algorithm].at(row_bytes)
 
 
 def choose(members: Members, row_bytes: int, chunk: int, costs: Costs) -> Algorithm:

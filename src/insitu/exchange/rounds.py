@@ -29,6 +29,7 @@ class Round:
         self._schedule = schedule
         self._text = str(reduction)
         self._weighted = reduction.op == "weighted_mean"
+        self._peers = schedule.peers
         self._wire: Wire | None = None
         kernels = stream.kernels
         if kernels is not None and native.supports(reduction.dtype) and schedule.peers:
@@ -53,11 +54,12 @@ class Round:
     def run(self, weights: Sequence[float] | None) -> bool:
         if weights is not None:
             self._stream.weights_of(self._stream.members.rank)[:] = weights
-        if self._wire is None:
+        wire = self._wire
+        if wire is None:
             meant = self._perform()
         else:
-            self._compiled(self._wire)
-            if not self._weighted:
+            self._compiled(wire)
+            if weights is None:
                 return True
             meant = self.factors() is not None
         if meant and self._schedule.deliver is not None:
@@ -71,12 +73,14 @@ class Round:
     # In compiled code
 
     def _compiled(self, wire: Wire) -> None:
-        stream = self._stream
-        state = self._begin(wire.address, stream.next())
+        stream, account = self._stream, self._stream.account
+        stream.sequence += 1
+        state = self._begin(wire.address, stream.sequence)
         if state:
             self._see_to(wire, state)
+        account.waiting += wire.round.waited
         last = wire.round.last
-        stream.book(wire.round.waited, None if last < 0 else self._schedule.peers[last])
+        account.last = stream.rank_of(self._peers[last] if last >= 0 else stream.members.rank)
 
     def _see_to(self, wire: Wire, state: int) -> None:
         """Whatever it came back with before it was through. Raises Gone, Mismatch."""
@@ -84,7 +88,7 @@ class Round:
             if state == DIFFERENT:
                 number = wire.round.different
                 raise self._stream.mismatch(
-                    self._schedule.peers[number],
+                    self._peers[number],
                     self._headers[0].tobytes(),
                     self._headers[1][number].tobytes(),
                 )
@@ -107,7 +111,7 @@ class Round:
             state = self._go_on(wire.address, 0)
             return state != WAITING, bool(wire.round.moved)
 
-        self._stream.attend(dict(zip(self._schedule.peers, wire.lines, strict=True)), move)
+        self._stream.attend(dict(zip(self._peers, wire.lines, strict=True)), move)
         return state
 
     # In Python

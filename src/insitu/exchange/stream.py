@@ -35,7 +35,8 @@ class Stream:
         """Buffers that come from each peer before the data of the operation under way."""
         self._links = links
         self._generation = generation
-        self._sequence = 0
+        self.sequence = 0
+        """Number of the last operation that began."""
         self._header = b""
         self._headers = {peer: bytearray(_HEADER.size) for peer in self.peers}
         self.weights_table = np.zeros(members.num_shards)
@@ -51,17 +52,16 @@ class Stream:
     def channel(self, peer: int) -> Channel:
         return self._channels[peer]
 
+    def rank_of(self, member: int) -> int:
+        """In the group."""
+        return self._ranks[member]
+
     def weights_of(self, member: int) -> np.ndarray:
         """Where the weights of a member's shards are: float64, in their order."""
         return self.weights_table[self._starts[member] : self._starts[member + 1]]
 
-    def next(self) -> int:
-        """Number of the operation that begins."""
-        self._sequence += 1
-        return self._sequence
-
     def _pack(self, text: str) -> bytes:
-        return _HEADER.pack(self._generation, self._sequence, text.encode()[:148])
+        return _HEADER.pack(self._generation, self.sequence, text.encode()[:148])
 
     def new_headers(self, text: str, peers: Sequence[int]) -> tuple[np.ndarray, list[np.ndarray]]:
         """Of an operation that is done again and again: this member's, but for its number, and room for those
@@ -72,7 +72,7 @@ class Stream:
     def begin(self, text: str, greeting: Mapping[int, int] | None = None) -> None:
         """Queues this member's header, and room for that of each peer. `greeting`: of these only, and after
         how many buffers each of them is ready for the operation."""
-        self.next()
+        self.sequence += 1
         self.account.last = self._ranks[self.members.rank]
         self._header = self._pack(text)
         greeting = greeting if greeting is not None else dict.fromkeys(self.peers, 1)
@@ -160,11 +160,6 @@ class Stream:
             self._links.attend({self._ranks[peer]: flow for peer, flow in flows.items()}, move)
         finally:
             self.account.waiting += self._links.waited - before
-
-    def book(self, waited: float, last: int | None) -> None:
-        """Accounts for an operation of compiled code: seconds, and the peer that came last."""
-        self.account.waiting += waited
-        self.account.last = self._ranks[self.members.rank if last is None else last]
 
     def tell_lost(self, rank: int) -> None:
         self._links.lose(rank, "was lost")

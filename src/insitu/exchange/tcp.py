@@ -14,13 +14,13 @@ import numpy as np
 from insitu.exchange import algorithms
 from insitu.exchange.algorithms import ALGORITHMS, CHUNK_BYTES
 from insitu.exchange.arithmetic import chunks
-from insitu.exchange.costs import MEASURED, Algorithm, Costs, Line, choose
+from insitu.exchange.costs import MEASURED, MEASURED_BYTES, Algorithm, Costs, Line, choose
 from insitu.exchange.links import Links
 from insitu.exchange.pages import Exchanger, Pages
 from insitu.exchange.stream import Stream, as_bytes
 from insitu.exchange.transport import Account, Members, Reduction, Run
 
-_PROBES = (64, 512 * 1024)
+_PROBES = (64, MEASURED_BYTES)
 """Bytes of the rows that latency and bandwidth are measured with."""
 _PROBE_ROUNDS = 5
 _OWN_STAGING_BYTES = 128 * 1024

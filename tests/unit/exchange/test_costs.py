@@ -17,7 +17,7 @@ def costs_of(latency: float, bandwidth: float, size: int, shards: int = 1) -> Co
     return {
         "gather": Line(latency, others * shards / bandwidth),
         "star": Line(2 * latency, others * (shards + 1) / bandwidth),
-        "direct": Line(2 * latency, others / size * (shards + 1) / bandwidth),
+        "direct": Line(2 * latency, 2 * others / size * (shards + 1) / bandwidth),  # too short to overlap
     }
 
 
@@ -49,7 +49,7 @@ def test_where_sending_is_what_takes_time_small_buffers_go_through_one_member() 
 
 @pytest.mark.parametrize("favourite", ["gather", "star"])
 def test_no_member_holds_everybodys_large_rows(favourite: str) -> None:
-    costs = {way: Line(0.0, 0.0 if way == favourite else 1e-9) for way in ("gather", "star", "direct")}
+    costs = {way: Line(0.0 if way == favourite else 0.1, 1e-9) for way in ("gather", "star", "direct")}
     scattered = Members(0, ((0, 4), (1, 5), (2, 6), (3, 7)), 8)  # so that there is no chain
     assert choose(scattered, 1_000_000, CHUNK, costs) == favourite  # type: ignore[arg-type]
     assert choose(scattered, 100_000_000, CHUNK, costs) == "direct"  # type: ignore[arg-type]
