@@ -16,10 +16,15 @@ import keras  # noqa: E402
 import insitu  # noqa: E402
 
 kind = sys.argv[1]
+if keras.backend.backend() == "torch":
+    # As bare PyTorch has its images. The other way Keras turns them around before and after each layer.
+    keras.config.set_image_data_format("channels_first")
 strategy = insitu.MultiWorkerMirroredStrategy(sys.argv[2] if len(sys.argv) > 2 else "auto")
 with strategy.scope():
     model = models.keras_model(keras, kind)
 x, y = models.data(kind, size)
+if kind == "cnn" and models.channels_first(keras):
+    x = x.reshape(-1, 1, 28, 28)
 
 
 def fit(**options):

@@ -36,13 +36,14 @@ def data(model: str, size: int) -> tuple[Any, Any]:
 
 
 def keras_model(keras: Any, model: str) -> Any:
-    """`keras` is Keras 3 or tf_keras. 314 (tiny), 225,034 (cnn) and 19,643,370 (mlp) parameters."""
+    """`keras` is Keras 3 or tf_keras. 314 (tiny), 225,034 (cnn) and 19,643,370 (mlp) parameters. Images have
+    their channels where Keras is set to expect them."""
     layers = keras.layers
     if model == "tiny":
         stack = [keras.Input((8,)), layers.Dense(16, activation="relu"), layers.Dense(10)]
     elif model == "cnn":
         stack = [
-            keras.Input((28, 28, 1)),
+            keras.Input((1, 28, 28) if channels_first(keras) else (28, 28, 1)),
             layers.Conv2D(32, 3, activation="relu"),
             layers.MaxPooling2D(),
             layers.Conv2D(64, 3, activation="relu"),
@@ -65,6 +66,10 @@ def keras_model(keras: Any, model: str) -> Any:
         metrics=["accuracy"],
     )
     return built
+
+
+def channels_first(keras: Any) -> bool:
+    return bool(keras.backend.image_data_format() == "channels_first")
 
 
 def epoch_clock(keras: Any) -> Any:

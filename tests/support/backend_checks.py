@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from models import check_mixed_precision
 
 RUNS = Path(__file__).with_name("backend_runs.py")
 WITHOUT_TENSORFLOW = RUNS.with_name("without_tensorflow.py")
@@ -148,3 +149,11 @@ class BackendChecks:
         predicted = first.pop("predicted")
         np.testing.assert_allclose(predicted, np.repeat(np.array([first["wanted"]]).T, 2, 1), atol=1e-5)
         assert first == {name: value for name, value in without.items() if name != "predicted"}
+
+    @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+    def test_half_precision_trains_as_without_a_strategy(self, alone: Any, policy: str) -> None:
+        runs = alone["mixed"][policy]
+        check_mixed_precision(runs)
+        # The scale begins at 2**15, and the step that was too large has halved it.
+        wanted = (2, 2.0**14) if policy == "mixed_float16" else (3, None)
+        assert (runs[0]["iterations"], runs[0]["scale"]) == wanted

@@ -14,10 +14,11 @@ from typing import Any
 
 import keras
 import numpy as np
-from models import image_model, in_shards
+from models import image_model, in_shards, mixed_precision
 
 import insitu
 
+POLICIES = ("mixed_float16", "mixed_bfloat16")
 BATCH, EPOCHS, ROWS = 64, 3, 193
 """Three full batches and one of a single row, so that the first of two shards has none in that step."""
 
@@ -204,6 +205,7 @@ def alone(folder: str) -> dict[str, Any]:
         "resumed": resumed(folder),
         "own": [own_step(num_shards) for num_shards in (0, 1, 2)],
         "averaged": [averaged(1), averaged(2), averaged(2, predict_first=True)],
+        "mixed": {p: [mixed_precision(lambda n=n: over(n), p) for n in (0, 1, 2)] for p in POLICIES},
         "misfit": misfit(),
     }
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from models import image_model, same_bits, weights
+from models import check_mixed_precision, image_model, mixed_precision, same_bits, weights
 
 import insitu
 from insitu.context import Context
@@ -220,18 +220,13 @@ def test_sample_and_class_weights(rows, strategy_over):
             np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_mixed_precision_trains(rows, strategy_over):
-    policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        with strategy_over(2).scope():
-            model = image_model(metrics=["accuracy"])
-        before = weights(model)
-        history = fit(model, rows, epochs=3)
-    finally:
-        keras.config.set_dtype_policy(policy)
-    assert history["loss"][-1] < history["loss"][0]
-    assert not same_bits(before, weights(model))
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_half_precision_trains_as_without_a_strategy(strategy_over, policy: str) -> None:
+    scopes = [contextlib.nullcontext, *(lambda n=n: strategy_over(n).scope() for n in (1, 2))]
+    runs = [mixed_precision(scope, policy) for scope in scopes]
+    check_mixed_precision(runs)
+    wanted = (2, 2.0**14) if policy == "mixed_float16" else (3, None)
+    assert (runs[0]["iterations"], runs[0]["scale"]) == wanted
 
 
 def test_several_inputs_and_outputs_with_an_embedding(strategy_over):
