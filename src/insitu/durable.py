@@ -1,15 +1,25 @@
-"""What every room that writes to a disk needs: what "no room" is, and names that survive a power cut."""
+"""What every room that writes to a disk needs: what "no room" is, and files and names that survive a power
+cut, whole or not at all."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import json
+import mmap
 import os
+import shutil
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The system's numbers for "no room": of the device, of the user's quota, of the limit on a file's size."""
 
+STAGING = ".staging-"
+"""How names of folders begin that aren't published yet."""
 _DIRECT = getattr(os, "O_DIRECT", 0)
 _WORTHWHILE = 1 << 20
 """Bytes of a file from which on the way past the system's cache is the shorter one."""
@@ -26,30 +36,93 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def write_pages(path: Path, pages: memoryview, size: int) -> None:
-    """Writes the first `size` bytes of `pages` to a new file, so that they survive a power cut.
+class PageFile:
+    """A new file that is written in whole pages of memory: where the file system can, the disk takes them as
+    they are.
 
-    `pages` must be whole pages of memory that begin at one: where the file system can, the disk takes them
-    as they are. The way through the system's cache costs the processor a copy, and whoever reads these bytes
-    again does so after a failure, when the cache is cold anyway. Raises OSError.
+    The way through the system's cache costs the processor a copy, and whoever reads these bytes again does
+    so after a failure, when the cache is cold anyway. `expected` is about how many bytes will come. All
+    methods raise OSError.
     """
-    flags = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o666)
-    try:
-        if size >= _WORTHWHILE:
-            _past_the_cache(descriptor, True)
+
+    def __init__(self, path: Path, expected: int) -> None:
+        flags = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, 0o666)
+        if expected >= _WORTHWHILE:
+            _past_the_cache(self._descriptor, True)
+
+    def write(self, pages: memoryview) -> None:
+        """Adds whole pages, which begin at one. Only the last call may bring part of one."""
         written = 0
-        while written < size:
+        while written < len(pages):
             try:
-                written += os.write(descriptor, pages[written : written + _AT_ONCE])
+                written += os.write(self._descriptor, pages[written : written + _AT_ONCE])
             except OSError as error:
                 # Some file systems say only now that they can't.
-                if error.errno != errno.EINVAL or not _past_the_cache(descriptor, False):
+                if error.errno != errno.EINVAL or not _past_the_cache(self._descriptor, False):
                     raise
-        os.ftruncate(descriptor, size)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+
+    def finish(self, size: int) -> None:
+        """Cuts the file to `size` bytes, which survive a power cut from then on."""
+        os.ftruncate(self._descriptor, size)
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def write_pages(path: Path, pages: memoryview, size: int) -> None:
+    """Writes the first `size` bytes of `pages` to a new file, so that they survive a power cut. `pages` must
+    be whole pages of memory that begin at one: see `PageFile`. Raises OSError."""
+    with contextlib.closing(PageFile(path, size)) as file:
+        file.write(pages[: -(-size // mmap.PAGESIZE) * mmap.PAGESIZE])
+        file.finish(size)
+
+
+@contextlib.contextmanager
+def published(folder: Path, name: str) -> Iterator[Path]:
+    """A new folder to be filled, which becomes `folder`/`name` by one rename, so that it survives a power
+    cut; what had the name before is removed.
+
+    After an error nothing is left of it. One process at a time publishes in `folder`: what those before it
+    left half-written is removed first. Raises OSError.
+    """
+    staging, final = folder / f"{STAGING}{os.getpid()}", folder / name
+    try:
+        for left in folder.glob(f"{STAGING}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        staging.mkdir(parents=True)
+        yield staging
+        sync_folder(staging)
+        if final.exists():
+            shutil.rmtree(final)
+        staging.rename(final)
+        sync_folder(folder)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Writes a small file so that it survives a power cut. Raises OSError."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def seal(state: Any) -> bytes:
+    """`state` as JSON, with a checksum of it."""
+    text = json.dumps(state)
+    return json.dumps({"crc32": zlib.crc32(text.encode()), "state": text}).encode()
+
+
+def unseal(data: bytes) -> Any:
+    """What `seal` was given. Raises ValueError, KeyError or TypeError where it isn't that any more."""
+    outer = json.loads(data)
+    if zlib.crc32(outer["state"].encode()) != outer["crc32"]:
+        raise ValueError("its checksum doesn't match")
+    return json.loads(outer["state"])
 
 
 def _past_the_cache(descriptor: int, wanted: bool) -> bool:

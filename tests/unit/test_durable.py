@@ -58,3 +58,34 @@ def test_what_goes_wrong_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(durable.os, "write", full)
     with pytest.raises(OSError, match="No space"):
         write_pages(tmp_path / "file", pages(8), 8)
+
+
+def test_a_folder_is_published_whole_or_not_at_all(tmp_path: Path):
+    (tmp_path / ".staging-1").mkdir()
+    for text in ("one", "two"):
+        with durable.published(tmp_path, "name") as staging:
+            assert not (tmp_path / ".staging-1").exists()
+            durable.write_synced(staging / "file", text.encode())
+        assert (tmp_path / "name" / "file").read_text() == text
+    with pytest.raises(RuntimeError), durable.published(tmp_path, "name") as staging:
+        durable.write_synced(staging / "file", b"three")
+        raise RuntimeError
+    assert (tmp_path / "name" / "file").read_text() == "two"
+    assert os.listdir(tmp_path) == ["name"]
+
+
+def test_a_sealed_state_that_was_changed_is_not_believed():
+    sealed = durable.seal({"step": 12, "names": ["a"]})
+    assert durable.unseal(sealed) == {"step": 12, "names": ["a"]}
+    with pytest.raises(ValueError, match="checksum"):
+        durable.unseal(sealed.replace(b"12", b"13"))
+
+
+def test_a_file_is_written_piece_by_piece(tmp_path: Path):
+    data = pages(3 << 20)
+    file = durable.PageFile(tmp_path / "file", 3 << 20)
+    for low in range(0, 3 << 20, 1 << 20):
+        file.write(data[low : low + (1 << 20)])
+    file.finish((3 << 20) - 100)
+    file.close()
+    assert (tmp_path / "file").read_bytes() == data[: (3 << 20) - 100]

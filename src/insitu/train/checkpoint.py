@@ -13,26 +13,23 @@ renamed at once, `state.json` is written last: what has none isn't there.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
 import shutil
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from insitu.durable import NO_ROOM, sync_folder, write_pages
+from insitu.durable import NO_ROOM, published, seal, unseal, write_pages, write_synced
 from insitu.errors import CheckpointError, StorageFull
 from insitu.train.image import Image, read_image
 from insitu.train.plain import pack, unpack
 
 FORMAT = 3
 _NAME = re.compile(r"epoch-(\d+)\.step-(\d+)")
-_STAGING = ".staging-"
 _SLICE_BYTES = 4 << 20
 _LOG = logging.getLogger("insitu")
 
@@ -76,9 +73,7 @@ class Packed:
             "arrays": parcel.kinds,
             "xxh3": image.checksum,
         }
-        text = json.dumps(state)
-        whole = json.dumps({"crc32": zlib.crc32(text.encode()), "state": text}).encode()
-        return cls(checkpoint.epoch, checkpoint.step, image, whole)
+        return cls(checkpoint.epoch, checkpoint.step, image, seal(state))
 
 
 class Folder(Protocol):
@@ -150,10 +145,7 @@ class CheckpointStore:
         try:
             text, file = self._folder.read(name)
             with file:
-                outer = json.loads(text)
-                if zlib.crc32(outer["state"].encode()) != outer["crc32"]:
-                    raise CheckpointError(f"The checkpoint {path} is damaged: its state.json has changed.")
-                state = json.loads(outer["state"])
+                state = unseal(text)
                 if state["format"] != FORMAT:
                     raise CheckpointError(
                         f"The checkpoint {path} has format {state['format']}; this version reads {FORMAT}."
@@ -200,22 +192,9 @@ class _LocalFolder:
         return sorted(p.name for p in self._root.iterdir() if _NAME.fullmatch(p.name))
 
     def write(self, name: str, image: Image, state: bytes) -> None:
-        staging = self._root / f"{_STAGING}{os.getpid()}"
-        final = self._root / name
-        try:
-            for left in self._root.glob(f"{_STAGING}*"):
-                shutil.rmtree(left, ignore_errors=True)
-            staging.mkdir(parents=True)
+        with published(self._root, name) as staging:
             write_pages(staging / "arrays.bin", image.pages, image.nbytes)
-            _write_state(staging / "state.json", state)
-            sync_folder(staging)
-            if final.exists():
-                shutil.rmtree(final)
-            staging.rename(final)
-            sync_folder(self._root)
-        except OSError:
-            shutil.rmtree(staging, ignore_errors=True)
-            raise
+            write_synced(staging / "state.json", state)
 
     def read(self, name: str) -> tuple[bytes, Any]:
         folder = self._root / name
@@ -223,13 +202,6 @@ class _LocalFolder:
 
     def remove(self, name: str) -> None:
         shutil.rmtree(self._root / name, ignore_errors=True)
-
-
-def _write_state(path: Path, state: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(state)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 class _RemoteFolder:
