@@ -287,6 +287,23 @@ def test_parameter_servers_end_with_the_training(insitu: Insitu) -> None:
     assert codes == {"worker:0": 0, "ps:0": -signal.SIGTERM}
 
 
+def test_a_parameter_server_on_each_node_where_auto_is_asked_for(insitu: Insitu) -> None:
+    insitu.run("up", "--nodes", "3")
+    insitu.script("import os, time\nif os.environ['INSITU_TASK'].startswith('ps'): time.sleep(600)")
+    run = insitu.start(*ONE, "--ps", "auto")
+    told = insitu.json("describe", run.job_id)["task_list"]
+    assert [(t["task"], t["node"]) for t in told if t["task"].startswith("ps")] == [
+        (f"ps:{index}", f"node-{index}") for index in range(3)
+    ]
+
+
+@pytest.mark.parametrize("asked", ["-1", "some", "1.5", ""])
+def test_parameter_servers_that_are_no_number(insitu: Insitu, asked: str) -> None:
+    insitu.script("")
+    done = insitu.run("start", *ONE, "--ps", asked, "data/train", str(insitu.folder), "train.py", code=2)
+    assert "--ps must be a number of tasks, at least 0, or auto" in " ".join(done.stderr.split())
+
+
 def test_a_job_that_stands_still_is_stopped_with_its_stacks_in_the_logs(insitu: Insitu) -> None:
     insitu.script(
         "import insitu, time\nfrom insitu.progress import ProgressWriter\n"

@@ -31,6 +31,7 @@ Examples:
     insitu start --workers 2 --seed 7 digits/train ./my_job train.py --epochs 3
     insitu start --detach --name nightly quickdraw job.zip python train.py
     insitu start --workers 2 --ps 1 --chief digits ./my_job parameter_server.py
+    insitu start --ps auto clicks/train ./my_job train.py
 """
 
 
@@ -72,7 +73,9 @@ def start(
     workers: Annotated[
         int | None, typer.Option(help="Worker tasks.", show_default="one per node that owns data")
     ] = None,
-    ps: Annotated[int, typer.Option(help="Parameter server tasks.")] = 0,
+    ps: Annotated[
+        str, typer.Option(metavar="M|auto", help="Parameter server tasks; auto: one on each node.")
+    ] = "0",
     ps_backups: Annotated[
         int, typer.Option(help="Other servers that mirror each server, so that losing one costs nothing.")
     ] = 0,
@@ -138,7 +141,7 @@ def start(
         on_loss=on_loss,  # type: ignore[arg-type]
         standby=standby,
         memory_checkpoint=memory_checkpoint,
-        ps=ps,
+        ps=server_tasks(ps),
         ps_backups=ps_backups,
         chief=chief,
         evaluator=evaluator,
@@ -161,6 +164,17 @@ def start(
     tell(job_id)
     if not detach:
         raise typer.Exit(stream(paths.job(job_id), prefix=prefix))
+
+
+def server_tasks(text: str) -> int | None:
+    """What --ps says: a number of tasks, or None for one on each node. Raises InputError."""
+    if text == "auto":
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise InputError(
+            f"--ps must be a number of tasks, at least 0, or auto: one on each node. Received: {text}"
+        )
+    return int(text)
 
 
 def stream(job: JobPaths, *, prefix: bool, start: int = 0) -> int:

@@ -33,7 +33,7 @@ from insitu.config import DeviceSettings
 from insitu.errors import ClusterError, JobSpecError, StorageFull
 from insitu.grid import Catalog, load_topology
 from insitu.paths import JobPaths, Paths
-from insitu.spec import CacheSpec, JobSpec, Placement, check_simple_name
+from insitu.spec import CacheSpec, JobSpec, Placement, Topology, check_simple_name
 
 SECRET_BYTES = 32
 _supervisors: list[subprocess.Popen[bytes]] = []
@@ -45,7 +45,8 @@ class Request:
     """What `insitu start` was given. None: the default, which depends on the cache and the machine.
 
     `shards` defaults to `workers`, `workers` to the number of nodes that own data, `threads` to the machine's
-    cores divided by the tasks that compute. `stall_timeout` is in seconds.
+    cores divided by the tasks that compute. `ps` None is one on each node: tables of a cache that is spread
+    over these want all of their memory. `stall_timeout` is in seconds.
     """
 
     cache: str
@@ -53,7 +54,7 @@ class Request:
     command: tuple[str, ...]
     workers: int | None = None
     shards: int | None = None
-    ps: int = 0
+    ps: int | None = 0
     ps_backups: int = 0
     chief: bool = False
     evaluator: bool = False
@@ -76,7 +77,7 @@ def submit(paths: Paths, request: Request) -> str:
     """
     cache = Catalog(paths).get(request.cache)
     topology = load_topology(paths)
-    spec = _spec(request, cache, default_workers(cache, topology))
+    spec = _spec(request, cache, topology)
     placement = place(spec, cache, topology)
     clean_up(paths, cache.name)
     job = paths.job(spec.job_id)
@@ -102,12 +103,12 @@ def submit(paths: Paths, request: Request) -> str:
     return spec.job_id
 
 
-def _spec(request: Request, cache: CacheSpec, default: int) -> JobSpec:
+def _spec(request: Request, cache: CacheSpec, topology: Topology) -> JobSpec:
     if request.engine != "local":
         raise JobSpecError(
             f"--engine must be local; ray isn't available in this version. Received: {request.engine}"
         )
-    workers = default if request.workers is None else request.workers
+    workers = default_workers(cache, topology) if request.workers is None else request.workers
     if request.workers is None and request.shards is not None:
         workers = min(workers, max(1, request.shards))
     name = request.name or re.sub(r"[^A-Za-z0-9_.-]", "-", cache.name.rpartition("/")[2])
@@ -121,7 +122,7 @@ def _spec(request: Request, cache: CacheSpec, default: int) -> JobSpec:
         command=request.command,
         workers=workers,
         shards=workers if request.shards is None else request.shards,
-        ps=request.ps,
+        ps=len(topology.nodes) if request.ps is None else request.ps,
         ps_backups=request.ps_backups,
         chief=request.chief,
         evaluator=request.evaluator,
