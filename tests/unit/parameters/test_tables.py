@@ -204,3 +204,27 @@ def test_an_arena_lends_and_takes_back():
     whole.give_back()
     assert arena.lent == 0
     arena.close()
+
+
+def test_what_the_arena_hands_out_comes_back_with_its_last_view():
+    arena = Arena(1 << 12)
+    kind = np.dtype("f4")
+    loan = arena.lend([((8,), np.dtype("i8")), ((100,), kind)])
+    assert loan is not None
+    handed = loan.hand_out(1)
+    loan.give_back()
+    handed[...] = 3
+    view = handed.reshape(10, 10)[2:]
+    del handed, loan
+    assert arena.lent == 512
+    assert arena.lend([((900,), kind)]) is None
+    assert (view == 3).all()
+    del view
+    assert arena.lent == 0
+    loan = arena.lend([((1000,), kind)])
+    assert loan is not None
+    copy = loan.hand_out(0)  # most of it is lent
+    loan.give_back()
+    assert arena.lent == 0
+    assert copy.shape == (1000,)
+    arena.close()
