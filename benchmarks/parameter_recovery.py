@@ -1,10 +1,13 @@
 """What a checkpoint of parameter servers and the death of one cost a worker that trains on them.
 
 Two servers and one worker of plain NumPy, each a process. The servers hold 5,824,522 dense parameters and a
-table of a million rows of 64 floats. A step pushes a gradient of all parameters and pulls the values.
+table of a million rows of 64 floats. A step looks up the rows of 4,096 keys drawn by Zipf's law, pushes a
+gradient of these and of all parameters, and pulls the values. Plain gradient descent, and Adam with its two
+slots for each parameter and for each element of a row.
 
     checkpoint    `Client.checkpoint` of everything, while steps go on: how long the step takes in which it
-                  begins and the servers stand still, and the longest one until it is on disk
+                  begins and the servers stand still, and those until it is on disk; beside as many steps
+                  without one, of which the longest says what the machine does of itself
     a server dies one of two servers with `backups=1` is killed: seconds from the kill to the end of the first
                   step afterwards, in which the mirror takes over
 
@@ -28,6 +31,10 @@ import numpy as np
 
 SHAPES = {"a": (784, 2048), "b": (2048, 2048), "c": (2048, 10)}
 ROWS, WIDTH, BLOCK = 1_000_000, 64, 1 << 16
+DRAWS, EXPONENT, BATCHES = 4096, 1.05, 64
+UPDATERS = ("sgd", "adam")
+WARM_UP = 30
+"""Steps."""
 SECRET = b"benchmark"
 SETTLED = 30.0
 """Seconds in which a mirror has a copy of everything."""
@@ -44,22 +51,40 @@ def _serve(addresses: list[str], index: int, backups: int) -> None:
 class Training:
     """A worker with its servers: `step()` trains one, `servers` are their processes."""
 
-    def __init__(self, client: Any, servers: list[Any]) -> None:
+    def __init__(self, client: Any, servers: list[Any], rows: int) -> None:
         self.client, self.servers = client, servers
         self._sequence = 0
+        self._keys = _batches(rows)
+        self._gradients = np.full((DRAWS, WIDTH), 1e-6, np.float32)
 
     def step(self) -> float:
         """Seconds."""
+        tables = None
         started = time.perf_counter()
-        push = self.client.push(self._sequence, 16, hold=True, pulls=True)
+        if self._keys:
+            keys = self._keys[self._sequence % len(self._keys)]
+            self.client.pull_rows("rows", keys).result()
+            tables = {"rows": (keys, self._gradients[: len(keys)])}
+        push = self.client.push(self._sequence, 16, tables=tables, hold=True, pulls=True)
         self.client.pull().result()
         push.result()
         self._sequence += 1
         return time.perf_counter() - started
 
 
+def _batches(rows: int) -> list[Any]:
+    """Distinct keys, ascending; the popular ones lie anywhere."""
+    if not rows:
+        return []
+    rng = np.random.default_rng(0)
+    cumulated = np.cumsum(np.arange(1, rows + 1, dtype=np.float64) ** -EXPONENT)
+    place = rng.permutation(rows)
+    drawn = (np.searchsorted(cumulated, rng.random(DRAWS) * cumulated[-1]) for _ in range(BATCHES))
+    return [np.unique(place[ranks]) for ranks in drawn]
+
+
 @contextlib.contextmanager
-def training(backups: int, rows: int) -> Iterator[Training]:
+def training(backups: int, rows: int, updater: str = "sgd") -> Iterator[Training]:
     from insitu.parameters import Table, connect
 
     context, addresses = multiprocessing.get_context("spawn"), common.addresses(2)
@@ -70,24 +95,27 @@ def training(backups: int, rows: int) -> Iterator[Training]:
         server.start()
     try:
         with connect(addresses, secret=SECRET, backups=backups) as client:
-            client.define({name: (shape, "float32") for name, shape in SHAPES.items()})
-            client.define_tables([Table("rows", WIDTH)])
+            client.define({name: (shape, "float32") for name, shape in SHAPES.items()}, updater=updater)
+            client.define_tables([Table("rows", WIDTH, updater=updater)])
             for low in range(0, rows, BLOCK):
                 client.pull_rows("rows", np.arange(low, min(rows, low + BLOCK))).result()
             client.flat_gradients()[...] = 1e-6
-            yield Training(client, servers)
+            yield Training(client, servers, rows)
     finally:
         for server in servers:
             server.kill()
             server.join()
 
 
-def checkpoints(rows: int, rounds: int) -> dict[str, Any]:
-    """Medians over checkpoints: seconds of a step, of one that a checkpoint is begun in, of the longest until
-    it is on disk, and until that."""
-    began, longest, written = [], [], []
-    with training(0, rows) as trained, tempfile.TemporaryDirectory() as folder:
-        usual = statistics.median(trained.step() for _ in range(40))
+def checkpoints(rows: int, rounds: int, updater: str) -> dict[str, Any]:
+    """Seconds: of a step and of the longest of many, undisturbed; medians over checkpoints of a step in which
+    one is begun, of the median and the longest step until it is on disk, and until that. Bytes of one."""
+    began, usual, longest, written = [], [], [], []
+    with training(0, rows, updater) as trained, tempfile.TemporaryDirectory() as folder:
+        trained.client.expect_checkpoints()
+        for _ in range(WARM_UP):
+            trained.step()
+        undisturbed = [trained.step() for _ in range(60)]
         for _ in range(rounds):
             started = time.perf_counter()
             future = trained.client.checkpoint(Path(folder))
@@ -95,13 +123,20 @@ def checkpoints(rows: int, rounds: int) -> dict[str, Any]:
             steps = []
             while not future.done():
                 steps.append(trained.step())
-            longest.append(max(steps, default=0.0))
             written.append(time.perf_counter() - started)
-        size = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
-    medians = {
-        n: statistics.median(v) for n, v in (("began", began), ("longest", longest), ("written", written))
+            usual.append(statistics.median(steps or [0.0]))
+            longest.append(max(steps, default=0.0))
+            undisturbed += [trained.step() for _ in steps]
+        newest = max(Path(folder).glob("server-0/checkpoint-*")).name
+        size = sum(file.stat().st_size for file in Path(folder).glob(f"server-*/{newest}/*"))
+    figures = {"began": began, "until": usual, "longest": longest, "written": written}
+    return {
+        "step": statistics.median(undisturbed),
+        "longest_undisturbed": max(undisturbed),
+        **{name: statistics.median(values) for name, values in figures.items()},
+        "figures": figures,
+        "bytes": size,
     }
-    return {"step": usual, **medians, "figures": [began, longest, written], "bytes": size}
 
 
 def deaths(rounds: int) -> list[float]:
@@ -127,30 +162,25 @@ def main() -> None:
     machine = common.machine()
     print(common.machine_line(machine) + "\n")
     rounds = options.rounds or (1 if options.quick else 5)
-    told = checkpoints(10_000 if options.quick else ROWS, rounds)
-    step = told["step"]
+    told = {}
+    for updater in UPDATERS:
+        told[updater] = one = checkpoints(10_000 if options.quick else ROWS, rounds, updater)
+        size, seconds = one["bytes"] / 1e6, one["written"]
+        print(f"{updater}, a checkpoint of {size:,.0f} MB on disk after {seconds:.2f} s\n")
+        rows = [
+            [what, f"{1000 * one[name]:.1f} ms", f"{one[name] / one['step']:.1f}"]
+            for what, name in (
+                ("a step, undisturbed", "step"),
+                ("the longest of many, undisturbed", "longest_undisturbed"),
+                ("a step and the beginning of a checkpoint", "began"),
+                ("a step until it is on disk", "until"),
+                ("the longest of these", "longest"),
+            )
+        ]
+        print(common.table(["", "median", "steps"], rows) + "\n")
     found = deaths(rounds)
-    rows = [
-        ["a step, undisturbed", f"{1000 * step:.1f} ms", "1.0"],
-        [
-            "a step and the beginning of a checkpoint",
-            f"{1000 * told['began']:.1f} ms",
-            f"{told['began'] / step:.1f}",
-        ],
-        [
-            "the longest step until it is on disk",
-            f"{1000 * told['longest']:.1f} ms",
-            f"{told['longest'] / step:.1f}",
-        ],
-        [f"until it is on disk, {told['bytes'] / 1e6:,.0f} MB", f"{told['written']:.2f} s", ""],
-        [
-            "the step in which a server dies",
-            f"{statistics.median(found):.2f} s (at most {max(found):.2f})",
-            "",
-        ],
-    ]
-    print(common.table(["", "median", "steps"], rows))
-    common.save_json(options.json, "parameter_recovery", machine, checkpoint=told, deaths=found)
+    print(f"The step in which a server dies: {statistics.median(found):.2f} s (at most {max(found):.2f}).")
+    common.save_json(options.json, "parameter_recovery", machine, checkpoints=told, deaths=found)
 
 
 if __name__ == "__main__":

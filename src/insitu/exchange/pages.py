@@ -22,7 +22,6 @@ _PRIVATE_ANONYMOUS = 0x22
 _NO_RESERVE = 0x4000
 _MAY_MOVE_TO_KEEPING_BOTH = 1 | 2 | 4
 _MADV_HUGEPAGE = 14
-_MADV_DONTFORK = 10
 _FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -37,11 +36,11 @@ _libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctyp
 class Pages:
     """`size` zero bytes at an address that is a multiple of 2 MiB. Arrays made by `array` keep them.
 
-    Unless `forked`, a copy of this process (os.fork) hasn't got them, and must not touch them: then they need
-    not be copied page by page where this process goes on writing to them.
+    Unless `huge`, the system gives them in small pages, when they are first touched: less of them where a few
+    bytes here and there are needed.
     """
 
-    def __init__(self, size: int, *, forked: bool = True) -> None:
+    def __init__(self, size: int, *, huge: bool = True) -> None:
         self.size = size
         self._room = max(PAGE, -(-size // PAGE) * PAGE)
         self._start = _libc.mmap(
@@ -56,9 +55,8 @@ class Pages:
             self._start = None
             raise ExchangeError(f"{size} bytes of memory can't be had: {os.strerror(ctypes.get_errno())}")
         self.address = -(-self._start // HUGE) * HUGE
-        _libc.madvise(self.address, self._room, _MADV_HUGEPAGE)
-        if not forked:
-            _libc.madvise(self.address, self._room, _MADV_DONTFORK)
+        if huge:
+            _libc.madvise(self.address, self._room, _MADV_HUGEPAGE)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Checkpoints of one server: written by a copy of the process while the server goes on, and read again.
+"""Checkpoints of one server: written by a thread while the server goes on, and read again.
 
 DIRECTORY/
   server-0/                     the first server's; servers on hosts of their own may have disks of their own
     checkpoint-00000005/
       arrays.bin                the numbers, one array after the other
-      state.json                what they are, each with its CRC-32, and the account
+      state.json                what they are, each with its checksum (XXH3), and the account
     .staging-PID/               half-written; invisible to readers, removed by the next writer
 
 A checkpoint of number n is the same moment on all servers: each shard's pushes up to one sequence and no
@@ -14,113 +14,107 @@ further. A server takes the newest number that all servers whose folders it sees
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import os
 import re
 import shutil
-import warnings
-import zlib
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
+import xxhash
 
-from insitu.durable import NO_ROOM, sync_folder
+from insitu.durable import NO_ROOM, PageFile, published, seal, unseal, write_synced
 from insitu.errors import CheckpointError, InsituError, ParameterError, StorageFull
-from insitu.parameters.snapshots import Snapshot
-from insitu.parameters.wire import Array, as_bytes, dtype_of
+from insitu.exchange.arithmetic import PAGE
+from insitu.exchange.pages import Pages
+from insitu.parameters.moments import KeptArray
+from insitu.parameters.snapshots import Lasting, Snapshot
+from insitu.parameters.wire import Array, dtype_of
 
 _NAME = re.compile(r"checkpoint-(\d{8})")
 _KEEP = 2
-_SLICE = 8 << 20
+_PIECE = 1 << 20
+"""Bytes that are read, summed and put in their place at a time: they stay in the cache meanwhile."""
+_AT_ONCE = 4 << 20
+"""Bytes per call of the system."""
+_NICENESS = 10
 _LOG = logging.getLogger("insitu")
+_Step = Callable[[], None]
 
 
 def folder_of(directory: Path, server: int) -> Path:
     return directory / f"server-{server}"
 
 
-@dataclass(slots=True)
-class Writing:
-    """A checkpoint that a child process is writing. `pipe` becomes readable once it's done."""
+class _Stopped(Exception):
+    """Internal: nobody wants the checkpoint any more."""
 
-    process: int
-    pipe: int
+
+class Writing:
+    """A checkpoint that is being written, by a thread of its own. Its file number becomes readable once it is
+    done. Raises ParameterError where that can't be begun."""
+
+    def __init__(self, directory: Path, number: int, server: int, lasting: Lasting) -> None:
+        self._error: InsituError | None = None
+        self._unwanted = threading.Event()
+        self._out, self._into = os.pipe2(os.O_CLOEXEC)
+        arguments = (folder_of(directory, server), number, lasting)
+        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            os.close(self._out)
+            os.close(self._into)
+            raise ParameterError(f"No thread can be started to write a checkpoint: {error}") from error
+
+    def _write(self, folder: Path, number: int, lasting: Lasting) -> None:
+        try:
+            with contextlib.suppress(OSError):
+                # Of this thread alone: where processors are few, those who train come first.
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            write(folder, number, lasting, self._look)
+        except _Stopped:
+            self._error = CheckpointError("The server ended before its checkpoint was on disk")
+        except InsituError as error:
+            self._error = error
+        except Exception as error:
+            self._error = CheckpointError(f"A checkpoint can't be written to {folder}: {error!r}")
+        finally:
+            os.close(self._into)
+
+    def _look(self) -> None:
+        if self._unwanted.is_set():
+            raise _Stopped
 
     def fileno(self) -> int:
-        return self.pipe
+        return self._out
 
     def end(self) -> InsituError | None:
-        """What came of it, once `pipe` is readable; None: it is published."""
-        told = b""
-        while block := os.read(self.pipe, 1 << 16):
-            told += block
-        os.close(self.pipe)
-        _, status = os.waitpid(self.process, 0)
-        if told:
-            kind, text = json.loads(told)
-            return StorageFull(text) if kind == "StorageFull" else CheckpointError(text)
-        if status:
-            return CheckpointError(f"The process that wrote a checkpoint ended with status {status}")
-        return None
+        """Waits for what came of it; None: it is published."""
+        self._thread.join()
+        os.close(self._out)
+        return self._error
+
+    def stop(self) -> None:
+        """Gives it up, unless it is published already."""
+        self._unwanted.set()
+        self.end()
 
 
-def begin(directory: Path, number: int, server: int, snapshot: Snapshot) -> Writing:
-    """Begins to write in a copy of this process, which sees the snapshot as it is now whatever happens to it
-    later: the system copies the pages that change meanwhile. Raises ParameterError where that can't be."""
-    out, into = os.pipe2(os.O_CLOEXEC)
+def write(folder: Path, number: int, lasting: Lasting, look: _Step = lambda: None) -> None:
+    """Writes and publishes a checkpoint, then removes the oldest beyond those to keep. Calls `look` now and
+    then, which may raise. Raises StorageFull, CheckpointError: nothing half-written stays, older ones
+    stand."""
     try:
-        with warnings.catch_warnings():
-            # A copy of a process with threads has only this one; all that it does is to write files.
-            warnings.simplefilter("ignore")
-            process = os.fork()
+        with published(folder, f"checkpoint-{number:08d}") as staging:
+            described = _write_arrays(staging / "arrays.bin", lasting.arrays, look)
+            state = {**lasting.meta, "number": number, "arrays": described}
+            write_synced(staging / "state.json", seal(state))
     except OSError as error:
-        os.close(out)
-        os.close(into)
-        raise ParameterError(f"No process can be started to write a checkpoint: {error.strerror}") from error
-    if not process:
-        _write_and_exit(directory, number, server, snapshot, into)
-    os.close(into)
-    return Writing(process, out)
-
-
-def _write_and_exit(directory: Path, number: int, server: int, snapshot: Snapshot, pipe: int) -> NoReturn:
-    """In the child. Connections are closed first: a peer must notice when the server itself dies."""
-    status = 1
-    try:
-        os.closerange(3, pipe)
-        os.closerange(pipe + 1, 1 << 16)
-        write(folder_of(directory, server), number, snapshot)
-        status = 0
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.write(pipe, json.dumps([type(error).__name__, str(error)]).encode())
-    finally:
-        os._exit(status)
-
-
-def write(folder: Path, number: int, snapshot: Snapshot) -> None:
-    """Writes and publishes a checkpoint, then removes the oldest beyond those to keep. Raises StorageFull,
-    CheckpointError: nothing half-written stays, older ones stand."""
-    staging, final = folder / f".staging-{os.getpid()}", folder / f"checkpoint-{number:08d}"
-    try:
-        for left in folder.glob(".staging-*"):
-            shutil.rmtree(left, ignore_errors=True)
-        staging.mkdir(parents=True)
-        described = _write_arrays(staging / "arrays.bin", snapshot.arrays)
-        with (staging / "state.json").open("w") as file:
-            json.dump({**snapshot.meta, "number": number, "arrays": described}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        if final.exists():
-            shutil.rmtree(final)
-        staging.rename(final)
-        sync_folder(folder)
-    except OSError as error:
-        shutil.rmtree(staging, ignore_errors=True)
         if error.errno in NO_ROOM:
             raise StorageFull(
                 f"No room is left for a checkpoint in {folder}. The last one that was published stands, and "
@@ -131,21 +125,46 @@ def write(folder: Path, number: int, snapshot: Snapshot) -> None:
         shutil.rmtree(folder / f"checkpoint-{old:08d}", ignore_errors=True)
 
 
-def _write_arrays(path: Path, arrays: dict[str, Array]) -> list[Any]:
-    """[name, dtype, shape, CRC-32] of each, in the order in which they lie in the file."""
+def _write_arrays(path: Path, arrays: Mapping[str, Array | KeptArray], look: _Step) -> list[Any]:
+    """[name, dtype, shape, XXH3] of each, in the order in which they lie in the file."""
     described = []
-    with path.open("wb", buffering=0) as file:
+    room = Pages(_AT_ONCE).array()
+    with contextlib.closing(PageFile(path, sum(array.nbytes for array in arrays.values()))) as file:
+        size = filled = 0
         for name, array in arrays.items():
-            crc32 = 0
-            data = as_bytes(np.ascontiguousarray(array)) if array.nbytes else memoryview(b"")
-            for low in range(0, len(data), _SLICE):
-                part = data[low : low + _SLICE]
-                crc32 = zlib.crc32(part, crc32)
-                while part:
-                    part = part[file.write(part) :]
-            described.append([name, array.dtype.name, list(array.shape), crc32])
-        os.fsync(file.fileno())
+            summed = xxhash.xxh3_64()
+            for piece in _pieces(array):
+                look()
+                summed.update(piece.data)
+                size += piece.size
+                while piece.size:
+                    part = piece[: room.size - filled]
+                    room[filled : filled + part.size] = part
+                    filled, piece = filled + part.size, piece[part.size :]
+                    if filled == room.size:
+                        file.write(room.data)
+                        filled = 0
+            described.append([name, array.dtype.name, list(array.shape), summed.hexdigest()])
+        file.write(room[: -(-filled // PAGE) * PAGE].data)
+        file.finish(size)
     return described
+
+
+def _pieces(array: Array | KeptArray) -> Iterator[Array]:
+    """The bytes of an array, uint8[n], piece by piece. One is gone when the next is asked for."""
+    if not array.nbytes:
+        return
+    if isinstance(array, KeptArray):
+        rows = max(1, _PIECE * len(array) // array.nbytes)
+        out = np.empty((rows, *array.shape[1:]), array.dtype)
+        for low in range(0, len(array), rows):
+            high = min(len(array), low + rows)
+            array.read(low, high, out[: high - low])
+            yield out[: high - low].reshape(-1).view(np.uint8)
+        return
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    for low in range(0, flat.size, _PIECE):
+        yield flat[low : low + _PIECE]
 
 
 def numbers(folder: Path) -> list[int]:
@@ -174,15 +193,15 @@ def newest(directory: Path, server: int) -> Snapshot | None:
 def read(path: Path) -> Snapshot:
     """Raises CheckpointError where it isn't whole."""
     try:
-        meta = json.loads((path / "state.json").read_text())
+        meta = unseal((path / "state.json").read_bytes())
         described = meta.pop("arrays")
         data = np.memmap(path / "arrays.bin", np.uint8, "r") if (path / "arrays.bin").stat().st_size else None
         arrays, at = {}, 0
-        for name, dtype, shape, crc32 in described:
+        for name, dtype, shape, checksum in described:
             kind = dtype_of(dtype)
             size = math.prod(shape) * kind.itemsize
             part = np.empty(0, np.uint8) if data is None else data[at : at + size]
-            if part.size != size or zlib.crc32(as_bytes(part) if size else b"") != crc32:
+            if part.size != size or xxhash.xxh3_64_hexdigest(part.data) != checksum:
                 raise CheckpointError(f"The checkpoint {path} is damaged: {name} isn't what was written.")
             arrays[name] = np.array(part).view(kind).reshape(shape)
             at += size

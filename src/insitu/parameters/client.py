@@ -49,7 +49,10 @@ def connect(
     """
     hosted = (rank,) if shards is None else tuple(shards)
     if not addresses:
-        raise InputError("Parameter servers need at least one task: start the job with --ps 1 or more")
+        raise InputError(
+            "Parameter servers need at least one task: start the job with --ps auto, for one on each node, or "
+            "--ps 1 or more"
+        )
     if transport not in get_args(Transport):
         raise InputError(
             f"transport must be one of {', '.join(get_args(Transport))}. Received: {transport!r}"
@@ -91,6 +94,7 @@ class Client(TableSession):
         self._versions = [0] * len(self.links)
         self._decisions: list[Any] = []
         self._told = False
+        self._expects = False
 
     def open(self) -> None:
         """Connects; `connect` has done so."""
@@ -402,6 +406,14 @@ class Client(TableSession):
         answers = self.everywhere("last_applied", meta).result()
         found = [int(answer.meta["sequence"]) for answer in answers]
         return found[0] if self.mode == "sync" and not table else min(found)
+
+    def expect_checkpoints(self) -> None:
+        """Has servers make room now for the copies that checkpoints are written from; otherwise the first one
+        takes longer."""
+        if not self._expects:
+            self._expects = True
+            self.everywhere("expect_checkpoints", {}).result()
+            self.remember("expect_checkpoints", {})
 
     def checkpoint(self, directory: str | os.PathLike[str]) -> Future[int]:
         """Has all servers write what they hold to `directory`, all at the same moment: see

@@ -2,8 +2,8 @@
 
 The chief asks all servers to freeze: they keep what is pushed from then on, unanswered, and say what they
 have applied. Of each shard, the furthest that any of them has is the cut: pushes up to there are on their way
-to the others too, and are let through. Once a server is at the cut it has its checkpoint written by a copy of
-the process, and goes on with what it kept. In mode sync the leader's version is the cut, and the others
+to the others too, and are let through. Once a server is at the cut, a thread of it begins to write what it
+held then, and it goes on with what it kept. In mode sync the leader's version is the cut, and the others
 follow its decisions.
 """
 
@@ -19,7 +19,7 @@ from insitu.errors import InsituError, ParameterError
 from insitu.parameters import checkpoints, snapshots
 from insitu.parameters.connection import Connection
 from insitu.parameters.holdings import Holdings
-from insitu.parameters.wire import Message
+from insitu.parameters.wire import Array, Message
 
 PATIENCE = 10.0
 """Seconds for which a server stays frozen at most."""
@@ -49,6 +49,19 @@ class Freezer:
         self._finish = finish
         self._frozen: _Frozen | None = None
         self._writing = False
+        self._expected = False
+        self._room: dict[str, Array] = {}
+        """Copies of the dense arrays, kept from one checkpoint to the next."""
+
+    def expect(self) -> None:
+        """Checkpoints will come: makes room for copies now or, where nothing is defined yet, as it is."""
+        self._expected = True
+        self.make_room()
+
+    def make_room(self) -> None:
+        """To be called when something was defined."""
+        if self._expected:
+            snapshots.make_room(self._holdings, self._room)
 
     def freeze(self, connection: Connection) -> dict[str, Any]:
         """What has been applied here. Raises ParameterError where a checkpoint is under way."""
@@ -97,14 +110,17 @@ class Freezer:
 
         def done(error: InsituError | None) -> None:
             self._writing = False
+            snapshots.let_go(self._holdings)
             self._finish(connection, message, error)
 
         try:
             directory = Path(str(message.meta["directory"]))
-            snapshot = snapshots.apart(snapshots.take(self._holdings))
-            writing = checkpoints.begin(directory, number, self._holdings.server, snapshot)
-        except InsituError as error:
-            self._finish(connection, message, error)
+            lasting = snapshots.keep(self._holdings, self._room)
+            writing = checkpoints.Writing(directory, number, self._holdings.server, lasting)
+        except (InsituError, MemoryError) as error:
+            snapshots.let_go(self._holdings)
+            none_left = ParameterError("No memory is left to write a checkpoint from")
+            self._finish(connection, message, error if isinstance(error, InsituError) else none_left)
         else:
             self._writing = True
             self._write_behind(writing, done)

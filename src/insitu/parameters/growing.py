@@ -25,8 +25,12 @@ class Growing:
     New rows are zero only where they were never used before.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], *, limit: int | None = None) -> None:
-        """`limit` bytes may be used at most (None: the machine's memory)."""
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], *, limit: int | None = None, huge: bool = True
+    ) -> None:
+        """`limit` bytes may be used at most (None: the machine's memory); in large pages of memory where they
+        are `huge`."""
+        self._huge = huge
         self._shape = shape
         self._dtype = dtype
         self._row_bytes = max(1, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
@@ -37,7 +41,7 @@ class Growing:
     def _reserve(self, rows: int) -> NDArray[Any]:
         while True:
             try:
-                whole = pages.Pages(rows * self._row_bytes).array()
+                whole = pages.Pages(rows * self._row_bytes, huge=self._huge).array()
                 return whole[: rows * self._row_bytes].view(self._dtype).reshape(rows, *self._shape)
             except ExchangeError:
                 # Where the system counts reservations (overcommit off), it grows by copying.

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from insitu.errors import DefinitionMismatch, InputError, NotFinite, SequenceError
 from insitu.exchange import arithmetic
-from insitu.exchange.pages import Pages
 from insitu.parameters import modes, native
 from insitu.parameters.histogram import Histogram
 from insitu.parameters.layout import Layout, Piece, as_dtype, difference
@@ -23,8 +22,6 @@ from insitu.parameters.updaters import Elementwise, Finalizing, Updater, make_up
 
 Array = NDArray[Any]
 Outcome = Literal["applied", "dropped"]
-_LARGE = 1 << 20
-"""Bytes."""
 MakeUpdater = Callable[[Mapping[str, Any] | str], Updater]
 
 
@@ -143,9 +140,7 @@ class Holdings:
             return
         self._updater = self._make_updater(config) if layout.variables else None
         self.layout, self.config, self.told = layout, config, told
-        self.values = {
-            g: _unforked(np.zeros(layout.own_size(self.server, g), as_dtype(g))) for g in layout.groups
-        }
+        self.values = {g: np.zeros(layout.own_size(self.server, g), as_dtype(g)) for g in layout.groups}
         self.slots = self._make_slots(layout)
         self.initialised = not layout.variables
 
@@ -154,11 +149,9 @@ class Holdings:
         if updater is None:
             return {}
         if updater.elementwise:
-            made = {g: updater.slots(g, flat.shape, flat.dtype) for g, flat in self.values.items()}
-        else:
-            pieces = layout.of(self.server)
-            made = {p.name: updater.slots(p.name, p.shape, as_dtype(p.variable.dtype)) for p in pieces}
-        return {o: {slot: _unforked(array) for slot, array in slots.items()} for o, slots in made.items()}
+            return {g: updater.slots(g, flat.shape, flat.dtype) for g, flat in self.values.items()}
+        pieces = layout.of(self.server)
+        return {p.name: updater.slots(p.name, p.shape, as_dtype(p.variable.dtype)) for p in pieces}
 
     def define_table(self, table: Table) -> None:
         """Raises DefinitionMismatch where it was defined otherwise before."""
@@ -479,16 +472,6 @@ class Holdings:
             "awaited": modes.awaited(self.rules, self.state),
             **self.account.to_json(),
         }
-
-
-def _unforked(array: Array) -> Array:
-    """A copy that processes forked off this one haven't got, where it is large: each step changes all of it,
-    so all its pages would be copied, one by one, while a checkpoint is written by such a process."""
-    if array.nbytes < _LARGE:
-        return array
-    whole = Pages(array.nbytes, forked=False).array().view(array.dtype).reshape(array.shape)
-    np.copyto(whole, array)
-    return whole
 
 
 def _told(piece: Piece) -> list[Any]:

@@ -170,7 +170,7 @@ class Mirrors:
         self._retry_at["copy"] = 0.0
 
     def _send_snapshot(self, connection: Connection, message: Message, holdings: Holdings) -> None:
-        snapshot = snapshots.take(holdings, held=True)
+        snapshot = snapshots.take(holdings)
         arrays = [np.array(array) for array in snapshot.arrays.values()]
         meta = {"held": True, "snapshot": snapshot.meta, "names": list(snapshot.arrays)}
         self._send(connection, Message(REPLY, message.request, meta, arrays))

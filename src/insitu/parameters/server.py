@@ -156,6 +156,8 @@ class ParameterServer:
                 key.fileobj.socket.close()
             elif isinstance(key.fileobj, Connection):
                 key.fileobj.close()
+            elif isinstance(key.fileobj, checkpoints.Writing):
+                key.fileobj.stop()
         self._selector.close()
         self._listener.close()
         os.close(self._wake_out)

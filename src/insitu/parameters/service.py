@@ -61,9 +61,8 @@ class Service:
         changed: Callable[[Message], int | None],
         write_behind: WriteBehind,
     ) -> None:
-        """`changed(message)` is called after each change with the request that made it, and says on which of
-        its own numbers the answers must wait (`release`), or None. `write_behind` looks after checkpoints
-        that are being written."""
+        """`changed(message)` is called after each change with its request, and says on which of its own
+        numbers the answers must wait (`release`), or None. `write_behind` looks after checkpoints."""
         self.holdings = holdings
         self.mirrored = False
         """Whether a mirror has all of it."""
@@ -77,12 +76,14 @@ class Service:
             for name in (
                 *CHANGES,
                 *("attach", "pull", "pull_rows", "last_applied", "stats", "read_rows", "hello"),
-                *("freeze", "checkpoint"),
+                *("expect_checkpoints", "freeze", "checkpoint"),
             )
         }
         self._retained: dict[int, list[tuple[Connection, Message]]] = {}
         """Answers that wait for the mirror, by the number of the change."""
         self._hold: int | None = None
+        self._scratch: dict[str, Array] = {}
+        """By group: where the parts of a push are put together."""
 
     # Requests
 
@@ -163,8 +164,7 @@ class Service:
                 self._post(connection, Message(FAILURE, message.request, dict(error_meta(error))))
 
     def release(self, number: int | None) -> None:
-        """Sends the answers that waited for the mirror to have the change of this number and all before;
-        None: all."""
+        """Sends the answers that waited for the mirror to have all changes to this number; None: all."""
         for at in sorted(self._retained):
             if number is None or at <= number:
                 for connection, message in self._retained.pop(at):
@@ -245,6 +245,7 @@ class Service:
     def _define(self, connection: Connection, message: Message) -> Answer:
         layout = layouts.from_json(message.meta["layout"])
         self.holdings.define(layout, message.meta["updater"], message.meta["layout"])
+        self._freezer.make_room()
         self._hold = self._changed(message)
         return {"initialised": self.holdings.initialised, "version": self.holdings.state.version}, ()
 
@@ -286,8 +287,23 @@ class Service:
                 count = 1 if message.meta.get("flat") else len(spans)
                 parts = [array.reshape(-1) for array in arrays[used : used + count]]
                 used += count
-            found[group] = _joined(parts, as_dtype(group))
+            found[group] = self._joined(parts, group)
         return found
+
+    def _joined(self, parts: Sequence[Array], group: str) -> Array:
+        """The parts as one flat array; a view where there is but one. In mode sync, where it may be held, it
+        is a new one, otherwise the same for each push."""
+        dtype = as_dtype(group)
+        if any(part.dtype != dtype for part in parts):
+            found = ", ".join(sorted({part.dtype.name for part in parts}))
+            raise InputError(f"A push of {dtype.name} variables must be {dtype.name}. Received: {found}")
+        if len(parts) == 1:
+            return parts[0]
+        size = sum(part.size for part in parts)
+        whole = self._scratch.get(group)
+        if whole is None or whole.size != size or self.holdings.rules.mode == "sync":
+            whole = self._scratch[group] = np.empty(size, dtype)
+        return np.concatenate(parts, out=whole) if parts else whole
 
     def _spans(
         self, connection: Connection, message: Message, position: int, group: str, at: str = "at"
@@ -464,6 +480,10 @@ class Service:
     def _stats(self, connection: Connection, message: Message) -> Answer:
         return {**self.holdings.describe(), "mirrored": self.mirrored}, ()
 
+    def _expect_checkpoints(self, connection: Connection, message: Message) -> Answer:
+        self._freezer.expect()
+        return {}, ()
+
     def _freeze(self, connection: Connection, message: Message) -> Answer:
         return {**self._freezer.freeze(connection), "decisions": self._decisions()}, ()
 
@@ -478,13 +498,3 @@ class Service:
             self._fail(connection, message, error)
         else:
             self._post(connection, Message(REPLY, message.request, {"number": message.meta["number"]}))
-
-
-def _joined(parts: Sequence[Array], dtype: np.dtype[Any]) -> Array:
-    """The parts as one flat array; a view where they lie one after the other."""
-    if not parts:
-        return np.empty(0, dtype)
-    if any(part.dtype != dtype for part in parts):
-        found = ", ".join(sorted({part.dtype.name for part in parts}))
-        raise InputError(f"A push of {dtype.name} variables must be {dtype.name}. Received: {found}")
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from insitu.errors import CheckpointError
 from insitu.parameters import layout as layouts
 from insitu.parameters import modes
 from insitu.parameters.holdings import Account, Gradients, Holdings
 from insitu.parameters.modes import Push, State
+from insitu.parameters.moments import KeptArray
 from insitu.parameters.tables import Table
 from insitu.parameters.wire import Array
 
@@ -19,37 +22,26 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`arrays` are views of what the server holds: they change with its next update."""
-
     meta: dict[str, Any]
     arrays: dict[str, Array]
 
 
-def take(holdings: Holdings, *, held: bool = False) -> Snapshot:
-    """With `held`, pushes that the step under way holds are in it too: a server that doesn't lead has
-    acknowledged that it holds them."""
-    arrays = {f"values/{group}": flat for group, flat in holdings.values.items()}
-    for owner, slots in holdings.slots.items():
-        arrays |= {f"slots/{owner}/{slot}": array for slot, array in slots.items()}
-    tables = []
+@dataclass(frozen=True, slots=True)
+class Lasting:
+    """A snapshot of what goes on changing: rows are read in blocks, each as it was."""
+
+    meta: dict[str, Any]
+    arrays: dict[str, Array | KeptArray]
+
+
+def take(holdings: Holdings) -> Snapshot:
+    """Views of what the server holds, which change with its next update. Pushes that the step under way holds
+    are in it too: a server that doesn't lead has acknowledged that it holds them."""
+    arrays = _dense(holdings)
     for name, rows in holdings.rows.items():
         arrays |= {f"rows/{name}/{kind}": array for kind, array in rows.arrays().items()}
-        tables.append({"table": rows.table.to_json(), "updates": rows.updates, "evicted": rows.evicted})
-    meta: dict[str, Any] = {
-        "format": FORMAT,
-        "server": holdings.server,
-        "layout": holdings.told,
-        "updater": holdings.config,
-        "initialised": holdings.initialised,
-        "checkpoints": holdings.checkpoints,
-        "finalized": holdings.finalized,
-        "tables": tables,
-        "state": holdings.state.to_json(),
-        "streams": {name: state.to_json() for name, state in holdings.streams.items()},
-        "account": holdings.account.to_json(),
-        "held": [],
-    }
-    for number, (push, gradients) in enumerate(holdings.held() if held else ()):
+    meta = _describe(holdings)
+    for number, (push, gradients) in enumerate(holdings.held()):
         prefix = f"held/{number}"
         arrays |= {f"{prefix}/dense/{group}": flat for group, flat in gradients.dense.items()}
         for name, (keys, given) in gradients.rows.items():
@@ -58,13 +50,59 @@ def take(holdings: Holdings, *, held: bool = False) -> Snapshot:
     return Snapshot(meta, arrays)
 
 
-def apart(snapshot: Snapshot) -> Snapshot:
-    """With copies of the dense arrays, which a forked process hasn't got: see `holdings`."""
-    arrays = {
-        name: array.copy() if name.startswith(("values/", "slots/")) else array
-        for name, array in snapshot.arrays.items()
+def make_room(holdings: Holdings, room: dict[str, Array]) -> None:
+    """Puts arrays into `room` for copies of all that is dense, where there are none yet. New memory takes the
+    system longer than to copy to it."""
+    for name, array in _dense(holdings).items():
+        if name not in room or room[name].shape != array.shape or room[name].dtype != array.dtype:
+            room[name] = array.copy()
+
+
+def keep(holdings: Holdings, room: dict[str, Array]) -> Lasting:
+    """What the server holds now, until `let_go`. Dense arrays, all of which the next update changes, are
+    copied at once, to `room`; rows of tables only as they are changed."""
+    make_room(holdings, room)
+    dense = _dense(holdings)
+    for name, array in dense.items():
+        np.copyto(room[name], array)
+    arrays: dict[str, Array | KeptArray] = {name: room[name] for name in dense}
+    for name, rows in holdings.rows.items():
+        moment = rows.moment()
+        arrays |= {f"rows/{name}/{kind}": KeptArray(moment, kind) for kind in moment.arrays}
+    return Lasting(_describe(holdings), arrays)
+
+
+def let_go(holdings: Holdings) -> None:
+    """Nobody reads any more what `keep` gave."""
+    for rows in holdings.rows.values():
+        rows.let_go()
+
+
+def _dense(holdings: Holdings) -> dict[str, Array]:
+    arrays = {f"values/{group}": flat for group, flat in holdings.values.items()}
+    for owner, slots in holdings.slots.items():
+        arrays |= {f"slots/{owner}/{slot}": array for slot, array in slots.items()}
+    return arrays
+
+
+def _describe(holdings: Holdings) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "server": holdings.server,
+        "layout": holdings.told,
+        "updater": holdings.config,
+        "initialised": holdings.initialised,
+        "checkpoints": holdings.checkpoints,
+        "finalized": holdings.finalized,
+        "tables": [
+            {"table": rows.table.to_json(), "updates": rows.updates, "evicted": rows.evicted}
+            for rows in holdings.rows.values()
+        ],
+        "state": holdings.state.to_json(),
+        "streams": {name: state.to_json() for name, state in holdings.streams.items()},
+        "account": holdings.account.to_json(),
+        "held": [],
     }
-    return Snapshot(snapshot.meta, arrays)
 
 
 def put(holdings: Holdings, snapshot: Snapshot) -> None:

@@ -19,6 +19,7 @@ from insitu.parameters.growing import Growing
 from insitu.parameters.hashing import Initializer
 from insitu.parameters.index import Index, Keys, distinct
 from insitu.parameters.layout import as_dtype
+from insitu.parameters.moments import Moment, Notes
 from insitu.parameters.updaters import Elementwise, Updater, make_updater
 
 Array = NDArray[Any]
@@ -93,6 +94,9 @@ class Rows:
         """Updates of this table here."""
         self.evicted = 0
         """Rows evicted so far."""
+        self._limit = limit
+        self._moment: Moment | None = None
+        self._notes: Notes | None = None
         self._dtype = as_dtype(table.dtype)
         self._initializer = Initializer(table.initializer, table.seed, table.name)
         self._updater = updater or make_updater(table.updater)
@@ -144,6 +148,7 @@ class Rows:
         missing = np.flatnonzero(found < 0)
         if missing.size:
             self._create(keys, found, missing)
+        self._keep(found)
         self._update(found, gradients)
         self.updates += 1
         self._account(found)
@@ -170,6 +175,8 @@ class Rows:
         """Makes rows for keys[missing], and writes their numbers to `found`."""
         new, which = distinct(keys[missing])
         first = len(self.index)
+        # Where rows were evicted, those that were there are overwritten.
+        self._keep(np.arange(first, first + len(new), dtype=np.int32))
         self._extend(len(new))
         self._initializer.fill(new, self._values.array[first : first + len(new)])
         for name, slot in self._slots.items():
@@ -218,6 +225,7 @@ class Rows:
         self.evicted += len(keep) - left
         holes = np.flatnonzero(~keep[:left])
         movers = np.flatnonzero(keep[left:]) + left
+        self._keep(holes)
         for growing in self._all():
             growing.array[holes] = growing.array[movers]
             growing.shrink(left)
@@ -238,6 +246,21 @@ class Rows:
             named |= {"counts": self._counts, "touched": self._touched}
         return {name: growing.array[:count] for name, growing in named.items()}
 
+    def moment(self) -> Moment:
+        """All rows as they are now, whatever becomes of them, until `let_go`. One at a time."""
+        self._notes = self._notes or Notes(self._limit)
+        self._moment = Moment(self.arrays(), self._notes, self._limit)
+        return self._moment
+
+    def let_go(self) -> None:
+        """Nobody reads the moment that was taken any more."""
+        self._moment = None
+
+    def _keep(self, numbers: NDArray[Any]) -> None:
+        """Rows are about to be changed."""
+        if self._moment is not None:
+            self._moment.keep(numbers)
+
     def load(self, arrays: Mapping[str, Array], *, updates: int | None = None) -> None:
         """Puts rows in, over those of the same keys; the slots where they are given start anew otherwise.
 
@@ -248,6 +271,7 @@ class Rows:
         missing = np.flatnonzero(found < 0)
         if missing.size:
             self._create(keys, found, missing)
+        self._keep(found)
         for name, target in self.arrays().items():
             if name != "keys" and name in arrays:
                 target[found] = arrays[name]

@@ -72,6 +72,7 @@ class BackupAndRestore(keras.callbacks.Callback):
         store = CheckpointStore(directory, binding.fit_index, self._keep)
         memory = memory_store(binding.membership.context, binding.fit_index)
         self._restore(binding, store, memory)
+        binding.strategy.expect_saves()
         self._writer = BackgroundWriter(store)
         self._memory_writer = BackgroundWriter(memory) if memory is not None else None
 

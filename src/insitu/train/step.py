@@ -73,6 +73,9 @@ class Layout(Protocol):
     def evaluation_options(self, x: Any) -> dict[str, Any]:
         """Which shards of `x` this task evaluates: options of `make_feed`."""
 
+    def expect_saves(self) -> None:
+        """The fit that begins will have its state saved now and then."""
+
     def save_elsewhere(self) -> bool:
         """Saves the training's state where it is, if that isn't in the replicas; whether it did."""
 

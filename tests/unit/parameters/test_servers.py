@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parameter_servers import clients, servers
+from parameter_servers import DEADLINE, clients, servers
 
 from insitu.errors import (
     AuthenticationError,
+    CheckpointError,
     DefinitionMismatch,
     InputError,
     NotFinite,
@@ -22,7 +23,7 @@ from insitu.errors import (
     ServerStalled,
 )
 from insitu.exchange.arithmetic import Reducer, coefficients
-from insitu.parameters import ParameterServer, Table, connect
+from insitu.parameters import ParameterServer, Table, checkpoints, connect
 from insitu.parameters.service import Service
 
 TRANSPORTS = ["shm", "tcp"]
@@ -297,6 +298,20 @@ def test_rows_of_a_table(transport: str, count: int):
         assert not client.pull_rows("words", [6, 5]).result().any()
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_rows_that_were_looked_up_stay_as_they_are(transport: str):
+    """Also once other rows have been, and the client is gone."""
+    with servers() as addresses, clients(addresses, transport=transport) as (client,):
+        client.define_tables([Table("t", 64)])
+        keys = [np.arange(low, low + 20_000) for low in range(0, 100_000, 20_000)]
+        found = [client.pull_rows("t", some).result() for some in keys]
+        again = [client.pull_rows("t", some, out=np.empty((20_000, 64), "f4")).result() for some in keys]
+        client.push_rows("t", keys[0], np.ones((20_000, 64), "f4"), 0).result()
+    for one, other in zip(found, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+        one += 1  # they are the caller's
+
+
 def test_rows_of_a_step_are_part_of_it():
     with servers(2, mode="sync", total_replicas=2) as addresses, clients(addresses, 2) as workers:
         for client in workers:
@@ -381,7 +396,7 @@ def test_the_example_of_the_documentation_runs():
 
 
 def test_a_checkpoint_has_large_variables_and_their_slots(tmp_path: Path):
-    """They aren't in the process that writes it, but for a copy."""
+    """Those of the moment, though the next step is done before it is on disk."""
     shape = (700, 500)
     gradient = {"large": np.linspace(-1, 1, 350_000, dtype="f4").reshape(shape)}
     seen = []
@@ -401,3 +416,83 @@ def test_a_checkpoint_has_large_variables_and_their_slots(tmp_path: Path):
             client.pull().result()
             seen.append(client.values["large"].copy())
     np.testing.assert_array_equal(*seen)
+
+
+class Gate:
+    """Holds up whoever writes arrays of a checkpoint until `open`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+        pieces = checkpoints._pieces
+
+        def held_up(array: Any) -> Any:
+            self.reached.set()
+            assert self.open.wait(DEADLINE)
+            return pieces(array)
+
+        monkeypatch.setattr(checkpoints, "_pieces", held_up)
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    gate = Gate(monkeypatch)
+    keys = np.arange(1000)
+    ones = np.ones((1000, 4), "f4")
+
+    def begin(server: Any, stack: contextlib.ExitStack) -> Any:
+        client = stack.enter_context(connect([stack.enter_context(server).address]))
+        client.define(
+            {"w": ((5,), "float32", np.zeros(5, "f4"))}, updater={"name": "sgd", "learning_rate": 1.0}
+        )
+        client.define_tables(
+            [Table("t", 4, initializer="constant", updater={"name": "sgd", "learning_rate": 1.0})]
+        )
+        return client
+
+    with contextlib.ExitStack() as stack:
+        client = begin(ParameterServer(), stack)
+        client.expect_checkpoints()
+        first = client.pull_rows("t", keys).result().copy()
+        writing = client.checkpoint(tmp_path)
+        assert gate.reached.wait(DEADLINE)
+        for sequence in range(3):
+            client.push(sequence, 1, gradients={"w": np.ones(5, "f4")}, tables={"t": (keys, ones)}).result()
+        with pytest.raises(ParameterError, match="under way"):
+            client.checkpoint(tmp_path)
+        np.testing.assert_array_equal(client.pull_rows("t", keys).result(), first - 3)
+        gate.open.set()
+        assert writing.result(DEADLINE) == 1
+        assert client.checkpoint(tmp_path / "later").result(DEADLINE) == 2
+    for folder, steps in ((tmp_path, 0), (tmp_path / "later", 3)):
+        with contextlib.ExitStack() as stack:
+            client = begin(ParameterServer(checkpoint=folder), stack)
+            client.pull().result()
+            np.testing.assert_array_equal(client.values["w"], np.full(5, -steps, "f4"))
+            np.testing.assert_array_equal(client.pull_rows("t", keys).result(), first - steps)
+
+
+def test_a_server_that_ends_gives_its_checkpoint_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    gate, stop = Gate(monkeypatch), checkpoints.Writing.stop
+
+    def stop_and_open(writing: Any) -> None:
+        writing._unwanted.set()
+        gate.open.set()
+        stop(writing)
+
+    monkeypatch.setattr(checkpoints.Writing, "stop", stop_and_open)
+    with ParameterServer() as server, connect([server.address]) as client:
+        client.define({"w": ((5,), "float32")})
+        client.checkpoint(tmp_path)
+        assert gate.reached.wait(DEADLINE)
+    assert list((tmp_path / "server-0").iterdir()) == []
+
+
+def test_what_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def broken(array: Any) -> Any:
+        raise RuntimeError("the thing broke")
+
+    monkeypatch.setattr(checkpoints, "_pieces", broken)
+    with ParameterServer() as server, connect([server.address]) as client:
+        client.define({"w": ((5,), "float32")})
+        with pytest.raises(CheckpointError, match="the thing broke"):
+            client.checkpoint(tmp_path).result(DEADLINE)
+        assert client.push(0, 1, gradients={"w": np.ones(5, "f4")}).result() == "applied"

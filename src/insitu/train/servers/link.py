@@ -289,6 +289,10 @@ class Link:
         """Steps go on with this number; those before `applied` are in the servers already."""
         self.sequence, self._behind = sequence, applied
 
+    def expect_checkpoints(self) -> None:
+        """There will be some."""
+        self._client.expect_checkpoints()
+
     def checkpoint(self, directory: Path) -> None:
         """Has the servers begin to write a checkpoint, unless they still write the last one. What became of
         that is logged: training doesn't end of it."""

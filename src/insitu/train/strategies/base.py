@@ -156,6 +156,9 @@ class Strategy:
     def begin_fit(self, binding: Binding, feed: Feed, epochs: int, steps: int | None) -> None:
         """Called when a fit begins. Here nothing is to be done."""
 
+    def expect_saves(self) -> None:
+        """Called when a fit begins for which there will be backups. Here nothing is to be done."""
+
     def save_elsewhere(self) -> bool:
         """Called for a backup. Here the state is in the replicas, for the caller to save."""
         return False

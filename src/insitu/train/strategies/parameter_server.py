@@ -202,6 +202,10 @@ class ParameterServerStrategy(Strategy):
         if done and steps:
             binding.go_on_at(*divmod(done, steps))
 
+    def expect_saves(self) -> None:
+        if self._connected is not None and self.membership.context.job is not None and self.membership.leads:
+            self._connected.expect_checkpoints()
+
     def save_elsewhere(self) -> bool:
         """The servers write what they hold, all of one moment, while training goes on."""
         job = self.membership.context.job
