@@ -50,8 +50,8 @@ def connect(
     hosted = (rank,) if shards is None else tuple(shards)
     if not addresses:
         raise InputError(
-            "Parameter servers need at least one task: start the job with --ps auto, for one on each node, or "
-            "--ps 1 or more"
+            "Parameter servers need at least one task: start the job with --ps auto, for one on each node, "
+            "or --ps 1 or more"
         )
     if transport not in get_args(Transport):
         raise InputError(

@@ -55,8 +55,8 @@ def begin_service(context: Context, rules: Rules, nan: str, need: str) -> Servic
         serve_until_stopped(context, service)
     if (context.job_id or context.workers) and not context.servers:
         raise TrainingError(
-            f"{need} Received: a job without any. Start it with --ps auto, for one on each node, or --ps 1 or "
-            "more."
+            f"{need} Received: a job without any. Start it with --ps auto, for one on each node, or "
+            "--ps 1 or more."
         )
     return service
 
