@@ -21,6 +21,17 @@ def test_killed(size: int, transport: str) -> None:
         loss.test_survivors_get_peer_lost(signal.SIGKILL, size, transport)
 
 
+@pytest.mark.parametrize("way", ["gather", "star", "direct"])
+def test_killed_however_they_reduce(way: str) -> None:
+    for turn in range(TURNS):
+        loss.test_however_they_reduce_survivors_get_peer_lost(way, 100_000, 2 * (turn % 2), True)
+
+
+def test_half_a_sum() -> None:
+    for _ in range(TURNS):
+        loss.test_half_a_sum_that_came_leaves_the_rows_as_they_were(True)
+
+
 @pytest.mark.parametrize("transport", loss.TRANSPORTS)
 def test_stopped(transport: str) -> None:
     for _ in range(TURNS):

@@ -7,7 +7,7 @@ they are complete, so that a loss leaves buffers as they were.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from insitu.exchange.transport import Account, Members, Reduction, Run
 
 _PROBES = (64, MEASURED_BYTES)
 """Bytes of the rows that latency and bandwidth are measured with."""
-_PROBE_ROUNDS = 5
+_PROBE_ROUNDS = 7
 _OWN_STAGING_BYTES = 128 * 1024
 """Rows up to this size have a place of their own where a result is put together, rather than one for all
 arrays that is made part of the array by exchanging pages."""
@@ -47,26 +47,29 @@ class Tcp:
 
     def _measure(self) -> Costs:
         """What reducing takes in each way, the same on all members: the worst that any of them saw."""
-        seen = np.array([[self._probe(way, size) for size in _PROBES] for way in MEASURED])
-        worst = self._everybodys(seen.reshape(-1)).max(axis=0).reshape(seen.shape)
+        probes = [self._probe(way, size) for way in MEASURED for size in _PROBES]
+        # In turn: connections get faster while the system learns how much it may let through. The median of
+        # these is what later ones take; the best of them flatters what takes most turns.
+        seen = np.array([[probe() for probe in probes] for _ in range(_PROBE_ROUNDS)])
+        worst = self._everybodys(np.median(seen, axis=0)).max(axis=0).reshape(len(MEASURED), len(_PROBES))
         return {
             way: Line(short, max(long - short, 0.0) / (_PROBES[1] - _PROBES[0]))
             for way, (short, long) in zip(MEASURED, worst.tolist(), strict=True)
         }
 
-    def _probe(self, way: Algorithm, size: int) -> float:
-        """Seconds that a reduction of rows of `size` bytes takes."""
-        kind = np.dtype(np.float32)
-        rows = np.zeros((max(1, len(self._members.shards[self._members.rank])), size // kind.itemsize), kind)
-        own = tuple(rows[: len(self._members.shards[self._members.rank])])
-        reduction = Reduction("sum", kind, rows.shape[1], own, rows[0])
+    def _probe(self, way: Algorithm, size: int) -> Callable[[], float]:
+        """Reduces rows of `size` bytes; returns the seconds that this took."""
+        kind, mine = np.dtype(np.float32), len(self._members.shards[self._members.rank])
+        rows = np.zeros((max(1, mine), size // kind.itemsize), kind)
+        reduction = Reduction("sum", kind, rows.shape[1], tuple(rows[:mine]), rows[0])
         algorithm = ALGORITHMS[way](self.stream, reduction, np.empty_like(rows[0]))
-        times = []
-        for _ in range(_PROBE_ROUNDS):
+
+        def run() -> float:
             start = time.perf_counter()
             algorithm.run(None)
-            times.append(time.perf_counter() - start)
-        return min(times)
+            return time.perf_counter() - start
+
+        return run
 
     def _everybodys(self, values: np.ndarray) -> np.ndarray:
         """One row of values from each member."""
