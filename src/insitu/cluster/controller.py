@@ -236,7 +236,7 @@ class Controller:
             self._reserved |= {(t.task, t.attempt): found[t.task] for t in tasks}
 
     def _launch(self, names: Sequence[TaskId]) -> None:
-        self._watch.reset()
+        self._watch.begin(names, self._stopped())
         launched: list[tuple[TaskId, int]] = []
         try:
             for task in map(self._state.task, names):
@@ -336,15 +336,19 @@ class Controller:
             self._feed(PeersParted(apart, furthest(records), self._elastic(records)))
 
     def _look_for_stall(self, records: dict[TaskId, Progress | None], now: float) -> None:
-        living = {t.task: t for t in self._state.alive}
+        living = {t.task for t in self._state.alive}
         stall = self._watch.observe(
             {t: record for t, record in records.items() if t in living},
             now,
             idle_too=self._state.goal == "finish",
-            stopped=lambda: {name for name, task in living.items() if task.pid and is_stopped(task.pid)},
+            stopped=self._stopped,
         )
         if stall is not None:
             self._feed(Stalled(stall.text, furthest(records), stall.culprits, self._elastic(records)))
+
+    def _stopped(self) -> set[TaskId]:
+        """Tasks whose processes are suspended."""
+        return {t.task for t in self._state.alive if t.pid and is_stopped(t.pid)}
 
     def _keep_standby(self, records: dict[TaskId, Progress | None]) -> None:
         """Asks for processes that stand by, once all members train and as often as one has been used."""

@@ -15,6 +15,8 @@ from insitu.spec import TaskId
 
 WAITING = frozenset({"exchange", "join", RECOVERING, JOINING})
 """Places at which a task can do nothing but wait for others."""
+_FOR_A_ROSTER = frozenset({RECOVERING, JOINING})
+"""Places at which a task waits for others that may not have begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +34,12 @@ class StallWatch:
         self.timeout = timeout
         self._seen: dict[TaskId, tuple[Progress, float]] = {}
 
-    def reset(self) -> None:
-        """Tasks begin anew: everybody gets the whole time again."""
-        self._seen.clear()
+    def begin(self, tasks: Collection[TaskId], stopped: Collection[TaskId] = ()) -> None:
+        """These tasks begin anew. They get the whole time again, and so does who waits for them; but not one
+        that is `stopped`: the others may come and go because of it, and it would never be found."""
+        for task, (record, _) in list(self._seen.items()):
+            if task in tasks or (record.place in _FOR_A_ROSTER and task not in stopped):
+                del self._seen[task]
 
     def observe(
         self,

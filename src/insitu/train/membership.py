@@ -201,6 +201,12 @@ class _Places:
     def _context(self) -> Context:
         return self._membership.context
 
+    @property
+    def _patience(self) -> float:
+        """Seconds that this task, once it trains, waits for others. In a job twice the stall timeout: the
+        controller, which sees who stands still, is to act first."""
+        return self._context.stall_timeout * (1 if self._context.job is None else 2)
+
     def join(self) -> Group:
         """Raises JoinTimeout naming who is missing."""
         telling = self._membership.telling
@@ -235,7 +241,7 @@ class _Places:
             num_shards=context.num_shards,
             secret=context.secret(),
             timeout=max(0.0, deadline - time.monotonic()),
-            stall_timeout=context.stall_timeout,
+            stall_timeout=self._patience,
             tasks=tasks,
             generation=roster.generation if roster else 0,
             cancelled=self._cancelled(roster),
@@ -274,7 +280,7 @@ class _Places:
         # At once: the others are to notice, and not wait for this task in the generation before.
         group.leave()
         self._membership.watch.after_loss()
-        deadline = time.monotonic() + self._context.stall_timeout
+        deadline = time.monotonic() + self._patience
         while True:
             roster = self._newer(known, deadline, lost)
             known = roster.generation
@@ -311,7 +317,7 @@ class _Places:
                 return roster
             if time.monotonic() >= deadline:
                 raise TrainingError(
-                    f"No replacement came in {self._context.stall_timeout:g} s after a task was lost: {lost}"
+                    f"No replacement came in {self._patience:g} s after a task was lost: {lost}"
                 ) from lost
             time.sleep(_PAUSE)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from insitu.cluster.stall import Stall, StallWatch
 from insitu.progress import IDLE, Progress
 from insitu.roster import RECOVERING
@@ -88,11 +90,34 @@ def test_a_record_that_is_just_being_written_counts_as_no_change() -> None:
     assert watch.observe({W0: at(0, 0)}, 5.0) is not None
 
 
-def test_a_new_attempt_starts_afresh() -> None:
+def test_a_task_that_begins_anew_starts_afresh() -> None:
     watch = StallWatch(5.0)
     watch.observe({W0: at(0, 0)}, 0.0)
-    watch.reset()
+    watch.begin((W0,))
     assert watch.observe({W0: at(0, 0)}, 9.0) is None
+
+
+def test_who_waits_for_one_that_begins_gets_the_whole_time_again() -> None:
+    watch = StallWatch(5.0)
+    waits = {W0: at(0, 3, RECOVERING)}
+    watch.observe(waits, 0.0)
+    watch.begin((W1,))
+    assert watch.observe(waits, 4.0) is None
+    assert watch.observe(waits, 8.0) is None
+    assert watch.observe(waits, 9.0) is not None
+
+
+@pytest.mark.parametrize("place", ["exchange", RECOVERING])
+def test_one_that_is_suspended_is_found_however_often_others_begin_anew(place: str) -> None:
+    watch = StallWatch(5.0)
+    assert watch.observe({W0: at(0, 3, place), W1: at(0, 3, RECOVERING)}, 0.0) is None
+    for second in range(1, 5):
+        # It can't join, ends, and begins anew.
+        watch.begin((W1,), {W0})
+        found = watch.observe({W0: at(0, 3, place), W1: None}, second, stopped=lambda: {W0})
+        assert found is None
+    found = watch.observe({W0: at(0, 3, place), W1: None}, 5.0, stopped=lambda: {W0})
+    assert found is not None and found.culprits == (W0,)
 
 
 def test_a_task_that_has_stopped_training_may_take_its_time():
