@@ -103,6 +103,8 @@ class Controller:
         self._events: deque[Event] = deque()
         self._unwritten: deque[tuple[float, Event, list[Action], JobState]] = deque()
         self._unacknowledged: list[LifeEnded] = []
+        self._begun: dict[tuple[TaskId, int], int] = {}
+        """Process ids of lives that the controller before began; 0 where they have ended."""
 
     def _now(self) -> float:
         """Seconds since 1970, but never going back."""
@@ -181,8 +183,9 @@ class Controller:
             if task.task in living and task.asked:
                 self._tasks.signal(task.task, task.asked)
         ends = self._tasks.wait(0.0)
-        begun = {(e.task, e.attempt) for e in ends} | {(t, attempt) for t, (attempt, _) in living.items()}
-        unbegun = [t for t in self._state.alive if (t.task, t.attempt) not in begun]
+        self._begun = {(t, attempt): pid for t, (attempt, pid) in living.items()}
+        self._begun |= {(e.task, e.attempt): 0 for e in ends}
+        unbegun = [t for t in self._state.alive if (t.task, t.attempt) not in self._begun]
         for ended in ends:
             self._ended(ended)
         missing = [t.task for t in unbegun if self._state.task(t.task) == t]
@@ -237,7 +240,11 @@ class Controller:
 
     def _launch(self, names: Sequence[TaskId]) -> None:
         self._watch.begin(names, self._stopped())
-        launched: list[tuple[TaskId, int]] = []
+        tasks = {name: self._state.task(name) for name in names}
+        # The controller before began these, and died while it could not write that down.
+        launched = [(n, self._begun[n, t.attempt]) for n, t in tasks.items() if (n, t.attempt) in self._begun]
+        names = [n for n, t in tasks.items() if (n, t.attempt) not in self._begun]
+        missing = list(names)
         try:
             for task in map(self._state.task, names):
                 for trace in (self._job.progress, self._job.failure, self._job.reads):
@@ -247,9 +254,9 @@ class Controller:
                     task.task, task.attempt, task.node or NodeId(""), self._command(task)
                 )
                 launched.append((task.task, pid))
+                missing.remove(task.task)
         except (ClusterError, OSError) as error:
-            missing = tuple(names[len(launched) :])
-            self._events.append(LaunchFailed(missing, str(error), self._elastic(self._records())))
+            self._events.append(LaunchFailed(tuple(missing), str(error), self._elastic(self._records())))
         if launched:
             self._events.append(Launched(tuple(launched)))
 

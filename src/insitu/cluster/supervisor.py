@@ -116,6 +116,8 @@ class Supervisor:
     def _launch(self, message: Message) -> Message:
         task, attempt = TaskId.parse(message["task"]), int(message["attempt"])
         if task in self._lives:
+            # Of a controller that nothing is known of: the next try finds room.
+            self._engine.signal(task, "kill")
             return {"error": f"{task} lives already"}
         try:
             self._logs.open(task, attempt)

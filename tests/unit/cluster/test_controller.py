@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from insitu.cluster.journal import Journal
 from insitu.cluster.tasks import LifeEnded
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths
-from insitu.progress import ProgressWriter
+from insitu.progress import ProgressWriter, read_progress
 from insitu.roster import read_roster
 from insitu.spec import NodeId, TaskId
 
@@ -30,9 +30,9 @@ W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 class ScriptedTasks:
     """Plays `happenings`, one batch for each wait. A signalled task ends of it at the next wait."""
 
-    def __init__(self, *happenings: list[LifeEnded], living: Sequence[TaskId] = ()) -> None:
+    def __init__(self, *happenings: list[LifeEnded], living: Mapping[TaskId, int] | None = None) -> None:
         self._happenings = list(happenings)
-        self._living = living
+        self._living = living or {}
         self._ports = 20_000
         self.launched: list[TaskId] = []
         self.attempts: list[tuple[TaskId, int]] = []
@@ -42,7 +42,7 @@ class ScriptedTasks:
         self.standbys = 0
 
     def living(self) -> dict[TaskId, tuple[int, int]]:
-        return dict.fromkeys(self._living, (1, 1))
+        return {task: (attempt, 1) for task, attempt in self._living.items()}
 
     def reserve(self, tasks: Sequence[TaskId]) -> dict[TaskId, str]:
         self._ports += len(tasks)
@@ -182,7 +182,7 @@ def test_a_new_controller_takes_over_what_runs(forgiving: JobPaths, wake: int) -
             elastic(forgiving, task, generation=2, step=4)
             return super().launch(task, attempt, node, command)
 
-    second = Training([LifeEnded(W1, 1, -9)], [LifeEnded(W0, 1, 0), LifeEnded(W1, 2, 0)], living=[W0])
+    second = Training([LifeEnded(W1, 1, -9)], [LifeEnded(W0, 1, 0), LifeEnded(W1, 2, 0)], living={W0: 1})
     assert run(forgiving, second, wake) == 0
     assert second.attempts == [(W1, 2)]
     roster = read_roster(forgiving.roster)
@@ -204,6 +204,29 @@ class FullDisk:
             self.refused += 1
             raise ClusterError("The job's journal can't be used: database or disk is full")
         self._record(*entry)  # type: ignore[arg-type]
+
+
+def test_what_was_begun_while_the_disk_was_full_is_not_begun_again(
+    forgiving: JobPaths, wake: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before replaced worker 1, could not write that down, and died."""
+    first = Controller(forgiving, ScriptedTasks(), wake)
+    first._feed(Submitted())
+    monkeypatch.setattr(first._journal, "record", FullDisk(first._journal, float("inf")))
+    for task in (W0, W1):
+        elastic(forgiving, task, generation=1, step=3)
+    dead = LifeEnded(W1, 1, -9)
+    first._ended(dead)
+    assert first._state.task(W1).attempt == 2
+    assert Journal(forgiving.journal).state().task(W1).attempt == 1
+    for task in (W0, W1):
+        elastic(forgiving, task, generation=2, step=4)
+    second = ScriptedTasks([dead], [], [LifeEnded(W0, 1, 0), LifeEnded(W1, 2, 0)], living={W0: 1, W1: 2})
+    assert run(forgiving, second, wake) == 0
+    assert second.launched == [] and dead in second.acknowledged
+    roster = read_roster(forgiving.roster)
+    assert roster is not None and (roster.generation, roster.rank(W1, 2)) == (2, 1)
+    assert read_progress(forgiving.progress(W1)) is not None
 
 
 def test_a_full_disk_does_not_end_a_job(job: JobPaths, wake: int, monkeypatch: pytest.MonkeyPatch) -> None:
