@@ -35,6 +35,7 @@ class Connection:
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self.segments: dict[int, memory.Segment] = {}
+        self._shown: dict[int, NDArray[Any]] = {}
         self.views: dict[Any, Any] = {}
         """What was made of the segments before, by whatever its maker likes."""
         self.written: Any = None
@@ -149,9 +150,9 @@ class Connection:
         return decode(head[0], head[1], self._text, payload, self._segment)
 
     def _segment(self, number: int) -> NDArray[Any]:
-        if number not in self.segments:
+        if number not in self._shown:
             raise Malformed(f"Segment {number} of shared memory was never shown")
-        return self.segments[number].array()
+        return self._shown[number]
 
     def attach(self, number: int, process: int, descriptor: int, size: int) -> None:
         """Maps memory of the process at the other end. Raises ExchangeError."""
@@ -160,6 +161,7 @@ class Connection:
         segment = memory.attach(process, descriptor, size)
         segment.close_file()
         self.segments[number] = segment
+        self._shown[number] = segment.array()
 
     def close(self) -> None:
         self.socket.close()

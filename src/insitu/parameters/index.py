@@ -20,6 +20,7 @@ Keys = NDArray[np.int64]
 Rows = NDArray[np.int32]
 
 _EMPTY = -1
+_NONE = np.empty(0, np.intp)
 _SMALLEST = 1 << 10
 _FULLEST = 0.5
 _BLOCK = 1 << 15
@@ -44,12 +45,19 @@ class Index:
 
     def find(self, keys: Keys) -> Rows:
         """The rows of `keys`, int64[n], -1 for each that isn't there."""
+        return self.look_up(keys)[0]
+
+    def look_up(self, keys: Keys) -> tuple[Rows, NDArray[np.intp]]:
+        """(as `find`; which of `keys` aren't there)."""
         found = np.empty(len(keys), np.int32)
-        if native.find(keys, self._table, self.keys.array, found):
-            return found
+        missing = native.find(keys, self._table, self.keys.array, found)
+        if missing is None:
+            self._find_all(keys, found)
+        return found, _NONE if missing == 0 else np.flatnonzero(found < 0)
+
+    def _find_all(self, keys: Keys, found: Rows) -> None:
         for low in range(0, len(keys), _BLOCK):
             found[low : low + _BLOCK] = self._find(keys[low : low + _BLOCK])
-        return found
 
     def _find(self, keys: Keys) -> Rows:
         places = self._home(keys)

@@ -4,6 +4,7 @@
    `native.py` compiles this file and says what the functions mean. Each element is rounded as NumPy rounds
    it; nothing is contracted. Copies that are too large for the caches are written past them, so that nothing
    is fetched only to be overwritten, and what lies in the caches stays there. */
+#include <limits.h>
 #include <stdint.h>
 #include <string.h>
 #if defined(__SSE2__)
@@ -91,7 +92,8 @@ int insitu_descend(float *value, const float *gradient, float *to, uint64_t coun
 
 /* Rows of tables. What is needed a little later is fetched now: each row is somewhere else in memory. */
 
-enum { AHEAD = 64 }; /* keys whose places are worked out together */
+enum { STAGE = 16 }; /* keys between one stage of finding their rows and the next */
+enum { AHEAD = 64 }; /* keys under way at most */
 enum { SOON = 8 };   /* rows between fetching one and using it */
 
 #if defined(__GNUC__)
@@ -107,31 +109,32 @@ static uint64_t scramble(uint64_t word) {
     return word ^ (word >> 31);
 }
 
-/* The row number of each key, -1 for those that aren't there: see `index.py`. */
+/* The row number of each key, -1 for those that aren't there: see `index.py`. Returns how many aren't. Each key
+   goes through three stages, in each of which what the next one reads is fetched. */
 int insitu_find(const int64_t *keys, uint64_t count, const int32_t *table, uint64_t mask, const int64_t *known,
                 int32_t *found) {
-    uint64_t places[AHEAD];
-    for (uint64_t at = 0; at < count; at += AHEAD) {
-        uint64_t size = count - at < AHEAD ? count - at : AHEAD;
-        for (uint64_t i = 0; i < size; i++) {
-            places[i] = scramble((uint64_t)keys[at + i]) & mask;
-            FETCH(table + places[i]);
+    uint64_t places[AHEAD], missing = 0;
+    for (uint64_t i = 0; i < count + 2 * STAGE; i++) {
+        if (i < count) {
+            places[i % AHEAD] = scramble((uint64_t)keys[i]) & mask;
+            FETCH(table + places[i % AHEAD]);
         }
-        for (uint64_t i = 0; i < size; i++) {
-            int32_t row = table[places[i]];
+        if (i >= STAGE && i - STAGE < count) {
+            int32_t row = table[places[(i - STAGE) % AHEAD]];
             if (row >= 0) FETCH(known + row);
         }
-        for (uint64_t i = 0; i < size; i++) {
-            uint64_t place = places[i];
+        if (i >= 2 * STAGE) {
+            uint64_t at = i - 2 * STAGE, place = places[at % AHEAD];
             int32_t row = table[place];
-            while (row >= 0 && known[row] != keys[at + i]) {
+            while (row >= 0 && known[row] != keys[at]) {
                 place = (place + 1) & mask;
                 row = table[place];
             }
-            found[at + i] = row;
+            found[at] = row;
+            missing += row < 0;
         }
     }
-    return 0;
+    return missing < INT_MAX ? (int)missing : INT_MAX;
 }
 
 static void fetch(const char *from, uint64_t bytes) {

@@ -107,15 +107,15 @@ def descend(value: Array, gradient: Array, rate: float, to: Array | None) -> boo
 # Rows of tables: their numbers are int32[n], distinct and within the table, or -1 where that is said.
 
 
-def find(keys: Array, table: Array, known: Array, found: Array) -> bool:
+def find(keys: Array, table: Array, known: Array, found: Array) -> int | None:
     """Writes the number of the row of each of `keys`, int64[n], to `found`, -1 for those that aren't there:
-    see `insitu.parameters.index`. False where there is no compiled code for it: then nothing was done."""
+    see `insitu.parameters.index`. Returns how many aren't; None where there is no compiled code for it: then
+    nothing was done."""
     compiled = kernels()
     if compiled is None or not _plain(keys):
-        return False
+        return None
     place = address_of(table), len(table) - 1
-    compiled.find(address_of(keys), len(keys), *place, address_of(known), address_of(found))
-    return True
+    return int(compiled.find(address_of(keys), len(keys), *place, address_of(known), address_of(found)))
 
 
 def take(rows: Array, numbers: Array, out: Array) -> None:

@@ -129,8 +129,7 @@ class Rows:
     def pull(self, keys: Keys, out: Array, *, create: bool = True) -> None:
         """Writes the rows of `keys`, int64[n], to `out`, [n, width]. Unknown keys get rows where `create`;
         otherwise their first values are written and nothing is kept."""
-        found = self.index.find(keys)
-        missing = np.flatnonzero(found < 0)
+        found, missing = self.index.look_up(keys)
         if missing.size and create:
             self._create(keys, found, missing)
         native.take(self._values.array, found, out)
@@ -144,8 +143,7 @@ class Rows:
         first, in the order given."""
         if len(keys) > 1 and not bool((keys[1:] > keys[:-1]).all()):
             keys, gradients = summed(keys, gradients)
-        found = self.index.find(keys)
-        missing = np.flatnonzero(found < 0)
+        found, missing = self.index.look_up(keys)
         if missing.size:
             self._create(keys, found, missing)
         self._keep(found)
@@ -267,8 +265,7 @@ class Rows:
         `arrays` as `arrays()` gives them; "keys", distinct, and "values" must be there.
         """
         keys = np.ascontiguousarray(arrays["keys"], np.int64)
-        found = self.index.find(keys)
-        missing = np.flatnonzero(found < 0)
+        found, missing = self.index.look_up(keys)
         if missing.size:
             self._create(keys, found, missing)
         self._keep(found)
