@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Collection
 
+from insitu.errors import StorageFull
 from insitu.grid import ShardLedger
 from insitu.train.adapter import FeedAdapter
 from insitu.train.feed import Step
 from insitu.train.membership import Membership
+
+_LOG = logging.getLogger("insitu")
+_PAUSE = 0.5
+"""Seconds between two attempts to write a ledger for which there was no room."""
 
 
 class Bookkeeper:
@@ -19,6 +26,8 @@ class Bookkeeper:
         self._adapter: FeedAdapter | None = None
         self._keeps_ledger = False
         self._ledgers: dict[int, ShardLedger] = {}
+        self._unpublished: dict[tuple[int, int], ShardLedger] = {}
+        self._try_again_at = 0.0
 
     def begin(self, adapter: FeedAdapter) -> None:
         """A fit over the adapter's feed begins."""
@@ -34,6 +43,8 @@ class Bookkeeper:
 
     def enter(self, step: Step, left_out: Collection[int] = ()) -> None:
         """The rows of `step` have entered the model, but for those of the shards that were `left_out`."""
+        if self._try_again_at and time.monotonic() >= self._try_again_at:
+            self._publish_waiting(at_once=False)
         replicas = self._membership.context.replicas_per_shard
         for part in step.parts:
             self._telling.rows += part.rows
@@ -42,12 +53,10 @@ class Bookkeeper:
                 ledger = self._ledger(step.epoch, part.shard // replicas)
                 for partition, rows in part.origins:
                     ledger.add(partition, rows, left_out=part.shard in left_out)
-                if part.shard in left_out and not step.last:
-                    # At once: whoever runs the shard next can't find out by itself.
-                    self._publish(ledger)
-                if step.last:
-                    ledger.complete = True
-                    self._publish(ledger)
+                ledger.complete = ledger.complete or step.last
+                if step.last or part.shard in left_out:
+                    # What was left out at once: whoever runs the shard next can't find out by itself.
+                    self._publish(ledger, at_once=part.shard in left_out)
 
     def _ledger(self, epoch: int, shard: int) -> ShardLedger:
         ledger = self._ledgers.get(shard)
@@ -55,10 +64,28 @@ class Bookkeeper:
             ledger = self._ledgers[shard] = ShardLedger(epoch, shard)
         return ledger
 
-    def _publish(self, ledger: ShardLedger) -> None:
+    def _publish(self, ledger: ShardLedger, *, at_once: bool = False) -> None:
+        self._unpublished[ledger.epoch, ledger.shard] = ledger
+        self._publish_waiting(at_once=at_once)
+
+    def _publish_waiting(self, *, at_once: bool) -> None:
+        """Where there is no room, training goes on, and it is tried again until the fit ends. Raises
+        StorageFull then, or where it must be `at_once`."""
         job = self._membership.context.job
-        if job is not None:
-            ledger.publish(job)
+        if job is None:
+            return
+        for key, ledger in list(self._unpublished.items()):
+            try:
+                ledger.publish(job)
+            except StorageFull as full:
+                if at_once:
+                    raise
+                if not self._try_again_at:
+                    _LOG.warning("%s Training goes on; it is tried again.", full)
+                self._try_again_at = time.monotonic() + _PAUSE
+                return
+            del self._unpublished[key]
+        self._try_again_at = 0.0
 
     def take_up(self, epoch: int, step: int) -> None:
         """The shards of this task were trained up to `step` of Keras' `epoch`, maybe by other tasks: their
@@ -99,6 +126,7 @@ class Bookkeeper:
         for shard in self._membership.context.shards_of_job:
             if shard in self._ledgers:
                 self._publish_account(self._ledgers[shard])
+        self._publish_waiting(at_once=True)
         self._telling.idle()
 
     def _publish_account(self, ledger: ShardLedger) -> None:

@@ -1,0 +1,99 @@
+"""What a task writes down, also where there is no room for it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from insitu.errors import StorageFull
+from insitu.grid import ShardLedger
+from insitu.paths import JobPaths
+from insitu.train import bookkeeping
+from insitu.train.bookkeeping import Bookkeeper
+
+
+class Telling:
+    rows = 0
+
+    def open(self) -> None: ...
+
+    def idle(self) -> None: ...
+
+
+class Disk:
+    """Has no room for the next `refusals` ledgers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.refusals = 0
+        publish = ShardLedger.publish
+
+        def refuse(ledger: ShardLedger, job: JobPaths) -> None:
+            if self.refusals:
+                self.refusals -= 1
+                raise StorageFull("No room is left.")
+            publish(ledger, job)
+
+        monkeypatch.setattr(ShardLedger, "publish", refuse)
+
+
+@pytest.fixture
+def job(tmp_path: Any) -> JobPaths:
+    made = JobPaths(tmp_path / "job")
+    made.epoch_ledger(0, 0).parent.mkdir(parents=True)
+    return made
+
+
+@pytest.fixture
+def books(job: JobPaths) -> Bookkeeper:
+    context = SimpleNamespace(job=job, cache="c", replicas_per_shard=1, shards_of_job=(0,))
+    membership: Any = SimpleNamespace(context=context, telling=Telling())
+    made = Bookkeeper(membership)
+    made.begin(SimpleNamespace(feed=SimpleNamespace(cache="c")))  # type: ignore[arg-type]
+    return made
+
+
+def step(epoch: int, *, last: bool = True) -> Any:
+    part = SimpleNamespace(rows=3, shard=0, origins=[(0, [3 * epoch, 3 * epoch + 1, 3 * epoch + 2])])
+    return SimpleNamespace(parts=[part], epoch=epoch, last=last)
+
+
+def rows(job: JobPaths, epoch: int) -> int | None:
+    ledger = ShardLedger.published(job, epoch, 0)
+    return None if ledger is None else sum(account.rows for account in ledger.accounts.values())
+
+
+def test_a_full_disk_does_not_end_training_and_the_ledger_is_written_later(
+    books: Bookkeeper, job: JobPaths, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = Disk(monkeypatch)
+    monkeypatch.setattr(bookkeeping, "_PAUSE", 0.0)
+    disk.refusals = 2
+    books.enter(step(0))
+    assert rows(job, 0) is None
+    books.enter(step(1, last=False))
+    assert rows(job, 0) is None
+    books.enter(step(1, last=False))
+    assert rows(job, 0) == 3
+    assert len(caplog.records) == 1 and "tried again" in caplog.text
+    books.enter(step(1))
+    assert rows(job, 1) == 9
+    books.end()
+
+
+def test_what_can_not_be_written_by_the_end_of_a_fit_is_an_error(
+    books: Bookkeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    disk.refusals = 1000
+    books.enter(step(0))
+    with pytest.raises(StorageFull):
+        books.end()
+
+
+def test_rows_that_were_left_out_are_told_at_once(books: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    disk.refusals = 1
+    with pytest.raises(StorageFull):
+        books.enter(step(0, last=False), left_out=(0,))
