@@ -100,6 +100,8 @@ def _spoils(stream: Stream, reduction: Reduction, reducer: Reducer, target: np.n
 
 def star(stream: Stream, reduction: Reduction, target: np.ndarray) -> Algorithm:
     """One member, the hub, is sent all rows, and sends the sums to all."""
+    if not reduction.length:  # the hub answers once it has added something up
+        return gather(stream, reduction, target)
     members, dtype = stream.members, reduction.dtype
     middle = hub(members)
     size = _STAR_CHUNK_BYTES // dtype.itemsize
@@ -134,7 +136,7 @@ def star(stream: Stream, reduction: Reduction, target: np.ndarray) -> Algorithm:
             )
             for number, (low, high) in enumerate(pieces)
         ],
-        answers=bool(pieces),
+        answers=True,
         deliver=deliver,
     )
     return Round(stream, reduction, reducer, schedule)

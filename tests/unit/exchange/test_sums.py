@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from exchange_ranks import SECRET, in_threads
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from insitu import exchange
@@ -95,6 +95,7 @@ def make_array(group: Group, own: np.ndarray, kind: str) -> np.ndarray:
     kind=st.sampled_from(["buffer", "array"]),
     seed=st.integers(0, 99),
 )
+@example([[0, 1, 3], [2]], 0, np.float32, "weighted_mean", "array", 1)
 def test_all_reduce_is_the_sum_in_shard_order(
     transport: str, layout: list[list[int]], length: int, dtype: type, op: str, kind: str, seed: int
 ) -> None:
