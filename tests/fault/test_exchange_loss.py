@@ -12,6 +12,7 @@ import pytest
 from exchange_ranks import SECRET, Rank, ranks, without_main
 
 from insitu import exchange
+from insitu.cluster.sabotage import deafen_connections
 from insitu.errors import ExchangeError, PeerLost
 
 NAMES = ["worker:0", "worker:1", "worker:2"]
@@ -65,6 +66,18 @@ def test_survivors_get_peer_lost(how: signal.Signals, size: int, transport: str)
             assert lost.last_completed == completed
             assert whole
             assert after == (3 * before if completed == lost.sequence else before)
+
+
+def test_a_death_on_one_host_needs_no_connection_to_be_seen() -> None:
+    with ranks(3, _reduce_for_ever, 100, "shm", 600.0) as processes:
+        for process in processes:
+            process.hear()
+        # What is sent to them doesn't arrive, and nobody is told.
+        assert all(deafen_connections(process.pid) for process in processes)
+        os.kill(processes[VICTIM].pid, signal.SIGKILL)
+        for survivor in (processes[0], processes[2]):
+            _, lost, _, (whole, _, _) = survivor.result()
+            assert (lost.rank, lost.task) == (VICTIM, "worker:1") and whole
 
 
 def _reduce_this_way(pipe: Any, rank: int, addresses: list[str], size: int, way: str, compiled: bool) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 from collections.abc import Callable, Sequence
@@ -117,12 +118,17 @@ def _form(terms: _Terms, seat: Seat, timeout: float, cancelled: Callable[[], boo
             peers = meeting.meet(range(size), "control")
             cards = [card if r == seat.rank else peers[r].card for r in range(size)]
             members = _members(cards, seat.rank)
-            try:
-                transport, close = _form_transport(members, cards, meeting, peers, terms.stall_timeout)
-            except Gone as gone:
-                text = f"{seat.name(gone.rank)} {gone.why} while the group was forming"
-                raise ExchangeError(text) from gone
-            return members, transport, close
+            hosts = _hosts(members, cards)
+            lives = _watch_lives(hosts, cards, peers)
+            with contextlib.ExitStack() as undo:
+                undo.callback(lives.close)
+                try:
+                    transport = _form_transport(hosts, cards, meeting, peers, lives, terms.stall_timeout)
+                except Gone as gone:
+                    text = f"{seat.name(gone.rank)} {gone.why} while the group was forming"
+                    raise ExchangeError(text) from gone
+                undo.pop_all()
+            return members, transport, lives.close
     finally:
         os.close(control)
 
@@ -163,24 +169,36 @@ def _members(cards: Sequence[Card], rank: int) -> Members:
 
 
 class _Lives:
-    """Watches connections: a process that ends, however it ends, closes them. Nothing is sent on them."""
+    """Watches connections: a process that ends, however it ends, closes them. Nothing is sent on them. Of
+    `processes` on this host, by rank, also the process ids: a connection may be cut without telling."""
 
-    def __init__(self, peers: dict[int, Peer]) -> None:
+    def __init__(self, peers: dict[int, Peer], processes: dict[int, int]) -> None:
         self._poll = select.poll()
         self._ranks: dict[int, int] = {}
         self._connections = [peer.connection for peer in peers.values()]
+        self._processes: list[int] = []
         for peer in peers.values():
             self._ranks[peer.connection.fileno()] = peer.rank
             self._poll.register(peer.connection, select.POLLIN | select.POLLRDHUP)
+        for rank, process in processes.items():
+            # One that has ended already has closed its connection, too.
+            with contextlib.suppress(OSError):
+                watched = os.pidfd_open(process)
+                self._processes.append(watched)
+                self._ranks[watched] = rank
+                self._poll.register(watched, select.POLLIN)
 
     def dead(self, ranks: Sequence[int]) -> list[int]:
-        """Those of `ranks` whose connection has ended."""
+        """Those of `ranks` whose process or connection has ended."""
         ended = {self._ranks[file] for file, _ in self._poll.poll(0)}
         return [rank for rank in ranks if rank in ended]
 
     def close(self) -> None:
         for connection in self._connections:
             connection.close()
+        for process in self._processes:
+            os.close(process)
+        self._processes.clear()
 
 
 def _hosts(members: Members, cards: Sequence[Card]) -> Hosts:
@@ -198,29 +216,44 @@ def _hosts(members: Members, cards: Sequence[Card]) -> Hosts:
     return Hosts(members, tuple(tuple(ranks) for ranks in by_host.values()))
 
 
+def _lane(hosts: Hosts) -> Sequence[int]:
+    """The ranks, one on each host, with which this one moves data between hosts."""
+    return hosts.lane(hosts.position) if hosts.position < hosts.lanes else ()
+
+
+def _watch_lives(hosts: Hosts, cards: Sequence[Card], peers: dict[int, Peer]) -> _Lives:
+    neighbours, lane = hosts.ranks[hosts.here], _lane(hosts)
+    return _Lives(
+        {rank: peer for rank, peer in peers.items() if rank not in lane or rank in neighbours},
+        {rank: int(cards[rank]["process"]) for rank in neighbours if rank != hosts.members.rank},
+    )
+
+
 def _form_transport(
-    members: Members, cards: Sequence[Card], meeting: Rendezvous, peers: dict[int, Peer], stall_timeout: float
-) -> tuple[Transport, Callable[[], None]]:
-    """(the transport, what to do after it is closed)."""
-    hosts = _hosts(members, cards)
-    neighbours = hosts.ranks[hosts.here]
-    lane = hosts.lane(hosts.position) if hosts.position < hosts.lanes else ()
-    lives = _Lives({rank: peer for rank, peer in peers.items() if rank not in lane or rank in neighbours})
+    hosts: Hosts,
+    cards: Sequence[Card],
+    meeting: Rendezvous,
+    peers: dict[int, Peer],
+    lives: _Lives,
+    stall_timeout: float,
+) -> Transport:
+    here = hosts.members.rank
+    neighbours, lane = hosts.ranks[hosts.here], _lane(hosts)
     wire: Tcp | None = None
-    same_host = [card for card in cards if card["host"] == cards[members.rank]["host"]]
+    same_host = [card for card in cards if card["host"] == cards[here]["host"]]
     if len(hosts.ranks) > 1 and lane:
         data = {rank: peer.connection for rank, peer in meeting.meet(lane, "data").items()}
         control = {rank: peers[rank].connection for rank in data}
         threads = len({card["process"] for card in same_host}) < len(same_host)
-        links = Links(members.rank, control, data, stall_timeout, _crowded(same_host), threads)
+        links = Links(here, control, data, stall_timeout, _crowded(same_host), threads)
         wire = Tcp(hosts.between(), links, lane, cards[0]["generation"])
     compress = Compressing if cards[0]["compression"] != "none" else _as_it_is
     if wire is not None and all(len(ranks) == 1 for ranks in hosts.ranks):
-        return compress(wire), lives.close
+        return compress(wire)
     shared = _form_shared(hosts, [cards[rank] for rank in neighbours], lives, stall_timeout)
     if len(hosts.ranks) == 1:
-        return shared, lives.close
-    return compress(SeveralHosts(hosts, shared, wire)), lives.close
+        return shared
+    return compress(SeveralHosts(hosts, shared, wire))
 
 
 def _as_it_is(transport: Transport) -> Transport:
