@@ -25,6 +25,8 @@ MEASURED_BYTES = 512 * 1024
 """Of the largest rows that are measured."""
 _TABLE_BYTES = 8 << 20
 """All shards' rows lie beside each other in the memory of one member only up to this size together."""
+_SHARED_OUT_FROM = 64 * 1024
+"""Bytes of a row up to which messages cost more than what is in them, so that it isn't cut into parts."""
 _FAVOUR = 0.9
 
 
@@ -88,9 +90,14 @@ def choose(members: Members, row_bytes: int, chunk: int, costs: Costs) -> Algori
         favour = _FAVOUR if algorithm == "gather" else 1.0
         return favour * estimate(algorithm, members, row_bytes, chunk, costs)
 
-    candidates: list[Algorithm] = ["direct"]
+    candidates: list[Algorithm] = []
     if members.num_shards * row_bytes <= _TABLE_BYTES:
-        candidates += ["gather", "star"]
-    if chain_order(members) is not None:
-        candidates.append("chain")
+        candidates.append("gather")
+        if members.size == 2 and max(map(len, members.shards)) == 1:
+            return "gather"  # nothing sends less, or in fewer messages
+        candidates.append("star")
+    if row_bytes > _SHARED_OUT_FROM or not candidates:
+        candidates.append("direct")
+        if chain_order(members) is not None:
+            candidates.append("chain")
     return min(candidates, key=seconds)

@@ -6,6 +6,7 @@ they are complete, so that a loss leaves buffers as they were.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -20,9 +21,9 @@ from insitu.exchange.pages import Exchanger, Pages
 from insitu.exchange.stream import Stream, as_bytes
 from insitu.exchange.transport import Account, Members, Reduction, Run
 
-_PROBES = (64, MEASURED_BYTES)
-"""Bytes of the rows that latency and bandwidth are measured with."""
-_PROBE_ROUNDS = 7
+_PROBE_ROUNDS = {64: 11, MEASURED_BYTES: 5}
+"""Bytes of the rows that latency and bandwidth are measured with, and how often."""
+_WARM_UP = 3
 _OWN_STAGING_BYTES = 128 * 1024
 """Rows up to this size have a place of their own where a result is put together, rather than one for all
 arrays that is made part of the array by exchanging pages."""
@@ -47,13 +48,15 @@ class Tcp:
 
     def _measure(self) -> Costs:
         """What reducing takes in each way, the same on all members: the worst that any of them saw."""
-        probes = [self._probe(way, size) for way in MEASURED for size in _PROBES]
-        # In turn: connections get faster while the system learns how much it may let through. The median of
-        # these is what later ones take; the best of them flatters what takes most turns.
-        seen = np.array([[probe() for probe in probes] for _ in range(_PROBE_ROUNDS)])
-        worst = self._everybodys(np.median(seen, axis=0)).max(axis=0).reshape(len(MEASURED), len(_PROBES))
+        probes = [(self._probe(way, size), _PROBE_ROUNDS[size]) for way in MEASURED for size in _PROBE_ROUNDS]
+        for probe, _ in _WARM_UP * probes:
+            probe()  # connections get faster while the system learns how much it may let through
+        # Each several times, and the median: the first one waits for who is still busy with what was before.
+        seen = np.array([statistics.median(probe() for _ in range(rounds)) for probe, rounds in probes])
+        worst = self._everybodys(seen).max(axis=0).reshape(len(MEASURED), len(_PROBE_ROUNDS))
+        least, most = _PROBE_ROUNDS
         return {
-            way: Line(short, max(long - short, 0.0) / (_PROBES[1] - _PROBES[0]))
+            way: Line(short, max(long - short, 0.0) / (most - least))
             for way, (short, long) in zip(MEASURED, worst.tolist(), strict=True)
         }
 
