@@ -244,7 +244,6 @@ class Controller:
         # The controller before began these, and died while it could not write that down.
         launched = [(n, self._begun[n, t.attempt]) for n, t in tasks.items() if (n, t.attempt) in self._begun]
         names = [n for n, t in tasks.items() if (n, t.attempt) not in self._begun]
-        missing = list(names)
         try:
             for task in map(self._state.task, names):
                 for trace in (self._job.progress, self._job.failure, self._job.reads):
@@ -254,9 +253,9 @@ class Controller:
                     task.task, task.attempt, task.node or NodeId(""), self._command(task)
                 )
                 launched.append((task.task, pid))
-                missing.remove(task.task)
         except (ClusterError, OSError) as error:
-            self._events.append(LaunchFailed(tuple(missing), str(error), self._elastic(self._records())))
+            missing = tuple(n for n in names if n not in dict(launched))
+            self._events.append(LaunchFailed(missing, str(error), self._elastic(self._records())))
         if launched:
             self._events.append(Launched(tuple(launched)))
 
