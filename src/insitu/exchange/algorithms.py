@@ -18,7 +18,7 @@ from insitu.exchange.costs import chain_order, hub
 from insitu.exchange.rounds import Round
 from insitu.exchange.schedule import Schedule, Segment, Step
 from insitu.exchange.stream import Stream, as_bytes
-from insitu.exchange.transport import Reduction
+from insitu.exchange.transport import Members, Reduction
 
 CHUNK_BYTES = 256 * 1024
 DEPTH = 4
@@ -53,10 +53,10 @@ def _greeting(stream: Stream, weights: Mapping[int, Sequence[Segment]]) -> dict[
     return {peer: 1 + len(weights[peer]) for peer in stream.peers}
 
 
-def _with_own(stream: Stream, reduction: Reduction, table: np.ndarray) -> list[np.ndarray]:
-    """All shards' rows: those hosted here, and the rows of `table` for the others'."""
-    rows = list(table)
-    for shard, row in zip(stream.members.shards[stream.members.rank], reduction.rows, strict=True):
+def _with_own(members: Members, own: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """All shards' rows: `own` for those hosted here, and those of `others`, by shard, for the rest."""
+    rows = list(others)
+    for shard, row in zip(members.shards[members.rank], own, strict=True):
         rows[shard] = row
     return rows
 
@@ -65,7 +65,7 @@ def gather(stream: Stream, reduction: Reduction, target: np.ndarray) -> Algorith
     """Everybody sends its rows to everybody."""
     members, length, dtype = stream.members, reduction.length, reduction.dtype
     reducer = Reducer(reduction.op, dtype, members.num_shards, length)
-    rows = _with_own(stream, reduction, np.empty((members.num_shards, length), dtype))
+    rows = _with_own(members, reduction.rows, list(np.empty((members.num_shards, length), dtype)))
     weights = _weights(stream, reduction)
     full = bool(length)
     out = [*weights[members.rank], *(Segment(row) for row in reduction.rows if full)]
@@ -120,6 +120,7 @@ def star(stream: Stream, reduction: Reduction, target: np.ndarray) -> Algorithm:
         return Round(stream, reduction, reducer, Schedule(out, into, {middle: 1}, deliver=deliver))
     table = np.empty((members.num_shards, reduction.length), dtype)
     rows_of = {peer: [table[shard] for shard in members.shards[peer]] for peer in stream.peers}
+    summands = _with_own(members, reduction.rows, list(table))
     greeting = _greeting(stream, weights)
     schedule = Schedule(
         {peer: [*everybodys, *sums] for peer in stream.peers},
@@ -130,7 +131,7 @@ def star(stream: Stream, reduction: Reduction, target: np.ndarray) -> Algorithm:
         greeting,
         [
             Step(
-                [row[low:high] for row in _with_own(stream, reduction, table)],
+                [row[low:high] for row in summands],
                 place[low:high],
                 {peer: greeting[peer] + (number + 1) * len(rows) for peer, rows in rows_of.items()},
             )
@@ -184,9 +185,8 @@ def direct(stream: Stream, reduction: Reduction, target: np.ndarray) -> Algorith
         needs[peer] = _complete(flow, come, 1 + len(weights[peer]))
     steps = []
     for number, (low, high) in enumerate(own):
-        rows = [row[: high - low] for row in table[number % DEPTH]]
-        for shard, row in zip(members.shards[members.rank], reduction.rows, strict=True):
-            rows[shard] = row[low:high]
+        mine = [row[low:high] for row in reduction.rows]
+        rows = _with_own(members, mine, [row[: high - low] for row in table[number % DEPTH]])
         steps.append(
             Step(rows, target[low - offset : high - offset], {peer: needs[peer][number] for peer in needs})
         )
