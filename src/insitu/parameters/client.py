@@ -124,15 +124,18 @@ class Client(TableSession):
         *,
         updater: Mapping[str, Any] | str = "sgd",
         min_piece_bytes: int = MIN_PIECE_BYTES,
+        together: bool = False,
     ) -> Layout:
         """Defines the dense variables, alike in all workers, and returns where they went. The chief's initial
         values are those that all start with, unless the servers have values already. `updater` is what
-        `make_updater` of the servers understands.
+        `make_updater` of the servers understands. Variables are spread over the servers, the large ones in
+        pieces of at least `min_piece_bytes`; `together`: the first server holds all, for an updater that
+        must see them at once.
 
         Raises DefinitionMismatch where the servers hold another model, InputError.
         """
         listed = [Variable(n, tuple(int(i) for i in d[0]), str(d[1])) for n, d in variables.items()]
-        layout = layouts.lay_out(listed, len(self.links), min_piece_bytes)
+        layout = layouts.lay_out(listed, len(self.links), min_piece_bytes, together=together)
         meta = {"layout": layouts.to_json(layout, min_piece_bytes), "updater": updater}
         answers = self.everywhere("define", meta).result()
         self.remember("define", meta)

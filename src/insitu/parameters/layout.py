@@ -2,7 +2,8 @@
 
 Whole variables go to the server that has the fewest bytes so far, the largest first; a variable of more than
 `min_piece_bytes` is cut by rows (its first axis) into as many pieces as servers can share it, none smaller
-than that. The same definitions and number of servers always give the same layout.
+than that. Where all must be in one place, *together*, the first server has them whole. The same definitions
+and number of servers always give the same layout.
 
 All variables of one dtype form a *group*: one flat buffer with the variables back to back, in the order of
 their definition. Each server holds its pieces of a group back to back too, in the same order. So what a
@@ -123,6 +124,7 @@ class Layout:
     variables: tuple[Variable, ...]
     servers: int
     pieces: tuple[Piece, ...]
+    together: bool = False
 
     @cached_property
     def groups(self) -> tuple[str, ...]:
@@ -191,7 +193,13 @@ class Layout:
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
-def lay_out(variables: Sequence[Variable], servers: int, min_piece_bytes: int = MIN_PIECE_BYTES) -> Layout:
+def lay_out(
+    variables: Sequence[Variable],
+    servers: int,
+    min_piece_bytes: int = MIN_PIECE_BYTES,
+    *,
+    together: bool = False,
+) -> Layout:
     """The layout of `variables` over `servers`. Raises InputError where names repeat."""
     if servers < 1:
         raise InputError(f"Variables need at least one server. Received: {servers}")
@@ -201,8 +209,9 @@ def lay_out(variables: Sequence[Variable], servers: int, min_piece_bytes: int = 
     if len(set(names)) < len(names):
         twice = next(n for n in names if names.count(n) > 1)
         raise InputError(f"Each variable needs a name of its own. Received twice: {twice!r}")
-    cuts = [(v, start, stop) for v in variables for start, stop in _rows(v, servers, min_piece_bytes)]
-    servers_of = _spread(cuts, servers)
+    sharing = 1 if together else servers
+    cuts = [(v, start, stop) for v in variables for start, stop in _rows(v, sharing, min_piece_bytes)]
+    servers_of = _spread(cuts, sharing)
     whole = dict.fromkeys(DTYPES, 0)
     own = {(server, dtype): 0 for server in range(servers) for dtype in DTYPES}
     pieces = []
@@ -212,7 +221,7 @@ def lay_out(variables: Sequence[Variable], servers: int, min_piece_bytes: int = 
         whole[dtype] += piece.size
         own[server, dtype] += piece.size
         pieces.append(piece)
-    return Layout(tuple(variables), servers, tuple(pieces))
+    return Layout(tuple(variables), servers, tuple(pieces), together)
 
 
 def _rows(variable: Variable, servers: int, least: int) -> list[tuple[int, int]]:
@@ -240,6 +249,7 @@ def to_json(layout: Layout, min_piece_bytes: int) -> dict[str, Any]:
         "variables": [[v.name, list(v.shape), v.dtype] for v in layout.variables],
         "servers": layout.servers,
         "min_piece_bytes": min_piece_bytes,
+        "together": layout.together,
         "fingerprint": layout.fingerprint,
     }
 
@@ -247,7 +257,9 @@ def to_json(layout: Layout, min_piece_bytes: int) -> dict[str, Any]:
 def from_json(data: Mapping[str, Any]) -> Layout:
     """Raises InputError where the layout that comes out is another one than `to_json` was given."""
     variables = [Variable(str(n), tuple(int(i) for i in s), str(d)) for n, s, d in data["variables"]]
-    layout = lay_out(variables, int(data["servers"]), int(data["min_piece_bytes"]))
+    layout = lay_out(
+        variables, int(data["servers"]), int(data["min_piece_bytes"]), together=bool(data["together"])
+    )
     if layout.fingerprint != data["fingerprint"]:
         raise InputError("The same definitions give another layout here: the versions of insitu differ")
     return layout

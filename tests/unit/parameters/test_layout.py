@@ -51,6 +51,14 @@ def test_pieces_keep_to_the_least_size_and_loads_to_the_greatest_piece(variables
     assert max(loads) - min(loads) <= largest
 
 
+@settings(max_examples=20, deadline=None)
+@given(definitions, st.integers(1, 5), st.integers(1, 4000))
+def test_together_all_is_whole_and_on_the_first(variables, servers, least):
+    layout = lay_out(variables, servers, least, together=True)
+    assert layouts.from_json(layouts.to_json(layout, least)) == layout
+    assert [(p.server, p.whole) for p in layout.pieces] == [(0, True)] * len(variables)
+
+
 def test_a_large_variable_is_cut_by_rows_and_small_ones_fill_up():
     layout = lay_out([Variable("small", (10,)), Variable("large", (1000, 100))], 2, min_piece_bytes=1000)
     assert [(p.name, p.server) for p in layout.pieces] == [

@@ -94,14 +94,10 @@ def may_be_split(optimizer: Any) -> bool:
     return type(optimizer) in _ELEMENTWISE and not norms_of(optimizer)
 
 
-def check_optimizer(optimizer: Any, *, exact: bool, servers: int) -> None:
-    """Raises TrainingError for an optimizer that can't do on servers what it does in one process."""
-    if exact and optimizer.global_clipnorm is not None and servers > 1:
-        raise TrainingError(
-            'global_clipnorm in mode="sync" needs the mean gradient of all variables in one place, which no '
-            f"server has. Received: {servers} servers. Start the job with --ps 1, or use clipnorm or "
-            'clipvalue, or mode="async", where each worker bounds its own gradient.'
-        )
+def must_be_together(optimizer: Any, *, exact: bool) -> bool:
+    """Whether the server that updates one variable needs the gradients of all: for the norm of their mean,
+    which no worker knows. Where not the mean is bounded, each worker bounds its own gradient."""
+    return exact and optimizer.global_clipnorm is not None
 
 
 def updater_config(optimizer: Any, *, exact: bool, jit: bool) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from insitu.train.servers.definition import (
     STATE,
     initializer_config,
     may_be_split,
+    must_be_together,
     name_variables,
     table_updater,
     updater_config,
@@ -147,6 +148,7 @@ class Link:
             },
             updater={**updater, "has_state": any(prefixes)},
             min_piece_bytes=min_piece_bytes if may_be_split(optimizer) else NEVER_SPLIT,
+            together=must_be_together(optimizer, exact=exact),
         )
         self._names = names
         self._finalizes = bool(optimizer.use_ema)

@@ -19,7 +19,7 @@ from insitu.train.binding import Binding
 from insitu.train.feed import Feed
 from insitu.train.layers import embeddings_of
 from insitu.train.loops import LoopStep, LoopTrainer, StepModel, make_loop_replica
-from insitu.train.servers.definition import Norms, check_optimizer, norms_of
+from insitu.train.servers.definition import Norms, norms_of
 from insitu.train.servers.independence import ServerMembership
 from insitu.train.servers.link import Link, attach_tables
 from insitu.train.servers.lookup import Lookup, find_leaves
@@ -55,7 +55,9 @@ class ParameterServerStrategy(Strategy):
         mode: see above.
         replicas_to_aggregate: for mode sync, in [1, number of shards].
         max_staleness: for mode bounded, in steps.
-        min_piece_bytes: a variable is split over servers into pieces of at least so many bytes.
+        min_piece_bytes: a variable is split over servers into pieces of at least so many bytes. With
+            `global_clipnorm` in mode "sync" the first server has all variables, since the norm is of all
+            together; rows of tables stay spread.
         nan: `"refuse"` ends the fit, naming the variable, where a gradient isn't finite; `"clip"` takes 0 for
             what isn't.
         table_optimizer: for the rows of `insitu.layers.Embedding`; None: the model's.
@@ -111,7 +113,6 @@ class ParameterServerStrategy(Strategy):
         link, exact = self._connect(), self._mode == "sync"
         inner = inner_optimizer(optimizer)
         if optimizer is not None:
-            check_optimizer(inner, exact=exact, servers=link.servers)
             link.define(model, inner, replica, exact=exact, min_piece_bytes=self._min_piece_bytes)
         norms = Norms() if exact or optimizer is None else norms_of(inner)
         shards = len(self.membership.context.shards)
