@@ -1,4 +1,4 @@
-"""Memory of a process's own whose pages can change places.
+"""Memory of a process's own: aligned, or whose pages can change places.
 
 A result that came over a network is put together beside the caller's buffer, so that a loss half way leaves
 the buffer as it was. At the end the two exchange their pages: the kernel rewrites some page-table entries,
@@ -8,16 +8,22 @@ the buffer as it was. At the end the two exchange their pages: the kernel rewrit
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from insitu.errors import ExchangeError
 from insitu.exchange.arithmetic import PAGE
 from insitu.exchange.memory import HUGE
 
+ALIGNMENT = 64
+"""Bytes; what processors like best, TensorFlow asks of memory that it is to take as it is, and PyTorch's own
+memory begins at multiples of."""
 _PRIVATE_ANONYMOUS = 0x22
 _NO_RESERVE = 0x4000
 _MAY_MOVE_TO_KEEPING_BOTH = 1 | 2 | 4
@@ -73,6 +79,14 @@ class Pages:
     def __del__(self) -> None:
         if self._start:
             _libc.munmap(self._start, self._room + HUGE)
+
+
+def aligned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An array without values whose memory begins at a multiple of `ALIGNMENT`."""
+    size = math.prod(shape) * dtype.itemsize
+    room = np.empty(size + ALIGNMENT, np.uint8)
+    begin = -room.ctypes.data % ALIGNMENT
+    return room[begin : begin + size].view(dtype).reshape(shape)
 
 
 class Exchanger:

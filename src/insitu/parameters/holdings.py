@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from insitu.errors import DefinitionMismatch, InputError, NotFinite, SequenceError
 from insitu.exchange import arithmetic
+from insitu.exchange.pages import aligned_empty
 from insitu.parameters import modes, native
 from insitu.parameters.histogram import Histogram
 from insitu.parameters.layout import Layout, Piece, as_dtype, difference
@@ -140,7 +141,10 @@ class Holdings:
             return
         self._updater = self._make_updater(config) if layout.variables else None
         self.layout, self.config, self.told = layout, config, told
-        self.values = {g: np.zeros(layout.own_size(self.server, g), as_dtype(g)) for g in layout.groups}
+        for group in layout.groups:
+            # Aligned, so that an optimizer of TensorFlow takes them as they are.
+            flat = self.values[group] = aligned_empty((layout.own_size(self.server, group),), as_dtype(group))
+            flat.fill(0)
         self.slots = self._make_slots(layout)
         self.initialised = not layout.variables
 
@@ -339,7 +343,7 @@ class Holdings:
     def _mean_of(self, group: str, rows: Sequence[Array], factors: arithmetic.Factors) -> Array:
         dtype = as_dtype(group)
         if group not in self._mean:
-            self._mean[group] = np.empty(len(self.values[group]), dtype)
+            self._mean[group] = aligned_empty((len(self.values[group]),), dtype)
         mean = self._mean[group]
         size = arithmetic.PAGE * 16
         reducer = arithmetic.Reducer("weighted_mean", dtype, len(rows), size)

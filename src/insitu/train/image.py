@@ -16,11 +16,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from insitu.exchange.pages import Pages
+from insitu.exchange.pages import ALIGNMENT, Pages, aligned_empty
 from insitu.train.plain import Parcel, dtype_of
 
-ALIGNMENT = 64
-"""Bytes; what processors like best, and what TensorFlow asks of memory that it is to take as it is."""
 _SLICE_BYTES = 1 << 20
 """What is copied before it is summed: it must still be in the processor's cache."""
 
@@ -33,14 +31,6 @@ def offsets(kinds: Sequence[Sequence[Any]]) -> tuple[list[int], int]:
         size = math.prod(shape) * dtype_of(name).itemsize
         end = -(-(end + size) // ALIGNMENT) * ALIGNMENT
     return begins, end
-
-
-def aligned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An array without values whose memory begins at a multiple of `ALIGNMENT`."""
-    size = math.prod(shape) * dtype.itemsize
-    room = np.empty(size + ALIGNMENT, np.uint8)
-    begin = -room.ctypes.data % ALIGNMENT
-    return room[begin : begin + size].view(dtype).reshape(shape)
 
 
 class Image:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.exchange import Group
-from insitu.train.image import aligned_empty
+from insitu.exchange.pages import aligned_empty
 from insitu.train.plain import dtype_of, pack, unpack
 
 CHUNK_BYTES = 8 << 20

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from typing import Any
 
 import keras
@@ -11,9 +13,12 @@ import tensorflow as tf
 from models import image_model, in_shards, same_bits, weights
 
 from insitu.errors import InputError, NotFinite, TrainingError
+from insitu.exchange.pages import aligned_empty
+from insitu.parameters import Rules
 from insitu.train import MultiWorkerMirroredStrategy, ParameterServerStrategy
 from insitu.train.binding import binding_of
 from insitu.train.servers.optimizer import KerasUpdater, serialize_optimizer
+from insitu.train.servers.serving import Service
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 FIT: dict[str, Any] = {"batch_size": 64, "epochs": 2, "shuffle": False, "verbose": 0}
@@ -55,12 +60,22 @@ class TestSync:
         for name, values in expected.history_.items():
             np.testing.assert_allclose(model.history_[name], values, rtol=1e-6)
 
-    def test_a_global_norm_needs_one_server(self) -> None:
-        from insitu.train.servers.definition import check_optimizer
+    def test_a_global_norm_over_two_servers_is_that_of_all_variables(self, rows: Any) -> None:
+        def optimizer() -> Any:
+            return keras.optimizers.Adam(1e-2, global_clipnorm=0.05)
 
-        with pytest.raises(TrainingError, match="--ps 1"):
-            check_optimizer(keras.optimizers.SGD(global_clipnorm=1.0), exact=True, servers=2)
-        check_optimizer(keras.optimizers.SGD(global_clipnorm=1.0), exact=False, servers=2)
+        context = in_shards((0, 1), 2)
+        expected = trained(MultiWorkerMirroredStrategy(context=context), rows, optimizer=optimizer())
+        with contextlib.ExitStack() as stack:
+            service = Service(Rules("sync", total_replicas=2), "refuse")
+            servers = [service.server("127.0.0.1:0", context, index=i, addresses=["", ""]) for i in (0, 1)]
+            addresses = tuple(stack.enter_context(server).address for server in servers)
+            context = dataclasses.replace(context, servers=addresses)
+            strategy = ParameterServerStrategy(context=context, mode="sync", min_piece_bytes=64)
+            model = trained(strategy, rows, optimizer=optimizer())
+            layout = strategy._connect()._client.layout
+        assert same_bits(weights(model), weights(expected))
+        assert (layout.servers, {piece.server for piece in layout.pieces}) == (2, {0})
 
 
 @pytest.mark.parametrize("mode", ["async", "bounded"])
@@ -297,3 +312,32 @@ def test_slots_have_the_same_names_in_each_server(optimizer: str) -> None:
     text = serialize_optimizer(keras.optimizers.get(optimizer))
     made = [KerasUpdater(text, jit=False).slots("kernel", (3, 2), np.dtype("float32")) for _ in range(2)]
     assert list(made[0]) == list(made[1]) != []
+
+
+@keras.saving.register_keras_serializable("insitu_tests")
+class Remembers(keras.optimizers.SGD):
+    """Keeps what each variable was before its last update."""
+
+    def build(self, variables: Any) -> None:
+        super().build(variables)
+        self.before = [self.add_variable_from_reference(v, "before") for v in variables]
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        self.assign(self.before[self._get_variable_index(variable)], variable)
+        super().update_step(gradient, variable, learning_rate)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("shape", [(), (64, 32)])
+def test_a_slot_that_an_optimizer_fills_with_the_variable_keeps_the_old_values(
+    jit: bool, shape: tuple[int, ...]
+) -> None:
+    updater = KerasUpdater(serialize_optimizer(Remembers(0.5)), jit=jit)
+    value, gradient = (aligned_empty(shape, np.dtype("float32")) for _ in range(2))
+    value[...], gradient[...] = 3.0, 1.0
+    slots = {"v": updater.slots("v", value.shape, value.dtype)}
+    for step in range(3):
+        updater.update({"v": value}, {"v": gradient}, slots, step)
+        before = next(array for name, array in slots["v"].items() if "before" in name)
+        assert (before == 3.0 - 0.5 * step).all()
+        assert (value == 2.5 - 0.5 * step).all()

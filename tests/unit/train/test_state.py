@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from insitu.errors import CheckpointError
-from insitu.train.image import ALIGNMENT, aligned_empty
+from insitu.exchange.pages import ALIGNMENT, aligned_empty
 from insitu.train.state import load_snapshot, read_state, view, views
 
 UNITS = 200

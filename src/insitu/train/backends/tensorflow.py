@@ -11,11 +11,11 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from insitu.exchange.pages import ALIGNMENT
 from insitu.train.backends import Logs
 from insitu.train.backends.base import BaseReplica
 from insitu.train.backends.record import EXTRA_LOGS, RecordLayout
 from insitu.train.backends.tensorflow_calls import CompiledCall
-from insitu.train.image import ALIGNMENT
 from insitu.train.leaves import leaves_of
 from insitu.train.recording import recorded
 from insitu.train.state import SEED_STRIDE
@@ -267,7 +267,8 @@ def _copy(array: NDArray[Any]) -> Any:
 
 
 def borrow(array: NDArray[Any]) -> Any:
-    """A tensor in the array's own memory, where its alignment allows: to be used up before that changes."""
-    if array.ctypes.data % ALIGNMENT:
+    """A tensor in the array's own memory, where its alignment and dtype allow: to be used up before that
+    changes."""
+    if array.ctypes.data % ALIGNMENT or array.dtype.kind == "V" or not array.flags.writeable:
         return tf.constant(array)
     return tf.experimental.dlpack.from_dlpack(array.__dlpack__())

@@ -13,15 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
+from insitu.exchange.pages import ALIGNMENT
 from insitu.train.backends import Logs
 from insitu.train.backends.base import BaseReplica, seed_offset
 from insitu.train.backends.record import RecordLayout
 from insitu.train.leaves import leaves_of
 from insitu.train.recording import recorded
 from insitu.train.state import seed_generators
-
-ALIGNMENT = 64
-"""Bytes. PyTorch allocates at multiples of it, and some kernels round differently elsewhere."""
 
 
 class TorchReplica(BaseReplica):
@@ -208,7 +206,8 @@ def as_tensors(data: Any) -> list[Any]:
 
 
 def _to_tensor(array: NDArray[Any]) -> Any:
-    """A tensor in the array's own memory, where PyTorch takes it so and its alignment gives the same bits."""
+    """A tensor in the array's own memory, where PyTorch takes it so and it lies as PyTorch's own does: some
+    kernels round differently elsewhere."""
     if array.ctypes.data % ALIGNMENT or not array.flags.c_contiguous or not array.flags.writeable:
         return keras.ops.convert_to_tensor(array.copy()).clone()
     return keras.ops.convert_to_tensor(array)

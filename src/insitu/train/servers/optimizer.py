@@ -17,6 +17,7 @@ from keras.src.optimizers.base_optimizer import clip_by_global_norm
 from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
+from insitu.exchange.pages import aligned_empty
 from insitu.train.state import to_numpy
 
 Arrays = list[NDArray[Any]]
@@ -73,7 +74,7 @@ class KerasUpdater:
 
     def slots(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, NDArray[Any]]:
         made = self._optimizers[name] = _PieceOptimizer(make_optimizer(self._text), shape, dtype)
-        return {slot: to_numpy(v) for slot, v in made.slots.items()}
+        return {slot: _aligned(to_numpy(v)) for slot, v in made.slots.items()}
 
     def row_slots(self) -> dict[str, float]:
         raise NotImplementedError("Rows of tables have updaters of their own.")
@@ -124,6 +125,13 @@ class KerasUpdater:
             average = self._optimizers[name].average
             if average is not None:
                 np.copyto(value, slots[name][average])
+
+
+def _aligned(array: NDArray[Any]) -> NDArray[Any]:
+    """A copy in memory that TensorFlow takes as it is."""
+    copy = aligned_empty(array.shape, array.dtype)
+    copy[...] = array
+    return copy
 
 
 class _PieceOptimizer:
@@ -198,28 +206,57 @@ def _compile_jax(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Update:
 def _compile_tensorflow(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Update:
     import tensorflow as tf
 
-    def function(values: Any, slots: Any, gradients: Any, step: Any, rate: Any) -> Any:
-        for made, value, own in zip(optimizers, values, slots, strict=True):
-            made.variable.assign(value)
-            for variable, slot in zip(made.slots.values(), own, strict=True):
-                variable.assign(slot)
+    from insitu.train.backends.tensorflow import borrow
+    from insitu.train.backends.tensorflow_calls import CompiledCall
+
+    held = [v for made in optimizers for v in (made.variable, *made.slots.values())]
+    pieces = [made.variable for made in optimizers]
+
+    def function(step: Any, rate: Any, *arrays: Any) -> Any:
+        for variable, array in zip(held, arrays, strict=False):
+            variable.assign(array)
+        for made in optimizers:
             made.counter.assign(tf.cast(step, made.counter.dtype))
             if made.rate is not None:
                 made.rate.assign(tf.cast(rate, made.rate.dtype))
-        for made, gradient in zip(optimizers, _bounded(optimizers, gradients), strict=True):
+        gradients = _bounded(optimizers, arrays[len(held) :])
+        for made, gradient in zip(optimizers, gradients, strict=True):
             made.optimizer.apply([gradient], [made.variable])
-        return (
-            [tf.identity(made.variable.value) for made in optimizers],
-            [[tf.identity(v.value) for v in made.slots.values()] for made in optimizers],
-        )
+        return [tf.identity(v.value) for v in held]
 
-    compiled = tf.function(tf.autograph.experimental.do_not_convert(function), jit_compile=jit or None)
+    signature = [tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.float32)]
+    signature += [tf.TensorSpec(v.shape, v.dtype) for v in (*held, *pieces)]
+    compiled = CompiledCall(
+        tf.function(
+            tf.autograph.experimental.do_not_convert(function),
+            input_signature=signature,
+            jit_compile=jit or None,
+        )
+    )
 
     def update(values: Any, slots: Any, gradients: Any, step: int, rate: float) -> Any:
-        given = tf.nest.map_structure(tf.constant, (list(values), slots, gradients))
-        return compiled(*given, tf.constant(step, tf.int64), tf.constant(rate, tf.float32))
+        own = [array for value, state in zip(values, slots, strict=True) for array in (value, *state)]
+        outputs = compiled(np.int64(step), np.float32(rate), *map(borrow, own), *map(borrow, gradients))
+        outputs = iter(_apart(outputs, [*own, *gradients]))
+        updated, moved = [], []
+        for state in slots:
+            updated.append(next(outputs))
+            moved.append([next(outputs) for _ in state])
+        return updated, moved
 
     return update
+
+
+def _apart(outputs: Sequence[Any], arguments: Sequence[NDArray[Any]]) -> Arrays:
+    """The outputs, copied where one lies in an argument's memory, which is about to change: an optimizer may
+    have assigned a variable, as it was, to a slot."""
+    taken = {_address(array) for array in arguments}
+    arrays = [np.asarray(output) for output in outputs]
+    return [array.copy() if _address(array) in taken else array for array in arrays]
+
+
+def _address(array: NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 def _update_eagerly(optimizers: Sequence[_PieceOptimizer]) -> Update:
