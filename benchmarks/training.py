@@ -2,6 +2,7 @@
 
   insitu, 2 workers       MultiWorkerMirroredStrategy, Keras 3 on TensorFlow; also on JAX and on PyTorch
   insitu, 1 worker        the same on one core: two workers should come near twice that
+  1 worker, twice         two of these at once that don't know of each other: as near as two cores let them
   Keras alone, 1 process  Keras 3 on TensorFlow without insitu
   tf_keras, 2 workers     tf.distribute.MultiWorkerMirroredStrategy (RING), which needs the legacy Keras
   JAX + gloo, 2 workers   one program over a global mesh (jax.distributed), a bare loop
@@ -25,13 +26,15 @@ from pathlib import Path
 
 import common
 
-TABLE = ("insitu, 2 workers", "insitu, 1 worker", "tf_keras, 2 workers", "torch DDP, 2 workers")
+TWICE = "insitu, 1 worker, twice at once"
+TABLE = ("insitu, 2 workers", "insitu, 1 worker", TWICE, "tf_keras, 2 workers", "torch DDP, 2 workers")
 """What the claims are about: two rounds by default. The others run once: five minutes in all."""
 PEERS = Path(__file__).parent / "training_peers"
 PATIENCE = 400.0
 CONTENDERS = {
     "insitu, 2 workers": ("insitu_rank.py", 2, "insitu", "tensorflow"),
     "insitu, 1 worker": ("insitu_rank.py", 1, "insitu", "tensorflow"),
+    TWICE: ("insitu_rank.py", 2, "insitu", "tensorflow"),
     "Keras alone, 1 process": ("plain_rank.py", 1, "keras", "tensorflow"),
     "tf_keras, 2 workers": ("tf_keras_rank.py", 2, "tf_keras", "tensorflow"),
     "insitu on JAX, 2 workers": ("insitu_rank.py", 2, "insitu", "jax"),
@@ -42,18 +45,22 @@ CONTENDERS = {
 
 
 def contender(
-    script: str, processes: int, module: str, backend: str, model: str, *more: str
+    script: str, processes: int, module: str, backend: str, model: str, *more: str, apart: bool = False
 ) -> Callable[[], float]:
-    """Runs `script MODEL MORE...` once in each of `processes` processes; the rows per second of them all."""
+    """Runs `script MODEL MORE...` once in each of `processes` processes; the rows per second of them all.
+
+    `apart`: each trains alone, on a core of its own.
+    """
 
     def run() -> float:
         for needed in (module, backend):
             if importlib.util.find_spec(needed) is None:
                 raise common.Unavailable(f"{needed} isn't installed")
-        workers = common.addresses(processes)
+        workers, cores = common.addresses(processes), sorted(os.sched_getaffinity(0))
         started = []
         for index in range(processes):
-            task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+            own, group = (0, workers[index : index + 1]) if apart else (index, workers)
+            task = {"cluster": {"worker": group}, "task": {"type": "worker", "index": own}}
             threads = dict.fromkeys(
                 ("OMP_NUM_THREADS", "NPROC", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1"
             )
@@ -66,7 +73,8 @@ def contender(
                 "TF_CPP_MIN_LOG_LEVEL": "3",
                 "KERAS_BACKEND": backend,
             }
-            command = [sys.executable, str(PEERS / script), model, *more]
+            kept = ["taskset", "--cpu-list", str(cores[index % len(cores)])] if apart else []
+            command = [*kept, sys.executable, str(PEERS / script), model, *more]
             started.append(
                 subprocess.Popen(
                     command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -78,10 +86,13 @@ def contender(
             for process in started:
                 process.kill()
                 process.wait()
-        found = re.search(r"RATE ([\d.]+)", outputs[0])
-        if found is None:
-            raise SystemExit(f"{script} failed:\n{outputs[0][-3000:]}")
-        return float(found[1])
+        rates = []
+        for output in outputs if apart else outputs[:1]:
+            found = re.search(r"RATE ([\d.]+)", output)
+            if found is None:
+                raise SystemExit(f"{script} failed:\n{output[-3000:]}")
+            rates.append(float(found[1]))
+        return sum(rates)
 
     return run
 
@@ -94,7 +105,7 @@ def main() -> None:
     figures = {}
     for model in ("cnn", "mlp"):
         common.say(f"{model}:")
-        contenders = {name: contender(*what, model) for name, what in CONTENDERS.items()}
+        contenders = {name: contender(*what, model, apart=name == TWICE) for name, what in CONTENDERS.items()}
         often = {name: run for name, run in contenders.items() if name in TABLE}
         seldom = {name: run for name, run in contenders.items() if name not in TABLE}
         found = common.alternate(often, "rows/s", rounds)
