@@ -139,21 +139,25 @@ class Holdings:
                     "change between attempts; start a new job for it"
                 )
             return
-        self._updater = self._make_updater(config) if layout.variables else None
-        self.layout, self.config, self.told = layout, config, told
+        updater = self._make_updater(config) if layout.variables else None
+        values = {}
         for group in layout.groups:
             # Aligned, so that an optimizer of TensorFlow takes them as they are.
-            flat = self.values[group] = aligned_empty((layout.own_size(self.server, group),), as_dtype(group))
-            flat.fill(0)
-        self.slots = self._make_slots(layout)
+            values[group] = aligned_empty((layout.own_size(self.server, group),), as_dtype(group))
+            values[group].fill(0)
+        # Where there is no memory, nothing was defined.
+        self.slots = self._make_slots(layout, updater, values)
+        self.layout, self.config, self.told = layout, config, told
+        self._updater, self.values = updater, values
         self.initialised = not layout.variables
 
-    def _make_slots(self, layout: Layout) -> dict[str, dict[str, Array]]:
-        updater = self._updater
+    def _make_slots(
+        self, layout: Layout, updater: Updater | None, values: Mapping[str, Array]
+    ) -> dict[str, dict[str, Array]]:
         if updater is None:
             return {}
         if updater.elementwise:
-            return {g: updater.slots(g, flat.shape, flat.dtype) for g, flat in self.values.items()}
+            return {g: updater.slots(g, flat.shape, flat.dtype) for g, flat in values.items()}
         pieces = layout.of(self.server)
         return {p.name: updater.slots(p.name, p.shape, as_dtype(p.variable.dtype)) for p in pieces}
 

@@ -26,6 +26,9 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 REMEMBERED = 16
 """Decisions that the leader can still tell of. Nobody can be more than one behind: see `Decided`."""
 
+MOST_ROWS = 2**63 - 1
+"""Rows of one push at most: what a mean over rows can count."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -269,6 +272,8 @@ def _refusal(rules: Rules, state: State, push: Push) -> str:
         return f"shard must be in [0, {rules.total_replicas}), the total_replicas. Received: {push.shard}"
     if push.sequence < 0 or push.rows < 0:
         return f"sequence and rows must be at least 0. Received: {push.sequence}, {push.rows}"
+    if push.rows > MOST_ROWS:
+        return f"rows must be at most {MOST_ROWS}. Received: {push.rows}"
     keeps_account = rules.leads or rules.mode != "sync"
     following = state.applied.get(push.shard, -1) + 1 if keeps_account else push.sequence
     if push.sequence > following:

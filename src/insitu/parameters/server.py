@@ -18,7 +18,7 @@ from insitu.exchange import handshake
 from insitu.exchange.rendezvous import parse_address
 from insitu.parameters import checkpoints, snapshots
 from insitu.parameters.connection import Connection, Ended
-from insitu.parameters.greeting import Greeting, card, check_card
+from insitu.parameters.greeting import Greeting, card, check_card, check_secret
 from insitu.parameters.holdings import Holdings, MakeUpdater
 from insitu.parameters.mirroring import Mirrors
 from insitu.parameters.modes import Mode, Rules
@@ -77,6 +77,7 @@ class ParameterServer:
             raise InputError(
                 f"backups must be 0, or 1 with two servers or more. Received: {backups} with {count}"
             )
+        check_secret(secret)
         rules = Rules(mode, total_replicas, replicas_to_aggregate, max_staleness)
         Holdings(index, rules, nan=nan)
         self._secret = secret
@@ -94,6 +95,8 @@ class ParameterServer:
         self.address = "{}:{}".format(*self._listener.getsockname()[:2])
         self.index = index
         self._wake_out, self._wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._waking = threading.RLock()
+        """Who wakes mustn't write to what has got the pipe's number since. A signal's handler may."""
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake_out, selectors.EVENT_READ, self._woken)
         self._greetings: set[Greeting] = set()
@@ -148,9 +151,10 @@ class ParameterServer:
 
     def close(self) -> None:
         """Gives the address and all connections back. Called at the end of `serve`."""
-        if self._closed:
-            return
-        self._closed = True
+        with self._waking:
+            if self._closed:
+                return
+            self._closed = True
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, Greeting):
                 key.fileobj.socket.close()
@@ -173,8 +177,9 @@ class ParameterServer:
     # Connections
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self._wake_in, b"x")
+        with self._waking, contextlib.suppress(OSError):
+            if not self._closed:
+                os.write(self._wake_in, b"x")
 
     def _woken(self, *_: Any) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -200,13 +205,15 @@ class ParameterServer:
             return
         connection.setblocking(False)
         if len(self._greetings) >= _CALLERS:
-            connection.close()
-            return
+            # Strangers who call and say nothing keep nobody out.
+            self._hang_up(min(self._greetings, key=lambda greeting: greeting.deadline))
         greeting = Greeting(connection, handshake.accept(self._secret, self._card))
         self._greetings.add(greeting)
         self._selector.register(greeting, selectors.EVENT_READ, self._greet)
 
     def _greet(self, greeting: Any, events: int) -> None:
+        if greeting not in self._greetings:
+            return  # hung up on since the system told of it
         try:
             if not greeting.go_on():
                 events = selectors.EVENT_WRITE if greeting.sending else selectors.EVENT_READ

@@ -37,7 +37,7 @@ CHANGES = frozenset(
 )
 """Operations that change what a server holds: a mirror is told of each."""
 _LOG = logging.getLogger("insitu")
-_EXPECTED = (InsituError, KeyError, TypeError, ValueError, IndexError, MemoryError)
+_EXPECTED = (InsituError, KeyError, TypeError, ValueError, IndexError, MemoryError, OverflowError)
 _TOLD = 4
 """Decisions that the leader tells with each answer; see `modes.Decided`."""
 

@@ -86,11 +86,18 @@ def encode(message: Message) -> list[memoryview]:
         buffers.append(as_bytes(np.ascontiguousarray(array)))
         length += padding + array.nbytes
     meta = {**message.meta, "arrays": described} if described else message.meta
-    text = json.dumps(meta, separators=(",", ":")).encode()
+    text = json.dumps(meta, separators=(",", ":"), default=_plain).encode()
     if len(text) > META_LIMIT:
         raise ParameterError(f"A message's description has {META_LIMIT} bytes at most. Received: {len(text)}")
     head = HEADER.pack(MAGIC, message.kind, message.request, len(text), length)
     return [memoryview(head + text), *buffers]
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers are as good as Python's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"A message is made of plain values. Received: {type(value).__name__}")
 
 
 def read_header(data: bytes | bytearray | memoryview) -> tuple[int, int, int, int]:
