@@ -89,3 +89,14 @@ class Buffers:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
+
+
+def as_values(name: str, given: Any, like: Array) -> Array:
+    """What was given for variable `name`, as an array. Raises InputError where it isn't `like` it."""
+    found = np.asarray(given)
+    if found.shape != like.shape or found.dtype != like.dtype:
+        raise InputError(
+            f"Variable {name!r} is {like.dtype.name}{list(like.shape)}. "
+            f"Received: {found.dtype.name}{list(found.shape)}"
+        )
+    return found

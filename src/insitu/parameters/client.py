@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import repeat
 from typing import Any, Literal, get_args
 
-import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import InputError, ParameterError
 from insitu.parameters import layout as layouts
-from insitu.parameters.buffers import Buffers
-from insitu.parameters.futures import Future, gathered
+from insitu.parameters import native
+from insitu.parameters.buffers import Buffers, as_values
+from insitu.parameters.futures import Future, gathered, pass_on
+from insitu.parameters.greeting import check_secret
 from insitu.parameters.layout import MIN_PIECE_BYTES, Layout, Variable
 from insitu.parameters.links import Link
-from insitu.parameters.lookups import TableSession
+from insitu.parameters.lookups import TableSession, as_counts
 from insitu.parameters.wire import Message
 
 Array = NDArray[Any]
@@ -63,6 +66,7 @@ def connect(
         )
     if len(set(hosted)) != len(hosted) or any(shard < 0 for shard in hosted):
         raise InputError(f"shards must be distinct and at least 0. Received: {hosted}")
+    check_secret(secret)
     links = []
     for server, address in enumerate(addresses):
         candidates = [address, *([addresses[(server + 1) % len(addresses)]] if backups else [])]
@@ -102,9 +106,6 @@ class Client(TableSession):
         for link in self.links:
             link.connect(deadline)
         answers = self.everywhere("hello", {}).result(self._timeout)
-        for link, answer in zip(self.links, answers, strict=True):
-            if answer.meta["server"] != link.server:
-                raise ParameterError(f"{link.address} is server {answer.meta['server']}, not {link.server}")
         told = [(a.meta["mode"], a.meta["total_replicas"]) for a in answers]
         if len(set(told)) > 1:
             raise ParameterError(f"The servers have different modes or numbers of replicas: {told}")
@@ -138,15 +139,17 @@ class Client(TableSession):
         layout = layouts.lay_out(listed, len(self.links), min_piece_bytes, together=together)
         meta = {"layout": layouts.to_json(layout, min_piece_bytes), "updater": updater}
         answers = self.everywhere("define", meta).result()
-        self.remember("define", meta)
         self._versions = [answer.meta["version"] for answer in answers]
-        buffers = self._buffers = Buffers(layout, self.shards, any(link.here for link in self.links))
-        self._show_buffers()
+        if self._buffers is None:
+            self.remember("define", meta)
+            self._buffers = Buffers(layout, self.shards, any(link.here for link in self.links))
+            self._show_buffers()
+        buffers = self._buffers
         if self.is_chief and not all(answer.meta["initialised"] for answer in answers):
             views = buffers.views(None)
             for name, definition in variables.items():
                 if len(definition) > 2:
-                    views[name][...] = _as_values(name, definition[2], views[name])
+                    views[name][...] = as_values(name, definition[2], views[name])
             parts = [self._part(link, None) for link in self.links]
             self.each("initialise", [p[0] for p in parts], [p[1] for p in parts]).result()
         return layout
@@ -250,7 +253,7 @@ class Client(TableSession):
             if first.error is not None:
                 whole.fail(first.error)
             else:
-                _pass_on(self._pull_all(self.links[1:], chosen, values), whole)
+                pass_on(self._pull_all(self.links[1:], chosen, values), whole)
 
         self._pull_all(self.links[:1], chosen, values).then(go_on)
         return whole
@@ -313,16 +316,18 @@ class Client(TableSession):
         are. One to `hold` may be sent with the next request, for who pulls at once; with `pulls`, `values`
         may change from now on until that pull is answered.
 
-        Fails with NotFinite, SequenceError, InputError, ServerLost, ServerStalled.
+        Fails with NotFinite, and then no server has applied any of it; SequenceError, InputError, ServerLost,
+        ServerStalled.
         """
         chosen = self.hosted(shard)
+        counts = as_counts(sequence=sequence, rows=rows, **({} if step is None else {"step": step}))
         if gradients is not None:
             self._copy_in(gradients, chosen)
         metas, arrays = [], []
         split = self.split(tables or {})
         for link in self.links:
-            meta: dict[str, Any] = {"shard": chosen, "sequence": sequence, "rows": rows}
-            meta["step"] = self._versions[link.server] if step is None else step
+            meta: dict[str, Any] = {"shard": chosen, **counts}
+            meta.setdefault("step", self._versions[link.server])
             parts: list[Array] = []
             if rows and self._buffers is not None and self._buffers.layout.variables:
                 where, parts = self._part(link, chosen)
@@ -336,7 +341,21 @@ class Client(TableSession):
             arrays.append(parts)
         if not self.pulls_behind_pushes:
             return self._push_in_two(metas, arrays)
+        suspects = {*self._not_finite(metas), *(self.not_finite(split) if rows else ())}
+        if suspects:
+            ask = [partial(self.request, *one) for one in zip(self.links, repeat("push"), metas, arrays)]
+            return self._outcome(self.suspects_first(ask, suspects))
         return self._outcome(self.each("push", metas, arrays, hold=hold))
+
+    def _not_finite(self, metas: Sequence[dict[str, Any]]) -> list[int]:
+        """The servers, of several, whose parts of a dense gradient aren't finite; the others are told."""
+        found, buffers = [], self._buffers
+        for server, meta in enumerate(metas if len(self.links) > 1 else ()):
+            if meta.get("finite") is False and buffers is not None:
+                meta["finite"] = all(native.finite(part) for part in buffers.parts(server, meta["shard"]))
+                if not meta["finite"]:
+                    found.append(server)
+        return found
 
     def _push_in_two(self, metas: list[dict[str, Any]], arrays: list[list[Array]]) -> Future[str]:
         """First to all servers that don't lead, then to the leader: see `insitu.parameters.modes`."""
@@ -350,7 +369,7 @@ class Client(TableSession):
                 whole.fail(others.error)
                 return
             leader = self.request(self.links[0], "push", metas[0], arrays[0])
-            _pass_on(self._outcome(gathered([leader], self.pump, list)), whole)
+            pass_on(self._outcome(gathered([leader], self.pump, list)), whole)
 
         futures = [
             self.request(link, "push", meta, parts)
@@ -383,7 +402,7 @@ class Client(TableSession):
                 f"A push brings a gradient for each variable. Missing: {missing}; not defined: {unknown}"
             )
         for name, gradient in gradients.items():
-            views[name][...] = _as_values(name, gradient, views[name])
+            views[name][...] = as_values(name, gradient, views[name])
 
     def finish(self, shard: int | None = None) -> Future[Any]:
         """Says that the shard pushes no more for now: nobody waits for it until it does again."""
@@ -472,17 +491,3 @@ class Client(TableSession):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _pass_on(future: Future[Any], whole: Future[Any]) -> None:
-    future.then(lambda done: whole.resolve(done.value) if done.error is None else whole.fail(done.error))
-
-
-def _as_values(name: str, given: Any, like: Array) -> Array:
-    found = np.asarray(given)
-    if found.shape != like.shape or found.dtype != like.dtype:
-        raise InputError(
-            f"Variable {name!r} is {like.dtype.name}{list(like.shape)}. "
-            f"Received: {found.dtype.name}{list(found.shape)}"
-        )
-    return found

@@ -88,3 +88,8 @@ def gathered(
     for part in parts:
         part.then(look)
     return whole
+
+
+def pass_on(future: Future[Any], whole: Future[Any]) -> None:
+    """`whole` comes to what `future` comes to."""
+    future.then(lambda done: whole.resolve(done.value) if done.error is None else whole.fail(done.error))

@@ -99,6 +99,11 @@ class Link:
             self.lanes.append(Connection(connection))
             if theirs.get("role") != "server":
                 raise ParameterError(f"{self.address} is no parameter server")
+            if not self.at and theirs.get("index") != self.server:
+                raise ParameterError(
+                    "Addresses must be those of all servers, in the order of their indices. Received for "
+                    f"server {self.server}: {self.address}, where server {theirs.get('index')} is"
+                )
             host = theirs.get("host")
             self.here = self._transport != "tcp" and bool(host) and host == mine["host"]
         if self._transport == "shm" and not self.here:
@@ -164,8 +169,12 @@ class Link:
         self._next = self._next % 0xFFFFFFFF + 1
         request = Request(lane, {"op": operation, "of": self.server, **meta}, arrays, places, future)
         self.pending[number] = request
-        if self.lanes:
-            self._send(number, request, hold=hold)
+        try:
+            if self.lanes:
+                self._send(number, request, hold=hold)
+        except BaseException:
+            del self.pending[number]  # what can't be written down was never asked
+            raise
 
     def _send(self, number: int, request: Request, *, hold: bool = False) -> None:
         message = Message(REQUEST, number, request.meta, request.arrays, request.places)

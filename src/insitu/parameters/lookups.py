@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from insitu.errors import InputError
 from insitu.parameters import layout as layouts
+from insitu.parameters import native
 from insitu.parameters.arena import Arena, Loan
 from insitu.parameters.futures import Future, gathered
 from insitu.parameters.hashing import server_of
@@ -133,20 +136,30 @@ class TableSession(Session):
         those of equal keys are added up. `sequence` counts the shard's pushes to this table from 0."""
         self._table(table)
         split = self.split({table: (keys, gradients)})
-        meta = {"table": table, "shard": self.hosted(shard), "sequence": sequence, "rows": rows}
-        futures, loans = [], []
-        with self.lock:
-            for link, pairs in zip(self.links, split, strict=True):
-                given = pairs[0]
+        meta = {"table": table, "shard": self.hosted(shard), **as_counts(sequence=sequence, rows=rows)}
+
+        def ask(server: int) -> Future[Any]:
+            link, given = self.links[server], split[server][0]
+            with self.lock:
                 loan = self._lend(link, [(array.shape, array.dtype) for array in given])
-                loans.append(loan)
                 if loan is None:
-                    futures.append(self.request(link, "push_rows", meta, given, lane=ROWS))
-                    continue
+                    return self.request(link, "push_rows", meta, given, lane=ROWS)
                 for target, array in zip(loan.arrays, given, strict=True):
                     target[...] = array
-                futures.append(self.request(link, "push_rows", meta, loan.arrays, ROWS, loan.places))
-        return self._given_back(gathered(futures, self.pump, lambda _: "applied"), loans)
+                asked = self.request(link, "push_rows", meta, loan.arrays, ROWS, loan.places)
+            return self._given_back(asked, [loan])
+
+        asks = [partial(ask, server) for server in range(len(self.links))]
+        answers = self.suspects_first(asks, self.not_finite(split))
+        return gathered([answers], self.pump, lambda _: "applied")
+
+    def not_finite(self, split: Sequence[Sequence[tuple[Array, Array]]]) -> list[int]:
+        """The servers, of several, whose rows' gradients aren't finite; see `split`."""
+        if len(self.links) == 1:
+            return []
+        return [
+            server for server, pairs in enumerate(split) if not all(native.finite(rows) for _, rows in pairs)
+        ]
 
     def read_rows(self, table: str, *, block: int = 1 << 16) -> Iterator[tuple[Array, Array]]:
         """All rows of a table, as (int64[n] keys, [n, width] rows), server by server, in no order of keys.
@@ -200,6 +213,15 @@ class TableSession(Session):
             for server, index in enumerate(self._where(keys)):
                 split[server].append((_taken(keys, index), _taken(rows, index)))
         return split
+
+
+def as_counts(**given: Any) -> dict[str, int]:
+    """Each as a Python int. Raises InputError for what isn't a whole number."""
+    try:
+        return {name: operator.index(value) for name, value in given.items()}
+    except TypeError:
+        told = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        raise InputError(f"{' and '.join(given)} must be whole numbers. Received: {told}") from None
 
 
 def _as_keys(keys: Any) -> Array:

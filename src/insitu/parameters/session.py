@@ -5,10 +5,10 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from insitu.errors import ParameterError, ServerLost, ServerMoved, ServerStalled
+from insitu.errors import InsituError, ParameterError, ServerLost, ServerMoved, ServerStalled
 from insitu.parameters.connection import Ended
 from insitu.parameters.futures import Future, gathered
 from insitu.parameters.links import DENSE, Link
@@ -16,6 +16,8 @@ from insitu.parameters.wire import Array, Malformed, Message, Place
 
 _LONGEST = 0.05
 """Seconds in one wait for the connections at most."""
+_ANEW = 1.0
+"""Seconds for which a request looks again for a server that wasn't found in time before."""
 _GRACE = 0.002
 """Seconds after which what nobody waits for any more is moved on."""
 
@@ -68,6 +70,21 @@ class Session:
         ]
         return gathered(futures, self.pump, list)
 
+    def suspects_first(
+        self, ask: Sequence[Callable[[], Future[Any]]], suspects: Collection[int]
+    ) -> Future[list[Any]]:
+        """`ask[i]()` sends server i its part of one change, which `suspects` may refuse: so they are asked,
+        and waited for, before any other server makes it."""
+        asked: dict[int, Future[Any]] = {}
+        for server in sorted(range(len(ask)), key=lambda server: server not in suspects):
+            asked[server] = ask[server]()
+            if server in suspects:
+                try:
+                    asked[server].result()
+                except InsituError:
+                    return asked[server]
+        return gathered([asked[server] for server in range(len(ask))], self.pump, list)
+
     def everywhere(self, operation: str, meta: Mapping[str, Any], lane: int = DENSE) -> Future[list[Message]]:
         return self.each(operation, [meta] * len(self.links), [()] * len(self.links), lane)
 
@@ -108,6 +125,8 @@ class Session:
         lanes = {}
         with self.lock:
             for link in self.links:
+                if link.pending and not link.lanes:
+                    link.lose(lambda lost: self._recover(lost, _ANEW))
                 for lane, connection in enumerate(link.lanes):
                     lanes[connection.fileno()] = (link, lane, connection)
                     poll.register(connection, select.POLLIN | (select.POLLOUT if connection.sending else 0))
@@ -124,7 +143,7 @@ class Session:
             if events & ~select.POLLOUT:
                 link.receive(lane)
         except (Ended, Malformed):
-            link.lose(self._recover)
+            link.lose(lambda lost: self._recover(lost, self._timeout))
 
     # When a server is lost
 
@@ -132,10 +151,10 @@ class Session:
         """A definition that a server must know before anything else, also one that takes another's place."""
         self._definitions.append((operation, meta))
 
-    def _recover(self, link: Link) -> None:
+    def _recover(self, link: Link, seconds: float) -> None:
         """Finds a lost server again: at its own address, or at its mirror's. Raises ServerLost where it isn't
         found in time, or has lost what it held."""
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + seconds
         if self._closed:
             raise ParameterError("The client is closed")
         while True:
