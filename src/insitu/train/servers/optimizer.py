@@ -236,7 +236,8 @@ def _compile_tensorflow(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Upd
 
     def update(values: Any, slots: Any, gradients: Any, step: int, rate: float) -> Any:
         own = [array for value, state in zip(values, slots, strict=True) for array in (value, *state)]
-        outputs = compiled(np.int64(step), np.float32(rate), *map(borrow, own), *map(borrow, gradients))
+        when = tf.constant(step, tf.int64), tf.constant(rate, tf.float32)
+        outputs = compiled(*when, *map(borrow, own), *map(borrow, gradients))
         outputs = iter(_apart(outputs, [*own, *gradients]))
         updated, moved = [], []
         for state in slots:
