@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -105,6 +106,8 @@ def _after(owner: type, name: str, told: Callable[[Any], None]) -> Iterator[None
         original(made, *args, **kwargs)
         told(made)
 
+    # Keras reads from it what a layer is made of, not looking behind wrappers everywhere.
+    method.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     setattr(owner, name, method)
     try:
         yield
