@@ -14,19 +14,22 @@ from insitu.train.backends import Logs, Replica
 from insitu.train.flat import Span
 from insitu.train.servers.link import Link, Outgoing
 from insitu.train.servers.lookup import Batch, Lookup
+from insitu.train.servers.scaling import LossScale
 from insitu.train.state import holds_rows_of_table
 
 
 class TableReplica:
     """A `Replica` whose floats are the dense ones alone: for a step that exchanges these. Before a gradient
     the rows of its batch are pulled. Rows' gradients are pushed once the exchange has succeeded, so that a
-    step that is done again pushes once.
+    step that is done again pushes once. The loss' `scale` is undone for them here, as the optimizer undoes it
+    for the dense ones.
     """
 
-    def __init__(self, replica: Replica, link: Link, lookup: Lookup) -> None:
-        self._inner, self._link, self._lookup = replica, link, lookup
+    def __init__(self, replica: Replica, link: Link, lookup: Lookup, scale: LossScale) -> None:
+        self._inner, self._link, self._lookup, self._scale = replica, link, lookup, scale
         self._rows = [v for v, _ in replica.float_spans() if holds_rows_of_table(v)]
         self._parts = list(_dense_parts(replica.float_spans()))
+        self._gradients = slice(0, max((s.stop for v, s in replica.float_spans() if v.trainable), default=0))
         self.floats_size = self._parts[-1][1].stop if self._parts else 0
         self.floats_dtype = replica.floats_dtype
         self.train_record_size = replica.train_record_size
@@ -47,9 +50,13 @@ class TableReplica:
         with self._lookup.placed(batch):
             self._inner.gradient(shard, batch.data, whole, record)
         self._clear()
-        self._computed[shard] = Outgoing(shard, int(record[0]), whole, batch)
         for ours, theirs in self._parts:
             floats[theirs] = whole[ours]
+        self._scale.begin()
+        if self._scale.undo(whole[self._gradients]):
+            self._computed[shard] = Outgoing(shard, int(record[0]), whole, batch)
+        else:
+            self._computed[shard] = Outgoing(shard, 0, whole, None)
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
         """See `Replica`."""

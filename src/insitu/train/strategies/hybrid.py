@@ -18,7 +18,7 @@ from insitu.train.loops import LoopTrainer
 from insitu.train.servers.hybrid import TableReplica
 from insitu.train.servers.link import Link, attach_tables
 from insitu.train.servers.lookup import Lookup, find_leaves
-from insitu.train.servers.scaling import inner_optimizer
+from insitu.train.servers.scaling import LossScale, inner_optimizer
 from insitu.train.servers.serving import begin_service
 from insitu.train.state import check_trainable_by_shards
 from insitu.train.step import Step, TwoPhaseStep
@@ -83,7 +83,8 @@ class HybridStrategy(Strategy):
             )
         link = self._link()
         lookup = Lookup(link, layers, find_leaves(model, layers, example))
-        replica = TableReplica(make_replica(model, lookup.example(example)), link, lookup)
+        inner, scale = make_replica(model, lookup.example(example)), LossScale(model.optimizer)
+        replica = TableReplica(inner, link, lookup, scale)
         self._replicas.append(replica)
         if first:
             self._begin_alike(model)
