@@ -42,6 +42,9 @@ class Eviction:
     every: int = 1000
 
     def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not isinstance(value, int | np.integer) and not (value is None and name.startswith("max")):
+                raise InputError(f"An eviction's {name} must be a whole number. Received: {value!r}")
         for name in ("max_age", "max_rows"):
             value = getattr(self, name)
             if value is not None and value < 1:

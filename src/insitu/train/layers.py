@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
+from insitu.parameters import Eviction
 from insitu.train.state import to_numpy
 
 INT32_MAX = 2**31 - 1
@@ -26,6 +28,9 @@ class Table(Protocol):
 
     def everything(self) -> tuple[NDArray[np.int64], NDArray[Any]]:
         """(all keys in ascending order, their rows)."""
+
+    def begin(self, keys: NDArray[np.int64], rows: NDArray[Any]) -> None:
+        """The rows that a new table begins with; one that has begun stays as it is."""
 
     def fill(self, keys: NDArray[np.int64], rows: NDArray[Any]) -> None:
         """Sets the rows of `keys`, whatever they were."""
@@ -105,7 +110,7 @@ class Embedding(keras.layers.Layer):
                 raise TrainingError(f"{name} of an Embedding must be at least 1. Received: {value}")
         self.autocast = False
         self.output_dim, self.input_dim, self.max_keys = output_dim, input_dim, max_keys
-        self.eviction, self.feature = dict(eviction) if eviction else None, feature
+        self.eviction, self.feature = _eviction(eviction), feature
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.rows: Any = None
         self.keys: Any = None
@@ -186,7 +191,7 @@ class Embedding(keras.layers.Layer):
         self.rows.insitu_rows = True
         object.__setattr__(self, "_table", table)
         if self._saved is not None:
-            table.fill(*self._saved)
+            table.begin(*self._saved)
             self._saved = None
 
     @contextlib.contextmanager
@@ -269,6 +274,17 @@ def export(model: Any) -> Any:
 def embeddings_of(model: Any) -> list[Embedding]:
     """The insitu Embeddings anywhere in `model`, in the order of its layers."""
     return [layer for layer in model._flatten_layers() if isinstance(layer, Embedding)]
+
+
+def _eviction(given: Any) -> dict[str, int] | None:
+    """Raises TrainingError for what is none, InputError for what can't be."""
+    if not given:
+        return None
+    known = [field.name for field in dataclasses.fields(Eviction)]
+    if not isinstance(given, Mapping) or not set(given) <= set(known):
+        raise TrainingError(f"eviction of an Embedding is a dict of {', '.join(known)}. Received: {given!r}")
+    Eviction(**given)
+    return dict(given)
 
 
 def _key_variable(layer: Any, keys: NDArray[np.int64]) -> Any:

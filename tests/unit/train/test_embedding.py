@@ -91,6 +91,16 @@ def test_saved_loaded_and_exported_it_says_the_same(learned: Any, tmp_path: Path
     assert keys.tolist() == sorted(KEYS.tolist())
 
 
+def test_layers_without_an_initializer_of_their_own_are_made_in_a_scope() -> None:
+    class Passes(keras.layers.Layer):
+        def call(self, inputs: Any) -> Any:
+            return inputs
+
+    with over(1).scope():
+        made = Passes(name="passes", trainable=False)
+    assert made.get_config() == Passes(name="passes", trainable=False).get_config()
+
+
 def test_without_servers_it_needs_a_size() -> None:
     layer = insitu.layers.Embedding(4)
     with pytest.raises(TrainingError, match="input_dim"):
@@ -121,6 +131,77 @@ def test_dense_layers_train_together_around_tables_on_servers() -> None:
         dense.fit(np.zeros((8, 2)), np.zeros(8), verbose=0)
     with pytest.raises(TrainingError, match="Use fit"):
         strategy.run(lambda: None)
+
+
+@pytest.mark.filterwarnings("ignore:Skipping variable loading")
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_a_loaded_model_trains_on_and_begins_with_its_rows_once(learned: Any, tmp_path: Path) -> None:
+    learned.save(tmp_path / "likes.keras")
+    strategy = over(1, mode="sync", table_optimizer=keras.optimizers.SGD(0.5))
+    with strategy.scope():
+        model = keras.models.load_model(tmp_path / "likes.keras")
+    x, y = rows_of(60)
+    before = {name: model.get_layer(name).contents() for name in ("users", "things")}
+    model.fit(x, y, batch_size=60, epochs=2, shuffle=False, verbose=0)
+    moved = model.get_layer("users").contents()
+    assert moved[0].tolist() == before["users"][0].tolist()
+    assert 0 < np.abs(moved[1] - before["users"][1]).max() < 0.1
+    # Another worker, or another life of this one, comes to the table when it has been trained.
+    late = keras.models.load_model(tmp_path / "likes.keras").get_layer("users")
+    late.attach(model.get_layer("users")._table, 8)
+    np.testing.assert_array_equal(late.contents()[1], moved[1])
+
+
+@pytest.mark.parametrize(
+    "scaled",
+    [
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), 1024.0),
+        lambda: keras.optimizers.SGD(0.1, loss_scale_factor=1024.0),
+    ],
+    ids=["moving", "fixed"],
+)
+def test_the_scale_of_losses_is_undone_for_rows_of_the_hybrid(scaled: Any) -> None:
+    found = []
+    for optimizer in (keras.optimizers.SGD(0.1), scaled()):
+        keras.utils.set_random_seed(3)
+        model = likes(HybridStrategy(context=in_shards((0, 1), 2)), optimizer=optimizer)
+        model.fit(*rows_of(120), batch_size=60, epochs=2, shuffle=False, verbose=0)
+        found.append([*(model.get_layer(name).contents()[1] for name in ("users", "things"))])
+    for plain, undone in zip(*found, strict=True):
+        np.testing.assert_allclose(undone, plain, rtol=1e-4, atol=1e-6)
+
+
+def test_rows_whose_gradient_overflows_stay_as_they_are_in_the_hybrid() -> None:
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), 1e38)
+    keras.utils.set_random_seed(3)
+    model = likes(HybridStrategy(context=in_shards((0,), 1)), optimizer=optimizer)
+    model.fit(*rows_of(60), batch_size=60, epochs=1, verbose=0, sample_weight=np.full(60, 1e30))
+    told = model.get_layer("users").contents()[1]
+    assert np.isfinite(told).all()
+    assert np.abs(told).max() <= 0.05
+
+
+@pytest.mark.parametrize("bound", ["clipnorm", "global_clipnorm"])
+def test_a_norm_that_nobody_would_bound_is_refused(bound: str) -> None:
+    x, y = rows_of(60)
+    bounded = keras.optimizers.SGD(0.1, **{bound: 1.0})
+    context = in_shards((0,), 1)
+    for strategy in (
+        over(1, mode="sync"),
+        over(1, table_optimizer=keras.optimizers.SGD(0.1, **{bound: 1.0})),
+        HybridStrategy(context=context),
+    ):
+        with pytest.raises(TrainingError, match=f"{bound}=1.0 for the rows"):
+            likes(strategy, optimizer=bounded).fit(x, y, verbose=0)
+    likes(over(1), optimizer=bounded).fit(x, y, verbose=0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"age": 3}, {"max_age": "long"}, ["max_age"], {"every": 0}, {"max_age": 0}]
+)
+def test_an_eviction_that_cannot_be_is_refused_at_once(wrong: Any) -> None:
+    with pytest.raises((InputError, TrainingError), match="eviction"):
+        insitu.layers.Embedding(4, eviction=wrong)
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -100,6 +100,26 @@ def test_one_worker_that_waits_for_nobody_does_what_keras_does(rows: Any) -> Non
             np.testing.assert_allclose(mine, theirs, rtol=2e-3, atol=2e-5)
 
 
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_layers_may_have_any_name_beside_state_that_moves(mode: Any) -> None:
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+
+    def made() -> Any:
+        keras.utils.set_random_seed(7)
+        layers = [keras.layers.Dense(8, name="state"), keras.layers.BatchNormalization(name="moves")]
+        model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)], name="state")
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    expected = made()
+    with over(1, mode=mode).scope():
+        model = made()
+    for each in (expected, model):
+        each.fit(x, x.sum(1), **{**FIT, "batch_size": 16})
+    for mine, theirs in zip(weights(model), weights(expected), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
 def test_a_second_fit_goes_on(rows: Any) -> None:
     strategy = over(2, mode="sync")
     model = trained(strategy, rows)

@@ -14,8 +14,9 @@ from insitu.errors import TrainingError
 from insitu.train.servers.optimizer import serialize_optimizer
 from insitu.train.state import to_numpy
 
-STATE = "state/"
-"""Begins the names of what the forward pass moves (BatchNorm statistics): no optimizer touches it."""
+STATE = "/state/"
+"""Begins the names of what the forward pass moves (BatchNorm statistics): no optimizer touches it. No path of
+a variable begins with a slash."""
 
 _BUILT_IN: dict[type, tuple[str, dict[str, str]]] = {
     keras.optimizers.SGD: ("sgd", {"momentum": "momentum", "nesterov": "nesterov"}),
@@ -158,6 +159,18 @@ def table_updater(optimizer: Any) -> dict[str, Any]:
             "ParameterServerStrategy(table_optimizer=keras.optimizers.Adagrad(0.05))."
         )
     return config
+
+
+def check_norms_of_rows(optimizer: Any) -> None:
+    """Raises TrainingError where `optimizer` bounds norms, which nobody does for rows of tables then."""
+    for name in ("clipnorm", "global_clipnorm"):
+        if getattr(optimizer, name, None) is not None:
+            raise TrainingError(
+                "Norms of gradients are bounded for rows of tables in mode async and bounded alone, by the "
+                f"model's optimizer. Received: {name}={getattr(optimizer, name)} for the rows. Give tables "
+                "an optimizer without, such as table_optimizer=keras.optimizers.Adagrad(0.05); clipvalue, "
+                "which bounds each element, may stay."
+            )
 
 
 def initializer_config(initializer: Any) -> dict[str, Any]:

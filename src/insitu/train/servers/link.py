@@ -19,10 +19,12 @@ import insitu.parameters
 from insitu.context import Context
 from insitu.errors import InsituError, ServerStalled, TrainingError
 from insitu.parameters import Client, Eviction, Future, ParameterServer, Table
+from insitu.parameters.hashing import stream
 from insitu.train.backends import Replica
 from insitu.train.layers import Embedding, embeddings_of
 from insitu.train.servers.definition import (
     STATE,
+    check_norms_of_rows,
     initializer_config,
     may_be_split,
     must_be_together,
@@ -31,6 +33,7 @@ from insitu.train.servers.definition import (
     updater_config,
 )
 from insitu.train.servers.lookup import Batch, Keys, find_leaves
+from insitu.train.servers.scaling import inner_optimizer
 from insitu.train.servers.serving import Service
 from insitu.train.state import holds_rows_of_table
 
@@ -40,7 +43,8 @@ DEFAULT_PART_ROWS = 1024
 NEVER_SPLIT = 1 << 62
 _ENDS = Table("insitu/ends of fits", 1, initializer={"name": "constant", "value": 0.0})
 """A row for each fit and shard: 1 once the shard has ended it. One more says that its variables were
-finalized. Kept by the servers, whoever restarts."""
+finalized. So too, at a negative key, for each table that began with saved rows: 1 once it has them. Kept by
+the servers, whoever restarts."""
 _FAREWELL = 5.0
 """Seconds that servers have at the end of the process to hear that it leaves."""
 _PAUSE = 0.02
@@ -193,7 +197,7 @@ class Link:
             eviction=Eviction(**layer.eviction) if layer.eviction else None,
         )
         self._client.define_tables([table])
-        return ServerTable(self._client, layer)
+        return ServerTable(self._client, layer, self.begin_table)
 
     # Steps
 
@@ -337,10 +341,7 @@ class Link:
     def _await_end(self, shards: Sequence[int], fit: int, waiting: Callable[[], None]) -> None:
         deadline = time.monotonic() + self._context.stall_timeout
         keys = _end_keys(shards, fit)
-        while True:
-            ended = self._client.pull_rows(_ENDS.name, keys, create=False).result()[:, 0] > 0
-            if ended.all():
-                return
+        while not (ended := self._told(keys)).all():
             if time.monotonic() >= deadline:
                 raise ServerStalled(
                     f"Shards {np.flatnonzero(~ended).tolist()} didn't end their fit within "
@@ -349,21 +350,61 @@ class Link:
             waiting()
             time.sleep(_PAUSE)
 
+    def _told(self, keys: Keys) -> NDArray[np.bool_]:
+        told: NDArray[np.bool_] = self._client.pull_rows(_ENDS.name, keys, create=False).result()[:, 0] > 0
+        return told
+
+    def begin_table(self, name: str, keys: Keys, rows: NDArray[Any]) -> None:
+        """A table begins with the chief's saved rows, once: who comes later, or again, finds what training
+        has made of them. The others wait until they are there. Raises ServerStalled."""
+        client = self._client
+        client.define_tables([_ENDS])
+        key = np.array([-1 - stream("begun", name) // 4], np.int64)
+        deadline = time.monotonic() + self._context.stall_timeout
+        while not self._told(key).all():
+            if client.is_chief:
+                client.load_rows(name, keys, rows).result()
+                client.load_rows(_ENDS.name, key, np.ones((1, 1), np.float32)).result()
+                return
+            if time.monotonic() >= deadline:
+                raise ServerStalled(
+                    f"The chief didn't give table {name!r} its saved rows within "
+                    f"{self._context.stall_timeout:g} s."
+                )
+            time.sleep(_PAUSE)
+
 
 def attach_tables(
-    model: Any, example: Any, part_rows: int | None, link: Callable[[], Link], optimizer: Any
+    model: Any,
+    example: Any,
+    part_rows: int | None,
+    link: Callable[[], Link],
+    optimizer: Any,
+    *,
+    bounded: bool = False,
 ) -> None:
     """Gives each Embedding of `model` a table of `link()`, whose rows `optimizer` updates, and room for the
-    rows of a shard's batch like `example`, of `part_rows` rows if that is known."""
+    rows of a shard's batch like `example`, of `part_rows` rows if that is known. Norms of rows' gradients are
+    `bounded` by the worker, or not at all."""
     layers = embeddings_of(model)
     if not layers:
         return
+    if not bounded:
+        check_norms_of_rows(optimizer)
     leaves = find_leaves(model, layers, example)
     arrays = keras.tree.flatten(example)
     for layer, numbers in zip(layers, leaves, strict=True):
         if layer.rows is None or not getattr(layer.rows, "insitu_rows", False):
             keys = sum(int(arrays[n][0].size) for n in numbers) * (part_rows or DEFAULT_PART_ROWS)
             layer.attach(link().table(layer, optimizer), keys)
+            _renew_optimizer(model)
+
+
+def _renew_optimizer(model: Any) -> None:
+    """A model that was loaded has an optimizer that knows its tables as they were saved, or not at all, and
+    its state isn't taken up on servers: another one of the same configuration takes its place."""
+    if model.optimizer is not None and inner_optimizer(model.optimizer).built:
+        model.optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
 
 
 def _check_same(known: Sequence[str], names: Sequence[str]) -> None:
@@ -383,8 +424,11 @@ def _end_keys(shards: Sequence[int], fit: int) -> Keys:
 class ServerTable:
     """See `insitu.train.layers.Table`."""
 
-    def __init__(self, client: Client, layer: Embedding) -> None:
+    def __init__(
+        self, client: Client, layer: Embedding, begin: Callable[[str, Keys, NDArray[Any]], None]
+    ) -> None:
         self._client = client
+        self._begin = begin
         self._name = layer.name
         self._width = layer.output_dim
 
@@ -397,6 +441,9 @@ class ServerTable:
         rows = np.concatenate([np.empty((0, self._width), np.float32), *(rows for _, rows in blocks)])
         order = np.argsort(keys)
         return keys[order], rows[order]
+
+    def begin(self, keys: Keys, rows: NDArray[Any]) -> None:
+        self._begin(self._name, keys, rows)
 
     def fill(self, keys: Keys, rows: NDArray[Any]) -> None:
         self._client.load_rows(self._name, keys, rows).result()

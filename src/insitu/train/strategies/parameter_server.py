@@ -97,7 +97,8 @@ class ParameterServerStrategy(Strategy):
     def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
         """Gives each Embedding room for the rows of one batch."""
         optimizer = self._table_optimizer or inner_optimizer(model.optimizer)
-        attach_tables(model, example, part_rows, lambda: self._link(model), optimizer)
+        bounded = self._table_optimizer is None and self._mode != "sync"
+        attach_tables(model, example, part_rows, lambda: self._link(model), optimizer, bounded=bounded)
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> Step:
         """The step of `model`. The first time, the servers hear of its variables, and this replica gets the
