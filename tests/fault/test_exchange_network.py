@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -194,3 +198,52 @@ def test_a_stopped_process_is_not_taken_for_a_vanished_host() -> None:
                 assert time.monotonic() < deadline
             links._beat(100.2)
             assert links._ended == set()
+
+
+def test_beats_that_nobody_reads_are_no_loss() -> None:
+    """A peer that computes for long leaves its kernel no room for them."""
+
+    def small(connection: socket.socket) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+
+    def run(rank: int, addresses: list[str]) -> float:
+        with exchange.join(rank, addresses, transport="tcp") as group:
+            group.barrier()
+            if rank == 1:
+                links = group._transport.stream._links  # type: ignore[attr-defined]
+                _await_no_more(links._control[0])
+            return float(group.all_reduce(np.ones(10, np.float32))[0])
+
+    with (
+        mock.patch("insitu.exchange.congestion.start", small),
+        mock.patch("insitu.exchange.links._BEAT_EVERY", 0.001),
+    ):
+        assert in_threads(2, run) == [2.0, 2.0]
+
+
+def _await_no_more(connection: socket.socket) -> None:
+    """Until nothing more has come to it for a second, which is longer than any kernel's or peer's limit."""
+    deadline, until, before = time.monotonic() + 40, 0.0, 0
+    while not before or time.monotonic() < until:
+        assert time.monotonic() < deadline
+        (come,) = struct.unpack("i", fcntl.ioctl(connection, termios.FIONREAD, bytes(4)))
+        if come != before:
+            until, before = time.monotonic() + 1.0, come
+
+
+def test_who_never_waits_still_reads_what_peers_say() -> None:
+    def run(rank: int, addresses: list[str]) -> None:
+        with exchange.join(rank, addresses, transport="tcp") as group:
+            group.barrier()
+            stream = group._transport.stream  # type: ignore[attr-defined]
+            links = stream._links
+            before = links._heard.copy()
+            if rank == 0:
+                links._beat(time.monotonic())
+            else:
+                select.select([links._control[0]], [], [], 30)
+                for _ in range(16):
+                    stream.count()
+                assert links._heard[0] > before[0]
+
+    in_threads(2, run)

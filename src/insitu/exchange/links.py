@@ -1,18 +1,22 @@
 """Connections to other members, and moving bytes over all of them at once without ever hanging.
 
 Each peer has two connections. "data" carries nothing but what operations move. "control" carries small
-frames: a beat while its sender waits, so that a vanished host is noticed (the kernel gives up on a
-connection whose bytes aren't acknowledged) and a waiting peer is not taken for a stuck one; who was lost;
-who does something else than the others; and good-bye.
+frames: a beat while its sender waits, so that a vanished host is noticed (it acknowledges nothing) and a
+waiting peer is not taken for a stuck one; who was lost; who does something else than the others; good-bye.
+A peer that computes reads no beats. They fill what its kernel has room for, after a quarter of an hour, and
+that must not look like a loss: so no time limit of the kernel's is set on a connection, since it doesn't tell
+a full one from a dead one, and a beat is sent only once the one before has been acknowledged.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import socket
 import struct
+import termios
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -25,14 +29,11 @@ _FRAME = struct.Struct("!cxxxi")
 """Kind; a rank."""
 _BEAT, _LOST, _DIFFERENT, _BYE = b"b", b"l", b"d", b"q"
 _BEAT_EVERY = 0.1
-_UNACKNOWLEDGED = 400
-"""Milliseconds after which a host that acknowledges nothing is gone."""
 _SILENT = 500
-"""Milliseconds of beats without any acknowledgement after which this member gives up a host by itself: the
-kernel waits longer where it can't even send again."""
-_UNACKED, _LAST_ACK, _INFO_BYTES = 24, 56, 60
-"""Where `struct tcp_info` has the packets that aren't acknowledged, and the milliseconds since the last
-acknowledgement; how much of it is asked for."""
+"""Milliseconds of beats without any acknowledgement after which a host is gone."""
+_UNACKED, _LAST_ACK, _WINDOW, _INFO_BYTES = 24, 56, 228, 232
+"""Where `struct tcp_info` has the packets that aren't acknowledged, the milliseconds since the last
+acknowledgement, and the bytes that the other end has room for (Linux 5.4); how much of it is asked for."""
 _RECENT = 1.0
 """Seconds since its last beat for which a peer counts as waiting itself."""
 _LOOKS, _LOOKS_WHEN_CROWDED = 40, 12
@@ -55,10 +56,22 @@ def _is_silent(connection: socket.socket) -> bool:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     except (OSError, AttributeError):
         return False
-    if len(info) < _INFO_BYTES:
+    if len(info) < _LAST_ACK + 4:
         return False
     unacknowledged, milliseconds = (struct.unpack_from("=I", info, at)[0] for at in (_UNACKED, _LAST_ACK))
-    return bool(unacknowledged and milliseconds > _SILENT)
+    if milliseconds <= _SILENT:
+        return False
+    # A packet that isn't even sent has no route, or no room at the other end, which is no loss.
+    room = struct.unpack_from("=I", info, _WINDOW)[0] if len(info) >= _INFO_BYTES else 0
+    return bool(unacknowledged) or (room >= _FRAME.size and not _has_all_acknowledged(connection))
+
+
+def _has_all_acknowledged(connection: socket.socket) -> bool:
+    """Whether the other end's kernel has taken everything that was sent."""
+    try:
+        return not struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))[0]
+    except OSError:
+        return False
 
 
 class Flow(Protocol):
@@ -190,8 +203,6 @@ class Links:
         self._beats_since = 0.0
         self.waited = 0.0
         """Seconds spent asleep so far."""
-        for connection in self._control.values():
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED)
         for connection in data.values():
             congestion.settle(connection)
 
@@ -276,7 +287,7 @@ class Links:
             vanished = {p for p, c in self._control.items() if p not in self._ended and _is_silent(c)}
             self._ended |= vanished
         needed = self._needed()
-        self._tell(_BEAT, needed[0] if needed else self._rank)
+        self._tell(_BEAT, needed[0] if needed else self._rank, _has_all_acknowledged)
         self._last_beat = now
 
     def _listen(self, peer: int, connection: socket.socket, now: float) -> None:
@@ -302,10 +313,19 @@ class Links:
             elif kind == _DIFFERENT:
                 self._different = peer, rank
 
-    def _tell(self, kind: bytes, rank: int) -> None:
-        frame = _FRAME.pack(kind, rank)
+    def listen(self) -> None:
+        """Takes what peers have said meanwhile. For now and then: who never waits would never read it."""
+        now = time.monotonic()
         for peer, connection in self._control.items():
             if peer not in self._ended:
+                self._listen(peer, connection, now)
+
+    def _tell(
+        self, kind: bytes, rank: int, whom: Callable[[socket.socket], bool] = lambda connection: True
+    ) -> None:
+        frame = _FRAME.pack(kind, rank)
+        for peer, connection in self._control.items():
+            if peer not in self._ended and whom(connection):
                 with contextlib.suppress(OSError):
                     connection.send(frame)
 

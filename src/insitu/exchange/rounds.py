@@ -74,8 +74,7 @@ class Round:
 
     def _compiled(self, wire: Wire) -> None:
         stream, account = self._stream, self._stream.account
-        stream.sequence += 1
-        state = self._begin(wire.address, stream.sequence)
+        state = self._begin(wire.address, stream.count())
         if state:
             self._see_to(wire, state)
         account.waiting += wire.round.waited

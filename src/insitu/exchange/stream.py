@@ -13,6 +13,8 @@ from insitu.exchange.transport import Account, Members, Mismatch
 
 _HEADER = struct.Struct("!IQ148s")
 """Generation, number and text of an operation."""
+_SELDOM = 16
+"""Operations after which what peers said beside them is read, also by a member that never waits."""
 
 
 def as_bytes(array: np.ndarray) -> memoryview:
@@ -69,10 +71,17 @@ class Stream:
         own = np.frombuffer(self._pack(text), np.uint8).copy()
         return own, [np.zeros_like(own) for _ in peers]
 
+    def count(self) -> int:
+        """The number of the operation that begins now."""
+        self.sequence += 1
+        if not self.sequence % _SELDOM:
+            self._links.listen()
+        return self.sequence
+
     def begin(self, text: str, greeting: Mapping[int, int] | None = None) -> None:
         """Queues this member's header, and room for that of each peer. `greeting`: of these only, and after
         how many buffers each of them is ready for the operation."""
-        self.sequence += 1
+        self.count()
         self.account.last = self._ranks[self.members.rank]
         self._header = self._pack(text)
         greeting = greeting if greeting is not None else dict.fromkeys(self.peers, 1)
