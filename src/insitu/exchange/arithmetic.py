@@ -3,7 +3,8 @@
 Every transport reduces with `Reducer`, part by part, so that the result has the same bits whatever the
 transport, the number of processes, the cuts and the timing: each element is
 `((x_0 + x_1) + x_2) + ...` in shard order, in the buffer's own dtype. float16 and bfloat16 are the
-exception: they are accumulated in float32 and rounded once, at the end.
+exception: they are accumulated in float32 and rounded once, at the end. What overflows or isn't a number
+becomes so quietly, whatever NumPy is told to do about it: half a group can't stop in the midst of a sum.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ def accumulator(dtype: np.dtype) -> np.dtype:
 def coefficients(weights: Sequence[float], dtype: np.dtype) -> list[np.generic] | None:
     """What each shard is multiplied with in a weighted mean: w_s / W, computed in float64, then rounded to
     the dtype of summation. W is the exact sum, rounded once. None where all weights are 0."""
-    total = math.fsum(weights)
+    try:
+        total = math.fsum(weights)
+    except OverflowError:  # a power of two changes none of the quotients
+        return coefficients([weight * 2.0**-64 for weight in weights], dtype)
     if total == 0.0:
         return None
     kind = accumulator(dtype).type
@@ -71,8 +75,8 @@ def check_weights(weights: Sequence[float], count: int) -> list[float]:
 def bounds(length: int, parts: int, itemsize: int) -> list[tuple[int, int]]:
     """`parts` half-open intervals of elements that cover [0, length) in order.
 
-    Cuts fall on whole pages of memory, so that no cache line is written by two processes; a buffer smaller
-    than `parts` pages leaves the last parts empty.
+    Cuts fall on whole pages of memory, so that no cache line is written by two processes; of a buffer smaller
+    than `parts` pages, some parts are empty.
     """
     unit = max(1, PAGE // itemsize)
     units = -(-length // unit)
@@ -124,21 +128,34 @@ class Reducer:
         first, second, *rest = rows
 
         def reduce(factors: Factors | None) -> None:
-            np.add(first, second, out)
-            for row in rest:
-                np.add(out, row, out)
+            with np.errstate(all="ignore"):
+                np.add(first, second, out)
+                for row in rest:
+                    np.add(out, row, out)
 
         return reduce
 
     def extend(self, total: Array, rows: Sequence[Array], factors: Factors | None, fresh: bool) -> bool:
         """Adds `rows` to `total`, which holds the sum of all rows before, in the dtype of summation, or
         nothing yet where `fresh`. Returns whether it still holds nothing."""
-        if factors is not None:
-            return self._weighted(total, rows, factors, fresh)
-        if not rows:
-            return fresh
-        if self.wide is not self.dtype:
-            return self._narrow(total, rows, fresh)
+        with np.errstate(all="ignore"):
+            if factors is not None:
+                return self._weighted(total, rows, factors, fresh)
+            if not rows:
+                return fresh
+            if self.wide is not self.dtype:
+                return self._narrow(total, rows, fresh)
+            return self._plain(total, rows, fresh)
+
+    def finish(self, total: Array, out: Array) -> None:
+        """Turns the sum of all rows into the result."""
+        with np.errstate(all="ignore"):
+            if self.op == "mean":
+                np.true_divide(total, self._divisor, total)
+            if out is not total:
+                np.copyto(out, total, casting="unsafe")
+
+    def _plain(self, total: Array, rows: Sequence[Array], fresh: bool) -> bool:
         if fresh and len(rows) == 1:
             if rows[0] is not total:
                 np.copyto(total, rows[0])
@@ -150,13 +167,6 @@ class Reducer:
         for row in rest:
             np.add(total, row, total)
         return False
-
-    def finish(self, total: Array, out: Array) -> None:
-        """Turns the sum of all rows into the result."""
-        if self.op == "mean":
-            np.true_divide(total, self._divisor, total)
-        if out is not total:
-            np.copyto(out, total, casting="unsafe")
 
     def _scratch(self, length: int) -> Array:
         if self._spare is None:

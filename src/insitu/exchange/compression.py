@@ -38,10 +38,10 @@ class Rounding:
                 self.rounded[low:high],
                 self._back[: high - low],
             )
-            np.add(residual, row[low:high], residual)
-            np.copyto(rounded, residual, casting="unsafe")
-            np.copyto(back, rounded, casting="unsafe")
-            with np.errstate(invalid="ignore"):
+            with np.errstate(all="ignore"):
+                np.add(residual, row[low:high], residual)
+                np.copyto(rounded, residual, casting="unsafe")
+                np.copyto(back, rounded, casting="unsafe")
                 np.subtract(residual, back, residual)
             if not np.isfinite(residual).all():
                 residual[~np.isfinite(residual)] = 0.0
@@ -77,16 +77,17 @@ class Compressing:
                     rounding.round(row)
             reduced = inner(weights)
             if reduced:
-                np.copyto(reduction.result, result, casting="unsafe")
+                with np.errstate(all="ignore"):
+                    np.copyto(reduction.result, result, casting="unsafe")
             return reduced
 
         return run
 
-    def gather(self, rows: Sequence[np.ndarray], out: np.ndarray) -> None:
-        self._inner.gather(rows, out)
+    def gather(self, rows: Sequence[np.ndarray], out: np.ndarray, what: str) -> None:
+        self._inner.gather(rows, out, what)
 
-    def broadcast(self, data: np.ndarray, root: int) -> None:
-        self._inner.broadcast(data, root)
+    def broadcast(self, data: np.ndarray, root: int, what: str) -> None:
+        self._inner.broadcast(data, root, what)
 
     def close(self) -> None:
         self._inner.close()

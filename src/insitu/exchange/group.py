@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import index
 from types import TracebackType
 from typing import Any
 
@@ -39,12 +40,26 @@ class OperationStats:
 
 @dataclass(slots=True)
 class _Plan:
-    """An operation on one array, prepared. `reference` tells whether it is still that array."""
+    """An operation on one array, prepared. `reference` tells whether it is still that array, which it doesn't
+    keep: an array that is gone takes its plan along. `several`: the result is only the array's first row."""
 
     reference: weakref.ref[np.ndarray]
     run: Run
-    result: np.ndarray
+    several: bool
     nbytes: int
+
+
+class _Lent:
+    """The bytes of an array, for NumPy, without keeping the array."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        address = array.__array_interface__["data"]
+        self.__array_interface__ = {
+            "version": 3,
+            "data": address,
+            "shape": (array.nbytes,),
+            "typestr": "|u1",
+        }
 
 
 Formed = tuple[Members, Transport, Callable[[], None]]
@@ -121,7 +136,7 @@ class Group:
         memory is kept until the group is closed and the array gone.
         """
         kind = np.dtype(dtype)
-        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        sizes = tuple(shape) if isinstance(shape, Iterable) else (index(shape),)
         data = np.empty(0, np.uint8)
 
         def allocate() -> None:
@@ -150,8 +165,8 @@ class Group:
             plan = self._prepare(array, op)
         if weights is not None or op == "weighted_mean":
             weights = self._check_weights(op, weights)
-        self._run("all_reduce", plan, weights)
-        return plan.result
+        self._perform("all_reduce", plan.nbytes, plan.run, weights)
+        return array[0] if plan.several else array
 
     def reduce_scatter(
         self, array: np.ndarray, op: Operation = "sum", weights: Sequence[float] | None = None
@@ -160,14 +175,15 @@ class Group:
 
         The parts of all ranks, one after the other, are the whole; see `part`.
         """
-        rows, _ = self._rows_of(array, op)
+        rows, _ = self._split(array)
+        check_reducible(array.dtype, op)
         length = rows[0].size if rows else array.size
         start, stop = self.part(length, array.dtype)
         result = np.zeros(stop - start, array.dtype)
         checked = self._check_weights(op, weights) if weights is not None or op == "weighted_mean" else None
         reduction = Reduction(op, array.dtype, length, rows, result, (start, stop))
         run = self._transport.reduction(reduction)
-        self._run("reduce_scatter", _Plan(weakref.ref(array), run, result, array.nbytes), checked)
+        self._perform("reduce_scatter", array.nbytes, run, checked)
         return result
 
     def part(self, length: int, dtype: DTypeLike, rank: int | None = None) -> tuple[int, int]:
@@ -179,10 +195,11 @@ class Group:
         """One row per shard, in shard order: a new array of (num_shards, *row shape)."""
         rows, shape = self._split(array)
         out = np.empty((self.num_shards, *shape), array.dtype)
-        size = int(np.prod(shape, dtype=np.int64)) * array.dtype.itemsize
-        flat = out.reshape(-1).view(np.uint8).reshape(self.num_shards, size)
+        length = int(np.prod(shape, dtype=np.int64))
+        flat = _bytes(out.reshape(-1)).reshape(self.num_shards, length * array.dtype.itemsize)
+        what = f"all_gather of {array.dtype.name}[{length}]"
         self._perform(
-            "all_gather", array.nbytes, lambda: self._transport.gather([_bytes(r) for r in rows], flat)
+            "all_gather", array.nbytes, lambda: self._transport.gather([_bytes(r) for r in rows], flat, what)
         )
         return out
 
@@ -190,17 +207,19 @@ class Group:
         """Copies the array of rank `root` into every other rank's, in place; returns `array`."""
         if not 0 <= root < self.size:
             raise InputError(f"root must be a rank in [0, {self.size}). Received: {root}")
-        if not array.flags.c_contiguous:
-            raise InputError("An array to broadcast must be C-contiguous")
+        _check_movable(array)
+        if root != self.rank and not array.flags.writeable:
+            raise InputError("broadcast writes to all arrays but that of the root; this one is read-only")
         data = _bytes(array.reshape(-1))
-        self._perform("broadcast", array.nbytes, lambda: self._transport.broadcast(data, root))
+        what = f"broadcast of {array.dtype.name}[{array.size}] from rank {root}"
+        self._perform("broadcast", array.nbytes, lambda: self._transport.broadcast(data, root, what))
         return array
 
     def barrier(self) -> None:
         """Returns once all ranks have called it."""
         rows = [np.empty(0, np.uint8) for _ in self.shards]
         out = np.empty((self.num_shards, 0), np.uint8)
-        self._perform("barrier", 0, lambda: self._transport.gather(rows, out))
+        self._perform("barrier", 0, lambda: self._transport.gather(rows, out, "barrier"))
 
     # Life
 
@@ -248,8 +267,8 @@ class Group:
             self._seat,
             generation=generation,
             addresses=self._seat.addresses if addresses is None else tuple(addresses),
-            rank=self._seat.rank if rank is None else rank,
-            shards=self._seat.shards if shards is None else tuple(shards),
+            rank=self._seat.rank if rank is None else index(rank),
+            shards=self._seat.shards if shards is None else tuple(map(index, shards)),
             tasks=self._seat.tasks if tasks is None else tuple(tasks),
         )
         self._leave()
@@ -301,8 +320,7 @@ class Group:
 
     def _split(self, array: np.ndarray) -> tuple[tuple[np.ndarray, ...], tuple[int, ...]]:
         """(flat rows of the local shards, shape of a row). Raises InputError."""
-        if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
-            raise InputError("The exchange moves C-contiguous NumPy arrays; see numpy.ascontiguousarray")
+        _check_movable(array)
         count = len(self.shards)
         if count == 0:
             return (), array.shape
@@ -314,27 +332,26 @@ class Group:
             )
         return tuple(row.reshape(-1) for row in array), array.shape[1:]
 
-    def _rows_of(self, array: np.ndarray, op: str) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-        """(flat rows of the local shards, the view that a result goes to). Raises InputError."""
-        rows, _ = self._split(array)
-        check_reducible(array.dtype, op)
-        return rows, array[0] if len(rows) > 1 else array
-
     def _prepare(self, array: np.ndarray, op: Operation) -> _Plan:
-        rows, result = self._rows_of(array, op)
+        self._split(array)
+        check_reducible(array.dtype, op)
         if not array.flags.writeable:
             raise InputError("all_reduce writes to its array, which is read-only")
-        flat = rows[0] if rows else array.reshape(-1)
+        rows, _ = self._split(np.asarray(_Lent(array)).view(array.dtype).reshape(array.shape))
+        flat = rows[0] if rows else np.asarray(_Lent(array)).view(array.dtype)
         run = self._transport.reduction(Reduction(op, array.dtype, flat.size, rows, flat))
-        plan = _Plan(weakref.ref(array), run, result, array.nbytes)
-        if len(self._plans) >= _PLANS:
-            self._plans.pop(next(iter(self._plans)))
-        if self._transport.name != "solo" or array.size:
-            self._plans[id(array), op] = plan
-        return plan
+        plans, key = self._plans, (id(array), op)
 
-    def _run(self, name: str, plan: _Plan, weights: Sequence[float] | None) -> None:
-        self._perform(name, plan.nbytes, plan.run, weights)
+        def forget(reference: weakref.ref[np.ndarray]) -> None:
+            if key in plans and plans[key].reference is reference:
+                del plans[key]
+
+        plan = _Plan(weakref.ref(array, forget), run, len(rows) > 1, array.nbytes)
+        if len(plans) >= _PLANS:
+            plans.pop(next(iter(plans)))
+        if self._transport.name != "solo" or array.size:
+            plans[key] = plan
+        return plan
 
     def _perform(self, name: str, nbytes: int, action: Callable[..., Any], *arguments: Any) -> None:
         """Runs one operation, counts it, and turns a lost member into PeerLost."""
@@ -352,6 +369,9 @@ class Group:
             raise self._broken from gone
         except ExchangeError as error:
             self._broken = error
+            raise
+        except BaseException as error:  # nobody knows how far it went: KeyboardInterrupt, MemoryError
+            self._broken = ExchangeError(f"{name} number {self._sequence} was interrupted by {error!r}")
             raise
         self.last_completed = self._sequence
         stats = self.stats.get(name)
@@ -385,6 +405,16 @@ class Group:
         if self._closed:
             return ExchangeError("The group is closed")
         return ExchangeError(f"The group is broken, rejoin or close it: {self._broken}")
+
+
+def _check_movable(array: np.ndarray) -> None:
+    """Raises InputError."""
+    if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
+        raise InputError("The exchange moves C-contiguous NumPy arrays; see numpy.ascontiguousarray")
+    if array.dtype.hasobject or not array.dtype.isnative:
+        raise InputError(
+            f"The exchange moves numbers in this machine's byte order. Received an array of {array.dtype.str}"
+        )
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

@@ -139,17 +139,18 @@ class SeveralHosts:
         flag = np.zeros(1, np.uint8)
         outer = Reduction(reduction.op, reduction.dtype, reduction.length, tuple(rows), result)
         inner = self._wire.reduction(outer) if self._leads and self._wire is not None else None
+        what = str(reduction)
 
         def run(weights: Sequence[float] | None) -> bool:
             with self._at_home():
-                self._shared.gather([_bytes(row) for row in reduction.rows], _table(rows))
+                self._shared.gather([_bytes(row) for row in reduction.rows], _table(rows), what)
                 own = self._gather_weights(weights)
             if inner is not None:
                 with self._on_wire():
                     flag[0] = inner(own)
             with self._at_home():
-                self._shared.broadcast(flag, 0)
-                self._shared.broadcast(_bytes(result), 0)
+                self._shared.broadcast(flag, 0, what)
+                self._shared.broadcast(_bytes(result), 0, what)
             if flag[0]:
                 reduction.result[...] = result
             return bool(flag[0])
@@ -161,7 +162,7 @@ class SeveralHosts:
         if weights is None:
             return None
         table = np.zeros((len(self._order), 1), np.float64)
-        self._shared.gather([_bytes(np.array([weight])) for weight in weights], _table(table))
+        self._shared.gather([_bytes(np.array([weight])) for weight in weights], _table(table), "weights")
         return [float(weight) for weight in table[:, 0]]
 
     def _large(self, reduction: Reduction) -> Run:
@@ -185,7 +186,7 @@ class SeveralHosts:
                 with self._on_wire():
                     reduced[0] = algorithm.run(own)
             with self._at_home():
-                self._shared.broadcast(reduced, 0)  # also the sign that all lanes here are through
+                self._shared.broadcast(reduced, 0, "lanes")  # also the sign that all lanes here are through
                 self._shared.meet("lanes")
             if reduced[0]:
                 reduction.result[...] = whole
@@ -212,29 +213,29 @@ class SeveralHosts:
 
     # Copies
 
-    def gather(self, rows: Sequence[np.ndarray], out: np.ndarray) -> None:
+    def gather(self, rows: Sequence[np.ndarray], out: np.ndarray, what: str) -> None:
         here = np.empty((len(self._order), out.shape[1]), np.uint8)
         with self._at_home():
-            self._shared.gather(rows, here)
+            self._shared.gather(rows, here, what)
         if self._leads:
             with self._on_wire() as wire:
-                wire.gather(list(here), out)
+                wire.gather(list(here), out, what)
         with self._at_home():
-            self._shared.broadcast(out.reshape(-1), 0)
+            self._shared.broadcast(out.reshape(-1), 0, what)
 
-    def broadcast(self, data: np.ndarray, root: int) -> None:
+    def broadcast(self, data: np.ndarray, root: int, what: str) -> None:
         hosts = self._hosts
         home = next(h for h, ranks in enumerate(hosts.ranks) if root in ranks)
         copy = np.array(data)
         if home == hosts.here:
             with self._at_home():
-                self._shared.broadcast(copy, hosts.ranks[home].index(root))
+                self._shared.broadcast(copy, hosts.ranks[home].index(root), what)
         if self._leads:
             with self._on_wire() as wire:
-                wire.broadcast(copy, home)
+                wire.broadcast(copy, home, what)
         if home != hosts.here:
             with self._at_home():
-                self._shared.broadcast(copy, 0)
+                self._shared.broadcast(copy, 0, what)
         data[...] = copy
 
     def close(self) -> None:

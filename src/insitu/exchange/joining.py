@@ -8,6 +8,7 @@ import select
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import index
 from typing import Literal, get_args
 
 from insitu.errors import ExchangeError, InputError
@@ -67,11 +68,17 @@ def join(
     ):
         if value not in allowed:
             raise InputError(f"{name} must be one of {', '.join(allowed)}. Received: {value!r}")
+    if not isinstance(secret, bytes):
+        raise InputError(f"secret must be bytes. Received: {type(secret).__name__}")
+    for name, seconds in (("timeout", timeout), ("stall_timeout", stall_timeout)):
+        if not seconds > 0:
+            raise InputError(f"{name} must be a number of seconds greater than 0. Received: {seconds}")
+    rank = index(rank)
     seat = Seat(
         generation,
         rank,
         tuple(addresses),
-        (rank,) if shards is None else tuple(shards),
+        (rank,) if shards is None else tuple(map(index, shards)),
         None if tasks is None else tuple(tasks),
     )
     total = len(addresses) if num_shards is None else num_shards

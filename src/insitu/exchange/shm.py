@@ -462,26 +462,25 @@ class SharedMemory:
 
     # Copies
 
-    def gather(self, rows: Sequence[np.ndarray], out: np.ndarray) -> None:
+    def gather(self, rows: Sequence[np.ndarray], out: np.ndarray, what: str) -> None:
         size = out.shape[1]
-        sign = signature(f"all_gather of {size} bytes a shard")
+        sign = signature(what)
         for low, high in chunks(0, size, SLOT_BYTES) or [(0, 0)]:
             slots = self._slots[(self._meeting.tick + 1) & 1]
             for shard, row in zip(self._mine, rows, strict=True):
                 slots[shard, : high - low] = row[low:high]
-            self._meet(sign, lambda: f"all_gather of {size} bytes a shard")
+            self._meet(sign, lambda: what)
             out[:, low:high] = slots[:, : high - low]
 
-    def broadcast(self, data: np.ndarray, root: int) -> None:
-        text = f"broadcast of {len(data)} bytes from rank {root}"
+    def broadcast(self, data: np.ndarray, root: int, what: str) -> None:
         if len(data) <= SLOT_BYTES:
             source = self._common[(self._meeting.tick + 1) & 1][: len(data)]
         else:
-            self._meet(signature(text), lambda: text)
+            self._meet(signature(what), lambda: what)
             source = self._stage(len(data)).parts[root][: len(data)]
         if self._rank == root:
             source[...] = data
-        self._meet(signature(text + " ready"), lambda: text)
+        self._meet(signature(what + " ready"), lambda: what)
         if self._rank != root:
             data[...] = source
 

@@ -128,9 +128,9 @@ class Tcp:
             self._staging = Pages(size)
         return self._staging
 
-    def gather(self, rows: Sequence[np.ndarray], out: np.ndarray) -> None:
+    def gather(self, rows: Sequence[np.ndarray], out: np.ndarray, what: str) -> None:
         stream, shards = self.stream, self._members.shards
-        stream.begin(f"all_gather of {out.shape[1]} bytes a shard")
+        stream.begin(what)
         mine = shards[self._members.rank]
         for shard, row in zip(mine, rows, strict=True):
             out[shard] = row
@@ -142,10 +142,10 @@ class Tcp:
                     stream.channel(peer).receive(as_bytes(out[shard]))
         stream.pump(stream.settled)
 
-    def broadcast(self, data: np.ndarray, root: int) -> None:
+    def broadcast(self, data: np.ndarray, root: int, what: str) -> None:
         """The root sends each other member one part, and that one sends it on to the rest."""
         stream, rank = self.stream, self._members.rank
-        stream.begin(f"broadcast of {len(data)} bytes from rank {root}")
+        stream.begin(what)
         others = [r for r in range(self._members.size) if r != root]
         cuts = [len(data) * i // len(others) for i in range(len(others) + 1)]
         part = {r: (cuts[i], cuts[i + 1]) for i, r in enumerate(others)}

@@ -61,11 +61,9 @@ class Seat:
 
 @dataclass(slots=True)
 class Account:
-    """What an operation cost this process so far. Seconds; bytes are those of the buffers reduced, gathered
-    or sent. `last` counts how often each rank arrived last."""
+    """Seconds that this process has waited for others so far, and who came `last` to the last operation."""
 
     waiting: float = 0.0
-    moving: float = 0.0
     last: int = -1
 
 
@@ -118,11 +116,12 @@ class Transport(Protocol):
     def reduction(self, reduction: Reduction) -> Run:
         """Prepares a reduction once, to be run many times."""
 
-    def gather(self, rows: Sequence[np.ndarray], out: np.ndarray) -> None:
-        """Copies `rows` (one uint8[n] per local shard) of all members to `out`, uint8[num_shards, n]."""
+    def gather(self, rows: Sequence[np.ndarray], out: np.ndarray, what: str) -> None:
+        """Copies `rows` (one uint8[n] per local shard) of all members to `out`, uint8[num_shards, n]. `what`
+        this is, all must say alike."""
 
-    def broadcast(self, data: np.ndarray, root: int) -> None:
-        """Copies uint8[n] of rank `root` to all others."""
+    def broadcast(self, data: np.ndarray, root: int, what: str) -> None:
+        """Copies uint8[n] of rank `root` to all others. `what` this is, all must say alike."""
 
     def close(self) -> None:
         """Leaves. Arrays from `allocate` stay valid as plain memory."""
