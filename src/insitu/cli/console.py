@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, TextIO
 
 _COLOURS = (36, 32, 35, 34, 33, 96, 92, 95, 94, 93)
@@ -63,6 +63,13 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours}h{minutes % 60:02d}m"
     return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"
+
+
+def where(progress: Mapping[str, int] | None) -> str:
+    """Such as `epoch 2 step 17`; `-` before training."""
+    if not progress or progress["epoch"] < 0:
+        return "-"
+    return f"epoch {progress['epoch']} step {progress['step']}"
 
 
 def clock(at: float) -> str:

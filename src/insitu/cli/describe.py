@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from insitu.cli.console import clock, duration, print_json, print_table, tell
+from insitu.cli.console import clock, duration, print_json, print_table, tell, where
 from insitu.cli.jobs import complete_cache, complete_job, job_summary
 from insitu.errors import UnknownCache, UnknownJob
 from insitu.paths import Paths
@@ -330,7 +330,7 @@ def _print_recoveries(recoveries: list[dict[str, Any]]) -> None:
                 entry["how"],
                 ", ".join(entry["tasks"]),
                 clock(entry["at"]),
-                f"epoch {entry['steps']['epoch']} step {entry['steps']['step']}" if entry["steps"] else "-",
+                where(entry["steps"]),
                 str(entry["generation"]),
                 "-" if entry["seconds"] is None else f"{entry['seconds']:.2f} s",
                 entry["text"],
@@ -349,7 +349,7 @@ def _task_row(task: dict[str, Any]) -> tuple[str, ...]:
         task["node"],
         ",".join(map(str, task["shards"])) or "-",
         lives if task["alive"] else "-" if task["code"] is None else ended,
-        f"epoch {progress['epoch']} step {progress['step']}" if progress else "-",
+        where(progress),
         f"{progress['rows']:,}" if progress else "-",
         f"{reads['local_bytes']:,} B" if reads else "-",
         f"{reads['remote_bytes']:,} B" if reads else "-",
@@ -363,7 +363,7 @@ def _attempt_row(attempt: dict[str, Any]) -> tuple[str, ...]:
         str(attempt["number"]),
         clock(attempt["started"]),
         lasted,
-        f"epoch {progress['epoch']} step {progress['step']}" if progress else "-",
+        where(progress),
         cause["text"] if cause else "-",
     )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from insitu.cli import INTERRUPTED
-from insitu.cli.console import OutputPrinter, duration, print_json, print_table, tell
+from insitu.cli.console import OutputPrinter, duration, print_json, print_table, tell, where
 from insitu.errors import InputError, InsituError
 from insitu.paths import Paths
 
@@ -324,7 +324,7 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
         job["cache"],
         tasks,
         str(job["attempt"]),
-        f"epoch {progress['epoch']} step {progress['step']}" if progress else "-",
+        where(progress),
         age,
         "-" if job["exit_code"] is None else str(job["exit_code"]),
     )

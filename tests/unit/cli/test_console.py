@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from insitu.cli import console, main
-from insitu.cli.console import OutputPrinter, duration, print_table, wants_colour
+from insitu.cli.console import OutputPrinter, duration, print_table, wants_colour, where
 from insitu.errors import InputError
 
 
@@ -25,6 +25,11 @@ def put_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     return made
+
+
+def test_where_a_task_is_before_it_trains_is_nowhere() -> None:
+    assert where({"epoch": 2, "step": 17}) == "epoch 2 step 17"
+    assert [where(None), where({"epoch": -1, "step": -1})] == ["-", "-"]
 
 
 def test_durations_are_short() -> None:
