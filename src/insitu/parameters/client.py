@@ -324,10 +324,12 @@ class Client(TableSession):
         if gradients is not None:
             self._copy_in(gradients, chosen)
         metas, arrays = [], []
+        # Where nothing but tables is trained, nothing else is ever pulled.
+        seen = self.row_versions if self._buffers is None and self.mode != "sync" else self._versions
         split = self.split(tables or {})
         for link in self.links:
             meta: dict[str, Any] = {"shard": chosen, **counts}
-            meta.setdefault("step", self._versions[link.server])
+            meta.setdefault("step", seen[link.server])
             parts: list[Array] = []
             if rows and self._buffers is not None and self._buffers.layout.variables:
                 where, parts = self._part(link, chosen)

@@ -31,6 +31,8 @@ class TableSession(Session):
         self.shards = tuple(shards)
         self._tables: dict[str, Table] = {}
         self._arena: Arena | None = None
+        self.row_versions = [0] * len(self.links)
+        """The version of each server when it last gave rows."""
 
     def told(self) -> dict[str, Any]:
         """What a server must know before it answers: see `Client`."""
@@ -108,6 +110,7 @@ class TableSession(Session):
                     futures.append(self.request(link, "pull_rows", meta, loan.arrays, ROWS, loan.places))
 
         def arrived(answers: list[Message]) -> Array:
+            self.row_versions = [answer.meta["version"] for answer in answers]
             if out is None and len(where) == 1:
                 mine = loans[0]
                 return answers[0].arrays[0] if mine is None or answers[0].arrays else mine.hand_out(1)

@@ -446,7 +446,7 @@ class Service:
                 f"Received room for: {out.dtype.name}{list(out.shape)}"
             )
         rows.pull(keys, out, create=bool(meta.get("create", True)))
-        return {}, () if into else (out,)
+        return {"version": self.holdings.state.version}, () if into else (out,)
 
     def _push_rows(self, connection: Connection, message: Message) -> Answer:
         meta = message.meta

@@ -123,6 +123,7 @@ def test_dense_layers_train_together_around_tables_on_servers() -> None:
     told = strategy._link()._client.stats()[0]
     assert (told["applied"], told["rows"], told["pieces"]) == (2 * 40, 4 * 600, [])
     assert {name: table["rows"] for name, table in told["tables"].items()} == {"users": 8, "things": 6}
+    assert told["staleness"]["largest"] == 1  # the other shard's, of the same step
     with pytest.raises(TrainingError, match="without an"):
         plain = HybridStrategy(context=context)
         with plain.scope():
