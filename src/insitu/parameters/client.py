@@ -447,7 +447,11 @@ class Client(TableSession):
         Raises ParameterError where one is under way; the future fails with StorageFull, CheckpointError or
         ParameterError where it can't be written: then the one before stands.
         """
-        answers = self.everywhere("freeze", {}).result()
+        try:
+            answers = self.everywhere("freeze", {}).result()
+        except ParameterError:
+            self.everywhere("freeze", {"thaw": True})  # who could waits for nothing
+            raise
         cut: dict[str, dict[int, int]] = {}
         for answer in answers:
             for stream, applied in answer.meta["applied"].items():

@@ -63,8 +63,13 @@ class Freezer:
         if self._expected:
             snapshots.make_room(self._holdings, self._room)
 
-    def freeze(self, connection: Connection) -> dict[str, Any]:
-        """What has been applied here. Raises ParameterError where a checkpoint is under way."""
+    def freeze(self, connection: Connection, message: Message) -> dict[str, Any]:
+        """What has been applied here. Raises ParameterError where a checkpoint is under way. A message to
+        thaw takes it back, where another server couldn't."""
+        if message.meta.get("thaw"):
+            if self._frozen is not None and self._frozen.by is connection:
+                self._frozen.until = 0.0
+            return {}
         if self._frozen is not None or self._writing:
             raise ParameterError("A checkpoint of the parameter servers is still under way")
         self._frozen = _Frozen(connection, time.monotonic() + PATIENCE)

@@ -485,7 +485,7 @@ class Service:
         return {}, ()
 
     def _freeze(self, connection: Connection, message: Message) -> Answer:
-        return {**self._freezer.freeze(connection), "decisions": self._decisions()}, ()
+        return {**self._freezer.freeze(connection, message), "decisions": self._decisions()}, ()
 
     def _checkpoint(self, connection: Connection, message: Message) -> None:
         kept = self._freezer.want(connection, message)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from exchange_ranks import SECRET
-from parameter_servers import clients, servers
+from parameter_servers import DEADLINE, clients, servers
 
 from insitu.errors import InputError, NotFinite, ParameterError, SequenceError, ServerLost
-from insitu.parameters import ParameterServer, Table, connect, holdings
+from insitu.parameters import ParameterServer, Table, checkpoints, connect, holdings
 from insitu.parameters import server as serving
 
 ONES = np.ones(4, np.float32)
@@ -170,6 +172,36 @@ def test_a_server_stopped_twice_writes_to_nobody_else():
     finally:
         for file in {read, write, own}:
             os.close(file)
+
+
+def test_a_checkpoint_that_one_server_cannot_begin_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    reached, done, write = threading.Event(), threading.Event(), checkpoints.write
+
+    def slow(folder: Path, *given: Any) -> None:
+        if folder.name == "server-1":
+            reached.set()
+            assert done.wait(DEADLINE)
+        write(folder, *given)
+
+    monkeypatch.setattr(checkpoints, "write", slow)
+    # Less than a server stays frozen at most.
+    with servers(2) as addresses, clients(addresses, 1, stall_timeout=5.0) as (client,):
+        client.define(MODEL)
+        writing = client.checkpoint(tmp_path)
+        assert reached.wait(DEADLINE)
+        while 0 not in finished(tmp_path):
+            client.stats()
+        with pytest.raises(ParameterError, match="under way"):
+            client.checkpoint(tmp_path)
+        assert client.push(0, 1, gradients={"a": ONES, "b": ONES}).result() == "applied"
+        done.set()
+        assert writing.result(DEADLINE) == 1
+
+
+def finished(folder: Path) -> set[int]:
+    return {server for server in (0, 1) if checkpoints.numbers(checkpoints.folder_of(folder, server))}
 
 
 def test_strangers_who_say_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -12,7 +13,7 @@ import pytest
 import tensorflow as tf
 from models import image_model, in_shards, same_bits, weights
 
-from insitu.errors import InputError, NotFinite, TrainingError
+from insitu.errors import InputError, NotFinite, ParameterError, TrainingError
 from insitu.exchange.pages import aligned_empty
 from insitu.parameters import Rules
 from insitu.train import MultiWorkerMirroredStrategy, ParameterServerStrategy
@@ -191,6 +192,22 @@ def test_a_scale_that_stays_is_undone_before_norms_are_bounded(rows: Any) -> Non
     plain = trained(over(1), rows, optimizer=keras.optimizers.SGD(0.1, clipnorm=0.1))
     scaled = trained(over(1), rows, optimizer=keras.optimizers.SGD(0.1, clipnorm=0.1, loss_scale_factor=64.0))
     assert same_bits(weights(plain), weights(scaled))
+
+
+def test_a_checkpoint_that_another_life_has_under_way_ends_no_training(
+    rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = over(1)
+    model = trained(strategy, rows)
+    link = strategy._connect()
+
+    def under_way(directory: Any) -> None:
+        raise ParameterError("still under way")
+
+    monkeypatch.setattr(link._client, "checkpoint", under_way)
+    link.checkpoint(tmp_path)
+    assert "still under way" in caplog.text
+    model.fit(*rows, **FIT)
 
 
 def test_gradients_that_come_late_are_told_of(rows: Any) -> None:

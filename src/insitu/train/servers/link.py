@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import insitu.parameters
 from insitu.context import Context
-from insitu.errors import InsituError, ServerStalled, TrainingError
+from insitu.errors import InsituError, ParameterError, ServerStalled, TrainingError
 from insitu.parameters import Client, Eviction, Future, ParameterServer, Table
 from insitu.parameters.hashing import stream
 from insitu.train.backends import Replica
@@ -305,7 +305,10 @@ class Link:
         if self._writing is not None and not self._writing.done():
             return
         self.end_of_checkpoint()
-        self._writing = self._client.checkpoint(directory)
+        try:
+            self._writing = self._client.checkpoint(directory)
+        except ParameterError as error:  # as where another life of this task has begun one
+            _LOG.warning("The servers begin no checkpoint, and training goes on: %s", error)
 
     def end_of_checkpoint(self) -> None:
         """Waits for the checkpoint that is being written."""
