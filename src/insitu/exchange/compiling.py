@@ -29,8 +29,9 @@ def load(source: Path, read: Callable[[Path], T]) -> T | None:
     if os.environ.get("INSITU_NATIVE", "1") == "0":
         return None
     for folder in (_beside, _cache):
-        # Not to be read, written or loaded from (a file system may forbid that): as if there were none.
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
+        # Not to be read, written or loaded from (a file system may forbid that), damaged, or no home at all:
+        # as if there were none.
+        with contextlib.suppress(OSError, subprocess.SubprocessError, AttributeError, RuntimeError):
             library = _library(source, folder(source))
             return None if library is None else read(library)
     return None
@@ -57,6 +58,9 @@ def _cache(source: Path) -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
     folder = Path(home) / "insitu"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(f"Others can write to {folder}")
     return folder
 
 

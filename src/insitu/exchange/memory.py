@@ -133,6 +133,7 @@ def create(name: str, size: int) -> int:
     """The descriptor of a new segment of `size` zero bytes. Raises ExchangeError where memory is short."""
     file = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
+        os.fchmod(file, 0o600)
         os.ftruncate(file, size)
         if size:
             os.posix_fallocate(file, 0, size)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from insitu.exchange import compiling, native
+from insitu.exchange import compiling, memory, native
 
 
 @pytest.fixture
@@ -47,3 +48,31 @@ def test_what_cannot_be_loaded_is_as_good_as_none(cache: Path) -> None:
 def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INSITU_NATIVE", "0")
     assert native.kernels.__wrapped__() is None
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("error", [AttributeError("insitu_meet"), RuntimeError("no home directory")])
+def test_a_damaged_library_or_no_home_is_as_good_as_none(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(compiling, "_cache", lambda source: _raise(error))
+    assert native.kernels.__wrapped__() is None
+
+
+def test_nothing_is_loaded_from_where_others_can_write(cache: Path) -> None:
+    cache.mkdir()
+    cache.chmod(0o777)
+    assert native.kernels.__wrapped__() is None
+    assert not list(cache.iterdir())
+
+
+@pytest.mark.skipif(not memory.supported(), reason="no shared memory")
+def test_a_segment_is_its_owners_alone() -> None:
+    file = memory.create("insitu-test", 10)
+    try:
+        assert os.fstat(file).st_mode & 0o777 == 0o600
+    finally:
+        os.close(file)
