@@ -13,7 +13,9 @@ from exchange_ranks import SECRET, Rank, ranks, without_main
 
 from insitu import exchange
 from insitu.cluster.sabotage import deafen_connections
-from insitu.errors import ExchangeError, PeerLost
+from insitu.errors import ExchangeError, JoinTimeout, PeerLost
+from insitu.exchange.shm import SharedMemory
+from insitu.exchange.tcp import Tcp
 
 NAMES = ["worker:0", "worker:1", "worker:2"]
 VICTIM = 1
@@ -311,3 +313,65 @@ def test_one_that_hears_of_a_loss_before_it_begins_still_takes_part() -> None:
         assert processes[2].result() == (VICTIM, True, True)
         processes[VICTIM].process.join(30)
         assert processes[VICTIM].process.exitcode == -signal.SIGKILL, "the fault wasn't injected"
+
+
+def _stopped_while_forming(pipe: Any, rank: int, addresses: list[str], transport: str) -> Any:
+    if rank == 1:
+        measure, allocate = Tcp._measure, SharedMemory.allocate
+
+        def stop(transport: Any, *arguments: Any) -> Any:
+            pipe.send(("forming", None))
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return (measure if isinstance(transport, Tcp) else allocate)(transport, *arguments)
+
+        Tcp._measure = SharedMemory.allocate = stop  # type: ignore[assignment, method-assign]
+    start = time.monotonic()
+    with pytest.raises(JoinTimeout) as caught:
+        exchange.join(rank, addresses, transport=transport, timeout=2.0, stall_timeout=50.0)  # type: ignore[arg-type]
+    return caught.value.missing, time.monotonic() - start
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_peer_that_stops_while_the_group_forms_is_waited_for_until_the_deadline(transport: str) -> None:
+    with ranks(2, _stopped_while_forming, transport) as processes:
+        processes[1].hear()
+        missing, seconds = processes[0].result()
+        assert missing == (1,)
+        assert seconds < 40
+
+
+def _forks(pipe: Any, rank: int, addresses: list[str]) -> Any:
+    """Rank 1 leaves a child behind that lives on."""
+    with exchange.join(rank, addresses, transport="tcp", stall_timeout=50.0) as group:
+        group.barrier()
+        if rank == 1:
+            here, there = os.pipe()
+            child = os.fork()
+            if not child:
+                try:
+                    group.barrier()
+                except ExchangeError as error:
+                    os.write(there, str(error).encode())
+                group.close()
+                os.close(there)
+                signal.pause()
+            os.close(there)
+            with open(here, encoding="utf-8") as said:
+                text = said.read()
+            pipe.send(("forked", (child, text)))
+            signal.pause()
+        start = time.monotonic()
+        with pytest.raises(PeerLost, match="rank 1 died"):
+            group.barrier()
+        return time.monotonic() - start
+
+
+def test_a_forked_process_does_not_hide_that_its_parent_died() -> None:
+    with ranks(2, _forks) as processes:
+        child, text = processes[1].hear()
+        try:
+            assert "forked" in text
+            os.kill(processes[1].pid, signal.SIGKILL)
+            assert processes[0].result() < 40
+        finally:
+            os.kill(child, signal.SIGKILL)

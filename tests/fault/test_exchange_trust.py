@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -92,6 +93,39 @@ def _call(address: str, words: bytes, called: threading.Event) -> float:
     for call in calls:
         call.close()
     return 0.0
+
+
+def test_many_silent_callers_do_not_keep_a_peer_out() -> None:
+    """More than are heard at once, for longer than the peer would wait."""
+    called, through = threading.Event(), threading.Event()
+
+    def run(rank: int, addresses: list[str]) -> None:
+        if rank == 2:
+            host, _, port = addresses[0].rpartition(":")
+            with contextlib.ExitStack() as calls:
+                count = 0
+                while count < 150:
+                    with contextlib.suppress(ConnectionRefusedError):
+                        calls.enter_context(socket.create_connection((host, int(port)), 30))
+                        count += 1
+                called.set()
+                assert through.wait(30)
+            return
+        if rank == 1:
+            assert called.wait(30)
+        try:
+            with exchange.join(rank, addresses[:2], timeout=4.0 if rank else 30.0):
+                pass
+        finally:
+            through.set()
+
+    with mock.patch("insitu.exchange.rendezvous._PATIENCE", 25.0):
+        in_threads(3, run)
+
+
+def test_an_address_that_does_not_resolve_is_said() -> None:
+    with pytest.raises(JoinTimeout, match=r"rank 0 \(no.such.host.invalid:5\).*no.such.host.invalid: "):
+        exchange.join(1, ["no.such.host.invalid:5", free_addresses(1)[0]], timeout=0.2)
 
 
 def test_a_stranger_that_answers_instead_of_a_peer_is_no_peer() -> None:

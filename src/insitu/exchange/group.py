@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections import defaultdict
@@ -77,8 +78,9 @@ class Group:
     shards passes (L, ...), one row per shard in ascending order, of which row 0 receives the result; one
     that hosts none passes an array of a row's shape, which only receives.
 
-    Not for several threads at once. After an ExchangeError the group is broken and only `rejoin` and
-    `close` help; what `last_completed` says of the buffers holds.
+    Not for several threads at once, nor for processes forked from the one that joined. After an
+    ExchangeError the group is broken and only `rejoin` and `close` help; what `last_completed` says of the
+    buffers holds.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Group:
         self.stats: dict[str, OperationStats] = {}
         """By operation: "all_reduce", "all_gather", ..."""
         self._sit_down(seat, members, transport, on_close)
+        _GROUPS.add(self)
 
     def _sit_down(
         self, seat: Seat, members: Members, transport: Transport, on_close: Callable[[], None]
@@ -405,6 +408,19 @@ class Group:
         if self._closed:
             return ExchangeError("The group is closed")
         return ExchangeError(f"The group is broken, rejoin or close it: {self._broken}")
+
+
+_GROUPS: weakref.WeakSet[Group] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """In a process that was forked: it must not speak for the one that joined."""
+    for group in list(_GROUPS):
+        group._seated = False
+        group._broken = ExchangeError("It belongs to the process that joined, not to one forked from it")
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _check_movable(array: np.ndarray) -> None:

@@ -132,6 +132,8 @@ def _form(terms: _Terms, seat: Seat, timeout: float, cancelled: Callable[[], boo
                 try:
                     transport = _form_transport(hosts, cards, meeting, peers, lives, terms.stall_timeout)
                 except Gone as gone:
+                    if not meeting.remaining:
+                        raise meeting.late([gone.rank]) from gone
                     text = f"{seat.name(gone.rank)} {gone.why} while the group was forming"
                     raise ExchangeError(text) from gone
                 undo.pop_all()
@@ -252,12 +254,16 @@ def _form_transport(
         data = {rank: peer.connection for rank, peer in meeting.meet(lane, "data").items()}
         control = {rank: peers[rank].connection for rank in data}
         threads = len({card["process"] for card in same_host}) < len(same_host)
-        links = Links(here, control, data, stall_timeout, _crowded(same_host), threads)
+        soon = min(stall_timeout, meeting.remaining)
+        links = Links(here, control, data, soon, _crowded(same_host), threads)
         wire = Tcp(hosts.between(), links, lane, cards[0]["generation"])
+        links.stall_timeout = stall_timeout
     compress = Compressing if cards[0]["compression"] != "none" else _as_it_is
     if wire is not None and all(len(ranks) == 1 for ranks in hosts.ranks):
         return compress(wire)
-    shared = _form_shared(hosts, [cards[rank] for rank in neighbours], lives, stall_timeout)
+    soon = min(stall_timeout, meeting.remaining)
+    shared = _form_shared(hosts, [cards[rank] for rank in neighbours], lives, soon)
+    shared.wait_at_most(stall_timeout)
     if len(hosts.ranks) == 1:
         return shared
     return compress(SeveralHosts(hosts, shared, wire))

@@ -191,7 +191,8 @@ class Links:
         self._all = list(self.channels.values())
         self._flows: Mapping[int, Flow] = self.channels
         self.threads = threads
-        self._stall_timeout = stall_timeout
+        self.stall_timeout = stall_timeout
+        """Seconds without any progress after which a peer is given up."""
         self._heard = dict.fromkeys(control, 0.0)
         self._awaits = dict.fromkeys(control, rank)
         self._left: set[int] = set()
@@ -269,7 +270,7 @@ class Links:
         for peer, connection in self._control.items():
             if peer not in self._ended:
                 poll.register(connection, select.POLLIN)
-        until = min(self._last_beat + _BEAT_EVERY, progress + self._stall_timeout) - start
+        until = min(self._last_beat + _BEAT_EVERY, progress + self.stall_timeout) - start
         ready = {file for file, _ in poll.poll(max(1.0, until * 1000) if until > 0 else 0)}
         now = time.monotonic()
         self.waited += now - start
@@ -348,8 +349,8 @@ class Links:
                     self._lost, "was given up by the others" if self._lost == self._rank else "was lost"
                 )
             raise self.lose(ended[0], "left the group" if ended[0] in self._left else "died")
-        if needed and now - progress >= self._stall_timeout:
-            raise self.lose(self._stuck(needed, now), f"made no progress for {self._stall_timeout:g} s")
+        if needed and now - progress >= self.stall_timeout:
+            raise self.lose(self._stuck(needed, now), f"made no progress for {self.stall_timeout:g} s")
 
     def _mismatch(self, peer: int, rank: int) -> Mismatch:
         return Mismatch(

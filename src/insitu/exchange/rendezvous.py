@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import selectors
 import socket
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +29,17 @@ _RETRY = 0.02
 _CALLERS = 64
 """Callers under way at most, beyond the number of ranks."""
 
+
+_OPEN: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+"""Of this process. A forked one that kept them open would hide from the others that this one has died."""
+
+
+def _close_in_child() -> None:
+    for connection in list(_OPEN):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 Key = tuple[int, str]
 """(rank, channel)"""
@@ -115,6 +128,11 @@ class Rendezvous:
         self._listener = self._listen(self._deadline)
         self._selector.register(self._listener, selectors.EVENT_READ)
 
+    @property
+    def remaining(self) -> float:
+        """Seconds until the deadline, 0.0 after it."""
+        return max(0.0, self._deadline - time.monotonic())
+
     def meet(self, ranks: Iterable[int], channel: str) -> dict[int, Peer]:
         """A connection to each of `ranks`, which ask for this one at the same time. Raises JoinTimeout,
         AuthenticationError, StaleGeneration, ExchangeError."""
@@ -147,6 +165,7 @@ class Rendezvous:
                 family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
                 listener = socket.create_server((host, port), family=family, backlog=128)
                 listener.setblocking(False)
+                _OPEN.add(listener)
                 congestion.start(listener)
                 return listener
             except OSError as error:
@@ -161,7 +180,7 @@ class Rendezvous:
         now = time.monotonic()
         self._heed()
         if now >= self._deadline:
-            raise self._timeout([key[0] for key in wanted if key not in self._peers])
+            raise self.late([key[0] for key in wanted if key not in self._peers])
         for key, at in self._retry_at.items():
             if at <= now:
                 self._dial(key)
@@ -184,9 +203,11 @@ class Rendezvous:
     def _answer(self, now: float) -> None:
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
-            if len(self._selector.get_map()) > _CALLERS + len(self._addresses):
-                connection.close()
-                return
+            callers = [entry.data for entry in self._selector.get_map().values() if entry.data is not None]
+            callers = [call for call in callers if call.key is None]
+            if len(callers) >= _CALLERS + len(self._addresses):
+                # A peer needs but a moment: who keeps silent longest isn't one.
+                self._drop(min(callers, key=lambda call: call.deadline), "too many callers said nothing")
             self._begin(connection, accept(self._secret, self._card), None, now + _PATIENCE)
 
     def _dial(self, key: Key) -> None:
@@ -200,9 +221,11 @@ class Rendezvous:
             congestion.start(connection)
             with contextlib.suppress(BlockingIOError):
                 connection.connect(address)
-        except OSError:
+        except OSError as error:
             if connection is not None:
                 connection.close()
+            if isinstance(error, socket.gaierror):
+                self._note(f"{host}: {error.strerror}")
             self._retry_at[key] = time.monotonic() + _RETRY
             return
         until = min(self._deadline, time.monotonic() + _PATIENCE)
@@ -210,6 +233,7 @@ class Rendezvous:
 
     def _begin(self, connection: socket.socket, talk: Talk, key: Key | None, until: float) -> None:
         connection.setblocking(False)
+        _OPEN.add(connection)
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         conversation = _Call(connection, talk, key, until)
@@ -239,6 +263,9 @@ class Rendezvous:
         talk.connection.close()
         if talk.key is not None:
             self._retry_at[talk.key] = time.monotonic() + _RETRY
+        self._note(why)
+
+    def _note(self, why: str) -> None:
         if len(self._notes) < 5 and "refused" not in why and why not in self._notes:
             self._notes.append(why)
 
@@ -264,7 +291,7 @@ class Rendezvous:
             self._selector.unregister(talk.connection)
             self._peers[rank, channel] = Peer(rank, talk.connection, card)
 
-    def _timeout(self, missing: Sequence[int]) -> JoinTimeout:
+    def late(self, missing: Sequence[int]) -> JoinTimeout:
         names = ", ".join(f"{self._name(r)} ({':'.join(map(str, self._addresses[r]))})" for r in missing)
         notes = f" Seen meanwhile: {'; '.join(self._notes)}." if self._notes else ""
         return JoinTimeout(f"Did not join in time: {names}.{notes}", missing=tuple(missing))

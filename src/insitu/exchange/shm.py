@@ -371,6 +371,10 @@ class SharedMemory:
 
         return run
 
+    def wait_at_most(self, stall_timeout: float) -> None:
+        """From now on, seconds after which a member that doesn't come is given up."""
+        self._meeting.stall_timeout = self._quarrel.stall_timeout = stall_timeout
+
     # For a transport over several hosts
 
     def meet(self, text: str) -> None:

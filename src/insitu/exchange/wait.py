@@ -105,7 +105,7 @@ class Meeting:
         self._patience = patience
         self._spins = range(patience.spins)
         self._dead = dead
-        self._stall_timeout = stall_timeout
+        self.stall_timeout = stall_timeout
         self._own = tuple(member * MEMBER_WORDS + parity for parity in (0, 1))
         self._others = tuple(
             tuple(m * MEMBER_WORDS + parity for m in range(members) if m != member) for parity in (0, 1)
@@ -265,7 +265,7 @@ class Meeting:
         dead = {self._ranks.index(rank) for rank in self._dead()}
         late = [index for index in missing if self._words[index] != word]
         lost = [index for index in late if index // MEMBER_WORDS in dead]
-        if not lost and late and time.monotonic() - start > self._stall_timeout:
+        if not lost and late and time.monotonic() - start > self.stall_timeout:
             lost = late[:1]
         if lost:
             with self._locked():
@@ -314,14 +314,14 @@ class Meeting:
         return (
             "died"
             if self._ranks[member] in self._dead()
-            else f"made no progress for {self._stall_timeout:g} s"
+            else f"made no progress for {self.stall_timeout:g} s"
         )
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Excludes the other members; the system frees the lock of one that dies. One that is stopped while
         it holds the lock is waited for as long as for anything else."""
-        deadline = time.monotonic() + self._stall_timeout
+        deadline = time.monotonic() + self.stall_timeout
         while True:
             try:
                 fcntl.flock(self._segment.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
