@@ -45,9 +45,11 @@ def describe(
 
     Examples:
 
-        insitu describe digits/train --verify
-        insitu describe digits-3fa9c1 --ledger
-        insitu describe digits-3fa9c1 --json
+    ```
+    insitu describe digits/train --verify
+    insitu describe digits-3fa9c1 --ledger
+    insitu describe digits-3fa9c1 --json
+    ```
     """
     from insitu.cluster import find_job
     from insitu.grid import Catalog

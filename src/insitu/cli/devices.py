@@ -28,8 +28,10 @@ def devices(
 
     Examples:
 
-        insitu devices
-        insitu devices --backend jax --json
+    ```
+    insitu devices
+    insitu devices --backend jax --json
+    ```
     """
     from insitu.train.devices import active_backend
 

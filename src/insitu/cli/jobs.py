@@ -268,8 +268,10 @@ def ps(
 
     Examples:
 
-        insitu ps
-        insitu ps --all --json
+    ```
+    insitu ps
+    insitu ps --all --json
+    ```
     """
     from insitu.cluster import list_jobs
 
@@ -345,9 +347,11 @@ def logs(
 
     Examples:
 
-        insitu logs digits-3fa9c1
-        insitu logs digits-3fa9c1 worker:1 --attempt 1
-        insitu logs -f digits-3fa9c1 chief
+    ```
+    insitu logs digits-3fa9c1
+    insitu logs digits-3fa9c1 worker:1 --attempt 1
+    insitu logs -f digits-3fa9c1 chief
+    ```
     """
     from insitu.cluster import find_job, follow, is_running
 

@@ -1,0 +1,28 @@
+"""What `--help` shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+COMMANDS = ("attach", "caches", "chaos", "describe", "devices", "import", "logs", "nodes", "ps", "start", "up")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_example_can_be_copied_from_a_line_of_its_own(command: str) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "insitu", command, "--help"],
+        env={**os.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+    examples = [line.strip() for line in shown.splitlines() if re.search(rf"insitu {command}\b", line)][1:]
+    assert examples, "the first is the usage"
+    for example in examples:
+        assert example.removeprefix("Example: ").rfind("insitu ") == 0, example
