@@ -9,7 +9,22 @@ import sys
 
 import pytest
 
-COMMANDS = ("attach", "caches", "chaos", "describe", "devices", "import", "logs", "nodes", "ps", "start", "up")
+COMMANDS = [
+    "attach",
+    "caches",
+    "chaos",
+    "describe",
+    "devices",
+    "import",
+    "logs",
+    "nodes",
+    "ps",
+    "resume",
+    "scale",
+    "start",
+    "stop",
+    "up",
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
