@@ -86,6 +86,12 @@ class Account:
         )
 
 
+def check_nan(nan: object) -> None:
+    """Raises InputError for what is no policy."""
+    if nan not in ("refuse", "clip"):
+        raise InputError(f'nan must be "refuse" or "clip". Received: {nan!r}')
+
+
 class Holdings:
     """One server's state. `server` is its index; `nan` says what becomes of a gradient that isn't finite:
     "refuse" it, or "clip" what isn't to 0."""
@@ -93,8 +99,7 @@ class Holdings:
     def __init__(
         self, server: int, rules: Rules, *, nan: str = "refuse", make_updater: MakeUpdater = make_updater
     ) -> None:
-        if nan not in ("refuse", "clip"):
-            raise InputError(f'nan must be "refuse" or "clip". Received: {nan!r}')
+        check_nan(nan)
         self.server = server
         self.rules = replace(rules, leads=server == 0)
         self.layout: Layout | None = None

@@ -193,6 +193,12 @@ class Layout:
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
+def check_min_piece_bytes(given: Any) -> None:
+    """Raises InputError for what is no size of a piece."""
+    if not isinstance(given, int) or given < 1:
+        raise InputError(f"min_piece_bytes must be a whole number, at least 1. Received: {given!r}")
+
+
 def lay_out(
     variables: Sequence[Variable],
     servers: int,
@@ -203,8 +209,7 @@ def lay_out(
     """The layout of `variables` over `servers`. Raises InputError where names repeat."""
     if servers < 1:
         raise InputError(f"Variables need at least one server. Received: {servers}")
-    if min_piece_bytes < 1:
-        raise InputError(f"min_piece_bytes must be at least 1. Received: {min_piece_bytes}")
+    check_min_piece_bytes(min_piece_bytes)
     names = [v.name for v in variables]
     if len(set(names)) < len(names):
         twice = next(n for n in names if names.count(n) > 1)

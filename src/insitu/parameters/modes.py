@@ -43,6 +43,10 @@ class Rules:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise InputError(f"mode must be one of {', '.join(MODES)}. Received: {self.mode!r}")
+        for name in ("total_replicas", "replicas_to_aggregate", "max_staleness"):
+            value = getattr(self, name)
+            if not isinstance(value, int) and not (value is None and name == "replicas_to_aggregate"):
+                raise InputError(f"{name} must be a whole number. Received: {value!r}")
         if self.total_replicas < 1:
             raise InputError(f"total_replicas must be at least 1. Received: {self.total_replicas}")
         wanted = self.replicas_to_aggregate

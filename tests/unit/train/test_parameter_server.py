@@ -16,7 +16,7 @@ from models import image_model, in_shards, same_bits, weights
 from insitu.errors import InputError, NotFinite, ParameterError, TrainingError
 from insitu.exchange.pages import aligned_empty
 from insitu.parameters import Rules
-from insitu.train import MultiWorkerMirroredStrategy, ParameterServerStrategy
+from insitu.train import HybridStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy
 from insitu.train.binding import binding_of
 from insitu.train.servers.optimizer import KerasUpdater, serialize_optimizer
 from insitu.train.servers.serving import Service
@@ -231,6 +231,22 @@ def test_a_gradient_that_is_not_finite_is_refused_by_name(rows: Any) -> None:
         trained(over(1), (x, y), batch_norm=False)
     model = trained(over(1, nan="clip"), (x, y), batch_norm=False)
     assert all(np.isfinite(w).all() for w in weights(model))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"nan": "ignore"}, {"max_staleness": None}, {"max_staleness": 1.5}, {"min_piece_bytes": 0}),
+        *({"min_piece_bytes": "1 MB"}, {"mode": "sync", "replicas_to_aggregate": 0.5}),
+    ],
+    ids=str,
+)
+def test_a_setting_that_cannot_be_is_refused_when_the_strategy_is_made(wrong: Any) -> None:
+    with pytest.raises(InputError, match=list(wrong)[-1]):
+        over(1, **wrong)
+    if "nan" in wrong:
+        with pytest.raises(InputError, match="nan"):
+            HybridStrategy(context=in_shards((0,), 1), **wrong)
 
 
 def test_what_cannot_be_is_refused(rows: Any) -> None:

@@ -16,6 +16,7 @@ from insitu.context import Context
 from insitu.errors import InsituError, TrainingError
 from insitu.grid.files import publish_file
 from insitu.parameters import ParameterServer, Rules
+from insitu.parameters.holdings import check_nan
 from insitu.train.servers.updater import model_updater
 
 _LOG = logging.getLogger("insitu")
@@ -48,8 +49,9 @@ class Service:
 def begin_service(context: Context, rules: Rules, nan: str, need: str) -> Service:
     """The service of a strategy whose constructor serves in a `ps` task, and then never returns.
 
-    Raises TrainingError that begins with `need` in a job without such tasks.
+    Raises TrainingError that begins with `need` in a job without such tasks, InputError for `nan`.
     """
+    check_nan(nan)
     service = Service(rules, nan)
     if context.role == "ps":
         serve_until_stopped(context, service)

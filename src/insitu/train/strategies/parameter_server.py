@@ -14,6 +14,7 @@ from insitu.errors import TrainingError
 from insitu.grid import Dataset
 from insitu.grid.files import publish_file
 from insitu.parameters import MIN_PIECE_BYTES, Mode, Rules
+from insitu.parameters.layout import check_min_piece_bytes
 from insitu.train.backends import Replica, make_replica
 from insitu.train.binding import Binding
 from insitu.train.feed import Feed
@@ -40,16 +41,17 @@ class ParameterServerStrategy(Strategy):
     registered classes are the server's. In a plain process, outside a job, the server is a thread of it.
 
     - `mode="async"`: each push is an update at once. Workers don't wait for each other, so there is no
-      common step: History and logs are of a worker's own rows.
+      common step.
     - `mode="sync"`: a step takes the gradients of `replicas_to_aggregate` shards (None: all, which gives the
       bits of `MultiWorkerMirroredStrategy`); those that come late are dropped and counted.
     - `mode="bounded"`: as async, but no worker runs more than `max_staleness` steps ahead of the slowest.
 
-    `evaluate`, validation and `predict` run in each worker alone: over the shards that an `insitu.dataset`
-    names (its own by default), over all rows of arrays. State that the forward pass moves (BatchNorm) is
-    averaged by the servers in mode sync; otherwise what each step moved is added up. Seeds differ by shard.
-    A fit ends for all workers when the last one has pushed its last gradient, so all end with the same
-    weights. A worker that was restarted goes on behind the last of its gradients that the servers applied.
+    History and logs of training are of a worker's own rows. `evaluate`, validation and `predict` run in each
+    worker alone: over the shards that an `insitu.dataset` names (its own by default), over all rows of
+    arrays. State that the forward pass moves (BatchNorm) is averaged by the servers in mode sync; otherwise
+    what each step moved is added up. Seeds differ by shard. A fit ends for all workers when the last one has
+    pushed its last gradient, so all end with the same weights. A worker that was restarted goes on behind the
+    last of its gradients that the servers applied.
 
     Args:
         mode: see above.
@@ -81,6 +83,7 @@ class ParameterServerStrategy(Strategy):
     ) -> None:
         context = context or read_context()
         rules = Rules(mode, context.num_shards, replicas_to_aggregate, max_staleness)
+        check_min_piece_bytes(min_piece_bytes)
         self._service = begin_service(context, rules, nan, "A ParameterServerStrategy needs ps tasks.")
         super().__init__(context=context)
         membership = ServerMembership(context)
