@@ -151,6 +151,38 @@ def test_every_host_hears_of_a_loss_on_another(victim: int) -> None:
                 assert process.result() == (victim, True)
 
 
+def _until_lost(pipe: Any, rank: int, addresses: list[str], size: int) -> int:
+    with (
+        mock.patch("insitu.exchange.memory.host_identity", lambda: f"host {rank // 2}"),
+        exchange.join(rank, addresses, secret=SECRET, stall_timeout=2.0) as group,
+    ):
+        buffer = group.buffer(size, np.float32)
+        try:
+            while True:
+                group.all_reduce(buffer)
+                if group.last_completed == 10:
+                    pipe.send(("ready", None))
+        except PeerLost as lost:
+            pipe.send(("lost", None))
+            pipe.recv()  # lives on, so that nobody takes the end of this one for the reason
+            return lost.rank
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_every_host_blames_the_one_that_is_stuck_on_another(victim: int, size: int) -> None:
+    with ranks(4, _until_lost, size) as processes:
+        for process in processes:
+            process.hear()
+        os.kill(processes[victim].pid, signal.SIGSTOP)
+        survivors = [process for rank, process in enumerate(processes) if rank != victim]
+        for process in survivors:
+            process.hear()
+        for process in survivors:
+            process.tell("enough")
+        assert [process.result() for process in survivors] == [victim] * 3
+
+
 def test_all_who_wait_blame_the_one_that_does_not() -> None:
     """In a chain the first waits for the second, which waits for the third, which is stuck."""
     stuck = threading.Event()

@@ -79,6 +79,8 @@ class SeveralHosts:
         self._wire = wire
         self._leads = hosts.position == 0
         self._order = hosts.shards[hosts.here]
+        if wire is not None:
+            shared.meanwhile(wire.stream.await_elsewhere)
 
     @property
     def account(self) -> Account:

@@ -28,6 +28,8 @@ from insitu.exchange.wait import patience
 
 TransportName = Literal["auto", "shm", "tcp"]
 Compression = Literal["none", "bfloat16"]
+_AFTER_OTHER_HOSTS = 1.0
+"""Seconds."""
 
 
 def join(
@@ -263,9 +265,11 @@ def _form_transport(
         return compress(wire)
     soon = min(stall_timeout, meeting.remaining)
     shared = _form_shared(hosts, [cards[rank] for rank in neighbours], lives, soon)
-    shared.wait_at_most(stall_timeout)
     if len(hosts.ranks) == 1:
+        shared.wait_at_most(stall_timeout)
         return shared
+    # Who seems stuck here may wait for another host, where the one that is stuck is found first.
+    shared.wait_at_most(stall_timeout + _AFTER_OTHER_HOSTS)
     return compress(SeveralHosts(hosts, shared, wire))
 
 

@@ -288,7 +288,16 @@ class Links:
             vanished = {p for p, c in self._control.items() if p not in self._ended and _is_silent(c)}
             self._ended |= vanished
         needed = self._needed()
-        self._tell(_BEAT, needed[0] if needed else self._rank, _has_all_acknowledged)
+        self._say_waiting(needed[0] if needed else self._rank, now)
+
+    def await_elsewhere(self, rank: int) -> None:
+        """Now and then, while this member waits for `rank`, to which it has no connection."""
+        now = time.monotonic()
+        if now >= self._last_beat + _BEAT_EVERY:
+            self._say_waiting(rank, now)
+
+    def _say_waiting(self, rank: int, now: float) -> None:
+        self._tell(_BEAT, rank, _has_all_acknowledged)
         self._last_beat = now
 
     def _listen(self, peer: int, connection: socket.socket, now: float) -> None:

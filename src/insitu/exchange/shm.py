@@ -76,7 +76,7 @@ class SharedMemory:
         self._layout = layout = Layout(members.size, members.num_shards)
         self.account = Account()
         self._control = control
-        self._data = data = control.array()
+        data = control.array()
         self._ranks = ranks
         second = round_up(meeting_bytes(members.size))
         self._kernels = native.kernels()
@@ -148,8 +148,7 @@ class SharedMemory:
 
     def _write_directory(self, text: bytes) -> None:
         row = self._directory[self._rank]
-        row[: len(text)] = np.frombuffer(text, np.uint8)
-        row[len(text) :] = 0
+        row[:] = np.frombuffer(text.ljust(DIRECTORY_BYTES, b"\0"), np.uint8)
 
     # Memory
 
@@ -371,11 +370,15 @@ class SharedMemory:
 
         return run
 
+    # For a transport over several hosts, and while one forms
+
     def wait_at_most(self, stall_timeout: float) -> None:
         """From now on, seconds after which a member that doesn't come is given up."""
         self._meeting.stall_timeout = self._quarrel.stall_timeout = stall_timeout
 
-    # For a transport over several hosts
+    def meanwhile(self, tell: Callable[[int], None]) -> None:
+        """Has `tell` called now and then while this member waits, with the rank that it waits for."""
+        self._meeting.meanwhile = self._quarrel.meanwhile = tell
 
     def meet(self, text: str) -> None:
         self._meet(signature(text), lambda: text)
@@ -467,9 +470,8 @@ class SharedMemory:
     # Copies
 
     def gather(self, rows: Sequence[np.ndarray], out: np.ndarray, what: str) -> None:
-        size = out.shape[1]
         sign = signature(what)
-        for low, high in chunks(0, size, SLOT_BYTES) or [(0, 0)]:
+        for low, high in chunks(0, out.shape[1], SLOT_BYTES) or [(0, 0)]:
             slots = self._slots[(self._meeting.tick + 1) & 1]
             for shard, row in zip(self._mine, rows, strict=True):
                 slots[shard, : high - low] = row[low:high]

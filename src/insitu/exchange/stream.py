@@ -170,6 +170,10 @@ class Stream:
         finally:
             self.account.waiting += self._links.waited - before
 
+    def await_elsewhere(self, rank: int) -> None:
+        """Lets the peers know whom this member waits for meanwhile."""
+        self._links.await_elsewhere(rank)
+
     def tell_lost(self, rank: int) -> None:
         self._links.lose(rank, "was lost")
 

@@ -110,6 +110,8 @@ class Meeting:
         self._others = tuple(
             tuple(m * MEMBER_WORDS + parity for m in range(members) if m != member) for parity in (0, 1)
         )
+        self.meanwhile: Callable[[int], None] = lambda rank: None
+        """Called now and then by a member that sleeps, with the rank that it waits for."""
         self.tick = 0
         """Number of the last meeting that this member came to; the first is 1."""
         self.waited = 0.0
@@ -232,6 +234,7 @@ class Meeting:
                 yield_processor()
                 continue
             self._sleep(missing, word, pause)
+            self.meanwhile(self._ranks[missing[0] // MEMBER_WORDS])
             pause = min(2 * pause, _LONGEST_SLEEP)
             if words[self._alarm]:
                 self._heed(word >> SIGNATURE_BITS, excused)
