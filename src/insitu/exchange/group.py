@@ -336,12 +336,13 @@ class Group:
         return tuple(row.reshape(-1) for row in array), array.shape[1:]
 
     def _prepare(self, array: np.ndarray, op: Operation) -> _Plan:
-        self._split(array)
+        _check_movable(array)
+        lent = np.asarray(_Lent(array)).view(array.dtype).reshape(array.shape)
+        rows, _ = self._split(lent)
         check_reducible(array.dtype, op)
         if not array.flags.writeable:
             raise InputError("all_reduce writes to its array, which is read-only")
-        rows, _ = self._split(np.asarray(_Lent(array)).view(array.dtype).reshape(array.shape))
-        flat = rows[0] if rows else np.asarray(_Lent(array)).view(array.dtype)
+        flat = rows[0] if rows else lent.reshape(-1)
         run = self._transport.reduction(Reduction(op, array.dtype, flat.size, rows, flat))
         plans, key = self._plans, (id(array), op)
 

@@ -22,7 +22,7 @@ import struct
 from collections.abc import Generator
 from typing import Any
 
-from insitu.errors import AuthenticationError, ExchangeError
+from insitu.errors import AuthenticationError, ExchangeError, InputError
 
 Card = dict[str, Any]
 Talk = Generator[int | bytes, bytes, Card]
@@ -77,6 +77,12 @@ class Conversation:
 
 class NotAPeer(ExchangeError):
     """What answers there doesn't speak this protocol."""
+
+
+def check_secret(secret: object) -> None:
+    """Raises InputError for what can't be proved."""
+    if not isinstance(secret, bytes):
+        raise InputError(f"secret must be bytes. Received: {type(secret).__name__}")
 
 
 def _proof(secret: bytes, role: bytes, dialled: bytes, accepted: bytes) -> bytes:

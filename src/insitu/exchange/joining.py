@@ -15,7 +15,7 @@ from insitu.errors import ExchangeError, InputError
 from insitu.exchange import memory
 from insitu.exchange.compression import Compressing
 from insitu.exchange.group import Formed, Group
-from insitu.exchange.handshake import Card
+from insitu.exchange.handshake import Card, check_secret
 from insitu.exchange.hosts import Hosts, SeveralHosts
 from insitu.exchange.links import Links
 from insitu.exchange.regions import Layout
@@ -70,8 +70,7 @@ def join(
     ):
         if value not in allowed:
             raise InputError(f"{name} must be one of {', '.join(allowed)}. Received: {value!r}")
-    if not isinstance(secret, bytes):
-        raise InputError(f"secret must be bytes. Received: {type(secret).__name__}")
+    check_secret(secret)
     for name, seconds in (("timeout", timeout), ("stall_timeout", stall_timeout)):
         if not seconds > 0:
             raise InputError(f"{name} must be a number of seconds greater than 0. Received: {seconds}")

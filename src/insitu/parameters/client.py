@@ -12,11 +12,11 @@ from typing import Any, Literal, get_args
 from numpy.typing import NDArray
 
 from insitu.errors import InputError, ParameterError
+from insitu.exchange.handshake import check_secret
 from insitu.parameters import layout as layouts
 from insitu.parameters import native
 from insitu.parameters.buffers import Buffers, as_values
 from insitu.parameters.futures import Future, gathered, pass_on
-from insitu.parameters.greeting import check_secret
 from insitu.parameters.layout import MIN_PIECE_BYTES, Layout, Variable
 from insitu.parameters.links import Link
 from insitu.parameters.lookups import TableSession, as_counts

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from insitu._version import __version__
-from insitu.errors import ExchangeError, InputError, VersionMismatch
+from insitu.errors import ExchangeError, VersionMismatch
 from insitu.exchange import handshake, memory
 from insitu.exchange.rendezvous import parse_address
 from insitu.parameters.wire import PROTOCOL
@@ -43,12 +43,6 @@ def check_card(theirs: handshake.Card) -> None:
             f"{PROTOCOL}), {theirs.get('role')} {theirs.get('index')} has {theirs.get('version')} (protocol "
             f"{theirs.get('protocol')})"
         )
-
-
-def check_secret(secret: object) -> None:
-    """Raises InputError for what can't be proved."""
-    if not isinstance(secret, bytes):
-        raise InputError(f"secret must be bytes. Received: {type(secret).__name__}")
 
 
 class Greeting:

@@ -18,7 +18,7 @@ from insitu.exchange import handshake
 from insitu.exchange.rendezvous import parse_address
 from insitu.parameters import checkpoints, snapshots
 from insitu.parameters.connection import Connection, Ended
-from insitu.parameters.greeting import Greeting, card, check_card, check_secret
+from insitu.parameters.greeting import Greeting, card, check_card
 from insitu.parameters.holdings import Holdings, MakeUpdater
 from insitu.parameters.mirroring import Mirrors
 from insitu.parameters.modes import Mode, Rules
@@ -77,7 +77,7 @@ class ParameterServer:
             raise InputError(
                 f"backups must be 0, or 1 with two servers or more. Received: {backups} with {count}"
             )
-        check_secret(secret)
+        handshake.check_secret(secret)
         rules = Rules(mode, total_replicas, replicas_to_aggregate, max_staleness)
         Holdings(index, rules, nan=nan)
         self._secret = secret

@@ -17,6 +17,7 @@ from keras.src.optimizers.base_optimizer import clip_by_global_norm
 from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
+from insitu.exchange.native import address_of
 from insitu.exchange.pages import aligned_empty
 from insitu.train.state import to_numpy
 
@@ -251,13 +252,9 @@ def _compile_tensorflow(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Upd
 def _apart(outputs: Sequence[Any], arguments: Sequence[NDArray[Any]]) -> Arrays:
     """The outputs, copied where one lies in an argument's memory, which is about to change: an optimizer may
     have assigned a variable, as it was, to a slot."""
-    taken = {_address(array) for array in arguments}
+    taken = {address_of(array) for array in arguments}
     arrays = [np.asarray(output) for output in outputs]
-    return [array.copy() if _address(array) in taken else array for array in arrays]
-
-
-def _address(array: NDArray[Any]) -> int:
-    return int(array.__array_interface__["data"][0])
+    return [array.copy() if address_of(array) in taken else array for array in arrays]
 
 
 def _update_eagerly(optimizers: Sequence[_PieceOptimizer]) -> Update:
