@@ -67,7 +67,7 @@ def insitu_rate(name: str, spec: Any) -> float:
 
 
 def best_device() -> str:
-    from insitu.train.devices import default_device
+    from insitu.train.devices.names import default_device
 
     return default_device().name
 

@@ -10,8 +10,8 @@ import pytest
 from insitu.errors import StorageFull
 from insitu.grid import ShardLedger
 from insitu.paths import JobPaths
-from insitu.train import bookkeeping
-from insitu.train.bookkeeping import Bookkeeper
+from insitu.train.fit import bookkeeping
+from insitu.train.fit.bookkeeping import Bookkeeper
 
 
 class Telling:

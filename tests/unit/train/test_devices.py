@@ -6,7 +6,7 @@ import pytest
 
 from insitu import config
 from insitu.errors import InputError
-from insitu.train.devices import list_devices, parse_name, resolve, resolve_all
+from insitu.train.devices.names import list_devices, parse_name, resolve, resolve_all
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from insitu.errors import InputError, NotFinite, ParameterError, TrainingError
 from insitu.exchange.pages import aligned_empty
 from insitu.parameters import Rules
 from insitu.train import HybridStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy
-from insitu.train.binding import binding_of
-from insitu.train.servers.optimizer import KerasUpdater, serialize_optimizer
-from insitu.train.servers.serving import Service
+from insitu.train.fit.trainer import binding_of
+from insitu.train.parameter_server.keras_optimizer import KerasUpdater, serialize_optimizer
+from insitu.train.parameter_server.server_task import Service
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 FIT: dict[str, Any] = {"batch_size": 64, "epochs": 2, "shuffle": False, "verbose": 0}

@@ -10,11 +10,10 @@ import numpy as np
 
 from insitu.context import Context
 from insitu.context import context as read_context
-from insitu.tether import tether
-from insitu.train.companions import can_start, one_of
-from insitu.train.devices import Device, resolve_all
-from insitu.train.loops import LoopStep, StepModel
-from insitu.train.step import Step
+from insitu.parent_death import tether
+from insitu.train.custom_loop import LoopStep, StepModel
+from insitu.train.devices import Device, can_start, one_of, resolve_all
+from insitu.train.fit import StepExecutor
 from insitu.train.strategies.on_devices import OnDevices
 
 
@@ -56,10 +55,10 @@ class MirroredStrategy(OnDevices):
             chosen = [device]
         super().__init__(chosen, None, context)
 
-    def make_step(self, model: Any, example: Any, *, first: bool) -> Step:
+    def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         workers = len(self.membership.context.workers)
         if keras.backend.backend() == "jax" and len(self.devices) > 1 and workers <= 1:
-            from insitu.train.mesh import make_mesh_step
+            from insitu.train.spmd import make_mesh_step
 
             return make_mesh_step(model, example, [d.handle() for d in self.devices], self.membership)
         return super().make_step(model, example, first=first)
@@ -67,7 +66,7 @@ class MirroredStrategy(OnDevices):
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
         workers = len(self.membership.context.workers)
         if keras.backend.backend() == "jax" and len(self.devices) > 1 and workers <= 1:
-            from insitu.train.loops.mesh import MeshLoopStep, replica_layout
+            from insitu.train.custom_loop.spmd import MeshLoopStep, replica_layout
 
             devices = np.array([device.handle() for device in self.devices])
             return MeshLoopStep(model, example, replica_layout(devices, len(devices)), self.membership)
