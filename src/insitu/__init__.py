@@ -95,7 +95,7 @@ def __getattr__(name: str) -> Any:
     if name == "dataset":
         if "keras" in sys.modules:
             # A script that trains by Keras alone, without a strategy, may give the dataset to fit too.
-            importlib.import_module("insitu.train.fit.adapter").teach_keras()
+            importlib.import_module("insitu.train.fit.adapter").register_dataset_adapter()
         return importlib.import_module("insitu.grid").dataset
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)

@@ -10,7 +10,7 @@ import numpy as np
 from insitu.train.collectives import by_shard
 from insitu.train.custom_loop.loop_replica import LoopDevices, LoopReplica, ParallelLoopReplica
 from insitu.train.custom_loop.program import StepModel
-from insitu.train.elastic import Membership
+from insitu.train.elastic import CUSTOM_LOOP, Membership
 from insitu.train.fit import StepExecutor, TwoPhaseStep
 from insitu.train.replica import Part
 from insitu.train.replicated import ParallelStep
@@ -36,7 +36,7 @@ class TwoWayStep:
     def run(self, parts: Sequence[Part]) -> Outputs:
         self._replica.outputs.clear()
         if self._step is not None:
-            self._step.train(parts, lambda place: None)
+            self._step.train(CUSTOM_LOOP, parts, lambda place: None)
         else:
             self._observe(parts)
         return [self._replica.outputs.get(part.shard) for part in parts]

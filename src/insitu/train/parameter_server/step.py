@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.parameters.native import copy
+from insitu.train.elastic import LoopPosition
 from insitu.train.parameter_server.lookup import Lookup
 from insitu.train.parameter_server.loss_scale import LossScale
 from insitu.train.parameter_server.model_spec import Norms
@@ -57,10 +58,10 @@ class ServerStep:
         self._logs: Logs = {}
         self._test_logs: Logs = {}
 
-    def train(self, parts: Sequence[Part], at: Callable[[str], None]) -> Logs:
-        at("pull rows")
+    def train(self, position: LoopPosition, parts: Sequence[Part], report: Callable[[str], None]) -> Logs:
+        report("pull rows")
         batches = [self._lookup.pull(part.data) if part.rows else None for part in parts]
-        at("gradient")
+        report("gradient")
         pushes = []
         self._scale.begin()
         for index, (part, batch) in enumerate(zip(parts, batches, strict=True)):
@@ -77,9 +78,9 @@ class ServerStep:
                 Outgoing(part.shard, rows, floats, batch if rows else None, part.rows > rows, finite)
             )
         self._scale.end()
-        at("push and pull")
+        report("push and pull")
         values = self._link.exchange(pushes)
-        at("update")
+        report("update")
         if self._records[:, 0].any():
             self._logs = self._replica.load(values, self._records)
         else:
@@ -102,7 +103,7 @@ class ServerStep:
         """Takes what the servers have now."""
         self._replica.assign(self._link.pull())
 
-    def test(self, parts: Sequence[Part]) -> Logs:
+    def test(self, position: LoopPosition, parts: Sequence[Part]) -> Logs:
         """The metrics over the rows that this task was given; other tasks' rows aren't among them."""
         for part in parts:
             for piece in self._lookup.pieces(part.data) if part.rows else ():
@@ -113,7 +114,7 @@ class ServerStep:
                 self._test_logs = self._replica.merge(records)
         return self._test_logs
 
-    def predict(self, parts: Sequence[Part], example: Any) -> Any:
+    def predict(self, position: LoopPosition, parts: Sequence[Part], example: Any) -> Any:
         """Outputs for the rows that this task was given."""
         outputs = [self._outputs(part.data) for part in parts if part.rows]
         empty = keras.tree.map_structure(lambda leaf: np.asarray(leaf)[:0], example)

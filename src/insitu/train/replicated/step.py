@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.exchange import Group
-from insitu.train.elastic import Lockstep, Membership
+from insitu.train.elastic import Lockstep, LoopPosition, Membership
 from insitu.train.fit import TwoPhaseStep
 from insitu.train.replica import Logs, Part, Replica
 
@@ -55,16 +55,16 @@ class DevicesStep:
         self._devices.refresh(anyway=fits != self._fits)
         self._fits = fits
 
-    def train(self, parts: Sequence[Part], at: Callable[[str], None]) -> Logs:
-        at("step")
+    def train(self, position: LoopPosition, parts: Sequence[Part], report: Callable[[str], None]) -> Logs:
+        report("step")
         self._refresh()
         return self._devices.train(parts)
 
-    def test(self, parts: Sequence[Part]) -> Logs:
+    def test(self, position: LoopPosition, parts: Sequence[Part]) -> Logs:
         self._refresh()
         return self._devices.test(parts)
 
-    def predict(self, parts: Sequence[Part], example: Any) -> Any:
+    def predict(self, position: LoopPosition, parts: Sequence[Part], example: Any) -> Any:
         if not any(part.rows for part in parts):
             return keras.tree.map_structure(lambda leaf: leaf[:0], example)
         self._refresh()

@@ -13,7 +13,7 @@ import numpy as np
 from insitu.errors import TrainingError
 from insitu.exchange import Group
 from insitu.train.collectives import by_shard
-from insitu.train.elastic import Membership
+from insitu.train.elastic import LoopPosition, Membership
 from insitu.train.replica import Logs, Part
 from insitu.train.replica.jax import unpack_step
 from insitu.train.spmd.layout import MeshLayout
@@ -82,14 +82,14 @@ class MeshStep:
 
     # Step
 
-    def train(self, parts: Sequence[Part], at: Callable[[str], None]) -> Logs:
-        at("exchange")
+    def train(self, position: LoopPosition, parts: Sequence[Part], report: Callable[[str], None]) -> Logs:
+        report("exchange")
         plan = self._rows.plan(parts)
         if not plan.rows:
             raise TrainingError("A step must have at least one row over all shards. Received: none.")
         leaves = self._spread(parts, plan)
         state = tuple(self._state.take(group) for group in range(4))
-        at("step")
+        report("step")
         with self._rows.lost_peers_named():
             self._finish()
             logs, state = self._train(state, leaves, plan)
@@ -98,7 +98,7 @@ class MeshStep:
             self._state.put(group, values)
         return self._own(logs)
 
-    def test(self, parts: Sequence[Part]) -> Logs:
+    def test(self, position: LoopPosition, parts: Sequence[Part]) -> Logs:
         plan = self._rows.plan(parts)
         if not plan.rows:
             return {}
@@ -111,7 +111,7 @@ class MeshStep:
         self._state.put(METRICS, metrics)
         return self._own(logs)
 
-    def predict(self, parts: Sequence[Part], example: Any) -> Any:
+    def predict(self, position: LoopPosition, parts: Sequence[Part], example: Any) -> Any:
         del example  # only a task without rows needs it, and here none is
         plan = self._rows.plan(parts)
         leaves, take = self._spread(parts, plan), self._state.take

@@ -34,14 +34,13 @@ from insitu.train.custom_loop import (
 )
 from insitu.train.elastic import SETUP, Membership
 from insitu.train.fit import (
-    Binding,
     Bookkeeper,
-    Feed,
+    KerasTrainer,
     StepExecutor,
     TwoPhaseStep,
-    binding_of,
     make_feed,
-    teach_keras,
+    register_dataset_adapter,
+    trainer_of,
 )
 from insitu.train.replica import (
     FusedStep,
@@ -65,7 +64,7 @@ class Strategy:
     def __init__(
         self, *, transport: str = "auto", compression: str = "none", context: Context | None = None
     ) -> None:
-        teach_keras()
+        register_dataset_adapter()
         self._membership = Membership(context or read_context(), transport, compression)
         self.made_in_scope = Scope()
         self._runner: Runner | None = None
@@ -98,11 +97,11 @@ class Strategy:
     def _bind(self, model: Any) -> None:
         if model.built:
             self.made_in_scope.check_made_here(model.variables)
-        Binding(model, self)
+        KerasTrainer(model, self)
 
     def _check_bound(self, model: Any) -> None:
         """Keras' own fit would train a model that no strategy knows, in each task by itself."""
-        if model.compiled and binding_of(model) is None:
+        if model.compiled and trainer_of(model) is None:
             raise TrainingError(
                 "A model that is trained in a strategy's scope must have been compiled in it. Received: "
                 f"{model.name!r}, compiled outside. Make and compile it in `with strategy.scope():`."
@@ -148,7 +147,7 @@ class Strategy:
             broadcast_state(state, group)
             return nothing(group)
 
-        membership.lockstep.insist(membership.session.key(SETUP), begin)
+        membership.lockstep.run_unit_until_done(membership.calls.position(SETUP), begin)
 
     def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
         """Called before `model` is built. Here nothing is to be done."""
@@ -161,8 +160,9 @@ class Strategy:
         """The shards of this task whose rows of the last step entered no update. Here there are none."""
         return ()
 
-    def begin_fit(self, binding: Binding, feed: Feed, epochs: int, steps: int | None) -> None:
-        """Called when a fit begins. Here nothing is to be done."""
+    def begin_fit(self, model: Any, fit_index: int, epochs: int, steps: int | None) -> tuple[int, int]:
+        """Return the (epoch, step) at which a fit begins. Here that is its beginning."""
+        return 0, 0
 
     def expect_saves(self) -> None:
         """Called when a fit begins for which there will be backups. Here nothing is to be done."""
@@ -171,7 +171,7 @@ class Strategy:
         """Called for a backup. Here the state is in the replicas, for the caller to save."""
         return False
 
-    def end_fit(self, binding: Binding) -> None:
+    def end_fit(self, fit_index: int, executors: Sequence[StepExecutor]) -> None:
         """Called when a fit has come to its end. Here nothing is to be done."""
 
     def evaluation_options(self, x: Any) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class OnDevices(Strategy):
         if keras.backend.backend() == "tensorflow" and len(membership.context.workers) <= 1:
             return DevicesStep(replica, membership)
         # All at once or none: a task that computes on several devices isn't replaced alone.
-        membership.telling.stiffen()
+        membership.reporter.disable_recovery()
         if first:
             self._begin_alike(model)
         step = ParallelStep(replica, membership.lockstep)
