@@ -16,6 +16,7 @@ from insitu.train.elastic.position import (
     SETUP,
     TEST,
     TRAIN,
+    Kind,
     LoopPosition,
 )
 from insitu.train.elastic.progress_reporter import ProgressReporter
@@ -32,6 +33,7 @@ __all__ = [
     "TRAIN",
     "CallLog",
     "Fingerprint",
+    "Kind",
     "Lockstep",
     "LoopPosition",
     "Membership",

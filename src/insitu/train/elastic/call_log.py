@@ -151,14 +151,14 @@ class CallLog:
             return history
         return result
 
-    def staged_call(self, point: ResumePoint | None) -> dict[str, Any] | None:
-        """Return the others' state of the call under way where this task is to enter it in its middle."""
+    def staged_call(self, point: ResumePoint | None) -> tuple[LoopPosition, dict[str, Any]] | None:
+        """Return the others' position and state in the call under way, where this task is to enter it in its
+        middle."""
         if self._depth != 1 or point is None or self._finished != int(self._staged["call"]):
             return None
         if point.position.is_setup:
             return None
-        state: dict[str, Any] = self._staged["under_way"]
-        return state
+        return point.position, self._staged["under_way"]
 
     # See StateProvider
 

@@ -18,7 +18,7 @@ from insitu.errors import TrainingError
 from insitu.exchange import Group
 from insitu.train.collectives import nothing, share
 from insitu.train.devices import log_variables
-from insitu.train.elastic import PREDICT, TEST, TRAIN, LoopPosition, RetryStep
+from insitu.train.elastic import PREDICT, TEST, TRAIN, Kind, LoopPosition, RetryStep
 from insitu.train.fit.adapter import FeedAdapter
 from insitu.train.fit.bookkeeping import Bookkeeper
 from insitu.train.fit.callback_memory import CallbackMemory
@@ -94,24 +94,26 @@ class KerasTrainer:
                 log_variables(self.model.variables)
         return self._executors[key]
 
-    def _run_call(
-        self, position: LoopPosition, call: Callable[[dict[str, Any]], Any], arguments: dict[str, Any]
-    ) -> Any:
-        """Make a call that begins at `position`, of the script or of a callback in the middle of another."""
+    def _run_call(self, kind: Kind, call: Callable[[dict[str, Any]], Any], arguments: dict[str, Any]) -> Any:
+        """Make a call that does units of `kind`, of the script or of a callback in the middle of another."""
         outer, nested = self.loop, self.calls.is_under_way
-        self.loop = LoopState(self.model, self.bookkeeper, position)
+
+        def begin() -> Any:
+            self.loop = LoopState(self.model, self.bookkeeper, self.calls.position(kind))
+            return call(arguments)
+
         try:
-            return self.membership.run_call(self, lambda: call(arguments))
+            return self.membership.run_call(self, begin)
         finally:
             # Single batches that are trained after a fit go on counting where it ended.
-            if nested or position.kind != TRAIN:
+            if nested or kind != TRAIN:
                 self.loop = outer
 
     # Training
 
     def fit(self, arguments: dict[str, Any]) -> Any:
         """Do what `model.fit` does."""
-        return self._run_call(self.calls.position(TRAIN), self._fit, arguments)
+        return self._run_call(TRAIN, self._fit, arguments)
 
     def _fit(self, arguments: dict[str, Any]) -> Any:
         self.strategy.check_open(self.model)
@@ -139,8 +141,8 @@ class KerasTrainer:
         callbacks = EpochCallbacks(self.model, loop, self, given, is_chief, **params)
         loop.callback_memory = callbacks.memory
         staged = self.calls.staged_call(point)
-        if staged is not None and point is not None:
-            loop.stage(point.position, staged)
+        if staged is not None:
+            loop.stage(*staged)
         outer, self.callbacks = self.callbacks, callbacks
         arguments.update(callbacks=callbacks, verbose=verbose, shuffle=False)
         try:
@@ -226,8 +228,8 @@ class KerasTrainer:
         self.bookkeeper.reporter.report(self.loop.position, place)
 
     def end_epoch(self) -> None:
-        """All callbacks have heard of the end of an epoch: send what the chief's writers remember, so that
-        another chief can go on from there."""
+        """Send all tasks what the chief's writers remember: another chief can go on from there. Called
+        once all callbacks have heard of the end of an epoch."""
         memory = _prepared(self.callbacks).memory
         if self.membership.context.job is not None and memory.has_writers:
 
@@ -242,8 +244,8 @@ class KerasTrainer:
         self.loop.end_epoch()
 
     def end_fit(self) -> None:
-        """All steps of the fit are done. Called before callbacks hear of its end, if they do: what they see
-        then is the trained model, and what they make of it stays."""
+        """Have the strategy end the fit, once all steps are done. Called before callbacks hear of its end, if
+        they do: what they see then is the trained model, and what they make of it stays."""
         if not self.loop.fit_has_ended:
             self.loop.fit_has_ended = True
             self.strategy.end_fit(self.fit_index, self.executors)
@@ -255,7 +257,7 @@ class KerasTrainer:
         if arguments.get("kwargs", {}).get("_use_cached_eval_dataset"):
             self.loop.metrics_before_tests = self.loop.metrics()
             return self._run_tests(**merge_kwargs(arguments))
-        return self._run_call(self.calls.position(TEST), self._evaluate, arguments)
+        return self._run_call(TEST, self._evaluate, arguments)
 
     def _evaluate(self, arguments: dict[str, Any]) -> Any:
         data = tuple(arguments.pop(name) for name in ("x", "y", "sample_weight"))
@@ -266,8 +268,8 @@ class KerasTrainer:
         if self.calls.is_finished(point):
             return self.calls.recall(self)
         staged = self.calls.staged_call(point)
-        if staged is not None and point is not None:
-            self.loop.stage(point.position, staged)
+        if staged is not None:
+            self.loop.stage(*staged)
         arguments["verbose"] = self.membership.verbosity(arguments["verbose"])
         steps = arguments.pop("steps")
         outer = self._test_executor, self._test_adapter
@@ -321,7 +323,7 @@ class KerasTrainer:
 
     def predict(self, arguments: dict[str, Any]) -> Any:
         """Do what `model.predict` does."""
-        return self._run_call(self.calls.position(PREDICT), self._predict, arguments)
+        return self._run_call(PREDICT, self._predict, arguments)
 
     def _predict(self, arguments: dict[str, Any]) -> Any:
         x = arguments.pop("x")
@@ -343,8 +345,8 @@ class KerasTrainer:
         )
         output = executor.example_output(example)
         staged = self.calls.staged_call(point)
-        if staged is not None and point is not None:
-            self.loop.stage(point.position, staged)
+        if staged is not None:
+            self.loop.stage(*staged)
         outputs, adapter = self.loop.outputs, FeedAdapter(feed)
         callbacks.on_predict_begin()
         for index, batch in enumerate(adapter.steps(0, len(outputs)), len(outputs)):

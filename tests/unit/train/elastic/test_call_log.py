@@ -134,7 +134,7 @@ def test_a_call_is_entered_in_its_middle(survivor: Trainer) -> None:
 
     def during() -> None:
         assert not replacement.calls.is_finished(point)
-        assert replacement.calls.staged_call(point) == {"logs": {"loss": 0.5}}
+        assert replacement.calls.staged_call(point) == (point.position, {"logs": {"loss": 0.5}})
         replacement.calls.resume(point.position)
 
     replacement.run(during=during)
