@@ -1,4 +1,4 @@
-"""Hands a feed to Keras' own `fit`, `evaluate` and `predict`, on every backend."""
+"""Gives a feed to Keras' own `fit`, `evaluate` and `predict`, on every backend."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from insitu.train.replica import SKIPPED, StepBatch
 
 
 class _UnevenBatches(DataAdapter):
-    """Keras asks what the last batch is like; ours may be of any size, in each shard."""
+    """Leaves open what the last batch is like, which Keras asks: it may be of any size, in each shard."""
 
     @property
     def has_partial_batch(self) -> None:
@@ -33,7 +33,7 @@ def _start_of_data() -> tuple[int, int]:
 
 
 class FeedAdapter(_UnevenBatches):
-    """A feed as Keras sees it: an iterable of steps for the train function of a strategy.
+    """Shows a feed to Keras, as an iterable of steps for the train function of a strategy.
 
     Each iteration asks `start` where it starts, as (epoch, step). With `steps_per_epoch` the feed repeats
     without end, and Keras' epochs cut it into pieces of that length.
@@ -49,7 +49,7 @@ class FeedAdapter(_UnevenBatches):
         self.steps_per_epoch = steps_per_epoch
         self._start = start
         #: The feed's steps that come next; None where they are to be made, for the shards of now.
-        self._live: Iterator[StepBatch] | None = None
+        self._iterator: Iterator[StepBatch] | None = None
         if steps_per_epoch and feed.num_steps is None:
             raise InputError(
                 "steps_per_epoch needs data of known length. Received a dataset of unknown length. Leave "
@@ -70,11 +70,11 @@ class FeedAdapter(_UnevenBatches):
 
     def steps(self, epoch: int, index: int) -> Iterator[StepBatch]:
         """Yield the steps of Keras' `epoch` from `index` on, each of the shards that this task then has."""
-        self._live = None
+        self._iterator = None
         while True:
-            if self._live is None:
-                self._live = self._read(epoch, index)
-            step = next(self._live, None)
+            if self._iterator is None:
+                self._iterator = self._read(epoch, index)
+            step = next(self._iterator, None)
             if step is None:
                 return
             index += 1
@@ -97,7 +97,7 @@ class FeedAdapter(_UnevenBatches):
     def assign_shards(self, shards: Sequence[int]) -> None:
         """Read these shards from the next step on that is asked for."""
         self.feed.assign_shards(shards)
-        self._live = None
+        self._iterator = None
 
     def step_at(self, epoch: int, index: int) -> StepBatch:
         """Return one step, of the shards that this task has now."""
@@ -121,7 +121,7 @@ class FeedAdapter(_UnevenBatches):
 
 
 class DatasetAdapter(_UnevenBatches):
-    """An `insitu.Dataset` for a model that no strategy holds: this process' rows, as plain batches."""
+    """Gives a model that no strategy holds this process' rows of an `insitu.Dataset`, as plain batches."""
 
     def __init__(self, dataset: Dataset, class_weight: dict[int, float] | None = None) -> None:
         self._dataset = dataset

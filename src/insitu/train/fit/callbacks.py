@@ -17,13 +17,13 @@ _OLD_NAMES = {"on_train_batch_begin": "on_batch_begin", "on_train_batch_end": "o
 
 
 class EpochListener(Protocol):
-    """Does what is due at turning points of a fit."""
+    """Does what all tasks do at the end of an epoch and of a fit."""
 
     def end_epoch(self) -> None:
-        """Called once all callbacks have heard of the end of an epoch."""
+        """Finish an epoch: all callbacks have heard of its end."""
 
     def end_fit(self) -> None:
-        """Called when all steps are done, before callbacks hear of the end of training."""
+        """Finish a fit whose steps are all done, before callbacks hear of its end."""
 
 
 def own_callbacks(callbacks: Any, is_chief: bool) -> list[Any]:
@@ -43,7 +43,7 @@ def _hears(callback: Any, event: str) -> bool:
 
 
 class EpochCallbacks(keras.callbacks.CallbackList):
-    """Keras' list of callbacks, which here also enters each epoch where the position is.
+    """Calls callbacks as Keras' own list does, and enters each epoch where the position is.
 
     A fit that is taken up begins an epoch in its middle: its first steps are skipped, and no callback hears
     of them, so that step numbers, progress bars and schedules go on where they were.

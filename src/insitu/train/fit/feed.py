@@ -45,8 +45,11 @@ class Feed(Protocol):
 
 
 class DatasetFeed:
-    """Steps of an `insitu.Dataset`. Where a strategy has several replicas for each shard of the dataset, a
-    shard's batch is split among them, as evenly as can be; the first of them names the rows' origins."""
+    """Cuts an `insitu.Dataset` into steps.
+
+    Where a strategy has several replicas for each shard of the dataset, a shard's batch is split among them,
+    as evenly as can be; the first of them names the rows' origins.
+    """
 
     def __init__(
         self,
@@ -111,7 +114,7 @@ class DatasetFeed:
 
 
 class StreamFeed:
-    """Steps sliced out of global batches. `batches(epoch)` gives them, the same in each process."""
+    """Slices steps out of global batches. `batches(epoch)` gives them, the same in each process."""
 
     cache: str | None = None
 
@@ -189,7 +192,7 @@ def _as_array(leaf: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ArraySource:
-    """Arrays of equal length, cut into global batches, each epoch in an order of its own when shuffled.
+    """Cuts arrays of equal length into global batches, each epoch in an order of its own when shuffled.
 
     `data` is a structure of NumPy arrays; the order is a pure function of (seed, epoch).
     """

@@ -1,4 +1,4 @@
-"""The interface between `fit` and the strategies."""
+"""Declares what `fit` needs of a strategy, and what strategies make for it."""
 
 from __future__ import annotations
 

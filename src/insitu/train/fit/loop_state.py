@@ -12,7 +12,7 @@ from insitu.train.replica import Logs, ModelState, load_snapshot, read_state, to
 
 
 class LoopState:
-    """Where one call of `fit`, `evaluate` or `predict` is, and its results so far.
+    """Holds where one call of `fit`, `evaluate` or `predict` is, and its results so far.
 
     Two others can take the call up in its middle. A replacement of a lost task gets the `state_dict()` of a
     survivor: it skips to the survivors' position (`stage`), then is as they are (`resume`). A script that

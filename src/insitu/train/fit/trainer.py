@@ -77,38 +77,6 @@ class KerasTrainer:
         """Those that were made, one for each structure of batches."""
         return tuple(self._executors.values())
 
-    def prepare(
-        self, example: Any, part_rows: int | None = None, build: Build = build_to_train
-    ) -> StepExecutor:
-        """Return the executor for batches like `example`, of up to `part_rows` rows in each shard, if known.
-        Builds the model where it isn't built."""
-        shapes = keras.tree.map_structure(lambda leaf: (leaf.shape[1:], leaf.dtype), example)
-        key = (build, str(shapes))
-        if key not in self._executors:
-            self.strategy.before_build(self.model, example, part_rows)
-            with self.strategy.placement():
-                build(self.model, example)
-            first = not self._executors
-            self._executors[key] = self.strategy.make_step(self.model, example, first=first)
-            if first:
-                log_variables(self.model.variables)
-        return self._executors[key]
-
-    def _run_call(self, kind: Kind, call: Callable[[dict[str, Any]], Any], arguments: dict[str, Any]) -> Any:
-        """Make a call that does units of `kind`, of the script or of a callback in the middle of another."""
-        outer, nested = self.loop, self.calls.is_under_way
-
-        def begin() -> Any:
-            self.loop = LoopState(self.model, self.bookkeeper, self.calls.position(kind))
-            return call(arguments)
-
-        try:
-            return self.membership.run_call(self, begin)
-        finally:
-            # Single batches that are trained after a fit go on counting where it ended.
-            if nested or kind != TRAIN:
-                self.loop = outer
-
     # Training
 
     def fit(self, arguments: dict[str, Any]) -> Any:
@@ -202,7 +170,7 @@ class KerasTrainer:
 
     def _train(self, batch: StepBatch) -> Logs:
         """Do one training step, again after each loss of another task, until it is done."""
-        loop, executor = self.loop, _prepared(self._train_executor)
+        loop, executor = self.loop, _require(self._train_executor)
         position = loop.position
         if position.kind != TRAIN:  # single batches may follow tests
             position = position.at_step(position.epoch, position.step)
@@ -230,7 +198,7 @@ class KerasTrainer:
     def end_epoch(self) -> None:
         """Send all tasks what the chief's writers remember: another chief can go on from there. Called
         once all callbacks have heard of the end of an epoch."""
-        memory = _prepared(self.callbacks).memory
+        memory = _require(self.callbacks).memory
         if self.membership.context.job is not None and memory.has_writers:
 
             def send_writers(group: Group) -> NDArray[Any]:
@@ -301,7 +269,7 @@ class KerasTrainer:
 
     def _test(self, batch: StepBatch) -> Logs:
         """Do one test step, again after each loss of another task, until it is done."""
-        loop, executor = self.loop, _prepared(self._test_executor)
+        loop, executor = self.loop, _require(self._test_executor)
         position = loop.position
         if position.kind != TEST:
             position = position.at_test(position.test)
@@ -372,7 +340,39 @@ class KerasTrainer:
             except RetryStep:
                 continue
 
-    # What the loops have in common
+    # Shared by the calls
+
+    def _run_call(self, kind: Kind, call: Callable[[dict[str, Any]], Any], arguments: dict[str, Any]) -> Any:
+        """Make a call that does units of `kind`, of the script or of a callback in the middle of another."""
+        outer, nested = self.loop, self.calls.is_under_way
+
+        def begin() -> Any:
+            self.loop = LoopState(self.model, self.bookkeeper, self.calls.position(kind))
+            return call(arguments)
+
+        try:
+            return self.membership.run_call(self, begin)
+        finally:
+            # Single batches that are trained after a fit go on counting where it ended.
+            if nested or kind != TRAIN:
+                self.loop = outer
+
+    def prepare(
+        self, example: Any, part_rows: int | None = None, build: Build = build_to_train
+    ) -> StepExecutor:
+        """Return the executor for batches like `example`, of up to `part_rows` rows in each shard, if known.
+        Builds the model where it isn't built."""
+        shapes = keras.tree.map_structure(lambda leaf: (leaf.shape[1:], leaf.dtype), example)
+        key = (build, str(shapes))
+        if key not in self._executors:
+            self.strategy.before_build(self.model, example, part_rows)
+            with self.strategy.placement():
+                build(self.model, example)
+            first = not self._executors
+            self._executors[key] = self.strategy.make_step(self.model, example, first=first)
+            if first:
+                log_variables(self.model.variables)
+        return self._executors[key]
 
     def _next_batches(self, source: Iterable[Any]) -> Iterator[StepBatch]:
         """Return the batches of one execution; Keras hands over an iterator or a list of steps."""
@@ -396,7 +396,10 @@ class KerasTrainer:
     def _read_again(self, adapter: FeedAdapter | None, epoch: int, step: int) -> StepBatch:
         """Return a step of the shards that this task has now."""
         if adapter is None:
-            raise TrainingError("Shards moved in the middle of a loop of single batches.")
+            raise TrainingError(
+                "A loop of single batches keeps its shards. Received: others, "
+                f"{list(self.membership.context.shards)}, in its middle. Start the job again, or use fit()."
+            )
         adapter.assign_shards(self.membership.context.shards)
         return adapter.step_at(epoch, step)
 
@@ -426,9 +429,10 @@ class KerasTrainer:
         self.loop.resume(state)
 
 
-def _prepared(what: T | None) -> T:
+def _require(what: T | None) -> T:
     if what is None:
         raise TrainingError(
-            "fit() and evaluate() prepare the step. Received: a compiled function on its own."
+            "fit() and evaluate() prepare the step. Received: a train or test function that was called on "
+            "its own. Call fit() or evaluate()."
         )
     return what
