@@ -13,19 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.train.checkpoint.state_buffer import Image, offsets, read_image
-from insitu.train.collectives.serialization import Parcel, pack
+from insitu.train.collectives.serialization import Payload, encode
 
 DTYPES = ["float32", "float64", "int8", "bool", "uint16", ml_dtypes.bfloat16, "<U3"]
 SIZES = st.lists(st.integers(0, 300), max_size=6)
 
 
-def a_parcel(sizes: list[int], seed: int = 0) -> Parcel:
+def a_payload(sizes: list[int], seed: int = 0) -> Payload:
     rng = np.random.default_rng(seed)
     arrays = [
         (rng.random(size) * 100).astype(DTYPES[(seed + index) % len(DTYPES)])
         for index, size in enumerate(sizes)
     ]
-    return pack([*arrays, np.array(3.5), np.zeros((2, 0, 3), "int32"), np.arange(12).reshape(3, 4).T])
+    return encode([*arrays, np.array(3.5), np.zeros((2, 0, 3), "int32"), np.arange(12).reshape(3, 4).T])
 
 
 def written(image: Image) -> bytes:
@@ -34,16 +34,16 @@ def written(image: Image) -> bytes:
 
 @given(SIZES, SIZES, st.integers(0, 6))
 def test_what_it_takes_is_read_again_whatever_it_held_before(before: list[int], sizes: list[int], seed: int):
-    image, parcel = Image(), a_parcel(sizes, seed)
-    image.take(a_parcel(before, seed + 1))
-    image.take(parcel)
+    image, payload = Image(), a_payload(sizes, seed)
+    image.take(a_payload(before, seed + 1))
+    image.take(payload)
     fresh = Image()
-    fresh.take(parcel)
+    fresh.take(payload)
     assert written(image) == written(fresh)
     assert image.checksum == xxhash.xxh3_64_hexdigest(written(image))
-    arrays, checksum = read_image(io.BytesIO(written(image)), parcel.kinds)
+    arrays, checksum = read_image(io.BytesIO(written(image)), payload.specs)
     assert checksum == image.checksum
-    for array, taken in zip(arrays, parcel.arrays, strict=True):
+    for array, taken in zip(arrays, payload.arrays, strict=True):
         assert array.dtype == taken.dtype and array.shape == taken.shape
         assert array.tobytes() == taken.tobytes()
 
@@ -51,14 +51,14 @@ def test_what_it_takes_is_read_again_whatever_it_held_before(before: list[int], 
 def test_arrays_larger_than_a_slice_are_whole():
     array = np.random.default_rng(0).random(5 * (1 << 17) + 3)
     image = Image()
-    image.take(pack([array, array[:7]]))
-    (large, small), _ = read_image(io.BytesIO(written(image)), pack([array, array[:7]]).kinds)
+    image.take(encode([array, array[:7]]))
+    (large, small), _ = read_image(io.BytesIO(written(image)), encode([array, array[:7]]).specs)
     assert np.array_equal(large, array) and np.array_equal(small, array[:7])
 
 
 def test_pages_are_whole_and_arrays_begin_where_processors_like_it():
     image = Image()
-    image.take(a_parcel([3, 1000, 7]))
+    image.take(a_payload([3, 1000, 7]))
     assert np.frombuffer(image.pages, np.uint8).ctypes.data % mmap.PAGESIZE == 0
     assert len(image.pages) % mmap.PAGESIZE == 0 and len(image.pages) >= image.nbytes
     begins, size = offsets([["<f4", [3]], ["|i1", []], ["<f8", [0]], ["<f8", [9]]])
@@ -67,8 +67,8 @@ def test_pages_are_whole_and_arrays_begin_where_processors_like_it():
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"0", lambda data: b""])
 def test_another_number_of_bytes_is_refused(change):
-    parcel = a_parcel([10])
+    payload = a_payload([10])
     image = Image()
-    image.take(parcel)
+    image.take(payload)
     with pytest.raises(ValueError, match=r"arrays\.bin"):
-        read_image(io.BytesIO(change(written(image))), parcel.kinds)
+        read_image(io.BytesIO(change(written(image))), payload.specs)

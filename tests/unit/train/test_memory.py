@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from insitu.train.collectives.serialization import NotPlain, pack, unpack
+from insitu.train.collectives.serialization import NotSerializable, decode, encode
 from insitu.train.fit.callbacks import Memory
 
 
@@ -45,8 +45,8 @@ def test_what_changed_is_carried_over_and_the_rest_stays() -> None:
 
 
 def _sent(value: Any) -> Any:
-    parcel = pack(value)
-    return unpack(parcel.tree, parcel.arrays)
+    payload = encode(value)
+    return decode(payload.tree, payload.arrays)
 
 
 def test_a_csv_file_goes_on_at_its_epoch(tmp_path: Path) -> None:
@@ -72,9 +72,9 @@ def test_another_task_keeps_what_the_chief_told_of_its_writers(tmp_path: Path) -
 
 def test_only_plain_values_are_packed() -> None:
     for value in (object(), {"f": open}, np.array([object()]), b"bytes"):
-        with pytest.raises(NotPlain):
-            pack(value)
+        with pytest.raises(NotSerializable):
+            encode(value)
     endless: list[Any] = []
     endless.append(endless)
-    with pytest.raises(NotPlain, match="nested"):
-        pack(endless)
+    with pytest.raises(NotSerializable, match="nested"):
+        encode(endless)

@@ -14,7 +14,7 @@ from insitu.exchange import Group
 from insitu.train.checkpoint.async_writer import BackgroundWriter
 from insitu.train.checkpoint.memory_store import memory_store, newest_of_all
 from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
-from insitu.train.collectives import nothing
+from insitu.train.collectives import barrier_token
 from insitu.train.elastic import SETUP
 from insitu.train.fit import Binding, as_numbers, binding_of
 from insitu.train.replica import check_snapshot, load_snapshot, views
@@ -134,7 +134,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             if found is not None:
                 check_snapshot(binding.state, found.values)
             told[:] = [newest_of_all(group, found)]
-            return nothing(group)
+            return barrier_token(group)
 
         binding.membership.lockstep.insist(binding.session.key(SETUP, _RESTORE), work)
         if not told or told[0] is None:

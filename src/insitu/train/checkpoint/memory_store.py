@@ -16,7 +16,7 @@ from typing import Any
 from insitu.context import Context
 from insitu.exchange import Group
 from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
-from insitu.train.collectives import exchange_notes, share
+from insitu.train.collectives import all_gather_json, broadcast_value
 
 _LOG = logging.getLogger("insitu")
 
@@ -46,7 +46,7 @@ def _make_private(folder: Path) -> None:
 def newest_of_all(group: Group, own: Checkpoint | None) -> Any:
     """[position, values, more] of the newest checkpoint that any rank holds, in each rank; None where there
     is none. Of equals that of the lowest rank. Collective."""
-    notes = exchange_notes(group, None if own is None else list(own.position))
+    notes = all_gather_json(group, None if own is None else list(own.position))
     held = [(tuple(note), -rank) for rank, note in enumerate(notes) if note is not None]
     if not held:
         return None
@@ -54,4 +54,4 @@ def newest_of_all(group: Group, own: Checkpoint | None) -> Any:
     value = None
     if own is not None and group.rank == source:
         value = [own.position, own.values, own.more]
-    return share(group, source, value)
+    return broadcast_value(group, source, value)

@@ -17,18 +17,18 @@ import xxhash
 from numpy.typing import NDArray
 
 from insitu.exchange.pages import ALIGNMENT, Pages, aligned_empty
-from insitu.train.collectives import Parcel, dtype_of
+from insitu.train.collectives import Payload, parse_dtype
 
 _SLICE_BYTES = 1 << 20
 """What is copied before it is summed: it must still be in the processor's cache."""
 
 
-def offsets(kinds: Sequence[Sequence[Any]]) -> tuple[list[int], int]:
+def offsets(specs: Sequence[Sequence[Any]]) -> tuple[list[int], int]:
     """(where each array begins, bytes of all), for arrays of these [name of the dtype, shape]."""
     begins, end = [], 0
-    for name, shape in kinds:
+    for name, shape in specs:
         begins.append(end)
-        size = math.prod(shape) * dtype_of(name).itemsize
+        size = math.prod(shape) * parse_dtype(name).itemsize
         end = -(-(end + size) // ALIGNMENT) * ALIGNMENT
     return begins, end
 
@@ -46,15 +46,15 @@ class Image:
         """Whole pages that hold the `nbytes` of the arrays, and maybe more behind them."""
         return self._room[: _to_pages(self.nbytes)].data
 
-    def take(self, parcel: Parcel) -> None:
-        """Copies the arrays of `parcel` in place of those before, in the same memory where it suffices: new
+    def take(self, payload: Payload) -> None:
+        """Copies the arrays of `payload` in place of those before, in the same memory where it suffices: new
         memory costs more than to copy to it."""
-        begins, self.nbytes = offsets(parcel.kinds)
+        begins, self.nbytes = offsets(payload.specs)
         if self.nbytes > self._room.size:
             self._room = Pages(_to_pages(self.nbytes)).array()
         room = self._room
         summed = xxhash.xxh3_64()
-        for begin, end, array in zip(begins, [*begins[1:], self.nbytes], parcel.arrays, strict=True):
+        for begin, end, array in zip(begins, [*begins[1:], self.nbytes], payload.arrays, strict=True):
             taken = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             for start in range(0, taken.size, _SLICE_BYTES):
                 piece = taken[start : start + _SLICE_BYTES]
@@ -67,10 +67,10 @@ class Image:
         self.checksum = summed.hexdigest()
 
 
-def read_image(file: BinaryIO, kinds: Sequence[Sequence[Any]]) -> tuple[list[NDArray[Any]], str]:
+def read_image(file: BinaryIO, specs: Sequence[Sequence[Any]]) -> tuple[list[NDArray[Any]], str]:
     """(the arrays, checksum of their bytes) out of an open file. Raises ValueError where it has more or fewer
     bytes."""
-    begins, size = offsets(kinds)
+    begins, size = offsets(specs)
     room = aligned_empty((size,), np.dtype(np.uint8))
     summed = xxhash.xxh3_64()
     for start in range(0, size, _SLICE_BYTES):
@@ -83,8 +83,8 @@ def read_image(file: BinaryIO, kinds: Sequence[Sequence[Any]]) -> tuple[list[NDA
     if file.read(1):
         raise ValueError("arrays.bin is longer than it should be")
     arrays = []
-    for begin, (name, shape) in zip(begins, kinds, strict=True):
-        dtype = dtype_of(name)
+    for begin, (name, shape) in zip(begins, specs, strict=True):
+        dtype = parse_dtype(name)
         length = math.prod(shape) * dtype.itemsize
         arrays.append(room[begin : begin + length].view(dtype).reshape(shape))
     return arrays, summed.hexdigest()

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from insitu.durable import NO_ROOM, published, seal, unseal, write_pages, write_synced
 from insitu.errors import CheckpointError, StorageFull
 from insitu.train.checkpoint.state_buffer import Image, read_image
-from insitu.train.collectives import pack, unpack
+from insitu.train.collectives import decode, encode
 
 FORMAT = 3
 _NAME = re.compile(r"epoch-(\d+)\.step-(\d+)")
@@ -63,14 +63,14 @@ class Packed:
     @classmethod
     def of(cls, checkpoint: Checkpoint, image: Image) -> Packed:
         """Copies what `checkpoint` holds to `image`."""
-        parcel = pack([checkpoint.values, checkpoint.more])
-        image.take(parcel)
+        payload = encode([checkpoint.values, checkpoint.more])
+        image.take(payload)
         state = {
             "format": FORMAT,
             "epoch": checkpoint.epoch,
             "step": checkpoint.step,
-            "tree": parcel.tree,
-            "arrays": parcel.kinds,
+            "tree": payload.tree,
+            "arrays": payload.specs,
             "xxh3": image.checksum,
         }
         return cls(checkpoint.epoch, checkpoint.step, image, seal(state))
@@ -155,7 +155,7 @@ class CheckpointStore:
                 raise CheckpointError(
                     f"The checkpoint {path} is damaged: checksum expected {state['xxh3']}, found {found}."
                 )
-            values, more = unpack(state["tree"], arrays)
+            values, more = decode(state["tree"], arrays)
             return Checkpoint(state["epoch"], state["step"], values, more)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise CheckpointError(f"The checkpoint {path} can't be read: {error}.") from error

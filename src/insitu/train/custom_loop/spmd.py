@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
-from insitu.train.collectives import by_shard
+from insitu.train.collectives import squeeze_shards
 from insitu.train.custom_loop.program import StepModel
 from insitu.train.custom_loop.steps import Outputs
 from insitu.train.elastic import Membership
@@ -93,7 +93,7 @@ class MeshLoopStep(JaxReplica):
         if self._alone:
             return list(range(len(self._sites)))
         mine = np.array([[membership.context.index]], np.int64)
-        return [int(place) for place in self._group.all_gather(by_shard(mine)).ravel()]
+        return [int(place) for place in self._group.all_gather(squeeze_shards(mine)).ravel()]
 
     # LoopStep
 
@@ -117,7 +117,7 @@ class MeshLoopStep(JaxReplica):
         for record, part, results in zip(self._records, parts, started, strict=True):
             if results is not None:
                 self._fill(record, self._train_packing, results[0], part.rows)
-        records = self._records if self._alone else self._group.all_gather(by_shard(self._records))
+        records = self._records if self._alone else self._group.all_gather(squeeze_shards(self._records))
         if not records[:, 0].any():
             raise TrainingError("A step must have at least one row over all shards. Received: none.")
         shares = np.zeros(len(records), np.float32)

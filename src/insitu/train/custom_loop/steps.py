@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from insitu.train.collectives import by_shard
+from insitu.train.collectives import squeeze_shards
 from insitu.train.custom_loop.loop_replica import LoopDevices, LoopReplica, ParallelLoopReplica
 from insitu.train.custom_loop.program import StepModel
 from insitu.train.elastic import Membership
@@ -64,7 +64,7 @@ class ExchangedStep(TwoWayStep):
         self._records[:] = 0
         self._compute(parts, nothing)
         if self._model.changes_anything:
-            self._replica.apply(nothing[0], self._group.all_gather(by_shard(self._records)))
+            self._replica.apply(nothing[0], self._group.all_gather(squeeze_shards(self._records)))
 
     def _compute(self, parts: Sequence[Part], nothing: Any) -> None:
         for index, part in enumerate(parts):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
 from insitu.exchange import Group
-from insitu.train.collectives import nothing, share
+from insitu.train.collectives import barrier_token, broadcast_value
 from insitu.train.devices import log_variables
 from insitu.train.elastic import Again
 from insitu.train.fit.adapter import FeedAdapter
@@ -142,9 +142,9 @@ class Binding:
         def work(group: Group) -> NDArray[Any]:
             chief = self.membership.chief_rank(group)
             if chief is not None:
-                told = share(group, chief, memory.read_writers() if chief == group.rank else None)
+                told = broadcast_value(group, chief, memory.read_writers() if chief == group.rank else None)
                 memory.writers = told
-            return nothing(group)
+            return barrier_token(group)
 
         self.membership.lockstep.insist(self.session.key("epoch", epoch), work)
 

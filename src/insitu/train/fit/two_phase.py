@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
 from insitu.exchange import Group
-from insitu.train.collectives import by_shard, gather_rows, nothing
+from insitu.train.collectives import barrier_token, gather_rows, squeeze_shards
 from insitu.train.elastic import Lockstep, Membership
 from insitu.train.fit.feed import Feed
 from insitu.train.replica import Logs, Part, Replica
@@ -113,7 +113,7 @@ class TwoPhaseStep:
             self.compute(parts, group)
             at("exchange")
             means.append(self.exchange(group))
-            return by_shard(self._train_records)
+            return squeeze_shards(self._train_records)
 
         # The records are gathered last: who has them knows that everybody has the means.
         records = self._lockstep.perform(self._lockstep.key, work)
@@ -144,7 +144,7 @@ class TwoPhaseStep:
             shape = (len(group.shards), self._replica.floats_size)
             self._floats = group.buffer(shape, self._replica.floats_dtype)
             # Kept: the group prepares an operation once for each array object.
-            self._floats_by_shard = by_shard(self._floats)
+            self._floats_by_shard = squeeze_shards(self._floats)
             self._generation = group.generation
         return self._floats
 
@@ -164,7 +164,7 @@ class TwoPhaseStep:
                 self._test_records[index] = 0
                 if part.rows:
                     self._replica.evaluate(part.shard, part.data, self._test_records[index])
-            return by_shard(self._test_records)
+            return squeeze_shards(self._test_records)
 
         return self._replica.merge(self._lockstep.perform(self._lockstep.key, work))
 
@@ -174,7 +174,7 @@ class TwoPhaseStep:
         def work(group: Group) -> NDArray[Any]:
             outputs = [self._replica.predict(part.data) if part.rows else None for part in parts]
             gathered.append(gather_rows(group, outputs, example))
-            return nothing(group)
+            return barrier_token(group)
 
         self._lockstep.perform(self._lockstep.key, work)
         return gathered[-1]

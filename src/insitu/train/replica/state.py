@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from insitu.errors import CheckpointError, TrainingError
 from insitu.exchange import Group
-from insitu.train.collectives import gather_sizes, share
+from insitu.train.collectives import broadcast_value, gather_sizes
 
 _WORTHWHILE = 1 << 16
 """Bytes of an array for which it pays to spare copies."""
@@ -197,6 +197,6 @@ def broadcast_state(state: ModelState, group: Group) -> None:
             "Every task must build the same model. Received: models of "
             f"{', '.join(f'{size:,}' for size in sizes)} bytes, by shard."
         )
-    told = share(group, 0, own if group.rank == 0 else None)
+    told = broadcast_value(group, 0, own if group.rank == 0 else None)
     if group.rank != 0:
         load_snapshot(state, told, given_away=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from insitu.errors import TrainingError
 from insitu.exchange import Group
-from insitu.train.collectives import by_shard
+from insitu.train.collectives import squeeze_shards
 from insitu.train.elastic import Membership
 from insitu.train.replica import Logs, Part
 from insitu.train.replica.jax import unpack_step
@@ -207,7 +207,7 @@ class _RowCounts:
         self._group: Group = membership.group()
         mine = np.full(membership.num_shards, -1, np.int64)
         mine[list(self._shards)] = membership.context.index
-        everyones = self._group.all_gather(by_shard(np.tile(mine, (len(self._shards), 1))))
+        everyones = self._group.all_gather(squeeze_shards(np.tile(mine, (len(self._shards), 1))))
         host_of = everyones.max(axis=0).tolist()
         self._hosts = tuple(
             tuple(shard for shard, host in enumerate(host_of) if host == task)
@@ -218,7 +218,7 @@ class _RowCounts:
         """Raises PeerLost."""
         own = np.array([[part.rows] for part in parts], np.int64)
         with self.lost_peers_named():
-            counts = own if self._alone else self._group.all_gather(by_shard(own))
+            counts = own if self._alone else self._group.all_gather(squeeze_shards(own))
         return plan_rows(counts.reshape(-1).tolist(), self._hosts, self._layout.local_rows)
 
     def lost_peers_named(self) -> contextlib.AbstractContextManager[None]:

@@ -12,7 +12,7 @@ from insitu.context import Context
 from insitu.context import context as read_context
 from insitu.errors import TrainingError
 from insitu.exchange import Group
-from insitu.train.collectives import nothing
+from insitu.train.collectives import barrier_token
 from insitu.train.custom_loop import (
     CHECK_EVERY,
     DistributedDataset,
@@ -146,7 +146,7 @@ class Strategy:
 
         def begin(group: Group) -> NDArray[Any]:
             broadcast_state(state, group)
-            return nothing(group)
+            return barrier_token(group)
 
         membership.lockstep.insist(membership.session.key(SETUP), begin)
 
