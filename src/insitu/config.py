@@ -152,15 +152,15 @@ def set_threads(threads: int, interop: int | None = None) -> None:
     _change(threads=(threads, interop))
 
 
-_receivers: list[Callable[[str, DeviceSettings], None]] = []
+_subscribers: list[Callable[[str, DeviceSettings], None]] = []
 
 
-def subscribe(give: Callable[[str, DeviceSettings], None]) -> None:
-    """Call `give(backend, settings)` whenever a backend that has been imported is to get its settings.
+def subscribe(receive: Callable[[str, DeviceSettings], None]) -> None:
+    """Call `receive(backend, settings)` whenever a backend that has been imported is to get its settings.
 
     This module doesn't know the backends: it also loads in the command line, and in tasks without any.
     """
-    _receivers.append(give)
+    _subscribers.append(receive)
 
 
 def _change(**values: Any) -> None:
@@ -171,11 +171,11 @@ def _change(**values: Any) -> None:
         apply_device_settings()
     except BaseException:
         for name, value in before.items():
-            _put(os.environ, name, value)
+            _set_variable(os.environ, name, value)
         raise
 
 
-def _put(environ: MutableMapping[str, str], name: str, value: str | None) -> None:
+def _set_variable(environ: MutableMapping[str, str], name: str, value: str | None) -> None:
     if value is None:
         environ.pop(name, None)
     else:
@@ -189,21 +189,21 @@ def apply_device_settings() -> None:
     """
     if not any(os.environ.get(name) for name in _NAMES.values()):
         return
-    if not any(isinstance(finder, _Watch) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Watch())
+    if not any(isinstance(finder, _BackendImportHook) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _BackendImportHook())
     for backend in BACKENDS:
         module = sys.modules.get(backend)
         # A backend that is being imported is reached when that is done.
         if module is not None and not getattr(module.__spec__, "_initializing", False):
-            _give(backend)
+            _notify(backend)
 
 
-def _give(backend: str) -> None:
-    for give in _receivers:
-        give(backend, settings())
+def _notify(backend: str) -> None:
+    for receive in _subscribers:
+        receive(backend, settings())
 
 
-class _Watch:
+class _BackendImportHook:
     """Stands before the other finders, and gives a backend its settings right after its import."""
 
     def __init__(self) -> None:
@@ -223,7 +223,7 @@ class _Watch:
 
             def exec_module(module: Any) -> None:
                 execute(module)
-                _give(name)
+                _notify(name)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

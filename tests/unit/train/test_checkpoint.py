@@ -12,7 +12,7 @@ import pytest
 
 from insitu.errors import CheckpointError, StorageFull
 from insitu.train.checkpoint import store as module
-from insitu.train.checkpoint.async_writer import BackgroundWriter
+from insitu.train.checkpoint.async_writer import AsyncCheckpointWriter
 from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
 
 
@@ -151,7 +151,7 @@ def test_the_writer_writes_behind_and_tells_what_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     store = CheckpointStore(tmp_path, fit=0)
-    writer = BackgroundWriter(store)
+    writer = AsyncCheckpointWriter(store)
     gate, began, problem = threading.Event(), threading.Event(), []
     write, used = module.write_pages, []
 
@@ -185,13 +185,13 @@ def test_the_writer_writes_behind_and_tells_what_failed(
     with pytest.raises(CheckpointError, match="Input/output"):
         writer.finish()
     assert store.load_latest().epoch == 3
-    # One image for what is written, one for what waits; the one given up was used again.
+    # One buffer for what is written, one for what waits; the one given up was used again.
     assert len(used) == 4 and len(set(used)) <= 3
 
 
 def test_what_training_changes_afterwards_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store = CheckpointStore(tmp_path, fit=0)
-    writer = BackgroundWriter(store)
+    writer = AsyncCheckpointWriter(store)
     gate, write = threading.Event(), module.write_pages
 
     def held_up(path: Path, pages: memoryview, size: int) -> None:

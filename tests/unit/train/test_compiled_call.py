@@ -1,4 +1,4 @@
-"""A function is called in the quicker of two ways, and means the same."""
+"""A function is called in the chooser of two modes, and means the same."""
 
 from __future__ import annotations
 
@@ -7,65 +7,74 @@ import pytest
 import tensorflow as tf
 
 from insitu.train.replica import tensorflow_calls
-from insitu.train.replica.tensorflow_calls import BESIDE, LONG, TRIES, WITHIN, CompiledCall, QuickerWay
+from insitu.train.replica.tensorflow_calls import (
+    PARALLEL,
+    SEQUENTIAL,
+    SLOW_CALL_SECONDS,
+    TIMED_CALLS,
+    CallModeChooser,
+    CompiledCall,
+)
 
 FULL, LAST = [(64, 8)], [(3, 8)]
 
 
 @pytest.fixture
 def many_cores(monkeypatch):
-    monkeypatch.setattr(tensorflow_calls, "_one_operation_at_a_time", lambda: False)
+    monkeypatch.setattr(tensorflow_calls, "_runs_sequentially", lambda: False)
 
 
-def settle(quicker: QuickerWay, seconds: dict[str, float], calls: int = 2 * (TRIES + 1)) -> list[str]:
-    """Which way each call went, until `quicker` is settled or `calls` are done."""
-    ways = []
+def settle(
+    chooser: CallModeChooser, seconds: dict[str, float], calls: int = 2 * (TIMED_CALLS + 1)
+) -> list[str]:
+    """Which mode each call went, until `chooser` is settled or `calls` are done."""
+    modes = []
     for _ in range(calls):
-        if quicker.settled:
+        if chooser.settled:
             break
-        ways.append(quicker.way)
-        quicker.took(FULL, seconds[quicker.way])
-    return ways
+        modes.append(chooser.mode)
+        chooser.add_duration(FULL, seconds[chooser.mode])
+    return modes
 
 
 @pytest.mark.parametrize(
-    ("beside", "within", "chosen"),
-    [(3e-4, 1e-4, WITHIN), (5e-3, 8e-3, BESIDE), (5e-3, 5e-3, WITHIN)],
+    ("parallel", "sequential", "chosen"),
+    [(3e-4, 1e-4, SEQUENTIAL), (5e-3, 8e-3, PARALLEL), (5e-3, 5e-3, SEQUENTIAL)],
 )
-def test_the_quicker_way_stays(beside: float, within: float, chosen: str):
-    quicker = QuickerWay()
-    ways = settle(quicker, {BESIDE: beside, WITHIN: within})
-    assert ways == [BESIDE] * (TRIES + 1) + [WITHIN] * (TRIES + 1)
-    assert quicker.settled
-    assert quicker.way == chosen
+def test_the_quicker_way_stays(parallel: float, sequential: float, chosen: str):
+    chooser = CallModeChooser()
+    modes = settle(chooser, {PARALLEL: parallel, SEQUENTIAL: sequential})
+    assert modes == [PARALLEL] * (TIMED_CALLS + 1) + [SEQUENTIAL] * (TIMED_CALLS + 1)
+    assert chooser.settled
+    assert chooser.mode == chosen
 
 
 def test_a_long_function_is_not_prepared_for_the_other_way():
-    quicker = QuickerWay()
-    assert settle(quicker, {BESIDE: LONG}) == [BESIDE] * (TRIES + 1)
-    assert quicker.settled
+    chooser = CallModeChooser()
+    assert settle(chooser, {PARALLEL: SLOW_CALL_SECONDS}) == [PARALLEL] * (TIMED_CALLS + 1)
+    assert chooser.settled
 
 
 def test_the_first_call_of_each_way_does_not_count():
-    quicker = QuickerWay()
-    quicker.took(FULL, 60.0)
-    for _ in range(TRIES):
-        quicker.took(FULL, 2e-4)
-    assert quicker.way == WITHIN
-    quicker.took(FULL, 60.0)
-    for _ in range(TRIES):
-        quicker.took(FULL, 1e-4)
-    assert (quicker.settled, quicker.way) == (True, WITHIN)
+    chooser = CallModeChooser()
+    chooser.add_duration(FULL, 60.0)
+    for _ in range(TIMED_CALLS):
+        chooser.add_duration(FULL, 2e-4)
+    assert chooser.mode == SEQUENTIAL
+    chooser.add_duration(FULL, 60.0)
+    for _ in range(TIMED_CALLS):
+        chooser.add_duration(FULL, 1e-4)
+    assert (chooser.settled, chooser.mode) == (True, SEQUENTIAL)
 
 
 def test_batches_of_another_size_do_not_count():
-    quicker = QuickerWay()
-    quicker.took(FULL, 1.0)
-    for _ in range(2 * TRIES):
-        quicker.took(LAST, 1e-6)
-    assert (quicker.settled, quicker.way) == (False, BESIDE)
-    assert settle(quicker, {BESIDE: 2 * LONG}) == [BESIDE] * TRIES
-    assert quicker.settled
+    chooser = CallModeChooser()
+    chooser.add_duration(FULL, 1.0)
+    for _ in range(2 * TIMED_CALLS):
+        chooser.add_duration(LAST, 1e-6)
+    assert (chooser.settled, chooser.mode) == (False, PARALLEL)
+    assert settle(chooser, {PARALLEL: 2 * SLOW_CALL_SECONDS}) == [PARALLEL] * TIMED_CALLS
+    assert chooser.settled
 
 
 @pytest.mark.usefixtures("many_cores")
@@ -80,14 +89,14 @@ def test_both_ways_give_the_same_bits():
     call = CompiledCall(tf.function(gradient, input_signature=[tf.TensorSpec((None, 9, 9, 4))]))
     images = np.random.default_rng(1).random((16, 9, 9, 4), dtype=np.float32)
     seen = {}
-    for way in (BESIDE, WITHIN):
-        call._quicker.way, call._quicker.settled = way, True
+    for mode in (PARALLEL, SEQUENTIAL):
+        call._chooser.mode, call._chooser.settled = mode, True
         outputs = call(images)
-        if way == BESIDE:
+        if mode == PARALLEL:
             # Tracing, in the first call, may have settled it otherwise.
-            assert call._quicker.way == BESIDE
-        seen[way] = {name: tensor.numpy().tobytes() for name, tensor in outputs.items()}
-    assert seen[BESIDE] == seen[WITHIN]
+            assert call._chooser.mode == PARALLEL
+        seen[mode] = {name: tensor.numpy().tobytes() for name, tensor in outputs.items()}
+    assert seen[PARALLEL] == seen[SEQUENTIAL]
 
 
 @pytest.mark.usefixtures("many_cores")
@@ -105,14 +114,14 @@ def test_the_short_way_runs_what_was_compiled(jit: bool | None):
     call = CompiledCall(compiled)
     wanted, other = compiled(seed)[0].numpy().tolist(), plain(seed)[0].numpy().tolist()
     assert (wanted == other) == (jit is None)
-    for _ in range(2 * (TRIES + 1)):
+    for _ in range(2 * (TIMED_CALLS + 1)):
         (drawn,) = call(seed)
         assert drawn.numpy().tolist() == wanted
-    assert call._quicker.settled
+    assert call._chooser.settled
 
 
 def test_one_core_does_one_operation_after_the_other(monkeypatch):
     monkeypatch.setattr(tensorflow_calls.os, "sched_getaffinity", lambda pid: {3})
     call = CompiledCall(tf.function(lambda x: [x + 1], input_signature=[tf.TensorSpec((2,))]))
     call(np.zeros(2, np.float32))
-    assert (call._quicker.settled, call._quicker.way) == (True, WITHIN)
+    assert (call._chooser.settled, call._chooser.mode) == (True, SEQUENTIAL)

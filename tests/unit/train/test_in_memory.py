@@ -16,7 +16,7 @@ from insitu import paths as paths_module
 from insitu.context import Context, read_context
 from insitu.paths import Paths
 from insitu.spec import TaskId
-from insitu.train.checkpoint.memory_store import memory_store, newest_of_all
+from insitu.train.checkpoint.memory_store import broadcast_newest, memory_store
 from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
 
 
@@ -42,7 +42,7 @@ def restored(stores: list[CheckpointStore]) -> list[Any]:
         with insitu.exchange.join(
             index, addresses, shards=(index,), num_shards=len(addresses), timeout=40.0
         ) as group:
-            return newest_of_all(group, stores[index].load_latest())
+            return broadcast_newest(group, stores[index].load_latest())
 
     return in_threads(len(stores), rank)
 

@@ -33,14 +33,14 @@ def values_like(state, *, aligned: bool = True) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("aligned", [True, False], ids=["aligned", "unaligned"])
-@pytest.mark.parametrize("given_away", [True, False], ids=["given away", "kept"])
-def test_variables_have_the_values_and_train_on_from_them(given_away: bool, aligned: bool):
+@pytest.mark.parametrize("donate", [True, False], ids=["given away", "kept"])
+def test_variables_have_the_values_and_train_on_from_them(donate: bool, aligned: bool):
     model, other = a_model(), a_model()
     x = np.random.default_rng(1).random((8, UNITS), dtype=np.float32)
     state = read_state(model)
     values = values_like(state, aligned=aligned)
     expected = {name: value.copy() for name, value in values.items()}
-    load_snapshot(state, values, given_away=given_away)
+    load_snapshot(state, values, donate=donate)
     for name, value in views(state).items():
         assert value.tobytes() == expected[name].tobytes(), name
     load_snapshot(read_state(other), expected)
@@ -49,7 +49,7 @@ def test_variables_have_the_values_and_train_on_from_them(given_away: bool, alig
     for name, value in views(state).items():
         assert value.tobytes() == views(read_state(other))[name].tobytes(), name
     assert not np.array_equal(view(model.trainable_variables[0]), expected["trainable/0"])
-    if not given_away:
+    if not donate:
         assert all(np.array_equal(value, expected[name]) for name, value in values.items())
 
 
@@ -59,7 +59,7 @@ def test_what_another_model_was_is_refused_before_anything_changes():
     values = values_like(state)
     values["trainable/1"] = values["trainable/1"][:-1]
     with pytest.raises(CheckpointError, match="trainable/1"):
-        load_snapshot(state, values, given_away=True)
+        load_snapshot(state, values, donate=True)
     assert all(np.array_equal(value, before[name]) for name, value in views(state).items())
 
 

@@ -7,13 +7,13 @@ import logging
 import threading
 
 from insitu.errors import CheckpointError, StorageFull
-from insitu.train.checkpoint.state_buffer import Image
-from insitu.train.checkpoint.store import Checkpoint, CheckpointStore, Packed
+from insitu.train.checkpoint.state_buffer import StateBuffer
+from insitu.train.checkpoint.store import Checkpoint, CheckpointStore, EncodedCheckpoint
 
 _LOG = logging.getLogger("insitu")
 
 
-class BackgroundWriter:
+class AsyncCheckpointWriter:
     """Writes the checkpoints that it is given, one after the other, in a thread of its own.
 
     While one is being written the next waits; one that waits is given up for a newer one. Without room on
@@ -24,10 +24,10 @@ class BackgroundWriter:
     def __init__(self, store: CheckpointStore) -> None:
         self._store = store
         self._changed = threading.Condition()
-        self._waiting: Packed | None = None
+        self._waiting: EncodedCheckpoint | None = None
         self._writing = False
         self._failure: CheckpointError | None = None
-        self._images: list[Image] = []
+        self._free_buffers: list[StateBuffer] = []
         self._thread: threading.Thread | None = None
         self.written = 0
 
@@ -35,12 +35,12 @@ class BackgroundWriter:
         """Copies `checkpoint` and has the copy written. Raises what went wrong before."""
         with self._changed:
             self._raise_failure()
-            image = self._images.pop() if self._images else Image()
-        packed = Packed.of(checkpoint, image)
+            buffer = self._free_buffers.pop() if self._free_buffers else StateBuffer()
+        encoded = EncodedCheckpoint.encode(checkpoint, buffer)
         with self._changed:
             if self._waiting is not None:
-                self._images.append(self._waiting.image)
-            self._waiting = packed
+                self._free_buffers.append(self._waiting.buffer)
+            self._waiting = encoded
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="insitu-checkpoints", daemon=True)
                 self._thread.start()
@@ -66,18 +66,18 @@ class BackgroundWriter:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting is not None)
-                packed, self._waiting, self._writing = self._waiting, None, True
-            failure = self._write(packed) if packed is not None else None
+                encoded, self._waiting, self._writing = self._waiting, None, True
+            failure = self._write(encoded) if encoded is not None else None
             with self._changed:
                 self._failure = failure or self._failure
-                if packed is not None:
-                    self._images.append(packed.image)
+                if encoded is not None:
+                    self._free_buffers.append(encoded.buffer)
                 self._writing = False
                 self._changed.notify_all()
 
-    def _write(self, packed: Packed) -> CheckpointError | None:
+    def _write(self, encoded: EncodedCheckpoint) -> CheckpointError | None:
         try:
-            self._store.publish(packed)
+            self._store.publish(encoded)
             self.written += 1
         except StorageFull as full:
             _LOG.warning("%s Training goes on.", full)

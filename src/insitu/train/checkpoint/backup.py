@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
 from insitu.exchange import Group
-from insitu.train.checkpoint.async_writer import BackgroundWriter
-from insitu.train.checkpoint.memory_store import memory_store, newest_of_all
+from insitu.train.checkpoint.async_writer import AsyncCheckpointWriter
+from insitu.train.checkpoint.memory_store import broadcast_newest, memory_store
 from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
 from insitu.train.collectives import barrier_token
 from insitu.train.elastic import SETUP
@@ -55,8 +55,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._directory = directory
         self._save_freq = save_freq
         self._keep = keep
-        self._writer: BackgroundWriter | None = None
-        self._memory_writer: BackgroundWriter | None = None
+        self._writer: AsyncCheckpointWriter | None = None
+        self._memory_writer: AsyncCheckpointWriter | None = None
 
     @property
     def hears_batches(self) -> bool:
@@ -72,15 +72,15 @@ class BackupAndRestore(keras.callbacks.Callback):
         memory = memory_store(binding.membership.context, binding.fit_index)
         self._restore(binding, store, memory)
         binding.strategy.expect_saves()
-        self._writer = BackgroundWriter(store)
-        self._memory_writer = BackgroundWriter(memory) if memory is not None else None
+        self._writer = AsyncCheckpointWriter(store)
+        self._memory_writer = AsyncCheckpointWriter(memory) if memory is not None else None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._save_freq != "epoch" and (batch + 1) % int(self._save_freq) == 0:
-            self._save_soon()
+            self._schedule_save()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._save_soon()
+        self._schedule_save()
 
     def on_train_end(self, logs: Any = None) -> None:
         binding, epochs = self._binding(), self.params["epochs"]
@@ -105,7 +105,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             )
         return binding
 
-    def _save_soon(self) -> None:
+    def _schedule_save(self) -> None:
         """Saves once all callbacks have heard of the present event, since what they remember is saved too."""
         callbacks = self._binding().callbacks
         if self._writer is not None and callbacks is not None and self._save not in callbacks.due:
@@ -133,7 +133,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             found = max((one for one in read if one), key=lambda one: one.position, default=None)
             if found is not None:
                 check_snapshot(binding.state, found.values)
-            told[:] = [newest_of_all(group, found)]
+            told[:] = [broadcast_newest(group, found)]
             return barrier_token(group)
 
         binding.membership.lockstep.insist(binding.session.key(SETUP, _RESTORE), work)

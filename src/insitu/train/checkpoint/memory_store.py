@@ -43,7 +43,7 @@ def _make_private(folder: Path) -> None:
         raise PermissionError(f"{folder} isn't this user's own")
 
 
-def newest_of_all(group: Group, own: Checkpoint | None) -> Any:
+def broadcast_newest(group: Group, own: Checkpoint | None) -> Any:
     """[position, values, more] of the newest checkpoint that any rank holds, in each rank; None where there
     is none. Of equals that of the lowest rank. Collective."""
     notes = all_gather_json(group, None if own is None else list(own.position))

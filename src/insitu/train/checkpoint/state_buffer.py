@@ -23,7 +23,7 @@ _SLICE_BYTES = 1 << 20
 """What is copied before it is summed: it must still be in the processor's cache."""
 
 
-def offsets(specs: Sequence[Sequence[Any]]) -> tuple[list[int], int]:
+def compute_offsets(specs: Sequence[Sequence[Any]]) -> tuple[list[int], int]:
     """(where each array begins, bytes of all), for arrays of these [name of the dtype, shape]."""
     begins, end = [], 0
     for name, shape in specs:
@@ -33,26 +33,26 @@ def offsets(specs: Sequence[Sequence[Any]]) -> tuple[list[int], int]:
     return begins, end
 
 
-class Image:
+class StateBuffer:
     """Memory that holds a copy of arrays, and the checksum of its bytes (XXH3, 64 bits, as hex digits)."""
 
     def __init__(self) -> None:
-        self._room = Pages(mmap.PAGESIZE).array()
+        self._memory = Pages(mmap.PAGESIZE).array()
         self.nbytes = 0
         self.checksum = ""
 
     @property
     def pages(self) -> memoryview:
         """Whole pages that hold the `nbytes` of the arrays, and maybe more behind them."""
-        return self._room[: _to_pages(self.nbytes)].data
+        return self._memory[: _to_pages(self.nbytes)].data
 
-    def take(self, payload: Payload) -> None:
+    def copy_from(self, payload: Payload) -> None:
         """Copies the arrays of `payload` in place of those before, in the same memory where it suffices: new
         memory costs more than to copy to it."""
-        begins, self.nbytes = offsets(payload.specs)
-        if self.nbytes > self._room.size:
-            self._room = Pages(_to_pages(self.nbytes)).array()
-        room = self._room
+        begins, self.nbytes = compute_offsets(payload.specs)
+        if self.nbytes > self._memory.size:
+            self._memory = Pages(_to_pages(self.nbytes)).array()
+        room = self._memory
         summed = xxhash.xxh3_64()
         for begin, end, array in zip(begins, [*begins[1:], self.nbytes], payload.arrays, strict=True):
             taken = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -67,10 +67,10 @@ class Image:
         self.checksum = summed.hexdigest()
 
 
-def read_image(file: BinaryIO, specs: Sequence[Sequence[Any]]) -> tuple[list[NDArray[Any]], str]:
+def read_arrays(file: BinaryIO, specs: Sequence[Sequence[Any]]) -> tuple[list[NDArray[Any]], str]:
     """(the arrays, checksum of their bytes) out of an open file. Raises ValueError where it has more or fewer
     bytes."""
-    begins, size = offsets(specs)
+    begins, size = compute_offsets(specs)
     room = aligned_empty((size,), np.dtype(np.uint8))
     summed = xxhash.xxh3_64()
     for start in range(0, size, _SLICE_BYTES):

@@ -3,7 +3,7 @@
 DIRECTORY/
   fit-00000/                          the first fit of the script, the second, ...
     epoch-00002.step-00000000/        where training goes on: the epoch and step that come next
-      arrays.bin                      all arrays' bytes, as `image.py` lays them out
+      arrays.bin                      all arrays' bytes, as `buffer.py` lays them out
       state.json                      position, the arrays' dtypes and shapes, checksums of both files
   fit-00000/.staging-PID/             half-written; invisible to readers, removed by the next writer
 
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from insitu.durable import NO_ROOM, published, seal, unseal, write_pages, write_synced
 from insitu.errors import CheckpointError, StorageFull
-from insitu.train.checkpoint.state_buffer import Image, read_image
+from insitu.train.checkpoint.state_buffer import StateBuffer, read_arrays
 from insitu.train.collectives import decode, encode
 
 FORMAT = 3
@@ -52,28 +52,28 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class EncodedCheckpoint:
     """A checkpoint as it lies on a disk: nothing in it is the training's any more."""
 
     epoch: int
     step: int
-    image: Image
+    buffer: StateBuffer
     state: bytes
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, image: Image) -> Packed:
-        """Copies what `checkpoint` holds to `image`."""
+    def encode(cls, checkpoint: Checkpoint, buffer: StateBuffer) -> EncodedCheckpoint:
+        """Copies what `checkpoint` holds to `buffer`."""
         payload = encode([checkpoint.values, checkpoint.more])
-        image.take(payload)
+        buffer.copy_from(payload)
         state = {
             "format": FORMAT,
             "epoch": checkpoint.epoch,
             "step": checkpoint.step,
             "tree": payload.tree,
             "arrays": payload.specs,
-            "xxh3": image.checksum,
+            "xxh3": buffer.checksum,
         }
-        return cls(checkpoint.epoch, checkpoint.step, image, seal(state))
+        return cls(checkpoint.epoch, checkpoint.step, buffer, seal(state))
 
 
 class Folder(Protocol):
@@ -82,7 +82,7 @@ class Folder(Protocol):
     def names(self) -> list[str]:
         """What was published, from the oldest to the newest."""
 
-    def write(self, name: str, image: Image, state: bytes) -> None:
+    def write(self, name: str, buffer: StateBuffer, state: bytes) -> None:
         """Writes and publishes `arrays.bin` and `state.json`."""
 
     def read(self, name: str) -> tuple[bytes, Any]:
@@ -105,18 +105,18 @@ class CheckpointStore:
 
     def save(self, checkpoint: Checkpoint) -> str:
         """See `publish`."""
-        return self.publish(Packed.of(checkpoint, Image()))
+        return self.publish(EncodedCheckpoint.encode(checkpoint, StateBuffer()))
 
-    def publish(self, packed: Packed) -> str:
+    def publish(self, encoded: EncodedCheckpoint) -> str:
         """Writes and publishes a checkpoint, then removes the oldest beyond those to keep. Returns its path.
 
         Newer ones are removed first: training is here again because they were damaged.
         Raises StorageFull where no room is left: nothing half-written stays, older ones stand.
         """
-        name = f"epoch-{packed.epoch:05d}.step-{packed.step:08d}"
+        name = f"epoch-{encoded.epoch:05d}.step-{encoded.step:08d}"
         where = self._folder.path("")
         try:
-            self._folder.write(name, packed.image, packed.state)
+            self._folder.write(name, encoded.buffer, encoded.state)
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise StorageFull(
@@ -150,7 +150,7 @@ class CheckpointStore:
                     raise CheckpointError(
                         f"The checkpoint {path} has format {state['format']}; this version reads {FORMAT}."
                     )
-                arrays, found = read_image(file, state["arrays"])
+                arrays, found = read_arrays(file, state["arrays"])
             if found != state["xxh3"]:
                 raise CheckpointError(
                     f"The checkpoint {path} is damaged: checksum expected {state['xxh3']}, found {found}."
@@ -191,9 +191,9 @@ class _LocalFolder:
             return []
         return sorted(p.name for p in self._root.iterdir() if _NAME.fullmatch(p.name))
 
-    def write(self, name: str, image: Image, state: bytes) -> None:
+    def write(self, name: str, buffer: StateBuffer, state: bytes) -> None:
         with published(self._root, name) as staging:
-            write_pages(staging / "arrays.bin", image.pages, image.nbytes)
+            write_pages(staging / "arrays.bin", buffer.pages, buffer.nbytes)
             write_synced(staging / "state.json", state)
 
     def read(self, name: str) -> tuple[bytes, Any]:
@@ -223,13 +223,13 @@ class _RemoteFolder:
             n for n in found if _NAME.fullmatch(n) and self._system.exists(f"{self._root}/{n}/state.json")
         )
 
-    def write(self, name: str, image: Image, state: bytes) -> None:
+    def write(self, name: str, buffer: StateBuffer, state: bytes) -> None:
         folder = f"{self._root}/{name}"
         self.remove(name)
         try:
             self._system.makedirs(folder, exist_ok=True)
             with self._system.open(f"{folder}/arrays.bin", "wb") as file:
-                data = image.pages[: image.nbytes]
+                data = buffer.pages[: buffer.nbytes]
                 for start in range(0, len(data), _SLICE_BYTES):
                     file.write(data[start : start + _SLICE_BYTES])
             with self._system.open(f"{folder}/state.json", "wb") as file:

@@ -6,7 +6,7 @@ Begin reading with `runner.py`. There is a replica for each backend: `tensorflow
 from insitu.train.custom_loop.averaging import average_loss, scale_by_share
 from insitu.train.custom_loop.distributed_dataset import DistributedDataset
 from insitu.train.custom_loop.exchanged import ExchangedTrainer
-from insitu.train.custom_loop.factory import make_loop_devices, make_loop_replica
+from insitu.train.custom_loop.factory import make_loop_replica, make_multi_device_loop_replica
 from insitu.train.custom_loop.loop_replica import LoopReplica
 from insitu.train.custom_loop.per_replica import local_values
 from insitu.train.custom_loop.program import StepModel
@@ -43,8 +43,8 @@ __all__ = [
     "check_weights",
     "gather_values",
     "local_values",
-    "make_loop_devices",
     "make_loop_replica",
+    "make_multi_device_loop_replica",
     "reduce_values",
     "scale_by_share",
 ]

@@ -10,7 +10,7 @@ import keras
 from insitu.errors import InputError
 from insitu.train.custom_loop.per_replica import join
 from insitu.train.fit import Bookkeeper, Feed, FeedAdapter
-from insitu.train.replica import Part
+from insitu.train.replica import ShardBatch
 
 
 class DistributedDataset:
@@ -58,7 +58,7 @@ class DistributedDataset:
         finally:
             self._bookkeeper.end()
 
-    def _data(self, part: Part) -> Any:
+    def _data(self, part: ShardBatch) -> Any:
         if part.rows:
             return part.data
         return keras.tree.map_structure(lambda leaf: leaf[:0], self._example)

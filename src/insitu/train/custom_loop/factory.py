@@ -21,13 +21,13 @@ def make_loop_replica(model: StepModel, example: list[Any]) -> LoopReplica:
     return replica
 
 
-def make_loop_devices(
+def make_multi_device_loop_replica(
     model: StepModel, example: list[Any], devices: Sequence[Any], shards: Sequence[int], home: Any
 ) -> Any:
     """The replica of `model` on each of `devices`, one for each of `shards`, with copies of the variables or,
-    where there is a `home`, those that lie there: a `ParallelLoopReplica`, on TensorFlow also
-    `LoopDevices`."""
-    return _backend().LoopDevices(model, example, devices, shards, home)
+    where there is a `home`, those that lie there: a `MultiDeviceLoopReplica`, on TensorFlow also
+    `LoopDeviceReplicas`."""
+    return _backend().LoopDeviceReplicas(model, example, devices, shards, home)
 
 
 def _backend() -> Any:

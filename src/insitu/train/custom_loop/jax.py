@@ -11,7 +11,7 @@ import numpy as np
 from insitu.train.custom_loop.loop_replica import OneCompiledGradient
 from insitu.train.custom_loop.program import StepModel
 from insitu.train.replica.jax import JaxReplica
-from insitu.train.replicated.jax import JaxDevices
+from insitu.train.replicated.jax import JaxMultiDeviceReplica
 
 
 def learn(model: StepModel, example: list[Any]) -> None:
@@ -41,8 +41,8 @@ class LoopReplica(_KeepingOutputs, JaxReplica):
     """See `insitu.train.custom_loop.LoopReplica`."""
 
 
-class LoopDevices(_KeepingOutputs, JaxDevices):
-    """See `insitu.train.custom_loop.ParallelLoopReplica`."""
+class LoopDeviceReplicas(_KeepingOutputs, JaxMultiDeviceReplica):
+    """See `insitu.train.custom_loop.MultiDeviceLoopReplica`."""
 
     def __init__(
         self, model: StepModel, example: list[Any], devices: Sequence[Any], shards: Sequence[int], home: Any

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from insitu.train.custom_loop.program import StepModel
 from insitu.train.replica import Replica
-from insitu.train.replicated import Devices, ParallelReplica
+from insitu.train.replicated import DeviceReplicas, MultiDeviceReplica
 
 
 class LoopReplica(Replica, Protocol):
@@ -20,11 +20,11 @@ class LoopReplica(Replica, Protocol):
     outputs: dict[int, list[Any]]
 
 
-class ParallelLoopReplica(LoopReplica, ParallelReplica, Protocol):
+class MultiDeviceLoopReplica(LoopReplica, MultiDeviceReplica, Protocol):
     """Computes what all shards of a task do at once."""
 
 
-class LoopDevices(Devices, Protocol):
+class LoopDeviceReplicas(DeviceReplicas, Protocol):
     """All replicas of the only process: `train` does a whole step, and fills `outputs` as a `LoopReplica`."""
 
     outputs: dict[int, list[Any]]

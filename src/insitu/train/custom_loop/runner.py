@@ -19,7 +19,7 @@ from insitu.train.custom_loop.scope import Scope
 from insitu.train.custom_loop.steps import LoopStep
 from insitu.train.devices import log_variables
 from insitu.train.elastic import Membership
-from insitu.train.replica import Part
+from insitu.train.replica import ShardBatch
 
 MANY_PROGRAMS = 64
 """So many different steps and shapes of arguments mean that something differs in each call."""
@@ -230,5 +230,5 @@ class _Program:
         parts = []
         for index, (shard, rows) in enumerate(zip(self._shards, arguments.rows, strict=True)):
             data = arguments.arrays(index, rows_of_step[index]) if rows else None
-            parts.append(Part(shard, rows, data))
+            parts.append(ShardBatch(shard, rows, data))
         return join([self._result.rebuild(outputs) for outputs in self._step.run(parts)])

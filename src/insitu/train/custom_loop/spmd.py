@@ -18,7 +18,7 @@ from insitu.train.collectives import squeeze_shards
 from insitu.train.custom_loop.program import StepModel
 from insitu.train.custom_loop.steps import Outputs
 from insitu.train.elastic import Membership
-from insitu.train.replica import Part, seed_offset
+from insitu.train.replica import ShardBatch, seed_offset
 from insitu.train.replica.jax import JaxReplica
 from insitu.train.spmd.layout import DATA_AXIS, MeshLayout
 from insitu.train.spmd.lost_peers import naming_lost_peers
@@ -97,7 +97,7 @@ class MeshLoopStep(JaxReplica):
 
     # LoopStep
 
-    def run(self, parts: Sequence[Part]) -> Outputs:
+    def run(self, parts: Sequence[ShardBatch]) -> Outputs:
         """See `LoopStep`."""
         state = tuple(self._held.take(group) for group in range(len(self._variables)))
         started = [self._start(index, part, state) if part.rows else None for index, part in enumerate(parts)]
@@ -105,24 +105,24 @@ class MeshLoopStep(JaxReplica):
             self._finish(parts, started, state)
         return [None if results is None else results[1] for results in started]
 
-    def _start(self, index: int, part: Part, state: tuple[Arrays, ...]) -> Any:
+    def _start(self, index: int, part: ShardBatch, state: tuple[Arrays, ...]) -> Any:
         site = self._sites[index]
         views = tuple([site.view(value) for value in group] for group in state)
         leaves, cuts = zip(*[site.place(leaf, part.rows) for leaf in part.data], strict=True)
         return self._programs[index](views, np.uint32(seed_offset(part.shard)), list(leaves), cuts)
 
-    def _finish(self, parts: Sequence[Part], started: Sequence[Any], state: tuple[Arrays, ...]) -> None:
+    def _finish(self, parts: Sequence[ShardBatch], started: Sequence[Any], state: tuple[Arrays, ...]) -> None:
         """The update by what all replicas have computed."""
         self._records[:] = 0
         for record, part, results in zip(self._records, parts, started, strict=True):
             if results is not None:
-                self._fill(record, self._train_packing, results[0], part.rows)
+                self._fill(record, self._train_packer, results[0], part.rows)
         records = self._records if self._alone else self._group.all_gather(squeeze_shards(self._records))
         if not records[:, 0].any():
             raise TrainingError("A step must have at least one row over all shards. Received: none.")
         shares = np.zeros(len(records), np.float32)
         shares[self._place_of_shard] = records[:, 0] / records[:, 0].sum()
-        packed = self._train_packing.split(self._train_record.combine(records))
+        packed = self._train_packer.split(self._train_record.combine(records))
         gradients, means = (self._stacked(started, kind) for kind in (0, 1))
         # Their memory is given to the program.
         started = ()
@@ -167,7 +167,7 @@ class MeshLoopStep(JaxReplica):
         gradients, means = (
             [value.astype(self.floats_dtype)[None] for value in values] for values in (gradients, means)
         )
-        return self._train_packing.pack(after), list(self._step.outputs), gradients, means
+        return self._train_packer.pack(after), list(self._step.outputs), gradients, means
 
     def _trace_update_all(
         self, state: Any, packed: Mapping[str, Any], gradients: Arrays, means: Arrays, shares: Any

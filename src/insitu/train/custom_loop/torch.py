@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from insitu.train.custom_loop.program import StepModel
 from insitu.train.replica.torch import TorchReplica
-from insitu.train.replicated.torch import TorchDevices
+from insitu.train.replicated.torch import TorchMultiDeviceReplica
 
 
 def learn(model: StepModel, example: list[Any]) -> None:
@@ -34,8 +34,8 @@ class LoopReplica(TorchReplica):
         self.outputs[shard] = [tensor.detach() for tensor in self._model.outputs]
 
 
-class LoopDevices(LoopReplica, TorchDevices):
-    """See `insitu.train.custom_loop.ParallelLoopReplica`."""
+class LoopDeviceReplicas(LoopReplica, TorchMultiDeviceReplica):
+    """See `insitu.train.custom_loop.MultiDeviceLoopReplica`."""
 
     def __init__(
         self, model: StepModel, example: list[Any], devices: Sequence[Any], shards: Sequence[int], home: Any

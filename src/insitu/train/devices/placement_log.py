@@ -18,7 +18,7 @@ def log_variables(variables: Iterable[Any]) -> None:
     if not config.settings().log_placement:
         return
     for variable in variables:
-        _tell(f"variable {variable.path}: {device_of(variable)}")
+        _print_line(f"variable {variable.path}: {device_of(variable)}")
 
 
 def device_of(variable: Any) -> str:
@@ -44,7 +44,7 @@ def log_operations_of_torch() -> Any:
             device = str(getattr(result, "device", "cpu"))
             if (str(function), device) not in told:
                 told.add((str(function), device))
-                _tell(f"operation {function}: {device}")
+                _print_line(f"operation {function}: {device}")
             return result
 
     mode = Placements()
@@ -52,5 +52,5 @@ def log_operations_of_torch() -> Any:
     return mode
 
 
-def _tell(text: str) -> None:
+def _print_line(text: str) -> None:
     sys.stderr.write(f"[insitu] {text}\n")

@@ -23,20 +23,20 @@ from typing import IO
 from insitu import config
 from insitu.context import TASK_ENV, Context
 from insitu.errors import TrainingError
-from insitu.parent_death import TETHER_ENV, Tether, tether
+from insitu.parent_death import PARENT_PIPE_ENV, ReplicaIdentity, replica_identity
 from insitu.ports import hold_port
 from insitu.spec import TaskId
 from insitu.train.devices.names import Device
 
 _HOST = "127.0.0.1"
-_SETTLE = 10.0
+_EXIT_TIMEOUT = 10.0
 """Seconds that a process which has lost another, or ends, gives that one to end."""
 _LAST_LINES = 20
 
-_companions: Companions | None = None
+_replica_processes: ReplicaProcesses | None = None
 
 
-class Companions:
+class ReplicaProcesses:
     """The processes of the replicas from 1 on. Made by replica 0, once in a process."""
 
     def __init__(self, devices: Sequence[str]) -> None:
@@ -61,7 +61,7 @@ class Companions:
         end, own = os.pipe()
         self._pipes.append(own)
         output = self._outputs[number] = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as it runs
-        environment = {TASK_ENV: f"worker:{number}", TETHER_ENV: f"{end}:{os.getpid()}"}
+        environment = {TASK_ENV: f"worker:{number}", PARENT_PIPE_ENV: f"{end}:{os.getpid()}"}
         try:
             self._processes[number] = subprocess.Popen(
                 _command(),
@@ -73,7 +73,7 @@ class Companions:
             )
         finally:
             os.close(end)
-        os.write(own, Tether(number, self.devices, self.addresses, self.secret).to_line())
+        os.write(own, ReplicaIdentity(number, self.devices, self.addresses, self.secret).to_line())
 
     def check(self, wait: float = 0.0) -> None:
         """Raises TrainingError where a replica has ended, with its last lines. Gives it `wait` seconds."""
@@ -81,12 +81,12 @@ class Companions:
         while True:
             for number, process in self._processes.items():
                 if process.poll() is not None:
-                    raise TrainingError(self._account(number, process.returncode))
+                    raise TrainingError(self._describe_exit(number, process.returncode))
             if time.monotonic() >= deadline:
                 return
             time.sleep(0.01)
 
-    def _account(self, number: int, code: int) -> str:
+    def _describe_exit(self, number: int, code: int) -> str:
         output = self._outputs[number]
         output.seek(0)
         lines = output.read().decode(errors="replace").rstrip().splitlines()[-_LAST_LINES:]
@@ -101,7 +101,7 @@ class Companions:
         """Ends all of them: each does so by itself when its pipe closes."""
         for pipe in self._pipes:
             os.close(pipe)
-        deadline = time.monotonic() + _SETTLE
+        deadline = time.monotonic() + _EXIT_TIMEOUT
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
@@ -111,42 +111,42 @@ class Companions:
         self._processes.clear()
 
 
-class Watch:
+class ReplicaMonitor:
     """What a membership asks while it waits for others, and when it has lost one."""
 
-    def while_waiting(self) -> None:
+    def check(self) -> None:
         """Raises TrainingError where a replica that this process started has ended."""
-        if _companions is not None:
-            _companions.check()
+        if _replica_processes is not None:
+            _replica_processes.check()
 
-    def after_loss(self) -> None:
-        """As `while_waiting`, of one whose end may not have been seen yet."""
-        if _companions is not None:
-            _companions.check(_SETTLE)
+    def check_after_loss(self) -> None:
+        """As `check`, of one whose end may not have been seen yet."""
+        if _replica_processes is not None:
+            _replica_processes.check(_EXIT_TIMEOUT)
 
 
-def can_start() -> bool:
+def can_start_replicas() -> bool:
     """Whether this process runs a script that others can run too: not a prompt, a notebook, `-c`, nor a
     worker of multiprocessing."""
     main = sys.modules.get("__main__")
     return bool(getattr(main, "__file__", None)) and "-c" not in sys.orig_argv[1:] and not parent_process()
 
 
-def one_of(devices: Sequence[Device], context: Context) -> tuple[Device, Context]:
+def join_replicas(devices: Sequence[Device], context: Context) -> tuple[Device, Context]:
     """This process's device, and who it is among the replicas on `devices`; the first time, replica 0 starts
     the others. Raises TrainingError for other devices than before."""
-    global _companions
+    global _replica_processes
     names = tuple(device.name for device in devices)
-    told = tether()
+    told = replica_identity()
     if told is not None:
         _check_same(names, told.devices)
     else:
-        if _companions is None:
-            _companions = Companions(names)
-        _check_same(names, _companions.devices)
-        told = Tether(0, names, _companions.addresses, _companions.secret)
+        if _replica_processes is None:
+            _replica_processes = ReplicaProcesses(names)
+        _check_same(names, _replica_processes.devices)
+        told = ReplicaIdentity(0, names, _replica_processes.addresses, _replica_processes.secret)
     if devices[0].kind == "cpu":
-        _share_cores(len(devices))
+        _divide_cores(len(devices))
     here = replace(
         context.split_over(len(devices)),
         shards=(told.replica,),
@@ -165,7 +165,7 @@ def _check_same(names: tuple[str, ...], before: tuple[str, ...]) -> None:
         )
 
 
-def _share_cores(replicas: int) -> None:
+def _divide_cores(replicas: int) -> None:
     """Each replica computes with its part of the cores, unless it was said how many threads to take."""
     if config.settings().threads is None and not os.environ.get("OMP_NUM_THREADS"):
         import torch

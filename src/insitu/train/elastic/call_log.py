@@ -178,4 +178,4 @@ class Session:
         """`last`: nobody will load this state again."""
         state = self._told["states"].get(binding.number)
         if state is not None:
-            load_snapshot(binding.state, state, given_away=last)
+            load_snapshot(binding.state, state, donate=last)

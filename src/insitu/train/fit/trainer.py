@@ -27,10 +27,10 @@ from insitu.train.replica import (
     StepBatch,
     build_to_predict,
     build_to_train,
-    fit_into_trainer,
     load_snapshot,
     read_state,
     to_numpy,
+    wrap_train_function,
 )
 
 T = TypeVar("T")
@@ -394,7 +394,7 @@ class Binding:
     # What takes the place of Keras' compiled functions
 
     def _maker(self, attribute: str, one: Callable[[StepBatch], Logs]) -> Callable[..., Any]:
-        function = fit_into_trainer(self.model, lambda source: self._run(source, one))
+        function = wrap_train_function(self.model, lambda source: self._run(source, one))
 
         def make(force: bool = False) -> Callable[..., Any]:
             setattr(self.model, attribute, function)

@@ -11,7 +11,7 @@ from insitu.errors import TrainingError
 from insitu.train.custom_loop import ExchangedTrainer, LoopReplica, TwoWayStep
 from insitu.train.elastic import Membership
 from insitu.train.parameter_server.step import ServerStep
-from insitu.train.replica import Part
+from insitu.train.replica import ShardBatch
 
 
 class ServerTrainer:
@@ -41,7 +41,7 @@ class ServerLoopStep(TwoWayStep):
         super().__init__(replica, step)
         self._records = np.zeros((shards, replica.train_record_size))
 
-    def _observe(self, parts: Sequence[Part]) -> None:
+    def _observe(self, parts: Sequence[ShardBatch]) -> None:
         nothing = np.empty(self._replica.floats_size, self._replica.floats_dtype)
         self._records[:] = 0
         for index, part in enumerate(parts):

@@ -13,7 +13,7 @@ from insitu.parameters import Future
 from insitu.train.parameter_server.lookup import Batch, Lookup
 from insitu.train.parameter_server.loss_scale import LossScale
 from insitu.train.parameter_server.session import Link, Outgoing
-from insitu.train.replica import Logs, Replica, Span, holds_rows_of_table
+from insitu.train.replica import Logs, Replica, Span, holds_table_rows
 
 
 class TableReplica:
@@ -25,7 +25,7 @@ class TableReplica:
 
     def __init__(self, replica: Replica, link: Link, lookup: Lookup, scale: LossScale) -> None:
         self._inner, self._link, self._lookup, self._scale = replica, link, lookup, scale
-        self._rows = [v for v, _ in replica.float_spans() if holds_rows_of_table(v)]
+        self._rows = [v for v, _ in replica.float_spans() if holds_table_rows(v)]
         self._parts = list(_dense_parts(replica.float_spans()))
         self._gradients = slice(0, max((s.stop for v, s in replica.float_spans() if v.trainable), default=0))
         self.floats_size = self._parts[-1][1].stop if self._parts else 0
@@ -94,7 +94,7 @@ class TableReplica:
         """See `Replica`; with the places among the dense floats."""
         found, at = [], 0
         for variable, span in self._inner.float_spans():
-            if not holds_rows_of_table(variable):
+            if not holds_table_rows(variable):
                 size = span.stop - span.start
                 found.append((variable, Span(at, at + size, span.shape)))
                 at += size
@@ -130,7 +130,7 @@ def _dense_parts(spans: Sequence[tuple[Any, Span]]) -> Iterator[tuple[slice, sli
     """(place among all floats, place among the dense ones), neighbours together."""
     at, start, stop = 0, 0, 0
     for variable, span in spans:
-        if holds_rows_of_table(variable):
+        if holds_table_rows(variable):
             continue
         if span.start != stop:
             if stop > start:

@@ -34,7 +34,7 @@ from insitu.train.parameter_server.model_spec import (
     updater_config,
 )
 from insitu.train.parameter_server.server_task import Service
-from insitu.train.replica import Replica, holds_rows_of_table
+from insitu.train.replica import Replica, holds_table_rows
 
 _LOG = logging.getLogger("insitu")
 DEFAULT_PART_ROWS = 1024
@@ -135,7 +135,7 @@ class Link:
         task told them of others before."""
         state = {id(v) for v in model.non_trainable_variables}
         spans = replica.float_spans()
-        dense = [(v, span) for v, span in spans if not holds_rows_of_table(v)]
+        dense = [(v, span) for v, span in spans if not holds_table_rows(v)]
         prefixes = [STATE if id(v) in state else "" for v, _ in dense]
         names = name_variables([(p, v) for p, (v, _) in zip(prefixes, dense, strict=True)])
         if self._names:
@@ -183,7 +183,7 @@ class Link:
 
     def lay_out_rows(self, spans: Sequence[Any]) -> None:
         """Where the gradients of tables' rows lie in the replica's floats."""
-        self._row_spans = {v.path: span for v, span in spans if holds_rows_of_table(v)}
+        self._row_spans = {v.path: span for v, span in spans if holds_table_rows(v)}
 
     def table(self, layer: Embedding, optimizer: Any) -> ServerTable:
         """The table of `layer` on the servers, its rows updated as `optimizer` says."""

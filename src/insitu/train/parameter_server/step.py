@@ -18,7 +18,7 @@ from insitu.train.parameter_server.lookup import Lookup
 from insitu.train.parameter_server.loss_scale import LossScale
 from insitu.train.parameter_server.model_spec import Norms
 from insitu.train.parameter_server.session import Link, Outgoing
-from insitu.train.replica import Logs, Part, Replica
+from insitu.train.replica import Logs, Replica, ShardBatch
 
 
 class ServerStep:
@@ -57,7 +57,7 @@ class ServerStep:
         self._logs: Logs = {}
         self._test_logs: Logs = {}
 
-    def train(self, parts: Sequence[Part], at: Callable[[str], None]) -> Logs:
+    def train(self, parts: Sequence[ShardBatch], at: Callable[[str], None]) -> Logs:
         at("pull rows")
         batches = [self._lookup.pull(part.data) if part.rows else None for part in parts]
         at("gradient")
@@ -102,7 +102,7 @@ class ServerStep:
         """Takes what the servers have now."""
         self._replica.assign(self._link.pull())
 
-    def test(self, parts: Sequence[Part]) -> Logs:
+    def test(self, parts: Sequence[ShardBatch]) -> Logs:
         """The metrics over the rows that this task was given; other tasks' rows aren't among them."""
         for part in parts:
             for piece in self._lookup.pieces(part.data) if part.rows else ():
@@ -113,7 +113,7 @@ class ServerStep:
                 self._test_logs = self._replica.merge(records)
         return self._test_logs
 
-    def predict(self, parts: Sequence[Part], example: Any) -> Any:
+    def predict(self, parts: Sequence[ShardBatch], example: Any) -> Any:
         """Outputs for the rows that this task was given."""
         outputs = [self._outputs(part.data) for part in parts if part.rows]
         empty = keras.tree.map_structure(lambda leaf: np.asarray(leaf)[:0], example)

@@ -11,7 +11,7 @@ from insitu.errors import InputError, TrainingError
 from insitu.train.devices import Device
 from insitu.train.fit import StepExecutor
 from insitu.train.placement.variables import Places, device_in
-from insitu.train.replica import Logs, Part
+from insitu.train.replica import Logs, ShardBatch
 
 _MARK = "_insitu_device"
 _NAMED = 20
@@ -136,7 +136,7 @@ class LayerwiseStep:
         self.predict = step.predict
         self.example_output = step.example_output
 
-    def train(self, parts: Sequence[Part], at: Callable[[str], None]) -> Logs:
+    def train(self, parts: Sequence[ShardBatch], at: Callable[[str], None]) -> Logs:
         logs = self._step.train(parts, at)
         self._settle()
         return logs

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ShardBatch:
     """One shard's rows of a step. `data` is None where `rows` is 0. `origins` as in `grid.Batch`."""
 
     shard: int
@@ -25,7 +25,7 @@ class StepBatch:
     """
 
     epoch: int
-    parts: tuple[Part, ...]
+    parts: tuple[ShardBatch, ...]
     last: bool = False
     skipped: bool = False
 

@@ -36,7 +36,7 @@ def make_replica(model: Any, data: Any) -> Replica:
     )
 
 
-def fit_into_trainer(model: Any, run: Callable[[Any], Logs]) -> Callable[..., Any]:
+def wrap_train_function(model: Any, run: Callable[[Any], Logs]) -> Callable[..., Any]:
     """`run`, a function of an iterable of steps, as the trainer of the active backend calls its train and
     test functions; the trainer of `model` is made ready for it."""
     import keras

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-SMALL_PIECE = 1 << 16
+MAX_BUCKET_ELEMENTS = 1 << 16
 """Elements up to which neighbouring tensors are joined by the backend before they are copied out: below it
 the fixed cost of one more copy is larger than that of joining."""
 
@@ -27,7 +27,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Bucket:
     """Neighbouring tensors that are copied at once: `members` by index, [start, stop) their place."""
 
     members: tuple[int, ...]
@@ -35,7 +35,7 @@ class Piece:
     stop: int
 
 
-def lay_out(shapes: Sequence[tuple[int, ...]], start: int = 0) -> tuple[Span, ...]:
+def compute_spans(shapes: Sequence[tuple[int, ...]], start: int = 0) -> tuple[Span, ...]:
     """Spans for tensors of `shapes`, one after the other from `start`, without gaps."""
     spans = []
     for shape in shapes:
@@ -45,23 +45,23 @@ def lay_out(shapes: Sequence[tuple[int, ...]], start: int = 0) -> tuple[Span, ..
     return tuple(spans)
 
 
-def into_pieces(spans: Sequence[Span], small: int = SMALL_PIECE) -> tuple[Piece, ...]:
-    """`spans` grouped into pieces: runs of small neighbours together, each large tensor alone."""
-    pieces: list[Piece] = []
+def group_into_buckets(spans: Sequence[Span], small: int = MAX_BUCKET_ELEMENTS) -> tuple[Bucket, ...]:
+    """`spans` grouped into buckets: runs of small neighbours together, each large tensor alone."""
+    buckets: list[Bucket] = []
     run: list[int] = []
 
     def close() -> None:
         if run:
-            pieces.append(Piece(tuple(run), spans[run[0]].start, spans[run[-1]].stop))
+            buckets.append(Bucket(tuple(run), spans[run[0]].start, spans[run[-1]].stop))
             run.clear()
 
     for index, span in enumerate(spans):
         if span.stop - span.start > small:
             close()
-            pieces.append(Piece((index,), span.start, span.stop))
+            buckets.append(Bucket((index,), span.start, span.stop))
             continue
         if run and span.stop - spans[run[0]].start > small:
             close()
         run.append(index)
     close()
-    return tuple(pieces)
+    return tuple(buckets)

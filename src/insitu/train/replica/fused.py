@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import keras
 
-from insitu.train.replica.batch import Part
+from insitu.train.replica.batch import ShardBatch
 from insitu.train.replica.protocol import Logs
 
 
@@ -34,14 +34,14 @@ class FusedStep:
     def __init__(self, replica: FusedReplica) -> None:
         self._replica = replica
 
-    def train(self, parts: Sequence[Part], at: Callable[[str], None]) -> Logs:
+    def train(self, parts: Sequence[ShardBatch], at: Callable[[str], None]) -> Logs:
         at("step")
         return self._replica.train(parts[0].data)
 
-    def test(self, parts: Sequence[Part]) -> Logs:
+    def test(self, parts: Sequence[ShardBatch]) -> Logs:
         return self._replica.test(parts[0].data)
 
-    def predict(self, parts: Sequence[Part], example: Any) -> Any:
+    def predict(self, parts: Sequence[ShardBatch], example: Any) -> Any:
         if not parts[0].rows:
             return keras.tree.map_structure(lambda leaf: leaf[:0], example)
         return self._replica.predict(parts[0].data)

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from insitu.errors import TrainingError
 from insitu.train.replica.base import BaseReplica, seed_offset
 from insitu.train.replica.batch import StepBatch
-from insitu.train.replica.gradient_recording import recorded
-from insitu.train.replica.leaves import leaves_of
+from insitu.train.replica.gradient_capture import capture_gradients
+from insitu.train.replica.leaves import flatten_batch
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import RecordLayout
 
@@ -47,8 +47,8 @@ class JaxReplica(BaseReplica):
         self._trainable_places = [places[id(v)] for v in self._state.trainable]
         self._seeds = {id(v) for v in self._state.seeds}
         self._sums = {id(v) for v in self._state.sums}
-        self._train_packing = _Packing(self._train_record)
-        self._test_packing = _Packing(self._test_record)
+        self._train_packer = _RecordPacker(self._train_record)
+        self._test_packer = _RecordPacker(self._test_record)
         self._gradient = self._compile(self._trace_gradient)
         # The old state is given away, as in Keras' own step, so that XLA updates it in place.
         self._apply = self._compile(self._trace_apply, donate_argnums=0)
@@ -58,7 +58,7 @@ class JaxReplica(BaseReplica):
         self._predict = self._compile(self._trace_predict)
 
     def _compile(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        return compiled_for(self._model, function, **options)
+        return compile_for(self._model, function, **options)
 
     def _values(self) -> Functional:
         trainable, others, optimizer, metrics = ([v.value for v in group] for group in self._variables)
@@ -77,18 +77,18 @@ class JaxReplica(BaseReplica):
 
     def finish_gradient(self, started: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
         """`gradient`, of what was started."""
-        (packed, extra, pieces), rows = started
-        for piece, tensor in zip(self._all_pieces, pieces, strict=True):
-            self.copy_out(floats[piece.start : piece.stop], _view(tensor))
-        self._fill(record, self._train_packing, packed, rows)
+        (packed, extra, buckets), rows = started
+        for bucket, tensor in zip(self._all_buckets, buckets, strict=True):
+            self.copy_out(floats[bucket.start : bucket.stop], _view(tensor))
+        self._fill(record, self._train_packer, packed, rows)
         start = self._train_record.extra_start
         record[start : start + len(extra)] = [float(value) for value in extra]
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
         combined = self._train_record.combine(records)
-        pieces = [floats[p.start : p.stop] for p in self._all_pieces]
-        state = kept_apart(self._values())
-        logs, state = self._apply(state, self._train_packing.split(combined), pieces)
+        buckets = [floats[p.start : p.stop] for p in self._all_buckets]
+        state = copy_aliased(self._values())
+        logs, state = self._apply(state, self._train_packer.split(combined), buckets)
         # XLA reads `floats` where they lie: they may be overwritten when this has returned.
         jax.block_until_ready(state)
         for group, values in zip(self._variables, state, strict=True):
@@ -97,8 +97,8 @@ class JaxReplica(BaseReplica):
 
     def load(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
         combined = self._train_record.combine(records)
-        pieces = [floats[p.start : p.stop] for p in self._all_pieces]
-        logs, state = self._load(self._values(), self._train_packing.split(combined), pieces)
+        buckets = [floats[p.start : p.stop] for p in self._all_buckets]
+        logs, state = self._load(self._values(), self._train_packer.split(combined), buckets)
         jax.block_until_ready(state)
         for group, values in zip((self._variables[0], *self._variables[1::2]), state, strict=True):
             _assign(group, values)
@@ -108,11 +108,11 @@ class JaxReplica(BaseReplica):
         del shard  # nothing random happens in a test step
         leaves = _leaves(data)
         packed = self._evaluate(self._values(), leaves)
-        self._fill(record, self._test_packing, packed, len(leaves[0]))
+        self._fill(record, self._test_packer, packed, len(leaves[0]))
 
     def merge(self, records: NDArray[np.float64]) -> Logs:
         combined = self._test_record.combine(records)
-        logs, metrics = self._merge(self._values()[3], self._test_packing.split(combined))
+        logs, metrics = self._merge(self._values()[3], self._test_packer.split(combined))
         _assign(self._variables[3], metrics)
         return self._to_logs(logs, None)
 
@@ -120,55 +120,59 @@ class JaxReplica(BaseReplica):
         return keras.tree.map_structure(np.array, self._predict(self._values(), _leaves(data)))
 
     @staticmethod
-    def _fill(record: NDArray[np.float64], packing: _Packing, packed: Mapping[str, Any], rows: int) -> None:
+    def _fill(
+        record: NDArray[np.float64], packer: _RecordPacker, packed: Mapping[str, Any], rows: int
+    ) -> None:
         record[:] = 0
         record[0] = rows
         for dtype, vector in packed.items():
-            record[packing.places[dtype]] = _view(vector)
+            record[packer.places[dtype]] = _view(vector)
 
     # What is traced
 
     def _trace_gradient(self, state: Functional, offset: Any, leaves: Arrays) -> Any:
         after, logs, gradients, means = self._trace_parts(state, offset, leaves)
-        pieces = [self._join(piece.members, gradients) for piece in self._gradient_pieces]
-        pieces += [self._join(piece.members, means) for piece in self._mean_pieces]
-        return self._train_packing.pack(after), self._pick_extra_logs(logs), pieces
+        buckets = [self._join(bucket.members, gradients) for bucket in self._gradient_buckets]
+        buckets += [self._join(bucket.members, means) for bucket in self._mean_buckets]
+        return self._train_packer.pack(after), self._select_extra_logs(logs), buckets
 
     def _trace_parts(self, state: Functional, offset: Any, leaves: Arrays) -> Any:
         """(the values of other variables after the step by variable, logs, a gradient for each trainable
         variable, the state that is to be averaged)."""
         trainable, others, optimizer, metrics = state
         begin = (trainable, self._shift_seeds(others, offset), optimizer, self._without_sums(metrics))
-        with recorded(self._model.optimizer) as recording:
+        with capture_gradients(self._model.optimizer) as captured:
             logs, (_, others, _, metrics) = unpack_step(self._model.train_step(begin, self._pack(leaves)), 4)
         after = self._by_variable(self._shift_seeds(others, -offset), metrics)
         gradients = [
             jnp.zeros(tuple(v.shape), self.floats_dtype) if g is None else g
             for v, g in zip(
-                self._state.trainable, self._in_order(recording.variables, recording.gradients), strict=True
+                self._state.trainable,
+                self._order_gradients(captured.variables, captured.gradients),
+                strict=True,
             )
         ]
         return after, logs, gradients, [after[id(v)] for v in self._state.mean]
 
-    def _trace_apply(self, state: Functional, packed: Mapping[str, Any], pieces: Arrays) -> Any:
+    def _trace_apply(self, state: Functional, packed: Mapping[str, Any], buckets: Arrays) -> Any:
         trainable, others, optimizer, metrics = state
-        gradients, others, metrics = self._take_in(others, metrics, packed, pieces)
+        gradients, others, metrics = self._take_in(others, metrics, packed, buckets)
         trainable, optimizer = self._update(trainable, optimizer, gradients)
         return self._metric_logs(metrics), (trainable, others, optimizer, metrics)
 
-    def _trace_load(self, state: Functional, packed: Mapping[str, Any], pieces: Arrays) -> Any:
+    def _trace_load(self, state: Functional, packed: Mapping[str, Any], buckets: Arrays) -> Any:
         _, others, _, metrics = state
-        values, others, metrics = self._take_in(others, metrics, packed, pieces)
+        values, others, metrics = self._take_in(others, metrics, packed, buckets)
         values = [v.astype(variable.dtype) for v, variable in zip(values, self._state.trainable, strict=True)]
         return self._metric_logs(metrics), (self._as_keras_has_them(values), others, metrics)
 
     def _take_in(
-        self, others: Arrays, metrics: Arrays, packed: Mapping[str, Any], pieces: Arrays
+        self, others: Arrays, metrics: Arrays, packed: Mapping[str, Any], buckets: Arrays
     ) -> tuple[Arrays, Arrays, Arrays]:
-        """(what `pieces` hold for the trainable variables, `others` and `metrics` after the step)."""
-        split = len(self._gradient_pieces)
-        floats = self._split(pieces[:split], self._gradient_pieces, self._gradient_spans)
-        means = self._split(pieces[split:], self._mean_pieces, self._mean_spans)
+        """(what `buckets` hold for the trainable variables, `others` and `metrics` after the step)."""
+        split = len(self._gradient_buckets)
+        floats = self._split(buckets[:split], self._gradient_buckets, self._gradient_spans)
+        means = self._split(buckets[split:], self._mean_buckets, self._mean_spans)
         return floats, *self._with_state(others, metrics, packed, means)
 
     def _with_state(
@@ -177,8 +181,8 @@ class JaxReplica(BaseReplica):
         """(`others`, `metrics`) after the step."""
         new = {id(v): m.astype(v.dtype) for v, m in zip(self._state.mean, means, strict=True)}
         others = [new.get(id(v), value) for v, value in zip(self._variables[1], others, strict=True)]
-        others = self._write(self._variables[1], others, self._train_packing, packed)
-        metrics = self._write(self._variables[3], metrics, self._train_packing, packed)
+        others = self._write(self._variables[1], others, self._train_packer, packed)
+        metrics = self._write(self._variables[3], metrics, self._train_packer, packed)
         return others, metrics
 
     def _update(self, trainable: Arrays, optimizer: Arrays, gradients: Arrays) -> tuple[Arrays, Arrays]:
@@ -206,10 +210,10 @@ class JaxReplica(BaseReplica):
         trainable, others, _, metrics = state
         begin = (trainable, others, self._without_sums(metrics))
         _, (_, others, metrics) = unpack_step(self._model.test_step(begin, self._pack(leaves)), 3)
-        return self._test_packing.pack(self._by_variable(others, metrics))
+        return self._test_packer.pack(self._by_variable(others, metrics))
 
     def _trace_merge(self, metrics: Arrays, packed: Mapping[str, Any]) -> Any:
-        metrics = self._write(self._variables[3], metrics, self._test_packing, packed)
+        metrics = self._write(self._variables[3], metrics, self._test_packer, packed)
         return self._metric_logs(metrics), metrics
 
     def _trace_predict(self, state: Functional, leaves: Arrays) -> Any:
@@ -238,10 +242,10 @@ class JaxReplica(BaseReplica):
 
     @staticmethod
     def _write(
-        variables: Sequence[Any], values: Sequence[Any], packing: _Packing, packed: Mapping[str, Any]
+        variables: Sequence[Any], values: Sequence[Any], packer: _RecordPacker, packed: Mapping[str, Any]
     ) -> Arrays:
         """`values` of `variables`, with what the record says: sums added, others as they are."""
-        sums, firsts = packing.unpack(packed)
+        sums, firsts = packer.unpack(packed)
         return [
             value + sums[id(v)] if id(v) in sums else firsts.get(id(v), value)
             for v, value in zip(variables, values, strict=True)
@@ -256,15 +260,15 @@ class JaxReplica(BaseReplica):
         return flat[0] if len(flat) == 1 else jnp.concatenate(flat)
 
     @staticmethod
-    def _split(tensors: Sequence[Any], pieces: Sequence[Any], spans: Sequence[Any]) -> Arrays:
+    def _split(tensors: Sequence[Any], buckets: Sequence[Any], spans: Sequence[Any]) -> Arrays:
         return [
-            tensor[span.start - piece.start : span.stop - piece.start].reshape(span.shape)
-            for piece, tensor in zip(pieces, tensors, strict=True)
-            for span in (spans[index] for index in piece.members)
+            tensor[span.start - bucket.start : span.stop - bucket.start].reshape(span.shape)
+            for bucket, tensor in zip(buckets, tensors, strict=True)
+            for span in (spans[index] for index in bucket.members)
         ]
 
 
-class _Packing:
+class _RecordPacker:
     """A record as JAX carries it: one vector for each dtype, since by default JAX has no float64.
 
     `places[dtype]` says which elements of the record the vector of that dtype holds.
@@ -337,7 +341,7 @@ def keep_state_attached(model: Any) -> None:
     model._get_jax_state = get_jax_state
 
 
-def compiled_for(model: Any, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+def compile_for(model: Any, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """`function` as `jax.jit` compiles it with `options`, or as it is where `model` is run as it is."""
     if model.run_eagerly or not model.jit_compile:
         return function
@@ -345,7 +349,7 @@ def compiled_for(model: Any, function: Callable[..., Any], **options: Any) -> Ca
     return compiled
 
 
-def kept_apart(given: Functional, *others: Sequence[Any]) -> Functional:
+def copy_aliased(given: Functional, *others: Sequence[Any]) -> Functional:
     """`given`, values of variables that a function may overwrite, with none twice and none of `others`.
 
     A variable that was assigned another's value (weights their average, at the end of a fit) holds the same
@@ -392,7 +396,7 @@ def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
 
 
 def _leaves(data: Any) -> Arrays:
-    return [np.asarray(leaf) for leaf in leaves_of(data)]
+    return [np.asarray(leaf) for leaf in flatten_batch(data)]
 
 
 def _view(tensor: Any) -> NDArray[Any]:

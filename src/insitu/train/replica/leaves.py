@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 
-def leaves_of(data: Any) -> list[Any]:
+def flatten_batch(data: Any) -> list[Any]:
     """The leaves of `data` in the order of `keras.tree.flatten`."""
     if _is_flat(data):
         return list(data)
@@ -18,14 +18,14 @@ def leaves_of(data: Any) -> list[Any]:
     return leaves
 
 
-def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
+def map_batch(function: Callable[[Any], Any], data: Any) -> Any:
     """The structure of `data` with `function` of each leaf."""
     if _is_flat(data):
         return tuple([function(leaf) for leaf in data])
     return keras.tree.map_structure(function, data)
 
 
-def number_of_rows(data: Any) -> int:
+def count_rows(data: Any) -> int:
     return len(data[0]) if _is_flat(data) else len(keras.tree.flatten(data)[0])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.train.replica.flat import Span, lay_out
+from insitu.train.replica.flat import Span, compute_spans
 from insitu.train.replica.state import ModelState
 
 EXTRA_LOGS = 32
@@ -28,7 +28,7 @@ class RecordLayout:
     def __init__(self, state: ModelState, *, training: bool) -> None:
         firsts = (*state.seeds, *state.first) if training else ()
         firsts = (*firsts, *state.metric_first)
-        spans = lay_out([tuple(v.shape) for v in (*state.sums, *firsts)], start=1)
+        spans = compute_spans([tuple(v.shape) for v in (*state.sums, *firsts)], start=1)
         self.sums: tuple[tuple[Any, Span], ...] = tuple(zip(state.sums, spans, strict=False))
         self.firsts: tuple[tuple[Any, Span], ...] = tuple(zip(firsts, spans[len(state.sums) :], strict=True))
         self.sums_stop = 1 + sum(prod(tuple(v.shape)) for v in state.sums)

@@ -57,11 +57,11 @@ def is_floating(variable: Any) -> bool:
 
 def read_state(model: Any) -> ModelState:
     """Sorts the variables of a built and compiled `model`."""
-    seeds = {id(generator.state): generator.state for generator in seed_generators(model)}
+    seeds = {id(generator.state): generator.state for generator in find_seed_generators(model)}
     optimizer = getattr(model, "optimizer", None)
     metrics = {id(v): v for v in model.metrics_variables}
     trainable = tuple(
-        sorted((_unwrapped(v) for v in model.trainable_variables), key=lambda v: holds_rows_of_table(v))
+        sorted((_unwrapped(v) for v in model.trainable_variables), key=lambda v: holds_table_rows(v))
     )
     mean: list[Any] = []
     first: list[Any] = []
@@ -89,12 +89,12 @@ def _unwrapped(variable: Any) -> Any:
     return variable.variable if hasattr(variable, "variable") else variable
 
 
-def holds_rows_of_table(variable: Any) -> bool:
+def holds_table_rows(variable: Any) -> bool:
     """Whether the variable holds what a batch pulled out of a table on parameter servers."""
     return bool(getattr(variable, "insitu_rows", False))
 
 
-def seed_generators(model: Any) -> list[Any]:
+def find_seed_generators(model: Any) -> list[Any]:
     """The seed generators of the model's layers, each once."""
     found = {}
     for layer in model._flatten_layers():
@@ -154,13 +154,13 @@ def views(state: ModelState) -> dict[str, NDArray[Any]]:
     return {name: view(variable) for name, variable in state.named()}
 
 
-def load_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]], *, given_away: bool = False) -> None:
-    """Gives every variable its value. Where they are `given_away`, the variables may live in the arrays'
+def load_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]], *, donate: bool = False) -> None:
+    """Gives every variable its value. Where they are `donate`, the variables may live in the arrays'
     memory from now on. Raises CheckpointError, before anything is changed, where they differ from the model's
     variables."""
     check_snapshot(state, values)
     for name, variable in state.named():
-        variable.assign(_as_tensor(values[name]) if given_away else values[name])
+        variable.assign(_as_tensor(values[name]) if donate else values[name])
 
 
 def _as_tensor(array: NDArray[Any]) -> Any:
@@ -199,4 +199,4 @@ def broadcast_state(state: ModelState, group: Group) -> None:
         )
     told = broadcast_value(group, 0, own if group.rank == 0 else None)
     if group.rank != 0:
-        load_snapshot(state, told, given_away=True)
+        load_snapshot(state, told, donate=True)

@@ -1,4 +1,4 @@
-"""How a compiled TensorFlow function is called: whichever way takes less time."""
+"""How a compiled TensorFlow function is called: whichever mode takes less time."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any
 
 import tensorflow as tf
 
-WITHIN, BESIDE = "one after the other", "side by side"
-TRIES = 3
-"""Calls of which the quickest tells how long a way takes."""
-LONG = 10e-3
-"""Seconds. What a call costs is nothing to a function that takes as long, and preparing it for the other way
+SEQUENTIAL, PARALLEL = "one after the other", "side by side"
+TIMED_CALLS = 3
+"""Calls of which the quickest tells how long a mode takes."""
+SLOW_CALL_SECONDS = 10e-3
+"""Seconds. What a call costs is nothing to a function that takes as long, and preparing it for the other mode
 may take longer than all its calls."""
 
 
-class QuickerWay:
-    """Which way of calling a function is quicker, by the seconds that its first calls took. Pure.
+class CallModeChooser:
+    """Which mode of calling a function is chooser, by the seconds that its first calls add_duration. Pure.
 
-    `way` is how to call it next; once `settled`, it stays.
+    `mode` is how to call it next; once `settled`, it stays.
     """
 
     def __init__(self) -> None:
-        self.way = BESIDE
+        self.mode = PARALLEL
         self.settled = False
         self._shapes: Any = None
-        self._seconds: dict[str, list[float]] = {BESIDE: [], WITHIN: []}
+        self._seconds: dict[str, list[float]] = {PARALLEL: [], SEQUENTIAL: []}
         self._prepared = False
 
-    def took(self, shapes: Any, seconds: float) -> None:
+    def add_duration(self, shapes: Any, seconds: float) -> None:
         """A call with arguments of these shapes took so long. Only calls with the same ones are compared."""
         if not self._prepared:
             self._prepared = True  # the first call does what is done once
@@ -38,20 +38,20 @@ class QuickerWay:
             return
         if shapes != self._shapes:
             return
-        mine = self._seconds[self.way]
+        mine = self._seconds[self.mode]
         mine.append(seconds)
-        if len(mine) < TRIES:
+        if len(mine) < TIMED_CALLS:
             return
-        if self.way == BESIDE and min(mine) < LONG:
-            self.way, self._prepared = WITHIN, False
+        if self.mode == PARALLEL and min(mine) < SLOW_CALL_SECONDS:
+            self.mode, self._prepared = SEQUENTIAL, False
             return
-        if self.way == WITHIN and min(self._seconds[BESIDE]) < min(mine):
-            self.way = BESIDE
+        if self.mode == SEQUENTIAL and min(self._seconds[PARALLEL]) < min(mine):
+            self.mode = PARALLEL
         self.settled = True
 
 
 class CompiledCall:
-    """A tf.function of one signature, called with tensors or NumPy arrays in the quicker of two ways.
+    """A tf.function of one signature, called with tensors or NumPy arrays in the chooser of two modes.
 
     A call through TensorFlow's Python checks and sorts its arguments, and hands the function's operations
     to threads, which do those side by side that don't wait for each other. For a small model both take
@@ -63,20 +63,20 @@ class CompiledCall:
     def __init__(self, function: Any) -> None:
         self._function = function
         self._concrete: Any = None
-        self._quicker = QuickerWay()
+        self._chooser = CallModeChooser()
 
     def __call__(self, *tensors: Any) -> Any:
         if self._concrete is None:
             self._trace()
-        if self._quicker.settled:
+        if self._chooser.settled:
             return self._call(tensors)
         started = time.perf_counter()
         outputs = self._call(tensors)
-        self._quicker.took([tensor.shape for tensor in tensors], time.perf_counter() - started)
+        self._chooser.add_duration([tensor.shape for tensor in tensors], time.perf_counter() - started)
         return outputs
 
     def _call(self, tensors: Any) -> Any:
-        if self._quicker.way == BESIDE:
+        if self._chooser.mode == PARALLEL:
             return self._concrete(*tensors)
         outputs = tf.raw_ops.StatefulPartitionedCall(
             args=[*tensors, *self._captured], Tout=self._dtypes, f=self._concrete
@@ -88,21 +88,21 @@ class CompiledCall:
         self._captured = self._concrete.captured_inputs
         spread = len({tensor.device for tensor in self._captured}) > 1
         if spread or "_XlaMustCompile" in self._concrete.function_def.attr:
-            self._quicker.settled = True
-        elif _one_operation_at_a_time():
-            self._quicker.way, self._quicker.settled = WITHIN, True
+            self._chooser.settled = True
+        elif _runs_sequentially():
+            self._chooser.mode, self._chooser.settled = SEQUENTIAL, True
         self._dtypes = [tensor.dtype for tensor in self._concrete.outputs]
-        self._pack = _packing(self._concrete.structured_outputs, len(self._dtypes))
+        self._pack = _make_packer(self._concrete.structured_outputs, len(self._dtypes))
 
 
-def _one_operation_at_a_time() -> bool:
+def _runs_sequentially() -> bool:
     """Whether TensorFlow has one thread, or one core, for operations that could be done side by side."""
     threads = tf.config.threading.get_inter_op_parallelism_threads()
     threads = threads or int(os.environ.get("TF_NUM_INTEROP_THREADS") or 0)
     return threads == 1 or len(os.sched_getaffinity(0)) == 1
 
 
-def _packing(structure: Any, count: int) -> Callable[[Any], Any]:
+def _make_packer(structure: Any, count: int) -> Callable[[Any], Any]:
     """What puts `count` outputs into `structure`. Lists and dicts of tensors, as most are, are spared
     the walk through it."""
     places = tf.nest.pack_sequence_as(structure, list(range(count)))

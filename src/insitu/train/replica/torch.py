@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from insitu.errors import TrainingError
 from insitu.exchange.pages import ALIGNMENT
 from insitu.train.replica.base import BaseReplica, seed_offset
-from insitu.train.replica.gradient_recording import recorded
-from insitu.train.replica.leaves import leaves_of
+from insitu.train.replica.gradient_capture import capture_gradients
+from insitu.train.replica.leaves import flatten_batch
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import RecordLayout
-from insitu.train.replica.state import seed_generators
+from insitu.train.replica.state import find_seed_generators
 
 
 class TorchReplica(BaseReplica):
@@ -55,13 +55,17 @@ class TorchReplica(BaseReplica):
         with torch.no_grad(), _restored(self._moved_in_training):
             self._shift_seeds(offset)
             self._zero_sums()
-            with torch.enable_grad(), self._watched_buffers(), recorded(self._model.optimizer) as recording:
+            with (
+                torch.enable_grad(),
+                self._watched_buffers(),
+                capture_gradients(self._model.optimizer) as captured,
+            ):
                 logs = self._model.train_step(self._pack(leaves))
             self._shift_seeds(-offset)
             self._read_record(self._train_record, len(leaves[0]), record)
-            extra = [float(value) for value in self._pick_extra_logs(logs)]
+            extra = [float(value) for value in self._select_extra_logs(logs)]
             record[self._train_record.extra_start :][: len(extra)] = extra
-            gradients = self._in_order(recording.variables, recording.gradients)
+            gradients = self._order_gradients(captured.variables, captured.gradients)
             self._write_floats(floats, gradients)
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
@@ -185,7 +189,7 @@ def _draw_from_own_seeds(model: Any) -> None:
     Keras' dropout for PyTorch would draw from the process' one stream instead, which no shard has to itself
     and no replacement can take over.
     """
-    for generator in seed_generators(model):
+    for generator in find_seed_generators(model):
         if generator._initial_seed is None:
             generator._initial_seed = int(generator.state.numpy()[0])
 
@@ -202,7 +206,7 @@ def _tensors(variables: Sequence[Any]) -> list[Any]:
 
 
 def as_tensors(data: Any) -> list[Any]:
-    return [_to_tensor(np.asarray(leaf)) for leaf in leaves_of(data)]
+    return [_to_tensor(np.asarray(leaf)) for leaf in flatten_batch(data)]
 
 
 def _to_tensor(array: NDArray[Any]) -> Any:

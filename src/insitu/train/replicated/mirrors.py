@@ -13,7 +13,7 @@ _COPIES = "_insitu_copies"
 _ASSIGNING = ("assign", "assign_add", "assign_sub", "scatter_update", "scatter_add", "scatter_sub")
 
 
-class Mirrors:
+class MirroredVariables:
     """On each device but the first a `tf.Variable` for each Keras variable of `variables`.
 
     On the first device that is the Keras variable's own. `on(i)` puts those of device `i` into their places,
@@ -63,11 +63,11 @@ class Mirrors:
                     copy.assign(value)
 
 
-def mirrors_of(model: Any, variables: Sequence[Any], devices: Sequence[str]) -> Mirrors:
+def mirror_variables(model: Any, variables: Sequence[Any], devices: Sequence[str]) -> MirroredVariables:
     """The mirrors of `model`, made once: its steps for batches of all structures share them."""
-    mirrors: Mirrors | None = getattr(model, _ATTRIBUTE, None)
+    mirrors: MirroredVariables | None = getattr(model, _ATTRIBUTE, None)
     if mirrors is None or list(map(id, mirrors.variables)) != list(map(id, variables)):
-        mirrors = Mirrors(variables, devices)
+        mirrors = MirroredVariables(variables, devices)
         # Around Keras' tracking: copies are no part of the model's state.
         object.__setattr__(model, _ATTRIBUTE, mirrors)
     return mirrors

@@ -9,12 +9,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from insitu.train.replica import Logs, Part, RecordLayout, leaves_of, map_leaves
+from insitu.train.replica import Logs, RecordLayout, ShardBatch, flatten_batch, map_batch
 from insitu.train.replica.tensorflow import TensorFlowReplica, batch_spec
-from insitu.train.replicated.mirrors import Mirrors, mirrors_of
+from insitu.train.replicated.mirrors import MirroredVariables, mirror_variables
 
 
-class TensorFlowDevices(TensorFlowReplica):
+class TensorFlowMultiDeviceReplica(TensorFlowReplica):
     """The replica of a model on each of `devices`, all traced into one function.
 
     Without `home`, each device has its own copy of all variables and updates it. With it there is one copy,
@@ -44,17 +44,17 @@ class TensorFlowDevices(TensorFlowReplica):
         state = self._state
         moved = (*state.mean, *state.seeds, *state.first, *state.sums, *state.metric_first)
         every = (*state.trainable, *moved, *state.optimizer, *_only_read(model)) if mirrored else moved
-        self._mirrors: Mirrors = mirrors_of(model, every, self._sites)
-        batch = [batch_spec(leaf) for leaf in leaves_of(data)]
+        self._mirrors: MirroredVariables = mirror_variables(model, every, self._sites)
+        batch = [batch_spec(leaf) for leaf in flatten_batch(data)]
         self._width = len(batch)
         signature = [tf.TensorSpec((len(devices),), tf.float64), *(batch * len(devices))]
         self._train_all = self._compile_all(self._trace_train_all, signature)
         self._test_all = self._compile_all(self._trace_test_all, signature)
         self._predict_all = self._compile_all(self._trace_predict_all, signature)
         self._gradients_all = self._compile_all(self._trace_gradients_all, signature)
-        pieces = [tf.TensorSpec((p.stop - p.start,), self.floats_dtype.name) for p in self._all_pieces]
+        buckets = [tf.TensorSpec((p.stop - p.start,), self.floats_dtype.name) for p in self._all_buckets]
         combined = tf.TensorSpec((self.train_record_size,), tf.float64)
-        self._apply_all = self._compile_all(self._trace_apply_all, [combined, *pieces])
+        self._apply_all = self._compile_all(self._trace_apply_all, [combined, *buckets])
 
     def _compile_all(self, function: Callable[..., Any], signature: Sequence[Any]) -> Callable[..., Any]:
         if self._model.run_eagerly:
@@ -66,15 +66,15 @@ class TensorFlowDevices(TensorFlowReplica):
 
     # What is called, with a part for each device
 
-    def train(self, parts: Sequence[Part]) -> Logs:
+    def train(self, parts: Sequence[ShardBatch]) -> Logs:
         logs: Logs = self._train_all(*self._arguments(parts))
         return logs
 
-    def test(self, parts: Sequence[Part]) -> Logs:
+    def test(self, parts: Sequence[ShardBatch]) -> Logs:
         logs: Logs = self._test_all(*self._arguments(parts))
         return logs
 
-    def predict_parts(self, parts: Sequence[Part]) -> list[Any]:
+    def predict_parts(self, parts: Sequence[ShardBatch]) -> list[Any]:
         """For each part its outputs, None for one without rows."""
         outputs = self._predict_all(*self._arguments(parts))
         return [
@@ -82,34 +82,34 @@ class TensorFlowDevices(TensorFlowReplica):
             for part, output in zip(parts, outputs, strict=True)
         ]
 
-    def gradients(self, parts: Sequence[Part], floats: Any, records: Any) -> None:
+    def gradients(self, parts: Sequence[ShardBatch], floats: Any, records: Any) -> None:
         """As `Replica.gradient` for each part, into the rows of `floats` and `records`."""
-        self.refresh(anyway=False)
+        self.refresh(force=False)
         outputs = self._all_gradients(parts)
         for index, part in enumerate(parts):
             records[index] = 0
             if part.rows:
                 np.copyto(records[index], np.asarray(outputs[index][0]))
-                for piece, tensor in zip(self._all_pieces, outputs[index][1:], strict=True):
-                    np.copyto(floats[index, piece.start : piece.stop], np.asarray(tensor))
+                for bucket, tensor in zip(self._all_buckets, outputs[index][1:], strict=True):
+                    np.copyto(floats[index, bucket.start : bucket.stop], np.asarray(tensor))
 
-    def _all_gradients(self, parts: Sequence[Part]) -> list[list[Any]]:
-        """For each part its record and pieces, as tensors."""
+    def _all_gradients(self, parts: Sequence[ShardBatch]) -> list[list[Any]]:
+        """For each part its record and buckets, as tensors."""
         results: list[list[Any]] = self._gradients_all(*self._arguments(parts))
         return results
 
     def apply(self, floats: Any, records: Any) -> Logs:
         """Updates the model on each device by the mean over all tasks."""
         combined = self._train_record.combine(records)
-        pieces = [tf.constant(floats[p.start : p.stop]) for p in self._all_pieces]
-        return self._to_logs(self._apply_all(tf.constant(combined), *pieces), combined)
+        buckets = [tf.constant(floats[p.start : p.stop]) for p in self._all_buckets]
+        return self._to_logs(self._apply_all(tf.constant(combined), *buckets), combined)
 
-    def refresh(self, *, anyway: bool) -> None:
+    def refresh(self, *, force: bool) -> None:
         """Gives all devices what has been assigned outside of steps."""
-        if self._mirrored and (anyway or self._mirrors.stale):
+        if self._mirrored and (force or self._mirrors.stale):
             self._mirrors.refresh()
 
-    def _arguments(self, parts: Sequence[Part]) -> list[Any]:
+    def _arguments(self, parts: Sequence[ShardBatch]) -> list[Any]:
         rows = np.array([part.rows for part in parts], np.float64)
         # A device without rows computes something that weighs nothing: a graph without branches is faster.
         spare = self._spare(parts)
@@ -117,13 +117,13 @@ class TensorFlowDevices(TensorFlowReplica):
             leaves = [
                 tf.convert_to_tensor(leaf)
                 for part in parts
-                for leaf in leaves_of(part.data if part.rows else spare)
+                for leaf in flatten_batch(part.data if part.rows else spare)
             ]
             return [tf.constant(rows), *leaves]
 
-    def _spare(self, parts: Sequence[Part]) -> Any:
+    def _spare(self, parts: Sequence[ShardBatch]) -> Any:
         """Data that can be computed with."""
-        return map_leaves(lambda leaf: leaf[:1], next(part.data for part in parts if part.rows))
+        return map_batch(lambda leaf: leaf[:1], next(part.data for part in parts if part.rows))
 
     # What is traced
 
@@ -148,8 +148,8 @@ class TensorFlowDevices(TensorFlowReplica):
             for site, shard, own in zip(self._computing, self._shards, self._by_replica(leaves), strict=True)
         ]
 
-    def _trace_apply_all(self, combined: Any, *pieces: Any) -> Any:
-        return self._update_devices(combined, [list(pieces)] * len(self._sites))
+    def _trace_apply_all(self, combined: Any, *buckets: Any) -> Any:
+        return self._update_devices(combined, [list(buckets)] * len(self._sites))
 
     def _trace_test_all(self, rows: Any, *leaves: Any) -> Any:
         if not self._mirrored:
@@ -188,10 +188,10 @@ class TensorFlowDevices(TensorFlowReplica):
                 self._on(site, self._trace_follow, combined, *means[site])
         return logs
 
-    def _trace_follow(self, combined: Any, *pieces: Any) -> None:
+    def _trace_follow(self, combined: Any, *buckets: Any) -> None:
         """The update where nobody looks at metrics."""
         self._write_firsts(self._train_record, combined)
-        self._trace_update(*pieces)
+        self._trace_update(*buckets)
 
     @staticmethod
     def _combine(layout: RecordLayout, records: Sequence[Any], rows: Any) -> Any:
@@ -207,16 +207,16 @@ class TensorFlowDevices(TensorFlowReplica):
             return tf.concat([sums, first[layout.sums_stop : layout.extra_start], extra], 0)
 
     def _mean(self, outputs: Sequence[Sequence[Any]], rows: Any) -> list[list[Any]]:
-        """The mean of each piece by rows, on each device."""
+        """The mean of each bucket by rows, on each device."""
         with tf.device("CPU:0"):
             shares = tf.cast(rows / tf.reduce_sum(rows), self.floats_dtype.name)
         means = []
-        for number, pieces in enumerate(zip(*outputs, strict=True)):
+        for number, buckets in enumerate(zip(*outputs, strict=True)):
             # In turn, so that all devices have a part in it.
             with tf.device(self._sites[number % len(self._sites) if self._mirrored else 0]):
-                total = tf.math.multiply_no_nan(pieces[0], shares[0])
-                for index, piece in enumerate(pieces[1:], 1):
-                    total = total + tf.math.multiply_no_nan(piece, shares[index])
+                total = tf.math.multiply_no_nan(buckets[0], shares[0])
+                for index, bucket in enumerate(buckets[1:], 1):
+                    total = total + tf.math.multiply_no_nan(bucket, shares[index])
                 means.append(total)
         return [means] * len(self._sites)
 

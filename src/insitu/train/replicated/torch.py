@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from insitu.train.replica import Part
+from insitu.train.replica import ShardBatch
 from insitu.train.replica.torch import TorchReplica
 
 
-class TorchDevices(TorchReplica):
+class TorchMultiDeviceReplica(TorchReplica):
     """Variables stay where they are; each step sends them to the devices. Calls to an accelerator return
     before they are done, so that several compute at the same time; on CPUs one shard follows the other, each
     with all threads."""
@@ -34,8 +34,10 @@ class TorchDevices(TorchReplica):
         """What computes on a further device."""
         return TorchReplica(model, data)
 
-    def gradients(self, parts: Sequence[Part], floats: NDArray[Any], records: NDArray[np.float64]) -> None:
-        """See `ParallelReplica`."""
+    def gradients(
+        self, parts: Sequence[ShardBatch], floats: NDArray[Any], records: NDArray[np.float64]
+    ) -> None:
+        """See `MultiDeviceReplica`."""
         for index, (site, part) in enumerate(zip(self._sites, parts, strict=True)):
             if part.rows and site is None:
                 self.gradient(part.shard, part.data, floats[index], records[index])
@@ -56,7 +58,7 @@ class _Site:
         with self._in_place():
             self._replica = make_replica(model, data)
 
-    def gradient(self, part: Part, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
+    def gradient(self, part: ShardBatch, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
         with torch.no_grad():
             for own, copy in zip(self._own, self._copies, strict=True):
                 copy.copy_(own, non_blocking=True)

@@ -14,7 +14,7 @@ from insitu.errors import TrainingError
 from insitu.exchange import Group
 from insitu.train.collectives import squeeze_shards
 from insitu.train.elastic import Membership
-from insitu.train.replica import Logs, Part
+from insitu.train.replica import Logs, ShardBatch
 from insitu.train.replica.jax import unpack_step
 from insitu.train.spmd.layout import MeshLayout
 from insitu.train.spmd.lost_peers import naming_lost_peers
@@ -82,7 +82,7 @@ class MeshStep:
 
     # Step
 
-    def train(self, parts: Sequence[Part], at: Callable[[str], None]) -> Logs:
+    def train(self, parts: Sequence[ShardBatch], at: Callable[[str], None]) -> Logs:
         at("exchange")
         plan = self._rows.plan(parts)
         if not plan.rows:
@@ -98,7 +98,7 @@ class MeshStep:
             self._state.put(group, values)
         return self._own(logs)
 
-    def test(self, parts: Sequence[Part]) -> Logs:
+    def test(self, parts: Sequence[ShardBatch]) -> Logs:
         plan = self._rows.plan(parts)
         if not plan.rows:
             return {}
@@ -111,7 +111,7 @@ class MeshStep:
         self._state.put(METRICS, metrics)
         return self._own(logs)
 
-    def predict(self, parts: Sequence[Part], example: Any) -> Any:
+    def predict(self, parts: Sequence[ShardBatch], example: Any) -> Any:
         del example  # only a task without rows needs it, and here none is
         plan = self._rows.plan(parts)
         leaves, take = self._spread(parts, plan), self._state.take
@@ -133,7 +133,7 @@ class MeshStep:
 
     # Parts of it
 
-    def _spread(self, parts: Sequence[Part], plan: RowPlan) -> Leaves:
+    def _spread(self, parts: Sequence[ShardBatch], plan: RowPlan) -> Leaves:
         given = [_arrays(part.data) for part in parts if part.rows]
         if given:
             leaves = (
@@ -214,7 +214,7 @@ class _RowCounts:
             for task in range(len(membership.context.workers))
         )
 
-    def plan(self, parts: Sequence[Part]) -> RowPlan:
+    def plan(self, parts: Sequence[ShardBatch]) -> RowPlan:
         """Raises PeerLost."""
         own = np.array([[part.rows] for part in parts], np.int64)
         with self.lost_peers_named():

@@ -10,9 +10,9 @@ import numpy as np
 
 from insitu.context import Context
 from insitu.context import context as read_context
-from insitu.parent_death import tether
+from insitu.parent_death import replica_identity
 from insitu.train.custom_loop import LoopStep, StepModel
-from insitu.train.devices import Device, can_start, one_of, resolve_all
+from insitu.train.devices import Device, can_start_replicas, join_replicas, resolve_all
 from insitu.train.fit import StepExecutor
 from insitu.train.strategies.on_devices import OnDevices
 
@@ -51,7 +51,7 @@ class MirroredStrategy(OnDevices):
     ) -> None:
         chosen = resolve_all(devices)
         if context is None and _by_processes(chosen):
-            device, context = one_of(chosen, read_context())
+            device, context = join_replicas(chosen, read_context())
             chosen = [device]
         super().__init__(chosen, None, context)
 
@@ -79,4 +79,4 @@ def _by_processes(devices: Sequence[Device]) -> bool:
         return False
     here = read_context()
     outside = here.job_id is None and not here.workers
-    return outside and (tether() is not None or can_start())
+    return outside and (replica_identity() is not None or can_start_replicas())

@@ -11,11 +11,17 @@ import keras
 from insitu.context import Context
 from insitu.context import context as read_context
 from insitu.errors import TrainingError
-from insitu.train.custom_loop import LoopStep, OneFunctionStep, SideBySideStep, StepModel, make_loop_devices
+from insitu.train.custom_loop import (
+    LoopStep,
+    OneFunctionStep,
+    SideBySideStep,
+    StepModel,
+    make_multi_device_loop_replica,
+)
 from insitu.train.devices import Device
 from insitu.train.fit import StepExecutor
 from insitu.train.replica import check_trainable_by_shards
-from insitu.train.replicated import DevicesStep, ParallelStep, placed
+from insitu.train.replicated import MultiDeviceStep, SingleProcessStep, pin_step
 from insitu.train.strategies.base import Strategy
 
 
@@ -42,18 +48,18 @@ class OnDevices(Strategy):
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         if len(self.devices) == 1 and self._home in (None, self.devices[0]):
-            return placed(super().make_step(model, example, first=first), self.devices[0])
+            return pin_step(super().make_step(model, example, first=first), self.devices[0])
         membership = self.membership
         check_trainable_by_shards(model, self.num_replicas_in_sync)
         replica = self._replica(model, example)
         if keras.backend.backend() == "tensorflow" and len(membership.context.workers) <= 1:
-            return DevicesStep(replica, membership)
+            return SingleProcessStep(replica, membership)
         # All at once or none: a task that computes on several devices isn't replaced alone.
         membership.telling.stiffen()
         if first:
             self._begin_alike(model)
-        step = ParallelStep(replica, membership.lockstep)
-        return placed(step, self._home or self.devices[0])
+        step = MultiDeviceStep(replica, membership.lockstep)
+        return pin_step(step, self._home or self.devices[0])
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
         if len(self.devices) == 1 and self._home in (None, self.devices[0]):
@@ -61,7 +67,7 @@ class OnDevices(Strategy):
         membership = self.membership
         devices = [device.handle() for device in self.devices]
         home = self._home.handle() if self._home else None
-        replica = make_loop_devices(model, example, devices, membership.context.shards, home)
+        replica = make_multi_device_loop_replica(model, example, devices, membership.context.shards, home)
         if keras.backend.backend() == "tensorflow" and len(membership.context.workers) <= 1:
             return OneFunctionStep(replica)
         return SideBySideStep(model, replica, membership)
@@ -70,15 +76,15 @@ class OnDevices(Strategy):
         devices = [device.handle() for device in self.devices]
         backend = keras.backend.backend()
         if backend == "tensorflow":
-            from insitu.train.replicated.tensorflow import TensorFlowDevices
+            from insitu.train.replicated.tensorflow import TensorFlowMultiDeviceReplica
 
             home = self._home.handle() if self._home else None
             shards = self.membership.context.shards
-            return TensorFlowDevices(model, example, devices, shards, home=home)
+            return TensorFlowMultiDeviceReplica(model, example, devices, shards, home=home)
         if backend == "jax":
-            from insitu.train.replicated.jax import JaxDevices
+            from insitu.train.replicated.jax import JaxMultiDeviceReplica
 
-            return JaxDevices(model, example, devices, (self._home or self.devices[0]).handle())
-        from insitu.train.replicated.torch import TorchDevices
+            return JaxMultiDeviceReplica(model, example, devices, (self._home or self.devices[0]).handle())
+        from insitu.train.replicated.torch import TorchMultiDeviceReplica
 
-        return TorchDevices(model, example, devices)
+        return TorchMultiDeviceReplica(model, example, devices)

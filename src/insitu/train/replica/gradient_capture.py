@@ -14,7 +14,7 @@ from typing import Any
 from insitu.errors import TrainingError
 
 
-class Recording:
+class CapturedGradients:
     """What `optimizer.apply` was called with: `gradients[i]` belongs to `variables[i]`, None where the
     loss doesn't depend on it."""
 
@@ -25,15 +25,15 @@ class Recording:
 
 
 @contextlib.contextmanager
-def recorded(optimizer: Any) -> Iterator[Recording]:
-    """While open, `optimizer.apply`, and `stateless_apply` as JAX has it, fill the recording and change
+def capture_gradients(optimizer: Any) -> Iterator[CapturedGradients]:
+    """While open, `optimizer.apply`, and `stateless_apply` as JAX has it, fill the captured and change
     nothing."""
-    recording = Recording()
+    captured = CapturedGradients()
 
     def apply(grads: Any, trainable_variables: Any = None) -> None:
-        recording.calls += 1
-        recording.gradients = list(grads)
-        recording.variables = list(
+        captured.calls += 1
+        captured.gradients = list(grads)
+        captured.variables = list(
             optimizer._trainable_variables if trainable_variables is None else trainable_variables
         )
 
@@ -45,12 +45,12 @@ def recorded(optimizer: Any) -> Iterator[Recording]:
     object.__setattr__(optimizer, "apply", apply)
     object.__setattr__(optimizer, "stateless_apply", stateless_apply)
     try:
-        yield recording
+        yield captured
     finally:
         object.__delattr__(optimizer, "apply")
         object.__delattr__(optimizer, "stateless_apply")
-    if recording.calls != 1:
+    if captured.calls != 1:
         raise TrainingError(
             "A train_step must call its optimizer's apply() or apply_gradients() exactly once, so that the "
-            f"gradient can be combined over shards. Received: {recording.calls} calls."
+            f"gradient can be combined over shards. Received: {captured.calls} calls."
         )
