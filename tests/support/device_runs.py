@@ -169,7 +169,7 @@ def devices_missed(strategy: Any) -> int:
         losses = strategy.local_results(strategy.run(step, batch))
     if keras.backend.backend() == "tensorflow":
         # What a function returns may be brought to one device: its graph says where it was computed.
-        (program,) = strategy._runner._programs.values()
+        (program,) = strategy._loop_runner._programs.values()
         graph = program._step._devices._train_all.get_concrete_function().graph
         return 3 - len({op.device for op in graph.get_operations() if op.type == "Conv2D"})
     return 3 - len({device for loss in losses for device in loss.devices()})
@@ -186,7 +186,7 @@ def between(make: Callable[[], Any], run: Callable[..., Any], **options: Any) ->
 
 def tensorflow_only(results: dict[str, float], everything: bool) -> None:
     from insitu.train.custom_loop.factory import make_multi_device_loop_replica
-    from insitu.train.custom_loop.steps import SideBySideStep
+    from insitu.train.custom_loop.steps import MultiDeviceExchangeStep
     from insitu.train.replicated.step import MultiDeviceStep
 
     class BesideOthers(insitu.MirroredStrategy):
@@ -200,7 +200,7 @@ def tensorflow_only(results: dict[str, float], everything: bool) -> None:
             replica = make_multi_device_loop_replica(
                 model, example, devices, self.membership.context.shards, None
             )
-            return SideBySideStep(model, replica, self.membership)
+            return MultiDeviceExchangeStep(model, replica, self.membership)
 
     results["beside others"] = between(BesideOthers, images)
     if not everything:

@@ -323,7 +323,7 @@ def test_what_a_step_may_not_do(strategy_over):
 
 
 def test_a_new_function_for_each_step_is_noticed(strategy_over, monkeypatch):
-    monkeypatch.setattr("insitu.train.custom_loop.runner.MANY_PROGRAMS", 3)
+    monkeypatch.setattr("insitu.train.custom_loop.runner.MAX_COMPILED_STEPS", 3)
     strategy = strategy_over(1)
     for _ in range(3):
         strategy.run(lambda x: x + 1, (np.float32(1),))

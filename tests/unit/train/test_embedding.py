@@ -120,7 +120,7 @@ def test_dense_layers_train_together_around_tables_on_servers() -> None:
     assert model.evaluate(x, y, verbose=0, return_dict=True)["accuracy"] > 0.95
     assert model.predict(x, batch_size=200, verbose=0).shape == (200, 1)
     # Only the tables were on the server: two gradients of each step, none of them dense.
-    told = strategy._link()._client.stats()[0]
+    told = strategy._open_session()._client.stats()[0]
     assert (told["applied"], told["rows"], told["pieces"]) == (2 * 40, 4 * 600, [])
     assert {name: table["rows"] for name, table in told["tables"].items()} == {"users": 8, "things": 6}
     assert told["staleness"]["largest"] == 1  # the other shard's, of the same step

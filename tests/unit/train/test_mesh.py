@@ -112,7 +112,7 @@ class TestMesh:
 
     @pytest.mark.slow
     def test_each_number_of_rows_is_compiled_once(self, more: Any) -> None:
-        assert more["two fits"] == [2, 2]
+        assert more["two matches"] == [2, 2]
 
     def test_variables_over_two_devices_and_rows_over_two(self, runs: Any) -> None:
         self.assert_near(runs["spread"], runs["plain"])
@@ -146,7 +146,7 @@ class TestMesh:
     ],
 )
 def test_the_largest_axis_that_can_be_divided_is_spread(shape: Any, axes: Any):
-    from insitu.train.spmd.auto_sharding import spread_largest
+    from insitu.train.spmd.auto_sharding import shard_largest_axis
 
-    assert spread_largest(shape, {"data": 4, "model": 2}) == axes
-    assert spread_largest(shape, {"data": 4}) == (None,) * len(shape)
+    assert shard_largest_axis(shape, {"data": 4, "model": 2}) == axes
+    assert shard_largest_axis(shape, {"data": 4}) == (None,) * len(shape)

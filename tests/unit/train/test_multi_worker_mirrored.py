@@ -294,7 +294,16 @@ def test_steps_per_epoch_goes_on_where_the_last_epoch_stopped(strategy_over):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             seen.append((binding.position, batch))
 
-    model.fit(x, x, batch_size=4, steps_per_epoch=2, epochs=3, shuffle=False, verbose=0, callbacks=[Watch()])
+    model.fit(
+        x,
+        x,
+        batch_size=4,
+        steps_per_epoch=2,
+        epochs=3,
+        shuffle=False,
+        verbose=0,
+        callbacks=[Watch()],
+    )
     assert seen == [((e, s + 1), s) for e in range(3) for s in range(2)]
     assert model.optimizer.iterations.numpy() == 6
 

@@ -19,7 +19,7 @@ from insitu.parameters import Rules
 from insitu.train import HybridStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy
 from insitu.train.fit.trainer import binding_of
 from insitu.train.parameter_server.keras_optimizer import KerasUpdater, serialize_optimizer
-from insitu.train.parameter_server.server_task import Service
+from insitu.train.parameter_server.server_task import ServerConfig
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 FIT: dict[str, Any] = {"batch_size": 64, "epochs": 2, "shuffle": False, "verbose": 0}
@@ -68,13 +68,13 @@ class TestSync:
         context = in_shards((0, 1), 2)
         expected = trained(MultiWorkerMirroredStrategy(context=context), rows, optimizer=optimizer())
         with contextlib.ExitStack() as stack:
-            service = Service(Rules("sync", total_replicas=2), "refuse")
-            servers = [service.server("127.0.0.1:0", context, index=i, addresses=["", ""]) for i in (0, 1)]
+            config = ServerConfig(Rules("sync", total_replicas=2), "refuse")
+            servers = [config.server("127.0.0.1:0", context, index=i, addresses=["", ""]) for i in (0, 1)]
             addresses = tuple(stack.enter_context(server).address for server in servers)
             context = dataclasses.replace(context, servers=addresses)
             strategy = ParameterServerStrategy(context=context, mode="sync", min_piece_bytes=64)
             model = trained(strategy, rows, optimizer=optimizer())
-            layout = strategy._connect()._client.layout
+            layout = strategy._open_session()._client.layout
         assert same_bits(weights(model), weights(expected))
         assert (layout.servers, {piece.server for piece in layout.pieces}) == (2, {0})
 
@@ -155,7 +155,7 @@ def test_the_scale_of_losses_moves_and_what_overflows_is_left_out(rows: Any) -> 
     assert left_out == [(1024, set()), (512, {0}), (512, set()), (1024, set())]
     assert all(np.isfinite(w).all() for w in weights(model))
     assert not same_bits(before, weights(model))
-    told = strategy._connect()._client.stats()[0]
+    told = strategy._open_session()._client.stats()[0]
     assert (told["applied"], told["rows"]) == (4, 203 - 64)
 
 
@@ -199,13 +199,13 @@ def test_a_checkpoint_that_another_life_has_under_way_ends_no_training(
 ) -> None:
     strategy = over(1)
     model = trained(strategy, rows)
-    link = strategy._connect()
+    session = strategy._open_session()
 
     def under_way(directory: Any) -> None:
         raise ParameterError("still under way")
 
-    monkeypatch.setattr(link._client, "checkpoint", under_way)
-    link.checkpoint(tmp_path)
+    monkeypatch.setattr(session._client, "checkpoint", under_way)
+    session.checkpoint(tmp_path)
     assert "still under way" in caplog.text
     model.fit(*rows, **FIT)
 
@@ -342,13 +342,13 @@ def test_a_custom_loop_that_starts_over_pushes_nothing_twice(rows: Any) -> None:
     keras.backend.clear_session()  # names of layers begin anew, as in a process
     Loop(strategy).train(rows, 1)
     strategy.join()
-    server = strategy._connect()
+    server = strategy._open_session()
     told, values = server._client.stats()[0], server.pull().copy()
     # Its second life: the same script from the start, on servers that have all of the first epoch.
-    strategy._runner, strategy._loop_steps, strategy._connected = None, [], None
+    strategy._loop_runner, strategy._loop_steps, strategy._session = None, [], None
     strategy._membership._fits = 0
     server.sequence = 0
-    strategy._connected = server
+    strategy._session = server
     keras.backend.clear_session()
     loop = Loop(strategy)
     loop.train(rows, 1)

@@ -24,7 +24,7 @@ _current: list[Share] = []
 
 
 @contextlib.contextmanager
-def share_of(share: Share) -> Iterator[None]:
+def share_scope(share: Share) -> Iterator[None]:
     """While open, `strategy.run` runs a user's step for a replica with that share."""
     _current.append(share)
     try:

@@ -8,7 +8,6 @@ from typing import Any
 import keras
 
 from insitu.errors import InputError
-from insitu.train.custom_loop.per_replica import join
 from insitu.train.fit import Bookkeeper, Feed, FeedAdapter
 from insitu.train.replica import ShardBatch
 
@@ -50,7 +49,7 @@ class DistributedDataset:
         try:
             for index, step in enumerate(self._feed.steps(epoch, 0)):
                 self._bookkeeper.at(epoch, index, "custom loop")
-                yield join([self._data(part) for part in step.parts])
+                yield merge_per_replica([self._data(part) for part in step.parts])
                 # The next one is asked for: this one has been used.
                 self._bookkeeper.enter(step, self._left_out())
                 self._after_step(index, False)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from insitu.train.custom_loop.loop_replica import LoopReplica
-from insitu.train.custom_loop.program import StepModel
+from insitu.train.custom_loop.step_model import StepModel
 
 
-def learn(model: StepModel, example: list[Any]) -> None:
+def trace_step(model: StepModel, example: list[Any]) -> None:
     """Runs the step of `model` without effect on arrays like `example`, so that `model` knows what it
     touches."""
-    _backend().learn(model, example)
+    _backend().trace_step(model, example)
 
 
 def make_loop_replica(model: StepModel, example: list[Any]) -> LoopReplica:

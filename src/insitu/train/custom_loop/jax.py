@@ -8,18 +8,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from insitu.train.custom_loop.loop_replica import OneCompiledGradient
-from insitu.train.custom_loop.program import StepModel
+from insitu.train.custom_loop.loop_replica import CompiledGradientMixin
+from insitu.train.custom_loop.step_model import StepModel
 from insitu.train.replica.jax import JaxReplica
 from insitu.train.replicated.jax import JaxMultiDeviceReplica
 
 
-def learn(model: StepModel, example: list[Any]) -> None:
-    """See `insitu.train.custom_loop.learn`."""
-    jax.eval_shape(model.watch, [np.asarray(array) for array in example])
+def trace_step(model: StepModel, example: list[Any]) -> None:
+    """See `insitu.train.custom_loop.trace_step`."""
+    jax.eval_shape(model.trace, [np.asarray(array) for array in example])
 
 
-class _KeepingOutputs(OneCompiledGradient):
+class _OutputsMixin(CompiledGradientMixin):
     """What the replicas below have in common."""
 
     _model: StepModel
@@ -37,11 +37,11 @@ class _KeepingOutputs(OneCompiledGradient):
         return results, list(self._model.outputs)
 
 
-class LoopReplica(_KeepingOutputs, JaxReplica):
+class LoopReplica(_OutputsMixin, JaxReplica):
     """See `insitu.train.custom_loop.LoopReplica`."""
 
 
-class LoopDeviceReplicas(_KeepingOutputs, JaxMultiDeviceReplica):
+class LoopDeviceReplicas(_OutputsMixin, JaxMultiDeviceReplica):
     """See `insitu.train.custom_loop.MultiDeviceLoopReplica`."""
 
     def __init__(

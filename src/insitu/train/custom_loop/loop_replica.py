@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.train.custom_loop.program import StepModel
+from insitu.train.custom_loop.step_model import StepModel
 from insitu.train.replica import Replica
 from insitu.train.replicated import DeviceReplicas, MultiDeviceReplica
 
@@ -30,7 +30,7 @@ class LoopDeviceReplicas(DeviceReplicas, Protocol):
     outputs: dict[int, list[Any]]
 
 
-class OneCompiledGradient:
+class CompiledGradientMixin:
     """For replicas whose gradient is one compiled function, which then returns the step's outputs, too: they
     are taken off by `_keep_outputs`, before the replica sees the rest."""
 

@@ -24,7 +24,7 @@ class PerReplica:
         return f"PerReplica({', '.join(map(repr, self.values))})"
 
 
-def values_of(leaf: Any, replicas: int) -> tuple[Any, ...]:
+def values_per_replica(leaf: Any, replicas: int) -> tuple[Any, ...]:
     """The value of each of this process' `replicas`: a leaf that isn't per replica is the same in all."""
     if not isinstance(leaf, PerReplica):
         return (leaf,) * replicas
@@ -39,12 +39,12 @@ def values_of(leaf: Any, replicas: int) -> tuple[Any, ...]:
 def local_values(structure: Any, replicas: int) -> tuple[Any, ...]:
     """A structure without PerReplica for each replica of this process."""
     return tuple(
-        keras.tree.map_structure(lambda leaf, i=index: values_of(leaf, replicas)[i], structure)
+        keras.tree.map_structure(lambda leaf, i=index: values_per_replica(leaf, replicas)[i], structure)
         for index in range(replicas)
     )
 
 
-def join(structures: Sequence[Any]) -> Any:
+def merge_per_replica(structures: Sequence[Any]) -> Any:
     """One structure out of each replica's: as it is where there is one, with PerReplica leaves otherwise."""
     if len(structures) == 1:
         return structures[0]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from insitu.errors import TrainingError
 from insitu.exchange import Group
 from insitu.train.collectives import from_bytes, gather_bytes, to_bytes
-from insitu.train.custom_loop.per_replica import values_of
+from insitu.train.custom_loop.per_replica import values_per_replica
 
 ReduceOp = Literal["sum", "mean"]
 
@@ -76,7 +76,7 @@ def gather_values(group: Group, structure: Any, axis: int) -> Any:
 def _gather_leaves(group: Group, structure: Any) -> list[Row]:
     """Return each replica's leaves, in shard order. Collective."""
     replicas = len(group.shards)
-    columns = [values_of(leaf, replicas) for leaf in keras.tree.flatten(structure)]
+    columns = [values_per_replica(leaf, replicas) for leaf in keras.tree.flatten(structure)]
     if not columns:
         raise TrainingError(
             f"reduce and gather take a structure with at least one value. Received: {structure!r}"

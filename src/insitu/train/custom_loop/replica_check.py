@@ -9,7 +9,7 @@ from insitu.exchange import Group
 from insitu.train.elastic import Fingerprint, check_equal
 from insitu.train.replica import to_numpy
 
-CHECK_EVERY = 100
+LOOP_CHECK_INTERVAL = 100
 """Steps of a custom loop between two checks."""
 
 _FORGOTTEN = (

@@ -12,62 +12,62 @@ from keras.src.backend.common.variables import Variable
 from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
-from insitu.train.custom_loop.factory import learn
-from insitu.train.custom_loop.per_replica import PerReplica, join, values_of
-from insitu.train.custom_loop.program import Call, StepModel
-from insitu.train.custom_loop.scope import Scope
+from insitu.train.custom_loop.factory import trace_step
+from insitu.train.custom_loop.per_replica import PerReplica, merge_per_replica, values_per_replica
+from insitu.train.custom_loop.scope import CreationTracker
+from insitu.train.custom_loop.step_model import BoundCall, StepModel
 from insitu.train.custom_loop.steps import LoopStep
 from insitu.train.devices import log_variables
 from insitu.train.elastic import Membership
 from insitu.train.replica import ShardBatch
 
-MANY_PROGRAMS = 64
+MAX_COMPILED_STEPS = 64
 """So many different steps and shapes of arguments mean that something differs in each call."""
 
 
-class LoopTrainer(Protocol):
+class LoopAggregation(Protocol):
     """How the replicas of a custom loop go together."""
 
     replicas: int
     """Replicas whose gradients are summed; 1 where each replica's gradient is a mean of its own."""
 
-    def step_rows(self, rows: Sequence[int]) -> list[int]:
+    def count_step_rows(self, rows: Sequence[int]) -> list[int]:
         """For each replica of this task, which has `rows[i]` rows, the rows that its step is about.
         Collective."""
 
-    def make_alike(self, variables: Sequence[Any]) -> None:
+    def synchronize(self, variables: Sequence[Any]) -> None:
         """Gives all replicas the values of rank 0. Collective."""
 
 
-class Layout(Protocol):
+class LoopStrategy(Protocol):
     """What a runner needs of its strategy."""
 
     @property
     def membership(self) -> Membership:
         """Who this process is among the tasks."""
 
-    def loop_trainer(self) -> LoopTrainer:
+    def loop_aggregation(self) -> LoopAggregation:
         """How the replicas of a custom loop go together."""
 
     def placement(self) -> AbstractContextManager[Any]:
         """Where variables are made and steps are run."""
 
     @property
-    def made_in_scope(self) -> Scope:
+    def created_in_scope(self) -> CreationTracker:
         """The optimizers and variables that were made in the strategy's scope."""
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
         """How `model`, which has learnt what it touches, is run for arrays like `example`."""
 
 
-class Runner:
+class LoopRunner:
     """Compiles each step once for each structure, dtypes and shapes of its arguments, and runs it."""
 
-    def __init__(self, strategy: Layout) -> None:
+    def __init__(self, strategy: LoopStrategy) -> None:
         self._strategy = strategy
-        self._trainer = strategy.loop_trainer()
-        self._programs: dict[Any, _Program] = {}
-        self._alike: set[int] = set()
+        self._aggregation = strategy.loop_aggregation()
+        self._programs: dict[Any, _CompiledStep] = {}
+        self._synchronized: set[int] = set()
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """See `Strategy.run`."""
@@ -82,19 +82,19 @@ class Runner:
         arguments = _Arguments(fn, tuple(args), dict(kwargs), len(shards))
         program = self._programs.get(arguments.key)
         if program is None:
-            if len(self._programs) == MANY_PROGRAMS:
+            if len(self._programs) == MAX_COMPILED_STEPS:
                 raise TrainingError(
                     "A step is compiled for each structure and shape of its arguments, at most "
-                    f"{MANY_PROGRAMS} times. Received: one more. Give run() the same function each time, not "
+                    f"{MAX_COMPILED_STEPS} times. Received: one more. Give run() the same function each time, not "
                     "a new lambda; numbers that change as NumPy scalars; arrays that differ in their first "
                     "axis only."
                 )
-            program = _Program(self._strategy, self._trainer, arguments)
+            program = _CompiledStep(self._strategy, self._aggregation, arguments)
             self._programs[arguments.key] = program
-            self._make_alike(program.model)
+            self._synchronize(program.model)
         return program.run(arguments)
 
-    def _make_alike(self, model: StepModel) -> None:
+    def _synchronize(self, model: StepModel) -> None:
         """Gives all replicas the variables of rank 0 that a step uses for the first time. Collective."""
         variables = [
             *model.trainable_variables,
@@ -102,11 +102,11 @@ class Runner:
             *model.metrics_variables,
             *model.optimizer.variables,
         ]
-        new = [v for v in variables if id(v) not in self._alike]
+        new = [v for v in variables if id(v) not in self._synchronized]
         if new:
             log_variables(new)
-            self._alike.update(map(id, new))
-            self._trainer.make_alike(new)
+            self._synchronized.update(map(id, new))
+            self._aggregation.synchronize(new)
 
 
 def _refuse_inside_graph() -> None:
@@ -130,7 +130,7 @@ class _Arguments:
         leaves = keras.tree.flatten((args, kwargs))
         is_array = tuple(_is_array(leaf) for leaf in leaves)
         columns = [
-            _filled([_as_array(v) for v in values_of(leaf, replicas)])
+            _fill_missing([_as_array(v) for v in values_per_replica(leaf, replicas)])
             for leaf, array in zip(leaves, is_array, strict=True)
             if array
         ]
@@ -144,7 +144,7 @@ class _Arguments:
         ]
         self.rows = self._count_rows(divided, scalars, replicas)
         constants = tuple(None if array else leaf for leaf, array in zip(leaves, is_array, strict=True))
-        self.call = Call(
+        self.call = BoundCall(
             fn,
             keras.tree.map_structure(lambda leaf: None, (args, kwargs)),
             constants,
@@ -186,7 +186,7 @@ def _as_array(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 
-def _filled(column: list[Any]) -> list[Any]:
+def _fill_missing(column: list[Any]) -> list[Any]:
     """Nothing is computed for replicas without rows: theirs may be any value of the right kind."""
     like = next((value for value in column if value is not None), None)
     if like is None:
@@ -207,17 +207,17 @@ def _identity(constant: Any) -> Any:
     )
 
 
-class _Program:
+class _CompiledStep:
     """One compiled step."""
 
-    def __init__(self, strategy: Layout, trainer: LoopTrainer, arguments: _Arguments) -> None:
+    def __init__(self, strategy: LoopStrategy, aggregation: LoopAggregation, arguments: _Arguments) -> None:
         self._shards = strategy.membership.context.shards
-        self._trainer = trainer
-        optimizers = strategy.made_in_scope.optimizers
-        self.model = StepModel(arguments.call, optimizers, trainer.replicas)
+        self._aggregation = aggregation
+        optimizers = strategy.created_in_scope.optimizers
+        self.model = StepModel(arguments.call, optimizers, aggregation.replicas)
         example = arguments.example()
-        learn(self.model, example)
-        strategy.made_in_scope.check_made_here(self.model.variables)
+        trace_step(self.model, example)
+        strategy.created_in_scope.check_created_here(self.model.variables)
         for optimizer, variables in self.model.optimizer.groups:
             if not optimizer.built:
                 optimizer.build(variables)
@@ -226,9 +226,9 @@ class _Program:
 
     def run(self, arguments: _Arguments) -> Any:
         own, changes = arguments.rows, self.model.changes_anything
-        rows_of_step = self._trainer.step_rows(own) if changes else [sum(own)] * len(own)
+        rows_of_step = self._aggregation.count_step_rows(own) if changes else [sum(own)] * len(own)
         parts = []
         for index, (shard, rows) in enumerate(zip(self._shards, arguments.rows, strict=True)):
             data = arguments.arrays(index, rows_of_step[index]) if rows else None
             parts.append(ShardBatch(shard, rows, data))
-        return join([self._result.rebuild(outputs) for outputs in self._step.run(parts)])
+        return merge_per_replica([self._result.rebuild(outputs) for outputs in self._step.run(parts)])

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 from keras.src.backend.common.variables import Variable
 from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.trainers.trainer import Trainer
+from keras.src.trainers.aggregation import Trainer
 
 from insitu.errors import TrainingError
 
@@ -22,7 +22,7 @@ _MADE_IN = "_insitu_made_in"
 _numbers = itertools.count()
 
 
-class Scope:
+class CreationTracker:
     """Notes, without keeping it alive, what is made while it is open."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Scope:
     def layers(self) -> list[Any]:
         return _alive(self._layers)
 
-    def check_made_here(self, variables: Iterable[Any]) -> None:
+    def check_created_here(self, variables: Iterable[Any]) -> None:
         """Raises TrainingError where one was made in the scope of another strategy, which has placed it."""
         for variable in variables:
             maker = getattr(variable, _MADE_IN, None)
@@ -59,7 +59,7 @@ class Scope:
         return [v for v in _alive(self._variables) if v.trainable]
 
     @contextlib.contextmanager
-    def opened(self, on_compile: Callable[[Any], None], before_fit: Callable[[Any], None]) -> Iterator[None]:
+    def track(self, on_compile: Callable[[Any], None], before_fit: Callable[[Any], None]) -> Iterator[None]:
         """While open, notes are taken, `on_compile` is called with each model that was compiled, and
         `before_fit` with each that Keras' own `fit` is about to train."""
         with (

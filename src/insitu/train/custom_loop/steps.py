@@ -9,7 +9,7 @@ import numpy as np
 
 from insitu.train.collectives import squeeze_shards
 from insitu.train.custom_loop.loop_replica import LoopDeviceReplicas, LoopReplica, MultiDeviceLoopReplica
-from insitu.train.custom_loop.program import StepModel
+from insitu.train.custom_loop.step_model import StepModel
 from insitu.train.elastic import Membership
 from insitu.train.fit import StepExecutor, TwoPhaseStep
 from insitu.train.replica import ShardBatch
@@ -27,7 +27,7 @@ class LoopStep(Protocol):
         rows, and does the update."""
 
 
-class TwoWayStep:
+class TrainOrObserveStep:
     """A `LoopStep` that goes one of two ways: by `step` where something is trained, else only observing."""
 
     def __init__(self, replica: LoopReplica, step: StepExecutor | None) -> None:
@@ -46,7 +46,7 @@ class TwoWayStep:
         raise NotImplementedError
 
 
-class ExchangedStep(TwoWayStep):
+class ExchangeStep(TrainOrObserveStep):
     """The replicas of this task one after the other; the exchange combines all tasks."""
 
     def __init__(self, model: StepModel, replica: LoopReplica, membership: Membership) -> None:
@@ -72,7 +72,7 @@ class ExchangedStep(TwoWayStep):
                 self._replica.gradient(part.shard, part.data, nothing[index], self._records[index])
 
 
-class SideBySideStep(ExchangedStep):
+class MultiDeviceExchangeStep(ExchangeStep):
     """The replicas of this task, which have a device each, at the same time."""
 
     def __init__(self, model: StepModel, replica: MultiDeviceLoopReplica, membership: Membership) -> None:
@@ -87,7 +87,7 @@ class SideBySideStep(ExchangedStep):
             self._parallel.gradients(parts, nothing, self._records)
 
 
-class OneFunctionStep:
+class SingleFunctionStep:
     """All replicas, the sum of their gradients and the update as one function: nothing leaves the devices of
     the only process."""
 
@@ -101,7 +101,7 @@ class OneFunctionStep:
         return [self._devices.outputs.get(part.shard) for part in parts]
 
 
-class SettledStep:
+class RestorePlacementStep:
     """A `LoopStep` after which `settle` is called, which brings every variable back to its device."""
 
     def __init__(self, step: LoopStep, settle: Callable[[], None]) -> None:

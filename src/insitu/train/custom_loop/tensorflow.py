@@ -8,24 +8,24 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from insitu.train.custom_loop.loop_replica import OneCompiledGradient
-from insitu.train.custom_loop.program import StepModel
+from insitu.train.custom_loop.loop_replica import CompiledGradientMixin
+from insitu.train.custom_loop.step_model import StepModel
 from insitu.train.replica import Logs, ShardBatch
 from insitu.train.replica.tensorflow import TensorFlowReplica
 from insitu.train.replicated.tensorflow import TensorFlowMultiDeviceReplica
 
 
-def learn(model: StepModel, example: list[Any]) -> None:
-    """See `insitu.train.custom_loop.learn`."""
+def trace_step(model: StepModel, example: list[Any]) -> None:
+    """See `insitu.train.custom_loop.trace_step`."""
     specs = [tf.TensorSpec((None, *a.shape[1:]), tf.as_dtype(a.dtype)) for a in map(np.asarray, example)]
 
     def trace(*arrays: Any) -> list[Any]:
-        return [tf.identity(t) for t in model.watch(arrays)]
+        return [tf.identity(t) for t in model.trace(arrays)]
 
     tf.function(tf.autograph.experimental.do_not_convert(trace)).get_concrete_function(*specs)
 
 
-class LoopReplica(OneCompiledGradient, TensorFlowReplica):
+class LoopReplica(CompiledGradientMixin, TensorFlowReplica):
     """See `insitu.train.custom_loop.LoopReplica`."""
 
     def _keep_outputs(self, *tensors: Any) -> Sequence[Any]:
@@ -65,7 +65,7 @@ class LoopDeviceReplicas(TensorFlowMultiDeviceReplica):
             if part.rows:
                 self.outputs[part.shard] = list(own)
 
-    def _spare(self, parts: Sequence[ShardBatch]) -> Any:
+    def _make_padding(self, parts: Sequence[ShardBatch]) -> Any:
         # Whole: which of a step's arrays hold rows isn't known.
         return next(part.data for part in parts if part.rows)
 

@@ -9,14 +9,14 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.train.custom_loop.program import StepModel
+from insitu.train.custom_loop.step_model import StepModel
 from insitu.train.replica.torch import TorchReplica
 from insitu.train.replicated.torch import TorchMultiDeviceReplica
 
 
-def learn(model: StepModel, example: list[Any]) -> None:
-    """See `insitu.train.custom_loop.learn`."""
-    model.watch([keras.ops.convert_to_tensor(np.array(array)) for array in example])
+def trace_step(model: StepModel, example: list[Any]) -> None:
+    """See `insitu.train.custom_loop.trace_step`."""
+    model.trace([keras.ops.convert_to_tensor(np.array(array)) for array in example])
     for variable in model.trainable_variables:
         variable.value.grad = None
 

@@ -1,4 +1,4 @@
-"""Runs a user's step without effect, to learn what it touches: variables, seeds, optimizers."""
+"""Runs a user's step without effect, to trace_step what it touches: variables, seeds, optimizers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from insitu.errors import TrainingError
 
 
-class Applied:
+class DeferredUpdates:
     """What a step gave to its optimizers: `calls[i]` is (optimizer, gradients, variables)."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Applied:
         foreign = [v for v in variables if not isinstance(v, Variable)]
         if foreign:
             raise TrainingError(
-                "Optimizers update Keras variables (model.trainable_variables). Received: "
+                "CombinedOptimizer update Keras variables (model.trainable_variables). Received: "
                 f"{type(foreign[0]).__name__}."
             )
         taken = {id(v) for v in self.variables}
@@ -51,8 +51,8 @@ class Applied:
 
 
 @contextlib.contextmanager
-def put_off(optimizers: Sequence[Any], applied: Applied) -> Iterator[None]:
-    """While open, what `optimizers` shall apply is noted in `applied` instead; applying by others raises
+def defer_apply(optimizers: Sequence[Any], deferred: DeferredUpdates) -> Iterator[None]:
+    """While open, what `optimizers` shall apply is noted in `deferred` instead; applying by others raises
     TrainingError."""
     original = BaseOptimizer.apply
 
@@ -64,7 +64,7 @@ def put_off(optimizers: Sequence[Any], applied: Applied) -> Iterator[None]:
         )
 
     def noting(optimizer: Any) -> Callable[..., None]:
-        return lambda grads, trainable_variables=None: applied.note(optimizer, grads, trainable_variables)
+        return lambda grads, trainable_variables=None: deferred.note(optimizer, grads, trainable_variables)
 
     BaseOptimizer.apply = refuse
     for optimizer in optimizers:
@@ -78,15 +78,15 @@ def put_off(optimizers: Sequence[Any], applied: Applied) -> Iterator[None]:
             object.__delattr__(optimizer, "apply")
 
 
-class Watch(keras.StatelessScope):
+class VariableTracer(keras.StatelessScope):
     """While open, nothing is assigned: reads and writes of variables are noted.
 
     `read` and `written` hold each variable once, in the order of its first use.
     """
 
-    def __init__(self, applied: Applied) -> None:
+    def __init__(self, deferred: DeferredUpdates) -> None:
         super().__init__(initialize_variables=False)
-        self._applied = applied
+        self._applied = deferred
         self._read: dict[int, Any] = {}
         self._written: dict[int, Any] = {}
         self._seeds: dict[int, Any] = {}
@@ -123,7 +123,7 @@ class Watch(keras.StatelessScope):
                 )
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
+    def track(self) -> Iterator[None]:
         """The scope, which also notes seed generators and refuses new variables."""
         draw, make = keras.random.SeedGenerator.next, Variable.__init__
         seeds = self._seeds

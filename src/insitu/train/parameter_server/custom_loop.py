@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from insitu.errors import TrainingError
-from insitu.train.custom_loop import ExchangedTrainer, LoopReplica, TwoWayStep
+from insitu.train.custom_loop import ExchangeAggregation, LoopReplica, TrainOrObserveStep
 from insitu.train.elastic import Membership
 from insitu.train.parameter_server.step import ServerStep
 from insitu.train.replica import ShardBatch
 
 
-class ServerTrainer:
-    """See `LoopTrainer`. Servers that don't wait make an update of each replica's gradient, a mean over
+class ServerAggregation:
+    """See `LoopAggregation`. Servers that don't wait make an update of each replica's gradient, a mean over
     its own rows; no call waits for other workers' calls. With `members`, gradients are summed over them as
     they are over the exchange: who waits for all others' gradients may as well count rows with them.
 
@@ -24,17 +24,17 @@ class ServerTrainer:
     """
 
     def __init__(self, members: Membership | None) -> None:
-        self._summed = None if members is None else ExchangedTrainer(members)
+        self._summed = None if members is None else ExchangeAggregation(members)
         self.replicas = 1 if self._summed is None else self._summed.replicas
 
-    def step_rows(self, rows: Sequence[int]) -> list[int]:
-        return list(rows) if self._summed is None else self._summed.step_rows(rows)
+    def count_step_rows(self, rows: Sequence[int]) -> list[int]:
+        return list(rows) if self._summed is None else self._summed.count_step_rows(rows)
 
-    def make_alike(self, variables: Sequence[Any]) -> None:
+    def synchronize(self, variables: Sequence[Any]) -> None:
         """What is trained gets its values from the servers; the rest is each worker's own."""
 
 
-class ServerLoopStep(TwoWayStep):
+class ServerLoopStep(TrainOrObserveStep):
     """See `LoopStep`. `step` is None where nothing is trained: then only metrics move, each worker's own."""
 
     def __init__(self, replica: LoopReplica, step: ServerStep | None, shards: int) -> None:

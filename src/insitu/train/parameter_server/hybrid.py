@@ -10,21 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.parameters import Future
-from insitu.train.parameter_server.lookup import Batch, Lookup
+from insitu.train.parameter_server.lookup import Batch, TableLookup
 from insitu.train.parameter_server.loss_scale import LossScale
-from insitu.train.parameter_server.session import Link, Outgoing
+from insitu.train.parameter_server.session import ParameterServerSession, ShardPush
 from insitu.train.replica import Logs, Replica, Span, holds_table_rows
 
 
-class TableReplica:
+class HybridReplica:
     """A `Replica` whose floats are the dense ones alone: for a step that exchanges these. Before a gradient
     the rows of its batch are pulled. Rows' gradients are pushed once the exchange has succeeded, so that a
     step that is done again pushes once. The loss' `scale` is undone for them here, as the optimizer undoes it
     for the dense ones.
     """
 
-    def __init__(self, replica: Replica, link: Link, lookup: Lookup, scale: LossScale) -> None:
-        self._inner, self._link, self._lookup, self._scale = replica, link, lookup, scale
+    def __init__(
+        self, replica: Replica, session: ParameterServerSession, lookup: TableLookup, scale: LossScale
+    ) -> None:
+        self._inner, self._session, self._lookup, self._scale = replica, session, lookup, scale
         self._rows = [v for v, _ in replica.float_spans() if holds_table_rows(v)]
         self._parts = list(_dense_parts(replica.float_spans()))
         self._gradients = slice(0, max((s.stop for v, s in replica.float_spans() if v.trainable), default=0))
@@ -35,41 +37,41 @@ class TableReplica:
         self.copy_out = replica.copy_out
         self._whole = np.zeros(replica.floats_size, replica.floats_dtype)
         """What is applied: zeros for the rows, which aren't updated here."""
-        self._computed: dict[int, Outgoing] = {}
+        self._computed: dict[int, ShardPush] = {}
         self._pushed: list[Future[str]] = []
-        link.lay_out_rows(replica.float_spans())
+        session.locate_table_rows(replica.float_spans())
 
     def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
         """See `Replica`."""
         batch = self._lookup.pull(data)
         if shard not in self._computed:
-            self._computed[shard] = Outgoing(shard, 0, np.zeros_like(self._whole), None)
+            self._computed[shard] = ShardPush(shard, 0, np.zeros_like(self._whole), None)
         whole = self._computed[shard].floats
-        with self._lookup.placed(batch):
+        with self._lookup.rows_loaded(batch):
             self._inner.gradient(shard, batch.data, whole, record)
         self._clear()
         for ours, theirs in self._parts:
             floats[theirs] = whole[ours]
         self._scale.begin()
-        if self._scale.undo(whole[self._gradients]):
-            self._computed[shard] = Outgoing(shard, int(record[0]), whole, batch)
+        if self._scale.unscale(whole[self._gradients]):
+            self._computed[shard] = ShardPush(shard, int(record[0]), whole, batch)
         else:
-            self._computed[shard] = Outgoing(shard, 0, whole, None)
+            self._computed[shard] = ShardPush(shard, 0, whole, None)
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
         """See `Replica`."""
         for ours, theirs in self._parts:
             self._whole[ours] = floats[theirs]
         logs = self._inner.apply(self._whole, records)
-        self.settle()
+        self.wait_for_pushes()
         # Each shard's pushes are numbered without a gap, also where it had no rows.
-        nothing = {shard: Outgoing(shard, 0, self._whole, None) for shard in self._link.shards}
-        self._pushed = self._link.push_rows_of(list({**nothing, **self._computed}.values()))
+        nothing = {shard: ShardPush(shard, 0, self._whole, None) for shard in self._session.shards}
+        self._pushed = self._session.push_rows_of(list({**nothing, **self._computed}.values()))
         for shard, one in self._computed.items():
-            self._computed[shard] = Outgoing(shard, 0, one.floats, None)
+            self._computed[shard] = ShardPush(shard, 0, one.floats, None)
         return logs
 
-    def settle(self) -> None:
+    def wait_for_pushes(self) -> None:
         """Waits for what was pushed last."""
         pushed, self._pushed = self._pushed, []
         for future in pushed:
@@ -103,7 +105,7 @@ class TableReplica:
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
         """See `Replica`."""
         batch = self._seen(data)
-        with self._lookup.placed(batch):
+        with self._lookup.rows_loaded(batch):
             self._inner.evaluate(shard, batch.data, record)
         self._clear()
 
@@ -116,13 +118,13 @@ class TableReplica:
         outputs = []
         for piece in self._lookup.pieces(data):
             batch = self._seen(piece)
-            with self._lookup.placed(batch):
+            with self._lookup.rows_loaded(batch):
                 outputs.append(self._inner.predict(batch.data))
         self._clear()
         return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *outputs)
 
     def _seen(self, data: Any) -> Batch:
-        self.settle()
+        self.wait_for_pushes()
         return self._lookup.pull(data, create=False)
 
 

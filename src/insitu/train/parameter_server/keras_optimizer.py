@@ -75,7 +75,7 @@ class KerasUpdater:
 
     def slots(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, NDArray[Any]]:
         made = self._optimizers[name] = _PieceOptimizer(make_optimizer(self._text), shape, dtype)
-        return {slot: _aligned(to_numpy(v)) for slot, v in made.slots.items()}
+        return {slot: _copy_aligned(to_numpy(v)) for slot, v in made.slots.items()}
 
     def row_slots(self) -> dict[str, float]:
         raise NotImplementedError("Rows of tables have updaters of their own.")
@@ -128,7 +128,7 @@ class KerasUpdater:
                 np.copyto(value, slots[name][average])
 
 
-def _aligned(array: NDArray[Any]) -> NDArray[Any]:
+def _copy_aligned(array: NDArray[Any]) -> NDArray[Any]:
     """A copy in memory that TensorFlow takes as it is."""
     copy = aligned_empty(array.shape, array.dtype)
     copy[...] = array
@@ -171,7 +171,7 @@ def _compile(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Update:
     return _update_eagerly(optimizers)
 
 
-def _bounded(optimizers: Sequence[_PieceOptimizer], gradients: Any) -> Any:
+def _clip_global_norm(optimizers: Sequence[_PieceOptimizer], gradients: Any) -> Any:
     bound = optimizers[0].global_clipnorm
     return gradients if bound is None else clip_by_global_norm(list(gradients), bound)
 
@@ -180,7 +180,7 @@ def _compile_jax(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Update:
     import jax
 
     def function(values: Any, slots: Any, gradients: Any, step: Any, rate: Any) -> Any:
-        gradients = _bounded(optimizers, gradients)
+        gradients = _clip_global_norm(optimizers, gradients)
         new_values, new_slots = [], []
         for made, value, own, gradient in zip(optimizers, values, slots, gradients, strict=True):
             slot_of = {id(v): x for v, x in zip(made.slots.values(), own, strict=True)}
@@ -220,7 +220,7 @@ def _compile_tensorflow(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Upd
             made.counter.assign(tf.cast(step, made.counter.dtype))
             if made.rate is not None:
                 made.rate.assign(tf.cast(rate, made.rate.dtype))
-        gradients = _bounded(optimizers, arrays[len(held) :])
+        gradients = _clip_global_norm(optimizers, arrays[len(held) :])
         for made, gradient in zip(optimizers, gradients, strict=True):
             made.optimizer.apply([gradient], [made.variable])
         return [tf.identity(v.value) for v in held]
@@ -239,7 +239,7 @@ def _compile_tensorflow(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Upd
         own = [array for value, state in zip(values, slots, strict=True) for array in (value, *state)]
         when = tf.constant(step, tf.int64), tf.constant(rate, tf.float32)
         outputs = compiled(*when, *map(borrow, own), *map(borrow, gradients))
-        outputs = iter(_apart(outputs, [*own, *gradients]))
+        outputs = iter(_copy_aliased(outputs, [*own, *gradients]))
         updated, moved = [], []
         for state in slots:
             updated.append(next(outputs))
@@ -249,7 +249,7 @@ def _compile_tensorflow(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Upd
     return update
 
 
-def _apart(outputs: Sequence[Any], arguments: Sequence[NDArray[Any]]) -> Arrays:
+def _copy_aliased(outputs: Sequence[Any], arguments: Sequence[NDArray[Any]]) -> Arrays:
     """The outputs, copied where one lies in an argument's memory, which is about to change: an optimizer may
     have assigned a variable, as it was, to a slot."""
     taken = {address_of(array) for array in arguments}
@@ -259,7 +259,7 @@ def _apart(outputs: Sequence[Any], arguments: Sequence[NDArray[Any]]) -> Arrays:
 
 def _update_eagerly(optimizers: Sequence[_PieceOptimizer]) -> Update:
     def update(values: Any, slots: Any, gradients: Any, step: int, rate: float) -> Any:
-        gradients = _bounded(optimizers, [keras.ops.convert_to_tensor(g) for g in gradients])
+        gradients = _clip_global_norm(optimizers, [keras.ops.convert_to_tensor(g) for g in gradients])
         for made, value, own, gradient in zip(optimizers, values, slots, gradients, strict=True):
             made.variable.assign(value)
             for variable, slot in zip(made.slots.values(), own, strict=True):

@@ -26,13 +26,13 @@ class Table(Protocol):
     def pull(self, keys: NDArray[np.int64]) -> NDArray[Any]:
         """The rows of distinct `keys`, shape (keys, output_dim); those that aren't there are made."""
 
-    def everything(self) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    def read_all(self) -> tuple[NDArray[np.int64], NDArray[Any]]:
         """(all keys in ascending order, their rows)."""
 
     def begin(self, keys: NDArray[np.int64], rows: NDArray[Any]) -> None:
         """The rows that a new table begins with; one that has begun stays as it is."""
 
-    def fill(self, keys: NDArray[np.int64], rows: NDArray[Any]) -> None:
+    def assign(self, keys: NDArray[np.int64], rows: NDArray[Any]) -> None:
         """Sets the rows of `keys`, whatever they were."""
 
 
@@ -110,12 +110,12 @@ class Embedding(keras.layers.Layer):
                 raise TrainingError(f"{name} of an Embedding must be at least 1. Received: {value}")
         self.autocast = False
         self.output_dim, self.input_dim, self.max_keys = output_dim, input_dim, max_keys
-        self.eviction, self.feature = _eviction(eviction), feature
+        self.eviction, self.feature = _check_eviction(eviction), feature
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.rows: Any = None
         self.keys: Any = None
         self._saved: tuple[NDArray[np.int64], NDArray[Any]] | None = None
-        self._by_place = False
+        self._by_row_index = False
         # Around Keras' tracking: the table is no part of the layer's state.
         object.__setattr__(self, "_table", None)
 
@@ -131,7 +131,7 @@ class Embedding(keras.layers.Layer):
     def call(self, inputs: Any) -> Any:
         if self._table is not None and in_symbolic_scope():
             return ops.zeros((*inputs.shape, self.output_dim), self.compute_dtype)
-        if self._by_place or (self.rows is not None and self.keys is None and self._table is None):
+        if self._by_row_index or (self.rows is not None and self.keys is None and self._table is None):
             return self._take(self.rows, ops.cast(inputs, "int32"))
         if self._table is not None:
             return self._look_up_now(inputs)
@@ -171,10 +171,10 @@ class Embedding(keras.layers.Layer):
             return
         keys = np.asarray(store["keys"], np.int64)
         if self._table is not None:
-            self._table.fill(keys, rows)
+            self._table.assign(keys, rows)
             return
         self._saved = (keys, rows)
-        self._hold(keys, rows)
+        self._keep_table(keys, rows)
 
     # What a strategy calls
 
@@ -195,19 +195,19 @@ class Embedding(keras.layers.Layer):
             self._saved = None
 
     @contextlib.contextmanager
-    def by_place(self) -> Iterator[None]:
+    def by_row_index(self) -> Iterator[None]:
         """While open, inputs are places in `rows`, not keys."""
-        before, self._by_place = self._by_place, True
+        before, self._by_row_index = self._by_row_index, True
         try:
             yield
         finally:
-            self._by_place = before
+            self._by_row_index = before
 
     def contents(self) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
         """(keys in ascending order, their rows); keys are None for a plain embedding."""
         table: Table | None = self._table
         if table is not None:
-            return table.everything()
+            return table.read_all()
         if self._saved is not None:
             return self._saved
         if self.rows is None:
@@ -231,7 +231,7 @@ class Embedding(keras.layers.Layer):
         rows = self._table.pull(distinct)[places.reshape(keys.shape)]
         return ops.cast(ops.convert_to_tensor(rows), self.compute_dtype)
 
-    def _hold(self, keys: NDArray[np.int64], rows: NDArray[Any]) -> None:
+    def _keep_table(self, keys: NDArray[np.int64], rows: NDArray[Any]) -> None:
         """Keeps a whole table in variables, for a process without servers."""
         with _unlocked(self):
             for variable in (self.rows, self.keys):
@@ -276,7 +276,7 @@ def embeddings_of(model: Any) -> list[Embedding]:
     return [layer for layer in model._flatten_layers() if isinstance(layer, Embedding)]
 
 
-def _eviction(given: Any) -> dict[str, int] | None:
+def _check_eviction(given: Any) -> dict[str, int] | None:
     """Raises TrainingError for what is none, InputError for what can't be."""
     if not given:
         return None

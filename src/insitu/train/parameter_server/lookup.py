@@ -29,7 +29,7 @@ class RowSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class PulledRows:
     """What was pulled for one layer: `rows[i]` belongs to `keys[i]`, which are distinct and ascending."""
 
     layer: Embedding
@@ -42,10 +42,10 @@ class Batch:
     """A batch with places instead of keys, and what the places stand for."""
 
     data: Any
-    pulled: tuple[Pulled, ...] = ()
+    pulled: tuple[PulledRows, ...] = ()
 
 
-class Lookup:
+class TableLookup:
     """The tables of one model. `leaves[i]` are the leaves of a batch that layer i reads, by number."""
 
     def __init__(
@@ -79,11 +79,11 @@ class Lookup:
                 replaced[leaf] = places[start : start + size].reshape(arrays[leaf].shape).astype(np.int32)
                 start += size
             rows = self._source.pull_rows(layer.name, keys, create=create)
-            pulled.append(Pulled(layer, keys, rows))
+            pulled.append(PulledRows(layer, keys, rows))
         return Batch(keras.tree.pack_sequence_as(data, replaced), tuple(pulled))
 
     @contextlib.contextmanager
-    def placed(self, batch: Batch) -> Iterator[None]:
+    def rows_loaded(self, batch: Batch) -> Iterator[None]:
         """While open, the layers hold the rows of `batch` and read places."""
         with contextlib.ExitStack() as stack:
             for one in batch.pulled:
@@ -91,7 +91,7 @@ class Lookup:
                 rows = np.zeros(shape, one.rows.dtype)
                 rows[: len(one.rows)] = one.rows
                 one.layer.rows.assign(rows)
-                stack.enter_context(one.layer.by_place())
+                stack.enter_context(one.layer.by_row_index())
             yield
 
     def pieces(self, data: Any) -> Iterator[Any]:
@@ -138,7 +138,7 @@ def _as_keys(layer: Embedding, leaf: NDArray[Any]) -> Keys:
     )
 
 
-def find_leaves(model: Any, layers: Sequence[Embedding], example: Any) -> list[tuple[int, ...]]:
+def find_key_inputs(model: Any, layers: Sequence[Embedding], example: Any) -> list[tuple[int, ...]]:
     """The leaves of a batch like `example` that each layer reads its keys from.
 
     Raises TrainingError where a layer's keys aren't an input of the model, or something else reads it too.

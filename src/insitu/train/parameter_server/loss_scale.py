@@ -44,7 +44,7 @@ class LossScale:
             self._scale = float(to_numpy(self._optimizer.dynamic_scale))
             self._overflowed = False
 
-    def undo(self, gradient: NDArray[Any]) -> bool:
+    def unscale(self, gradient: NDArray[Any]) -> bool:
         """Divides one shard's gradient, in place; whether it is finite, and so is to be sent."""
         if self._optimizer is not None and not np.isfinite(gradient).all():
             self._overflowed = True

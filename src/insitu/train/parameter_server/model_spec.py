@@ -54,7 +54,7 @@ INITIALIZERS = "RandomUniform, RandomNormal, Zeros, Ones and Constant"
 
 
 @dataclass(frozen=True, slots=True)
-class Norms:
+class ClipNorms:
     """Bounds of gradients' norms, of each variable's and of all together; None: none."""
 
     each: float | None = None
@@ -79,23 +79,23 @@ def _scale(gradient: NDArray[Any], bound: float, norm: float) -> None:
         gradient *= gradient.dtype.type(bound / norm)
 
 
-def number(scalar: Any) -> float:
+def to_float(scalar: Any) -> float:
     """The value of a variable or tensor of one element, or of a Python number."""
     if isinstance(scalar, keras.Variable):
         return float(to_numpy(scalar))
     return float(keras.ops.convert_to_numpy(scalar))
 
 
-def norms_of(optimizer: Any) -> Norms:
-    return Norms(optimizer.clipnorm, optimizer.global_clipnorm)
+def clip_norms_of(optimizer: Any) -> ClipNorms:
+    return ClipNorms(optimizer.clipnorm, optimizer.global_clipnorm)
 
 
-def may_be_split(optimizer: Any) -> bool:
+def can_be_split(optimizer: Any) -> bool:
     """Whether parts of a variable may be updated apart: not where a norm of the whole one counts."""
-    return type(optimizer) in _ELEMENTWISE and not norms_of(optimizer)
+    return type(optimizer) in _ELEMENTWISE and not clip_norms_of(optimizer)
 
 
-def must_be_together(optimizer: Any, *, exact: bool) -> bool:
+def needs_one_server(optimizer: Any, *, exact: bool) -> bool:
     """Whether the server that updates one variable needs the gradients of all: for the norm of their mean,
     which no worker knows. Where not the mean is bounded, each worker bounds its own gradient."""
     return exact and optimizer.global_clipnorm is not None
@@ -142,7 +142,7 @@ def built_in_updater(optimizer: Any) -> dict[str, Any] | None:
         config["weight_decay"] = float(optimizer.weight_decay)
     if optimizer.clipvalue is not None:
         config["clip_value"] = float(optimizer.clipvalue)
-    config["learning_rate"] = number(optimizer.learning_rate)
+    config["learning_rate"] = to_float(optimizer.learning_rate)
     return config
 
 
@@ -202,7 +202,7 @@ def name_variables(named: Sequence[tuple[str, Any]]) -> list[str]:
     return names
 
 
-def for_servers(config: Mapping[str, Any], *, norms: bool) -> dict[str, Any]:
+def strip_worker_settings(config: Mapping[str, Any], *, norms: bool) -> dict[str, Any]:
     """A serialized optimizer without a scale of losses, and unless `norms` without bounds of norms: what
     workers have done before they push."""
     done = {"loss_scale_factor": None, **({} if norms else {"clipnorm": None, "global_clipnorm": None})}

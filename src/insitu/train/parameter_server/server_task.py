@@ -17,13 +17,13 @@ from insitu.errors import InsituError, TrainingError
 from insitu.grid.files import publish_file
 from insitu.parameters import ParameterServer, Rules
 from insitu.parameters.holdings import check_nan
-from insitu.train.parameter_server.updater import model_updater
+from insitu.train.parameter_server.updater import make_model_updater
 
 _LOG = logging.getLogger("insitu")
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ServerConfig:
     """How servers serve; the same in each task of a job."""
 
     rules: Rules
@@ -40,34 +40,34 @@ class Service:
             replicas_to_aggregate=rules.replicas_to_aggregate,
             max_staleness=rules.max_staleness,
             nan=self.nan,
-            make_updater=model_updater,
+            make_updater=make_model_updater,
             stall_timeout=context.stall_timeout,
             **places,
         )
 
 
-def begin_service(context: Context, rules: Rules, nan: str, need: str) -> Service:
-    """The service of a strategy whose constructor serves in a `ps` task, and then never returns.
+def serve_or_configure(context: Context, rules: Rules, nan: str, need: str) -> ServerConfig:
+    """The config of a strategy whose constructor serves in a `ps` task, and then never returns.
 
     Raises TrainingError that begins with `need` in a job without such tasks, InputError for `nan`.
     """
     check_nan(nan)
-    service = Service(rules, nan)
+    config = ServerConfig(rules, nan)
     if context.role == "ps":
-        serve_until_stopped(context, service)
+        serve_until_stopped(context, config)
     if (context.job_id or context.workers) and not context.servers:
         raise TrainingError(
             f"{need} Received: a job without any. Start it with --ps auto, for one on each node, or "
             "--ps 1 or more."
         )
-    return service
+    return config
 
 
-def serve_until_stopped(context: Context, service: Service) -> NoReturn:
+def serve_until_stopped(context: Context, config: ServerConfig) -> NoReturn:
     """Serves as this `ps` task and ends the process well once it is asked to: SIGTERM, or SIGINT."""
     job = context.job
-    with _Teller(None if job is None else job.server_account(context.task)) as teller:
-        server = service.server(
+    with _StatusWriter(None if job is None else job.server_account(context.task)) as teller:
+        server = config.server(
             context.servers[context.index],
             context,
             index=context.index,
@@ -82,7 +82,7 @@ def serve_until_stopped(context: Context, service: Service) -> NoReturn:
     sys.exit(0)
 
 
-class _Teller:
+class _StatusWriter:
     """Writes what a server tells of itself into the job's folder, in a thread: disks are slow at times."""
 
     def __init__(self, path: Path | None) -> None:
@@ -90,7 +90,7 @@ class _Teller:
         self._accounts: queue.SimpleQueue[list[dict[str, Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="account", daemon=True)
 
-    def __enter__(self) -> _Teller:
+    def __enter__(self) -> _StatusWriter:
         self._thread.start()
         return self
 

@@ -21,37 +21,37 @@ from insitu.errors import InsituError, ParameterError, ServerStalled, TrainingEr
 from insitu.parameters import Client, Eviction, Future, ParameterServer, Table
 from insitu.parameters.hashing import stream
 from insitu.train.parameter_server.layers import Embedding, embeddings_of
-from insitu.train.parameter_server.lookup import Batch, Keys, find_leaves
+from insitu.train.parameter_server.lookup import Batch, Keys, find_key_inputs
 from insitu.train.parameter_server.loss_scale import inner_optimizer
 from insitu.train.parameter_server.model_spec import (
     STATE,
+    can_be_split,
     check_norms_of_rows,
     initializer_config,
-    may_be_split,
-    must_be_together,
     name_variables,
+    needs_one_server,
     table_updater,
     updater_config,
 )
-from insitu.train.parameter_server.server_task import Service
+from insitu.train.parameter_server.server_task import ServerConfig
 from insitu.train.replica import Replica, holds_table_rows
 
 _LOG = logging.getLogger("insitu")
-DEFAULT_PART_ROWS = 1024
+DEFAULT_SHARD_ROWS = 1024
 """Rows of a shard's batch where the data doesn't tell."""
 NEVER_SPLIT = 1 << 62
-_ENDS = Table("insitu/ends of fits", 1, initializer={"name": "constant", "value": 0.0})
+_FIT_ENDS = Table("insitu/ends of fits", 1, initializer={"name": "constant", "value": 0.0})
 """A row for each fit and shard: 1 once the shard has ended it. One more says that its variables were
 finalized. So too, at a negative key, for each table that began with saved rows: 1 once it has them. Kept by
 the servers, whoever restarts."""
-_FAREWELL = 5.0
+_EXIT_TIMEOUT = 5.0
 """Seconds that servers have at the end of the process to hear that it leaves."""
-_PAUSE = 0.02
+_POLL_INTERVAL = 0.02
 """Seconds between two looks whether the other workers have come to the end of a fit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class ShardPush:
     """One shard's part of a step: `rows` rows gave the gradient `floats`, laid out as the replica has it.
     `batch` is None where there were none. `overflowed`: there were, but they gave nothing to be sent.
     `finite`: all of `floats` was seen to be."""
@@ -64,17 +64,17 @@ class Outgoing:
     finite: bool = False
 
 
-class Link:
+class ParameterServerSession:
     """This task's connection to all servers; in a plain process, to one that is a thread of it.
 
     A push of any shard of this task has the same `sequence`, which counts its steps over all fits.
     """
 
-    def __init__(self, context: Context, service: Service) -> None:
+    def __init__(self, context: Context, config: ServerConfig) -> None:
         addresses: Sequence[str] = context.servers
         self._own_server: ParameterServer | None = None
         if not addresses:
-            self._own_server = service.server("127.0.0.1:0", context).start()
+            self._own_server = config.server("127.0.0.1:0", context).start()
             addresses = (self._own_server.address,)
         self._context = context
         self._client: Client = insitu.parameters.connect(
@@ -91,7 +91,7 @@ class Link:
         self.sequence = 0
         self.left_out: frozenset[int] = frozenset()
         """Shards whose gradients of the last step entered no update."""
-        self._behind = 0
+        self._applied_sequence = 0
         self._names: list[str] = []
         self._finalizes = False
         self._floats: list[NDArray[Any]] = []
@@ -99,7 +99,7 @@ class Link:
         self._parts: list[tuple[slice, slice]] = []
         self._row_spans: dict[str, Any] = {}
         self._writing: Future[int] | None = None
-        self._leaves = False
+        self._leaves_at_exit = False
         atexit.register(self._end)
 
     @property
@@ -108,16 +108,16 @@ class Link:
         return self._context.shards
 
     def _end(self) -> None:
-        if self._leaves:
+        if self._leaves_at_exit:
             with contextlib.suppress(InsituError):
                 for shard in self._context.shards:
-                    self._client.finish(shard).result(_FAREWELL)
+                    self._client.finish(shard).result(_EXIT_TIMEOUT)
         self.close()
 
     def leave_at_exit(self) -> None:
         """When this process ends, nobody waits for its shards any more: nothing else says where a custom loop
         ends."""
-        self._leaves = True
+        self._leaves_at_exit = True
 
     def close(self) -> None:
         self._client.close()
@@ -150,8 +150,8 @@ class Link:
                 for name, (variable, span) in zip(names, dense, strict=True)
             },
             updater={**updater, "has_state": any(prefixes)},
-            min_piece_bytes=min_piece_bytes if may_be_split(optimizer) else NEVER_SPLIT,
-            together=must_be_together(optimizer, exact=exact),
+            min_piece_bytes=min_piece_bytes if can_be_split(optimizer) else NEVER_SPLIT,
+            together=needs_one_server(optimizer, exact=exact),
         )
         self._names = names
         self._finalizes = bool(optimizer.use_ema)
@@ -162,7 +162,7 @@ class Link:
         """Where the replica's floats lie in the client's buffers: in the same places, unless rows of tables
         lie among them, which aren't sent that way."""
         shards = self._context.shards
-        self.lay_out_rows(spans)
+        self.locate_table_rows(spans)
         if not self._row_spans:
             self._parts = []
             self._floats = [self._client.flat_gradients(shard) for shard in shards]
@@ -181,7 +181,7 @@ class Link:
                 self._parts.append((ours, theirs))
             at += size
 
-    def lay_out_rows(self, spans: Sequence[Any]) -> None:
+    def locate_table_rows(self, spans: Sequence[Any]) -> None:
         """Where the gradients of tables' rows lie in the replica's floats."""
         self._row_spans = {v.path: span for v, span in spans if holds_table_rows(v)}
 
@@ -196,7 +196,7 @@ class Link:
             eviction=Eviction(**layer.eviction) if layer.eviction else None,
         )
         self._client.define_tables([table])
-        return ServerTable(self._client, layer, self.begin_table)
+        return ServerTable(self._client, layer, self.initialize_table)
 
     # Steps
 
@@ -210,25 +210,25 @@ class Link:
         """What was last pulled, in the same places. The next pull overwrites it."""
         return self._values
 
-    def exchange(self, outgoing: Sequence[Outgoing]) -> NDArray[Any]:
+    def exchange(self, outgoing: Sequence[ShardPush]) -> NDArray[Any]:
         """Pushes one step of this task's shards, and brings `values` up to date once each is applied or
         dropped. A step that the servers have from another life of this task isn't pushed again."""
         self.left_out = frozenset()
         self.sequence += 1
-        if self.sequence <= self._behind:
+        if self.sequence <= self._applied_sequence:
             return self.pull()
         together = self._client.pulls_behind_pushes
         pushes = [self._push(one, together, pulls=together and one is outgoing[-1]) for one in outgoing]
-        pulls = self._ask() if together else []
+        pulls = self._request_values() if together else []
         outcomes = [push.result() for push in pushes]
         self.left_out = frozenset(
             one.shard
             for one, outcome in zip(outgoing, outcomes, strict=True)
             if outcome == "dropped" or one.overflowed
         )
-        return self._receive(pulls or self._ask())
+        return self._receive(pulls or self._request_values())
 
-    def _push(self, one: Outgoing, hold: bool, *, pulls: bool) -> Future[str]:
+    def _push(self, one: ShardPush, hold: bool, *, pulls: bool) -> Future[str]:
         if self._parts and one.rows:
             buffer = self._client.flat_gradients(one.shard)
             for ours, theirs in self._parts:
@@ -244,7 +244,7 @@ class Link:
             pulls=pulls,
         )
 
-    def push_rows_of(self, outgoing: Sequence[Outgoing]) -> list[Future[str]]:
+    def push_rows_of(self, outgoing: Sequence[ShardPush]) -> list[Future[str]]:
         """Pushes the gradients of tables' rows alone, of one step of this task's shards."""
         self.sequence += 1
         return [
@@ -254,7 +254,7 @@ class Link:
             for one in outgoing
         ]
 
-    def _row_gradients(self, one: Outgoing) -> dict[str, tuple[Keys, NDArray[Any]]]:
+    def _row_gradients(self, one: ShardPush) -> dict[str, tuple[Keys, NDArray[Any]]]:
         gradients = {}
         for pulled in one.batch.pulled if one.batch is not None else ():
             span = self._row_spans[pulled.layer.rows.path]
@@ -264,9 +264,9 @@ class Link:
 
     def pull(self) -> NDArray[Any]:
         """Brings `values` up to date; waits where the mode says so."""
-        return self._receive(self._ask())
+        return self._receive(self._request_values())
 
-    def _ask(self) -> list[Future[int]]:
+    def _request_values(self) -> list[Future[int]]:
         """Each shard may go on; the values come with the last."""
         shards = self._context.shards
         return [self._client.pull(shard, values=shard == shards[-1]) for shard in shards]
@@ -292,7 +292,7 @@ class Link:
 
     def begin(self, sequence: int, applied: int = 0) -> None:
         """Steps go on with this number; those before `applied` are in the servers already."""
-        self.sequence, self._behind = sequence, applied
+        self.sequence, self._applied_sequence = sequence, applied
 
     def expect_checkpoints(self) -> None:
         """There will be some."""
@@ -303,13 +303,13 @@ class Link:
         that is logged: training doesn't end of it."""
         if self._writing is not None and not self._writing.done():
             return
-        self.end_of_checkpoint()
+        self.wait_for_checkpoint()
         try:
             self._writing = self._client.checkpoint(directory)
         except ParameterError as error:  # as where another life of this task has begun one
             _LOG.warning("The servers begin no checkpoint, and training goes on: %s", error)
 
-    def end_of_checkpoint(self) -> None:
+    def wait_for_checkpoint(self) -> None:
         """Waits for the checkpoint that is being written."""
         writing, self._writing = self._writing, None
         try:
@@ -322,70 +322,72 @@ class Link:
         """Says that this task's shards have ended fit number `fit`, and waits for those of all others, and
         for the chief, which then has the servers finalize the variables. Until then nobody waits for pushes
         of shards that `leave`, and `waiting` is called now and then. Raises ServerStalled."""
-        self.end_of_checkpoint()
+        self.wait_for_checkpoint()
         client, shards = self._client, self._context.shards
-        client.define_tables([_ENDS])
+        client.define_tables([_FIT_ENDS])
         for shard in shards if leave else ():
             client.finish(shard).result()
-        self._tell_end(shards, fit)
-        self._await_end(range(self._context.num_shards), fit, waiting)
+        self._mark_ended(shards, fit)
+        self._wait_until_ended(range(self._context.num_shards), fit, waiting)
         if not self._finalizes:
             return
         if client.is_chief:
             client.finalize(fit)
-            self._tell_end([self._context.num_shards], fit)
-        self._await_end([self._context.num_shards], fit, waiting)
+            self._mark_ended([self._context.num_shards], fit)
+        self._wait_until_ended([self._context.num_shards], fit, waiting)
 
-    def _tell_end(self, shards: Sequence[int], fit: int) -> None:
+    def _mark_ended(self, shards: Sequence[int], fit: int) -> None:
         ones = np.ones((len(shards), 1), np.float32)
-        self._client.load_rows(_ENDS.name, _end_keys(shards, fit), ones).result()
+        self._client.load_rows(_FIT_ENDS.name, _end_keys(shards, fit), ones).result()
 
-    def _await_end(self, shards: Sequence[int], fit: int, waiting: Callable[[], None]) -> None:
+    def _wait_until_ended(self, shards: Sequence[int], fit: int, waiting: Callable[[], None]) -> None:
         deadline = time.monotonic() + self._context.stall_timeout
         keys = _end_keys(shards, fit)
-        while not (ended := self._told(keys)).all():
+        while not (ended := self._are_marked(keys)).all():
             if time.monotonic() >= deadline:
                 raise ServerStalled(
                     f"Shards {np.flatnonzero(~ended).tolist()} didn't end their fit within "
                     f"{self._context.stall_timeout:g} s of this task's."
                 )
             waiting()
-            time.sleep(_PAUSE)
+            time.sleep(_POLL_INTERVAL)
 
-    def _told(self, keys: Keys) -> NDArray[np.bool_]:
-        told: NDArray[np.bool_] = self._client.pull_rows(_ENDS.name, keys, create=False).result()[:, 0] > 0
+    def _are_marked(self, keys: Keys) -> NDArray[np.bool_]:
+        told: NDArray[np.bool_] = (
+            self._client.pull_rows(_FIT_ENDS.name, keys, create=False).result()[:, 0] > 0
+        )
         return told
 
-    def begin_table(self, name: str, keys: Keys, rows: NDArray[Any]) -> None:
+    def initialize_table(self, name: str, keys: Keys, rows: NDArray[Any]) -> None:
         """A table begins with the chief's saved rows, once: who comes later, or again, finds what training
         has made of them. The others wait until they are there. Raises ServerStalled."""
         client = self._client
-        client.define_tables([_ENDS])
+        client.define_tables([_FIT_ENDS])
         key = np.array([-1 - stream("begun", name) // 4], np.int64)
         deadline = time.monotonic() + self._context.stall_timeout
-        while not self._told(key).all():
+        while not self._are_marked(key).all():
             if client.is_chief:
                 client.load_rows(name, keys, rows).result()
-                client.load_rows(_ENDS.name, key, np.ones((1, 1), np.float32)).result()
+                client.load_rows(_FIT_ENDS.name, key, np.ones((1, 1), np.float32)).result()
                 return
             if time.monotonic() >= deadline:
                 raise ServerStalled(
                     f"The chief didn't give table {name!r} its saved rows within "
                     f"{self._context.stall_timeout:g} s."
                 )
-            time.sleep(_PAUSE)
+            time.sleep(_POLL_INTERVAL)
 
 
 def attach_tables(
     model: Any,
     example: Any,
     part_rows: int | None,
-    link: Callable[[], Link],
+    session: Callable[[], ParameterServerSession],
     optimizer: Any,
     *,
     bounded: bool = False,
 ) -> None:
-    """Gives each Embedding of `model` a table of `link()`, whose rows `optimizer` updates, and room for the
+    """Gives each Embedding of `model` a table of `session()`, whose rows `optimizer` updates, and room for the
     rows of a shard's batch like `example`, of `part_rows` rows if that is known. Norms of rows' gradients are
     `bounded` by the worker, or not at all."""
     layers = embeddings_of(model)
@@ -393,16 +395,16 @@ def attach_tables(
         return
     if not bounded:
         check_norms_of_rows(optimizer)
-    leaves = find_leaves(model, layers, example)
+    leaves = find_key_inputs(model, layers, example)
     arrays = keras.tree.flatten(example)
     for layer, numbers in zip(layers, leaves, strict=True):
         if layer.rows is None or not getattr(layer.rows, "insitu_rows", False):
-            keys = sum(int(arrays[n][0].size) for n in numbers) * (part_rows or DEFAULT_PART_ROWS)
-            layer.attach(link().table(layer, optimizer), keys)
-            _renew_optimizer(model)
+            keys = sum(int(arrays[n][0].size) for n in numbers) * (part_rows or DEFAULT_SHARD_ROWS)
+            layer.attach(session().table(layer, optimizer), keys)
+            _replace_optimizer(model)
 
 
-def _renew_optimizer(model: Any) -> None:
+def _replace_optimizer(model: Any) -> None:
     """A model that was loaded has an optimizer that knows its tables as they were saved, or not at all, and
     its state isn't taken up on servers: another one of the same configuration takes its place."""
     if model.optimizer is not None and inner_optimizer(model.optimizer).built:
@@ -437,7 +439,7 @@ class ServerTable:
     def pull(self, keys: Keys) -> NDArray[Any]:
         return self._client.pull_rows(self._name, keys).result()
 
-    def everything(self) -> tuple[Keys, NDArray[Any]]:
+    def read_all(self) -> tuple[Keys, NDArray[Any]]:
         blocks = list(self._client.read_rows(self._name))
         keys = np.concatenate([np.empty(0, np.int64), *(keys for keys, _ in blocks)])
         rows = np.concatenate([np.empty((0, self._width), np.float32), *(rows for _, rows in blocks)])
@@ -447,5 +449,5 @@ class ServerTable:
     def begin(self, keys: Keys, rows: NDArray[Any]) -> None:
         self._begin(self._name, keys, rows)
 
-    def fill(self, keys: Keys, rows: NDArray[Any]) -> None:
+    def assign(self, keys: Keys, rows: NDArray[Any]) -> None:
         self._client.load_rows(self._name, keys, rows).result()

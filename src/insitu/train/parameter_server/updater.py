@@ -11,30 +11,30 @@ from numpy.typing import NDArray
 
 from insitu.parameters import Finalizing, Updater, make_updater
 from insitu.train.parameter_server.keras_optimizer import KerasUpdater, make_optimizer
-from insitu.train.parameter_server.model_spec import STATE, for_servers, number
+from insitu.train.parameter_server.model_spec import STATE, strip_worker_settings, to_float
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
-def model_updater(config: Mapping[str, Any] | str) -> Updater:
+def make_model_updater(config: Mapping[str, Any] | str) -> Updater:
     """The updater of an `updater_config`, or of what the servers know by themselves. Raises TrainingError for
     an optimizer that isn't known here."""
     if isinstance(config, str) or "state" not in config:
         return make_updater(config)
     inner: Updater
     if "built_in" in config:
-        inner = make_updater(_scheduled(config))
+        inner = make_updater(_with_schedule(config))
     else:
-        told = for_servers(json.loads(config["optimizer"]), norms=not config["without_norms"])
+        told = strip_worker_settings(json.loads(config["optimizer"]), norms=not config["without_norms"])
         inner = KerasUpdater(json.dumps(told), jit=bool(config["jit"]))
     return ModelUpdater(inner, adds=config["state"] == "add") if config["has_state"] else inner
 
 
-def _scheduled(config: Mapping[str, Any]) -> dict[str, Any]:
+def _with_schedule(config: Mapping[str, Any]) -> dict[str, Any]:
     settings = dict(config["built_in"])
     if "optimizer" in config:
         schedule = make_optimizer(config["optimizer"])._learning_rate
-        settings["learning_rate"] = lambda step: number(schedule(step))
+        settings["learning_rate"] = lambda step: to_float(schedule(step))
     return settings
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from insitu.train.devices import Device
-from insitu.train.placement.variables import Places
+from insitu.train.placement.variables import Placements
 
 _SCOPE = re.compile(r"(?:^|/)insitu_on_(\d+)_")
 _devices: list[str] = []
@@ -18,10 +18,10 @@ _devices: list[str] = []
 _STEPS = ("train_step", "test_step", "predict_step")
 
 
-class TensorFlowMover:
-    """See `Mover`."""
+class TensorFlowDeviceMover:
+    """See `DeviceMover`."""
 
-    def lies_on(self, variable: Any, device: Device) -> bool:
+    def is_on(self, variable: Any, device: Device) -> bool:
         lies, wanted = (tf.DeviceSpec.from_string(name) for name in (variable.value.device, device.native))
         return bool((lies.device_type, lies.device_index) == (wanted.device_type, wanted.device_index))
 
@@ -42,7 +42,7 @@ class TensorFlowMover:
 
         object.__setattr__(layer, "call", on_device)
 
-    def prepare(self, model: Any, optimizers: Sequence[Any], places: Places) -> None:
+    def prepare(self, model: Any, optimizers: Sequence[Any], placements: Placements) -> None:
         """Gradients are computed where the layer is: their names hold the scope of what they belong to."""
         if _devices:
             for name in filter(functools.partial(hasattr, model), _STEPS):

@@ -33,14 +33,14 @@ class MirroredVariables:
         self._copies: list[list[Any]] = [self._own]
         self._copies += [[_copy_on(device, own) for own in self._own] for device in self._devices[1:]]
         for own in self._own:
-            _watch(own, self._become_stale)
+            _call_on_assign(own, self._mark_stale)
         self._copy = tf.function(self.trace_copying, autograph=False)
 
-    def _become_stale(self) -> None:
+    def _mark_stale(self) -> None:
         self.stale = True
 
     @contextmanager
-    def on(self, index: int) -> Iterator[None]:
+    def swapped_in(self, index: int) -> Iterator[None]:
         """The variables of device `index` in the places of the Keras variables' own."""
         for variable, copy in zip(self.variables, self._copies[index], strict=True):
             variable._value = copy
@@ -84,10 +84,10 @@ def _copy_on(device: str, own: Any) -> Any:
     return copies[device]
 
 
-def _watch(own: Any, changed: Any) -> None:
+def _call_on_assign(own: Any, changed: Any) -> None:
     """Calls `changed` for each assignment outside of graphs."""
 
-    def watched(assign: Any) -> Any:
+    def wrap(assign: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not tf.inside_function():
                 changed()
@@ -96,4 +96,4 @@ def _watch(own: Any, changed: Any) -> None:
         return call
 
     for name in _ASSIGNING:
-        setattr(own, name, watched(getattr(own, name)))
+        setattr(own, name, wrap(getattr(own, name)))

@@ -38,13 +38,13 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         super().__init__(model, data)
         self._mirrored = mirrored = home is None
         # Where variables are: the home first, which computes nothing.
-        self._sites = tuple(devices) if home is None else (home, *devices)
-        self._computing = tuple(range(len(self._sites) - len(devices), len(self._sites)))
+        self._all_devices = tuple(devices) if home is None else (home, *devices)
+        self._computing_devices = tuple(range(len(self._all_devices) - len(devices), len(self._all_devices)))
         self._shards = tuple(shards)
         state = self._state
         moved = (*state.mean, *state.seeds, *state.first, *state.sums, *state.metric_first)
         every = (*state.trainable, *moved, *state.optimizer, *_only_read(model)) if mirrored else moved
-        self._mirrors: MirroredVariables = mirror_variables(model, every, self._sites)
+        self._mirrors: MirroredVariables = mirror_variables(model, every, self._all_devices)
         batch = [batch_spec(leaf) for leaf in flatten_batch(data)]
         self._width = len(batch)
         signature = [tf.TensorSpec((len(devices),), tf.float64), *(batch * len(devices))]
@@ -112,16 +112,16 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
     def _arguments(self, parts: Sequence[ShardBatch]) -> list[Any]:
         rows = np.array([part.rows for part in parts], np.float64)
         # A device without rows computes something that weighs nothing: a graph without branches is faster.
-        spare = self._spare(parts)
+        padding = self._make_padding(parts)
         with tf.device("CPU:0"):
             leaves = [
                 tf.convert_to_tensor(leaf)
                 for part in parts
-                for leaf in flatten_batch(part.data if part.rows else spare)
+                for leaf in flatten_batch(part.data if part.rows else padding)
             ]
             return [tf.constant(rows), *leaves]
 
-    def _spare(self, parts: Sequence[ShardBatch]) -> Any:
+    def _make_padding(self, parts: Sequence[ShardBatch]) -> Any:
         """Data that can be computed with."""
         return map_batch(lambda leaf: leaf[:1], next(part.data for part in parts if part.rows))
 
@@ -144,48 +144,50 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         if not self._mirrored:
             self._mirrors.trace_copying()
         return [
-            self._on(site, self._trace_gradient, tf.constant(shard, tf.int64), *own)
-            for site, shard, own in zip(self._computing, self._shards, self._by_replica(leaves), strict=True)
+            self._run_on(device_index, self._trace_gradient, tf.constant(shard, tf.int64), *own)
+            for device_index, shard, own in zip(
+                self._computing_devices, self._shards, self._by_replica(leaves), strict=True
+            )
         ]
 
     def _trace_apply_all(self, combined: Any, *buckets: Any) -> Any:
-        return self._update_devices(combined, [list(buckets)] * len(self._sites))
+        return self._update_devices(combined, [list(buckets)] * len(self._all_devices))
 
     def _trace_test_all(self, rows: Any, *leaves: Any) -> Any:
         if not self._mirrored:
             self._mirrors.trace_copying()
         records = [
-            self._on(site, self._trace_evaluate, *own)
-            for site, own in zip(self._computing, self._by_replica(leaves), strict=True)
+            self._run_on(device_index, self._trace_evaluate, *own)
+            for device_index, own in zip(self._computing_devices, self._by_replica(leaves), strict=True)
         ]
         combined = self._combine(self._test_record, records, rows)
-        return self._on(0, self._trace_merge, combined)
+        return self._run_on(0, self._trace_merge, combined)
 
     def _trace_predict_all(self, rows: Any, *leaves: Any) -> list[Any]:
         del rows
         if not self._mirrored:
             self._mirrors.trace_copying()
         return [
-            self._on(site, self._trace_predict, *own)
-            for site, own in zip(self._computing, self._by_replica(leaves), strict=True)
+            self._run_on(device_index, self._trace_predict, *own)
+            for device_index, own in zip(self._computing_devices, self._by_replica(leaves), strict=True)
         ]
 
     def _by_replica(self, leaves: Sequence[Any]) -> list[Sequence[Any]]:
         return [leaves[start : start + self._width] for start in range(0, len(leaves), self._width)]
 
-    def _on(self, site: int, function: Callable[..., Any], *args: Any) -> Any:
+    def _run_on(self, device_index: int, function: Callable[..., Any], *args: Any) -> Any:
         """`function` traced on a device with the variables of that device."""
         if self._mirrored and self._model.jit_compile and not self._model.run_eagerly:
             # XLA compiles for one device at a time.
             function = tf.function(function, jit_compile=True, autograph=False)
-        with tf.device(self._sites[site]), self._mirrors.on(site):
+        with tf.device(self._all_devices[device_index]), self._mirrors.swapped_in(device_index):
             return function(*args)
 
     def _update_devices(self, combined: Any, means: Sequence[Sequence[Any]]) -> Any:
-        logs = self._on(0, self._trace_apply, combined, *means[0])
+        logs = self._run_on(0, self._trace_apply, combined, *means[0])
         if self._mirrored:
-            for site in range(1, len(self._sites)):
-                self._on(site, self._trace_follow, combined, *means[site])
+            for device_index in range(1, len(self._all_devices)):
+                self._run_on(device_index, self._trace_follow, combined, *means[device_index])
         return logs
 
     def _trace_follow(self, combined: Any, *buckets: Any) -> None:
@@ -213,12 +215,12 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         means = []
         for number, buckets in enumerate(zip(*outputs, strict=True)):
             # In turn, so that all devices have a part in it.
-            with tf.device(self._sites[number % len(self._sites) if self._mirrored else 0]):
+            with tf.device(self._all_devices[number % len(self._all_devices) if self._mirrored else 0]):
                 total = tf.math.multiply_no_nan(buckets[0], shares[0])
                 for index, bucket in enumerate(buckets[1:], 1):
                     total = total + tf.math.multiply_no_nan(bucket, shares[index])
                 means.append(total)
-        return [means] * len(self._sites)
+        return [means] * len(self._all_devices)
 
 
 def _only_read(model: Any) -> list[Any]:

@@ -15,7 +15,7 @@ from insitu.errors import InputError
 Axes = tuple[str | None, ...]
 
 
-class Spreading(Distribution):
+class AutoSharding(Distribution):
     """A Keras distribution by a layout map, or by a rule of its own where there is none.
 
     A layout map says axes of the mesh for each axis of a variable, by a regular expression of the variable's
@@ -43,11 +43,11 @@ class Spreading(Distribution):
             return given
         shape = tuple(variable.shape)
         if self._map is None:
-            return TensorLayout(spread_largest(shape, self._sizes), self.device_mesh)
+            return TensorLayout(shard_largest_axis(shape, self._sizes), self.device_mesh)
         found = self._map[variable.path]
         if found is None:
             return TensorLayout((None,) * len(shape), self.device_mesh)
-        check_divides(variable.path, shape, found.axes, self._sizes)
+        check_divisible(variable.path, shape, found.axes, self._sizes)
         return found
 
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
@@ -57,7 +57,7 @@ class Spreading(Distribution):
         return TensorLayout((self.batch_dim_name, *(None,) * (len(data_shape) - 1)), self.device_mesh)
 
 
-def spread_largest(shape: tuple[int, ...], sizes: Mapping[str, int]) -> Axes:
+def shard_largest_axis(shape: tuple[int, ...], sizes: Mapping[str, int]) -> Axes:
     """The axes of a variable of `shape` by the rule without a map. `sizes` are those of the mesh' axes, the
     first of which spreads rows, never variables."""
     axes: list[str | None] = [None] * len(shape)
@@ -69,7 +69,7 @@ def spread_largest(shape: tuple[int, ...], sizes: Mapping[str, int]) -> Axes:
     return tuple(axes)
 
 
-def check_divides(path: str, shape: tuple[int, ...], axes: Axes, sizes: Mapping[str, int]) -> None:
+def check_divisible(path: str, shape: tuple[int, ...], axes: Axes, sizes: Mapping[str, int]) -> None:
     """Raises InputError unless a variable of `shape` can be spread by `axes`."""
     if len(axes) > len(shape):
         raise InputError(

@@ -19,10 +19,10 @@ import numpy as np
 from insitu.errors import TrainingError
 from insitu.train.elastic import Membership
 
-HEARTBEAT = 100.0
+HEARTBEAT_TIMEOUT = 100.0
 """Seconds without a sign of life after which JAX counts a task as dead: its own default, and the most."""
-LEAST_HEARTBEAT = 10.0
-PATIENT = 7 * 24 * 3600
+MIN_HEARTBEAT_TIMEOUT = 10.0
+SHUTDOWN_TIMEOUT = 7 * 24 * 3600
 """Seconds that a task that is done waits for the others: as long as they live."""
 
 
@@ -35,7 +35,7 @@ def connect(membership: Membership) -> None:
 
     A task that fails under way doesn't wait for the others to be done, as JAX would have it. If worker 0 dies
     JAX itself ends the other processes; any other loss is noticed where a collective breaks, or after
-    `HEARTBEAT` seconds, or the stall timeout where that is less.
+    `HEARTBEAT_TIMEOUT` seconds, or the stall timeout where that is less.
 
     Raises TrainingError where JAX has started already, or by somebody else's coordinator for other tasks.
     """
@@ -48,7 +48,7 @@ def connect(membership: Membership) -> None:
                 f"{jax.process_index()} of {jax.process_count()}. Leave jax.distributed.initialize() out."
             )
         return
-    if started():
+    if backend_started():
         raise TrainingError(
             "communication='xla' joins the devices of all tasks, which has to be done before JAX starts. "
             "Received: a process in which JAX has computed something, or has been asked for its devices. "
@@ -58,10 +58,10 @@ def connect(membership: Membership) -> None:
     host = context.workers[0].rpartition(":")[0]
     with _reserved_port(host) if index == 0 else contextlib.nullcontext((host, 0)) as (bind, port):
         port = int(group.broadcast(np.array([port], np.int64))[0])
-        _set_up(f"{host}:{port}", f"{bind}:{port}", membership)
+        _initialize(f"{host}:{port}", f"{bind}:{port}", membership)
 
 
-def started() -> bool:
+def backend_started() -> bool:
     """Whether JAX has chosen its devices: from then on they are what they are."""
     from jax._src import xla_bridge
 
@@ -88,7 +88,7 @@ def devices_like(here: list[Any]) -> list[Any]:
     return [devices[place] for devices in by_task.values() for place in places]
 
 
-def abandon() -> None:
+def skip_shutdown() -> None:
     """This process is about to fail: it won't wait for its peers. What JAX holds is left to the kernel."""
     from jax._src import distributed
 
@@ -114,18 +114,20 @@ def _reserved_port(host: str) -> Iterator[tuple[str, int]]:
         yield host, held.getsockname()[1]
 
 
-def _set_up(coordinator: str, bind: str, membership: Membership) -> None:
+def _initialize(coordinator: str, bind: str, membership: Membership) -> None:
     context = membership.context
     if hasattr(jax.config, "jax_enable_preemption_service"):
         # It would take SIGTERM, by which jobs are stopped.
         jax.config.update("jax_enable_preemption_service", False)
     if getattr(jax.config, "jax_cpu_collectives_implementation", "gloo") in (None, "none"):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    patience = max(1, int(context.stall_timeout))
-    wanted = {
-        "initialization_timeout": patience,
-        "heartbeat_timeout_seconds": int(max(LEAST_HEARTBEAT, min(HEARTBEAT, context.stall_timeout))),
-        "shutdown_timeout_seconds": PATIENT,
+    timeout = max(1, int(context.stall_timeout))
+    options = {
+        "initialization_timeout": timeout,
+        "heartbeat_timeout_seconds": int(
+            max(MIN_HEARTBEAT_TIMEOUT, min(HEARTBEAT_TIMEOUT, context.stall_timeout))
+        ),
+        "shutdown_timeout_seconds": SHUTDOWN_TIMEOUT,
         "cluster_detection_method": "deactivate",
         "coordinator_bind_address": bind,
         "local_device_ids": own_accelerators(context.workers, context.index),
@@ -136,21 +138,21 @@ def _set_up(coordinator: str, bind: str, membership: Membership) -> None:
             coordinator,
             len(context.workers),
             context.index,
-            **{name: value for name, value in wanted.items() if name in known},
+            **{name: value for name, value in options.items() if name in known},
         )
     except Exception as error:
         raise TrainingError(
             f"JAX' coordinator at {coordinator} did not bring all {len(context.workers)} tasks together: "
             f"{error}"
         ) from error
-    sys.excepthook = _abandoning(sys.excepthook)
+    sys.excepthook = _wrap_excepthook(sys.excepthook)
 
 
-def _abandoning(report: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_excepthook(report: Callable[..., Any]) -> Callable[..., Any]:
     """`report`, an excepthook, which also frees the process from waiting for its peers."""
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        abandon()
+        skip_shutdown()
         report(kind, error, trace)
 
     return excepthook

@@ -14,15 +14,15 @@ from insitu.errors import TrainingError
 from insitu.exchange import Group
 from insitu.train.collectives import barrier_token
 from insitu.train.custom_loop import (
-    CHECK_EVERY,
+    LOOP_CHECK_INTERVAL,
+    CreationTracker,
     DistributedDataset,
-    ExchangedStep,
-    ExchangedTrainer,
+    ExchangeAggregation,
+    ExchangeStep,
+    LoopAggregation,
+    LoopRunner,
     LoopStep,
-    LoopTrainer,
     ReduceOp,
-    Runner,
-    Scope,
     StepModel,
     average_loss,
     check_weights,
@@ -67,8 +67,8 @@ class Strategy:
     ) -> None:
         teach_keras()
         self._membership = Membership(context or read_context(), transport, compression)
-        self.made_in_scope = Scope()
-        self._runner: Runner | None = None
+        self.created_in_scope = CreationTracker()
+        self._loop_runner: LoopRunner | None = None
 
     @property
     def membership(self) -> Membership:
@@ -85,19 +85,19 @@ class Strategy:
         """Models that are compiled inside belong to this strategy. Scopes of two strategies don't nest."""
         if _active and _active[-1] is not self:
             raise TrainingError(
-                f"A scope can't be opened inside another strategy's. Received: {type(self).__name__} inside "
+                f"A scope can't be track inside another strategy's. Received: {type(self).__name__} inside "
                 f"{type(_active[-1]).__name__}. Close that one first."
             )
         _active.append(self)
         try:
-            with self.made_in_scope.opened(self._bind, self._check_bound), self.placement():
+            with self.created_in_scope.track(self._bind, self._check_bound), self.placement():
                 yield self
         finally:
             _active.pop()
 
     def _bind(self, model: Any) -> None:
         if model.built:
-            self.made_in_scope.check_made_here(model.variables)
+            self.created_in_scope.check_created_here(model.variables)
         Binding(model, self)
 
     def _check_bound(self, model: Any) -> None:
@@ -133,14 +133,14 @@ class Strategy:
             return FusedStep(make_fused_replica(model, example))
         check_trainable_by_shards(model, self.num_replicas_in_sync)
         if first:
-            self._begin_alike(model)
+            self._broadcast_initial_state(model)
         return TwoPhaseStep(make_replica(model, example), self._membership.lockstep)
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
         """How `run` does the step `model`, which has learnt what it touches, for arrays like `example`."""
-        return ExchangedStep(model, make_loop_replica(model, example), self._membership)
+        return ExchangeStep(model, make_loop_replica(model, example), self._membership)
 
-    def _begin_alike(self, model: Any) -> None:
+    def _broadcast_initial_state(self, model: Any) -> None:
         """Gives all replicas the state of rank 0. Collective."""
         membership, state = self._membership, read_state(model)
 
@@ -153,9 +153,9 @@ class Strategy:
     def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
         """Called before `model` is built. Here nothing is to be done."""
 
-    def loop_trainer(self) -> LoopTrainer:
+    def loop_aggregation(self) -> LoopAggregation:
         """How the replicas of a custom loop are combined: over the exchange."""
-        return ExchangedTrainer(self._membership)
+        return ExchangeAggregation(self._membership)
 
     def left_out(self) -> Collection[int]:
         """The shards of this task whose rows of the last step entered no update. Here there are none."""
@@ -196,9 +196,9 @@ class Strategy:
             TrainingError: where `fn` makes variables, applies an optimizer twice or one that was made outside
                 the scope, or reads variables after it has applied their update.
         """
-        if self._runner is None:
-            self._runner = Runner(self)
-        return self._runner.run(fn, args, kwargs or {})
+        if self._loop_runner is None:
+            self._loop_runner = LoopRunner(self)
+        return self._loop_runner.run(fn, args, kwargs or {})
 
     def compute_average_loss(
         self, per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
@@ -251,8 +251,8 @@ class Strategy:
     def check_replicas(self, where: str = "here") -> None:
         """Raises Diverged, in every task, unless all replicas have the same weights; it names the first
         variable that differs. Of the variables that were made in the scope. Collective."""
-        check_weights(self._membership.group(), self.made_in_scope.weights(), where)
+        check_weights(self._membership.group(), self.created_in_scope.weights(), where)
 
     def _after_step(self, index: int, last: bool) -> None:
-        if last or (index + 1) % CHECK_EVERY == 0 or index == 0:
+        if last or (index + 1) % LOOP_CHECK_INTERVAL == 0 or index == 0:
             self.check_replicas("after an epoch" if last else f"after step {index}")

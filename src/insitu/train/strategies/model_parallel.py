@@ -12,7 +12,7 @@ import numpy as np
 
 from insitu.context import Context
 from insitu.errors import InputError, TrainingError
-from insitu.train.custom_loop import LoopStep, SettledStep, StepModel
+from insitu.train.custom_loop import LoopStep, RestorePlacementStep, StepModel
 from insitu.train.devices import Device, resolve, resolve_all
 from insitu.train.fit import StepExecutor
 from insitu.train.replica import broadcast_state, read_state
@@ -63,9 +63,9 @@ class ModelParallelStrategy(Strategy):
         context: Context | None = None,
     ) -> None:
         super().__init__(context=context)
-        self._places: dict[str, Device] = {}
+        self._placements: dict[str, Device] = {}
         self._names = devices
-        self._spread_by = (layout_map, mesh)
+        self._mesh_arguments = (layout_map, mesh)
         self._mesh: Any = None
         asked = any(value is not None for value in (layout_map, mesh, devices))
         if asked and keras.backend.backend() != "jax":
@@ -75,19 +75,19 @@ class ModelParallelStrategy(Strategy):
                 "strategy.place({'layer': 'device'}), or set KERAS_BACKEND=jax before keras is imported."
             )
         if asked:
-            self._spread()
+            self._make_mesh()
 
-    def _spread(self) -> Any:
+    def _make_mesh(self) -> Any:
         """(the mesh, the Keras distribution that makes variables here, the one over the whole mesh)."""
         if self._mesh is None:
             if len(self.membership.context.workers) > 1:
                 from insitu.train.spmd.distributed import connect
 
                 connect(self.membership)
-            from insitu.train.spmd.auto_sharding import Spreading
-            from insitu.train.spmd.layout import MeshLayout
+            from insitu.train.spmd.auto_sharding import AutoSharding
+            from insitu.train.spmd.sharding_plan import ShardingPlan
 
-            layout_map, mesh = self._spread_by
+            layout_map, mesh = self._mesh_arguments
             if isinstance(layout_map, keras.distribution.LayoutMap):
                 if mesh is not None or self._names is not None:
                     raise InputError(
@@ -99,9 +99,11 @@ class ModelParallelStrategy(Strategy):
             else:
                 devices, axes, shape = self._mesh_of(mesh)
                 grid = devices.reshape(shape)
-            layout = MeshLayout.over(grid, tuple(axes))
-            here, everywhere = (Spreading(part, layout_map) for part in (layout.local, layout.mesh))
-            self._mesh = (layout, here, everywhere)
+            sharding_plan = ShardingPlan.from_devices(grid, tuple(axes))
+            here, everywhere = (
+                AutoSharding(part, layout_map) for part in (sharding_plan.local, sharding_plan.mesh)
+            )
+            self._mesh = (sharding_plan, here, everywhere)
         return self._mesh
 
     def _mesh_of(self, mesh: Mapping[str, int] | None) -> tuple[Any, tuple[str, ...], tuple[int, ...]]:
@@ -113,7 +115,7 @@ class ModelParallelStrategy(Strategy):
 
             devices = devices_like(devices)
         wanted = dict(mesh) if mesh is not None else {_DATA: workers, _MODEL: -1}
-        return np.array(devices), tuple(wanted), sizes_of(wanted, len(devices))
+        return np.array(devices), tuple(wanted), resolve_mesh_sizes(wanted, len(devices))
 
     # Layers on devices
 
@@ -127,24 +129,24 @@ class ModelParallelStrategy(Strategy):
 
         Raises InputError for a device that isn't there; where the model is made, for a layer that isn't.
         """
-        if any(value is not None for value in (*self._spread_by, self._names)):
+        if any(value is not None for value in (*self._mesh_arguments, self._names)):
             raise TrainingError(
                 "A model is spread over a mesh or layer by layer. Received: place() on a strategy with a "
                 "layout map, a mesh or devices."
             )
         if not devices:
             raise InputError("place() takes at least one layer and its device. Received: none.")
-        self._places.update({name: resolve(device) for name, device in devices.items()})
+        self._placements.update({name: resolve(device) for name, device in devices.items()})
 
     # What the base class asks for
 
     def placement(self) -> AbstractContextManager[Any]:
-        if self._places:
-            from insitu.train.placement import making_layers_on
+        if self._placements:
+            from insitu.train.placement import place_new_variables
 
-            return making_layers_on(self._places)
+            return place_new_variables(self._placements)
         self._check_has_plan()
-        scope: AbstractContextManager[Any] = self._spread()[1].scope()
+        scope: AbstractContextManager[Any] = self._make_mesh()[1].scope()
         return scope
 
     def _check_has_plan(self) -> None:
@@ -155,47 +157,47 @@ class ModelParallelStrategy(Strategy):
             )
 
     def _bind(self, model: Any) -> None:
-        if self._places:
+        if self._placements:
             model.jit_compile = False  # XLA's programs keep to one device
         super()._bind(model)
-        if not self._places:
+        if not self._placements:
             for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
                 object.__setattr__(model, name, _without_distribution(getattr(model, name)))
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
-        if self._places:
-            from insitu.train.placement import LayerwiseStep, place_layers
+        if self._placements:
+            from insitu.train.placement import PlacedLayersStep, place_layers
 
-            placed = place_layers(model, self._places)
-            return LayerwiseStep(super().make_step(model, example, first=first), placed)
+            placed = place_layers(model, self._placements)
+            return PlacedLayersStep(super().make_step(model, example, first=first), placed)
         from insitu.train.spmd.program import MeshStep
 
-        layout, _, everywhere = self._spread()
+        sharding_plan, _, everywhere = self._make_mesh()
         if first and len(self.membership.context.workers) > 1:
             broadcast_state(read_state(model), self.membership.group())
-        return MeshStep(model, example, layout, self.membership, everywhere.scope)
+        return MeshStep(model, example, sharding_plan, self.membership, everywhere.scope)
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
-        if self._places:
-            from insitu.train.placement import place_in_loop
+        if self._placements:
+            from insitu.train.placement import place_loop_layers
 
             model.jit_compile = False  # XLA's programs keep to one device
-            settle = place_in_loop(model, self.made_in_scope.layers, self._places)
-            return SettledStep(super().make_loop_step(model, example), settle)
+            restore = place_loop_layers(model, self.created_in_scope.layers, self._placements)
+            return RestorePlacementStep(super().make_loop_step(model, example), restore)
         if len(self.membership.context.shards) != 1:
             raise TrainingError(
                 "A mesh computes one shard for each worker in a custom loop. Received: the shards "
                 f"{list(self.membership.context.shards)}. Use as many workers as shards."
             )
-        from insitu.train.custom_loop.spmd import MeshLoopStep, replica_layout
+        from insitu.train.custom_loop.spmd import MeshLoopStep, plan_replica_axis
 
-        layout, here, _ = self._spread()
-        workers, axes = max(1, len(self.membership.context.workers)), layout.mesh.axis_names
-        over = replica_layout(layout.mesh.devices, workers, axes)
+        sharding_plan, here, _ = self._make_mesh()
+        workers, axes = max(1, len(self.membership.context.workers)), sharding_plan.mesh.axis_names
+        over = plan_replica_axis(sharding_plan.mesh.devices, workers, axes)
         return MeshLoopStep(model, example, over, self.membership, here.scope)
 
 
-def sizes_of(mesh: Mapping[str, int], devices: int) -> tuple[int, ...]:
+def resolve_mesh_sizes(mesh: Mapping[str, int], devices: int) -> tuple[int, ...]:
     """The sizes of a mesh' axes over so many devices, -1 replaced by what is left. Raises InputError."""
     sizes = list(mesh.values())
     known = int(np.prod([size for size in sizes if size != -1]))

@@ -102,11 +102,11 @@ class MultiWorkerMirroredStrategy(Strategy):
         context = self.membership.context
         if self.communication != "xla" or len(context.shards) != 1:
             return super().make_loop_step(model, example)
-        from insitu.train.custom_loop.spmd import MeshLoopStep, replica_layout
+        from insitu.train.custom_loop.spmd import MeshLoopStep, plan_replica_axis
         from insitu.train.spmd.distributed import all_devices
 
-        layout = replica_layout(np.array(all_devices()), max(1, len(context.workers)))
-        return MeshLoopStep(model, example, layout, self.membership)
+        sharding_plan = plan_replica_axis(np.array(all_devices()), max(1, len(context.workers)))
+        return MeshLoopStep(model, example, sharding_plan, self.membership)
 
 
 def _choose(backend: str, several: bool) -> tuple[Communication, str]:
@@ -115,10 +115,10 @@ def _choose(backend: str, several: bool) -> tuple[Communication, str]:
         return "ring", "one process"
     if backend != "jax":
         return "ring", f"the {backend} backend"
-    from insitu.train.spmd.distributed import started, visible_accelerators
+    from insitu.train.spmd.distributed import backend_started, visible_accelerators
 
     if not visible_accelerators():
         return "ring", "between CPUs it is the faster one"
-    if started():
+    if backend_started():
         return "ring", "JAX has started already; for xla make the strategy right after the imports"
     return "xla", "JAX with accelerators"

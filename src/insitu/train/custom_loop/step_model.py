@@ -9,12 +9,12 @@ from typing import Any
 
 import keras
 
-from insitu.train.custom_loop.averaging import Share, share_of
-from insitu.train.custom_loop.tracing import Applied, Watch, put_off
+from insitu.train.custom_loop.averaging import Share, share_scope
+from insitu.train.custom_loop.tracing import DeferredUpdates, VariableTracer, defer_apply
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class BoundCall:
     """How `fn(*args, **kwargs)` is put together again from arrays.
 
     `structure` is that of (args, kwargs); `constants[i]` is the i-th leaf where it is no array. `scalars[i]`
@@ -38,7 +38,7 @@ class Call:
         return self.fn(*args, **kwargs)
 
 
-class Optimizers:
+class CombinedOptimizer:
     """The optimizers of one step as if they were one: `groups` pairs each with the variables it updates."""
 
     def __init__(self, groups: Sequence[tuple[Any, list[Any]]]) -> None:
@@ -107,15 +107,15 @@ class StepModel:
 
     run_eagerly = False
 
-    def __init__(self, call: Call, optimizers: Sequence[Any], replicas: int) -> None:
+    def __init__(self, call: BoundCall, optimizers: Sequence[Any], replicas: int) -> None:
         self._call = call
         self._known = list(optimizers)
         self._replicas = replicas
         # What XLA makes of a step is Keras' business in fit; a step of the user's own is compiled as it is.
         self.jit_compile = keras.backend.backend() == "jax"
         self.outputs: list[Any] = []
-        self.result = Result(())
-        self.optimizer = Optimizers([])
+        self.result = StepResult(())
+        self.optimizer = CombinedOptimizer([])
         self.trainable_variables: list[Any] = []
         self.non_trainable_variables: list[Any] = []
         self.metrics_variables: list[Any] = []
@@ -137,24 +137,26 @@ class StepModel:
     def _others(self) -> list[Any]:
         return [*self.non_trainable_variables, *self.metrics_variables]
 
-    def watch(self, arrays: Sequence[Any]) -> list[Any]:
+    def trace(self, arrays: Sequence[Any]) -> list[Any]:
         """Runs the step without effect and learns what it touches. Returns its outputs."""
-        applied = Applied()
-        watch = Watch(applied)
-        with watch.opened():
-            self.call(arrays, applied)
-        self._learn(watch, applied)
+        deferred = DeferredUpdates()
+        trace = VariableTracer(deferred)
+        with trace.track():
+            self.call(arrays, deferred)
+        self._record_trace(trace, deferred)
         return self.outputs
 
-    def _learn(self, watch: Watch, applied: Applied) -> None:
-        self.optimizer = Optimizers([(optimizer, variables) for optimizer, _, variables in applied.calls])
-        self.trainable_variables = applied.variables
-        self.without_gradient = frozenset(i for i, g in enumerate(applied.gradients) if g is None)
+    def _record_trace(self, trace: VariableTracer, deferred: DeferredUpdates) -> None:
+        self.optimizer = CombinedOptimizer(
+            [(optimizer, variables) for optimizer, _, variables in deferred.calls]
+        )
+        self.trainable_variables = deferred.variables
+        self.without_gradient = frozenset(i for i, g in enumerate(deferred.gradients) if g is None)
         known = {id(v) for v in (*self.optimizer.variables, *self.trainable_variables)}
-        read = {id(v): v for v in (*watch.read, *watch.written)}
+        read = {id(v): v for v in (*trace.read, *trace.written)}
         others = [v for key, v in read.items() if key not in known]
-        written = {id(v) for v in watch.written}
-        self._seed_generators = watch.seed_generators
+        written = {id(v) for v in trace.written}
+        self._seed_generators = trace.seed_generators
         for variable in others:
             moved = id(variable) in written
             if moved and getattr(variable, "aggregation", None) == "sum":
@@ -164,23 +166,23 @@ class StepModel:
             if not moved:
                 self.unmoved_variables.append(variable)
 
-    def call(self, arrays: Sequence[Any], applied: Applied) -> Applied:
-        """Runs the user's step; what it applies is put off, and noted in `applied`."""
+    def call(self, arrays: Sequence[Any], deferred: DeferredUpdates) -> DeferredUpdates:
+        """Runs the user's step; what it applies is put off, and noted in `deferred`."""
         rows = keras.ops.shape(arrays[0])[0]
-        with share_of(Share(rows, arrays[0][0])), put_off(self._known, applied):
-            self.result = Result(self._call(arrays[1:]))
+        with share_scope(Share(rows, arrays[0][0])), defer_apply(self._known, deferred):
+            self.result = StepResult(self._call(arrays[1:]))
         self.outputs = self.result.tensors
-        return applied
+        return deferred
 
-    def apply_in_turn(self, applied: Applied, arrays: Sequence[Any]) -> None:
+    def apply_in_turn(self, deferred: DeferredUpdates, arrays: Sequence[Any]) -> None:
         """Gives the gradients to the optimizer of this model: scaled, so that the mean over replicas by rows
         is the sum over replicas."""
-        gradients = applied.gradients
+        gradients = deferred.gradients
         if self._replicas > 1:
             rows = keras.ops.shape(arrays[0])[0]
             scale = arrays[0][0] / keras.ops.cast(rows, "float32")
             gradients = [None if g is None else _scaled(g, scale) for g in gradients]
-        self.optimizer.apply(gradients, applied.variables)
+        self.optimizer.apply(gradients, deferred.variables)
 
     # As a model has it
 
@@ -200,7 +202,7 @@ class StepModel:
     def train_step(self, *state_and_data: Any) -> Any:
         *state, arrays = state_and_data
         if not state:
-            self.apply_in_turn(self.call(arrays, Applied()), arrays)
+            self.apply_in_turn(self.call(arrays, DeferredUpdates()), arrays)
             return {}
         # On JAX: (state, data) in, (logs, state) out.
         groups = (
@@ -215,7 +217,7 @@ class StepModel:
             for pair in zip(group, values, strict=True)
         ]
         with keras.StatelessScope(state_mapping=mapping) as scope:
-            self.apply_in_turn(self.call(arrays, Applied()), arrays)
+            self.apply_in_turn(self.call(arrays, DeferredUpdates()), arrays)
         return {}, tuple([scope.get_current_value(v) for v in group] for group in groups)
 
 
@@ -225,7 +227,7 @@ def _scaled(gradient: Any, scale: Any) -> Any:
     return gradient * keras.ops.cast(scale, gradient.dtype)
 
 
-class Result:
+class StepResult:
     """What a step returned, apart: `tensors`, and how they are put together with the rest."""
 
     def __init__(self, structure: Any) -> None:

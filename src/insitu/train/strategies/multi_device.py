@@ -13,8 +13,8 @@ from insitu.context import context as read_context
 from insitu.errors import TrainingError
 from insitu.train.custom_loop import (
     LoopStep,
-    OneFunctionStep,
-    SideBySideStep,
+    MultiDeviceExchangeStep,
+    SingleFunctionStep,
     StepModel,
     make_multi_device_loop_replica,
 )
@@ -25,7 +25,7 @@ from insitu.train.replicated import MultiDeviceStep, SingleProcessStep, pin_step
 from insitu.train.strategies.base import Strategy
 
 
-class OnDevices(Strategy):
+class MultiDeviceStrategy(Strategy):
     """One replica on each of `devices`; variables on `home`, or on each device where that is None.
 
     Each shard of the job is split over the devices, so that a job of W tasks with D devices has W x D
@@ -57,7 +57,7 @@ class OnDevices(Strategy):
         # All at once or none: a task that computes on several devices isn't replaced alone.
         membership.telling.stiffen()
         if first:
-            self._begin_alike(model)
+            self._broadcast_initial_state(model)
         step = MultiDeviceStep(replica, membership.lockstep)
         return pin_step(step, self._home or self.devices[0])
 
@@ -69,8 +69,8 @@ class OnDevices(Strategy):
         home = self._home.handle() if self._home else None
         replica = make_multi_device_loop_replica(model, example, devices, membership.context.shards, home)
         if keras.backend.backend() == "tensorflow" and len(membership.context.workers) <= 1:
-            return OneFunctionStep(replica)
-        return SideBySideStep(model, replica, membership)
+            return SingleFunctionStep(replica)
+        return MultiDeviceExchangeStep(model, replica, membership)
 
     def _replica(self, model: Any, example: Any) -> Any:
         devices = [device.handle() for device in self.devices]

@@ -11,17 +11,17 @@ from insitu.train.elastic import Membership
 from insitu.train.replica import ModelState, broadcast_state
 
 
-class ExchangedTrainer:
-    """See `LoopTrainer`: each update is that of the sum over all replicas of all tasks."""
+class ExchangeAggregation:
+    """See `LoopAggregation`: each update is that of the sum over all replicas of all tasks."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
         self.replicas = membership.num_shards
 
-    def step_rows(self, rows: Sequence[int]) -> list[int]:
+    def count_step_rows(self, rows: Sequence[int]) -> list[int]:
         group = self._membership.group()
         return [sum(rows if group.size == 1 else gather_counts(group, rows))] * len(rows)
 
-    def make_alike(self, variables: Sequence[Any]) -> None:
+    def synchronize(self, variables: Sequence[Any]) -> None:
         nothing = ModelState((), (), (), (), (), (), ())
         broadcast_state(replace(nothing, trainable=tuple(variables)), self._membership.group())

@@ -18,7 +18,7 @@ DATA_AXIS = "data"
 
 
 @dataclass(frozen=True, slots=True)
-class MeshLayout:
+class ShardingPlan:
     """A mesh whose first axis spreads rows; the others, if any, spread variables.
 
     `mesh` is that of the program, over the devices of all tasks. `local` is this process' part of it, the
@@ -29,8 +29,8 @@ class MeshLayout:
     local: Mesh
 
     @classmethod
-    def over(cls, devices: NDArray[Any], axes: Sequence[str]) -> MeshLayout:
-        """A layout over an array of devices with one dimension for each of `axes`. Raises TrainingError where
+    def from_devices(cls, devices: NDArray[Any], axes: Sequence[str]) -> ShardingPlan:
+        """A sharding_plan over an array of devices with one dimension for each of `axes`. Raises TrainingError where
         tasks don't share the first axis evenly."""
         mesh = Mesh(devices, tuple(axes))
         processes = [
@@ -61,7 +61,7 @@ class MeshLayout:
         return NamedSharding(self.mesh, PartitionSpec())
 
     @property
-    def by_rows(self) -> NamedSharding:
+    def batch_sharding(self) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names[0]))
 
     def sharding_of(self, value: jax.Array) -> NamedSharding:
@@ -94,15 +94,15 @@ class MeshLayout:
         pieces = [shard.data for shard in value.addressable_shards]
         return jax.make_array_from_single_device_arrays(value.shape, NamedSharding(self.local, spec), pieces)
 
-    def spread(self, rows: NDArray[Any], length: int, total: int) -> jax.Array:
+    def shard_rows(self, rows: NDArray[Any], length: int, total: int) -> jax.Array:
         """This process' `rows`, filled up to `length`, as its part of a global array of `total` rows."""
         if len(rows) < length:
             filled = np.zeros((length, *rows.shape[1:]), rows.dtype)
             filled[: len(rows)] = rows
             rows = filled
         if not self.spans_processes:
-            return jax.device_put(rows, self.by_rows)
-        return jax.make_array_from_process_local_data(self.by_rows, rows, (total, *rows.shape[1:]))
+            return jax.device_put(rows, self.batch_sharding)
+        return jax.make_array_from_process_local_data(self.batch_sharding, rows, (total, *rows.shape[1:]))
 
 
 def _names_in(spec: PartitionSpec) -> set[str]:
