@@ -1,4 +1,4 @@
-"""How a backend's devices are set up: virtual devices, memory, placement, threads.
+"""Set up a backend's devices: virtual devices, memory, placement, threads.
 
 Everything here holds for a backend that hasn't started yet, so call it at the top of a script, or leave it
 to `insitu start --virtual-devices 2` and the like. A setting lives in the environment, where child processes
@@ -55,22 +55,20 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class DeviceSettings:
-    """What was asked for; None leaves the backend's own default.
-
-    - `virtual_devices`: (kind, number of devices to make out of one), such as ("cpu", 4).
-    - `memory_growth`: take a GPU's memory as it is needed, instead of nearly all of it at the start.
-    - `memory_limit`: MiB that may be used of each GPU; with virtual GPUs, by each of them.
-    - `soft_placement`: what asks for a device that isn't there runs on the CPU, with a warning.
-    - `log_placement`: print where variables and operations go.
-    - `threads`: (threads within one operation, operations side by side or None).
-    """
+    """The settings that were asked for; None leaves the backend's own default."""
 
     virtual_devices: tuple[str, int] | None = None
+    """(kind, number of devices to make out of one), such as ("cpu", 4)."""
     memory_growth: bool | None = None
+    """Take a GPU's memory as it is needed, instead of nearly all of it at the start."""
     memory_limit: int | None = None
+    """MiB that may be used of each GPU; with virtual GPUs, of each of them."""
     soft_placement: bool | None = None
+    """Use the CPU, with a warning, where a device is asked for that doesn't exist."""
     log_placement: bool | None = None
+    """Print where variables and operations go."""
     threads: tuple[int, int | None] | None = None
+    """(threads within one operation, operations in parallel or None)."""
 
     def __post_init__(self) -> None:
         if self.virtual_devices is not None:
@@ -88,12 +86,12 @@ class DeviceSettings:
             raise InputError(f"Threads must be at least 1. Received: {self.threads}")
 
     def to_environment(self) -> dict[str, str]:
-        """The variables that say the same; those left to the backend are missing."""
+        """Return the environment variables that hold these settings, without those that are None."""
         return {_NAMES[field]: _format(value) for field, value in asdict(self).items() if value is not None}
 
 
 def parse_virtual_devices(text: str) -> tuple[str, int]:
-    """("cpu", 4) out of `cpu:4` or `4`. Raises InputError."""
+    """Return ("cpu", 4) for `cpu:4` or `4`. Raises InputError."""
     kind, _, count = text.strip().lower().rpartition(":")
     if not count.isdecimal() or (kind or "cpu") not in KINDS:
         raise InputError(f"Virtual devices are given as N, cpu:N or gpu:N, such as cpu:4. Received: {text!r}")
@@ -101,18 +99,18 @@ def parse_virtual_devices(text: str) -> tuple[str, int]:
 
 
 def read_settings(environ: Mapping[str, str]) -> DeviceSettings:
-    """The settings that `environ` holds. Raises InputError where a value is not of its form."""
+    """Return the settings that `environ` holds. Raises InputError for a value of another form."""
     given = {field: environ[name] for field, name in _NAMES.items() if environ.get(name)}
     return DeviceSettings(**{field: _parse(field, text) for field, text in given.items()})
 
 
 def settings() -> DeviceSettings:
-    """What has been asked for in this process, by calls or by its environment."""
+    """Return the settings of this process, made by calls or by its environment."""
     return read_settings(os.environ)
 
 
 def set_virtual_devices(count: int, kind: str = "cpu") -> None:
-    """Makes `count` devices out of the first one of `kind` ("cpu" or "gpu").
+    """Make `count` devices out of the first one of `kind` ("cpu" or "gpu").
 
     TensorFlow makes both kinds; for several virtual GPUs it needs a memory limit. JAX makes several CPU
     devices. PyTorch has one CPU device: there virtual ones are names, `cpu:0` to `cpu:N-1`, which replicas in
@@ -125,27 +123,28 @@ def set_virtual_devices(count: int, kind: str = "cpu") -> None:
 
 
 def set_memory_growth(on: bool = True) -> None:
-    """Lets the memory taken of each GPU grow. Raises InputError once the backend has started."""
+    """Let the backend take each GPU's memory as it needs it. Raises InputError once the backend has
+    started."""
     _change(memory_growth=on)
 
 
 def set_memory_limit(mebibytes: int) -> None:
-    """Limits what is taken of each GPU, in MiB. Raises InputError once the backend has started."""
+    """Limit the memory taken of each GPU, in MiB. Raises InputError once the backend has started."""
     _change(memory_limit=mebibytes)
 
 
 def set_soft_placement(on: bool = True) -> None:
-    """What asks for a device that isn't there runs on `cpu:0`, with a warning; otherwise it is an error."""
+    """Use `cpu:0`, with a warning, where a device is asked for that doesn't exist. Off, that is an error."""
     _change(soft_placement=on)
 
 
 def set_log_placement(on: bool = True) -> None:
-    """Prints to stderr where each variable and each operation goes."""
+    """Print to stderr where each variable and each operation goes."""
     _change(log_placement=on)
 
 
 def set_threads(threads: int, interop: int | None = None) -> None:
-    """`threads` share the work of one operation; up to `interop` operations run side by side.
+    """Let `threads` threads share one operation, and up to `interop` operations run in parallel.
 
     Their number changes the backend's rounding: in a job it is `insitu start --threads` that sets it.
     """

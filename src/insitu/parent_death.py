@@ -1,7 +1,7 @@
-"""What ties a process to the one that started it as a further replica of the same script.
+"""Ends a process when the one that started it ends, and tells it which replica of the script it is.
 
-The starter hands down one end of a pipe: through it comes a line of JSON with who the process is and what it
-must not say aloud, and its end of file is the starter's end. The other side is
+The parent hands down one end of a pipe. One line of JSON comes through it: the replica's number, the
+addresses, and the secret. The pipe's end of file is the parent's end. The parent's side is
 `insitu.train.devices.replica_processes`.
 """
 
@@ -24,12 +24,16 @@ _POLL_INTERVAL = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ReplicaIdentity:
-    """What a further replica is told: its number, the devices of all by number, where they meet."""
+    """Which replica of the script a process is, and where the replicas meet."""
 
     replica: int
+    """Its number, from 0."""
     devices: tuple[str, ...]
+    """The devices' names, by replica."""
     addresses: tuple[str, ...]
+    """`host:port`, by replica."""
     secret: bytes = field(repr=False)
+    """What the replicas prove to each other."""
 
     def to_line(self) -> bytes:
         told = {"replica": self.replica, "devices": self.devices, "addresses": self.addresses}
@@ -40,12 +44,13 @@ _identity: ReplicaIdentity | None = None
 
 
 def replica_identity() -> ReplicaIdentity | None:
-    """What this process was told; None where nobody started it as a further replica."""
+    """Return this process's identity, or None where nobody started it as a further replica."""
     return _identity
 
 
 def exit_with_parent() -> None:
-    """From now on this process ends with its starter, if it has one. Called when insitu is imported."""
+    """Read the identity from the parent's pipe, if there is one, and end with the parent from now on. Called
+    when insitu is imported."""
     global _identity
     descriptor, _, starter = os.environ.pop(PARENT_PIPE_ENV, "").partition(":")
     if not descriptor:
@@ -67,7 +72,7 @@ def exit_with_parent() -> None:
 
 
 def _exit_with(pipe: int, starter: int) -> None:
-    """Ends this process, whatever it is about to do, once its starter has gone."""
+    """End this process at once when its parent has gone."""
     while os.getppid() == starter:
         if select.select([pipe], [], [], _POLL_INTERVAL)[0] and not os.read(pipe, 1):
             break

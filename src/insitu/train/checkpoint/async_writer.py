@@ -1,4 +1,4 @@
-"""Writes checkpoints behind the training."""
+"""Write checkpoints in a thread, while training goes on."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ _LOG = logging.getLogger("insitu")
 class AsyncCheckpointWriter:
     """Writes the checkpoints that it is given, one after the other, in a thread of its own.
 
+    While one is being written the next waits; a newer one replaces the one that waits. If the disk is full,
+    training goes on, with a warning for each checkpoint that could not be written. Any other failure is
+    raised by the next `submit` or by `finish`.
+
     While one is being written the next waits; one that waits is given up for a newer one. Without room on
     the disk training goes on, with a warning for each checkpoint that could not be written. Any other
     failure is raised at the next `submit` or at `finish`.
@@ -32,7 +36,7 @@ class AsyncCheckpointWriter:
         self.written = 0
 
     def submit(self, checkpoint: Checkpoint) -> None:
-        """Copies `checkpoint` and has the copy written. Raises what went wrong before."""
+        """Copy `checkpoint` and have the copy written. Raises an earlier failure."""
         with self._changed:
             self._raise_failure()
             buffer = self._free_buffers.pop() if self._free_buffers else StateBuffer()
@@ -48,7 +52,7 @@ class AsyncCheckpointWriter:
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Returns once all has been written. Raises CheckpointError for what went wrong."""
+        """Return once everything is written. Raises CheckpointError for a failure."""
         self._wait()
         with self._changed:
             self._raise_failure()

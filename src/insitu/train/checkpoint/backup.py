@@ -1,4 +1,4 @@
-"""The callback that lets a restarted job go on where it was."""
+"""The callback that lets a restarted job continue where it was."""
 
 from __future__ import annotations
 
@@ -106,13 +106,13 @@ class BackupAndRestore(keras.callbacks.Callback):
         return binding
 
     def _schedule_save(self) -> None:
-        """Saves once all callbacks have heard of the present event, since what they remember is saved too."""
+        """Save once all callbacks have handled the present event, since their state is saved too."""
         callbacks = self._binding().callbacks
         if self._writer is not None and callbacks is not None and self._save not in callbacks.due:
             callbacks.due.append(self._save)
 
     def _save(self) -> None:
-        """Copies the state in memory; a writer does the rest. The first task's goes to disk."""
+        """Copy the state in memory and hand it to a writer. The first task's checkpoint goes to disk."""
         binding = self._binding()
         writer = self._writer if binding.membership.leads else self._memory_writer
         if writer is None or binding.callbacks is None:
@@ -123,8 +123,8 @@ class BackupAndRestore(keras.callbacks.Callback):
         writer.submit(Checkpoint(*binding.position, views(binding.state), more))
 
     def _restore(self, binding: Binding, store: CheckpointStore, memory: CheckpointStore | None) -> None:
-        """The first task reads the disk, which others may not see, and each its memory; the task that has the
-        newest state gives it to the others."""
+        """Load the newest state that any task holds. The first task reads the disk, which others may not see,
+        and each task its memory; the owner of the newest state broadcasts it."""
         told: list[Any] = []
 
         def work(group: Group) -> NDArray[Any]:

@@ -1,8 +1,7 @@
-"""A training's state in one piece of memory, laid out as in a checkpoint's file.
+"""One piece of memory for a training's state, laid out as in a checkpoint's file.
 
-Arrays lie one after the other, each from a multiple of 64 bytes on, with zeros between. The memory begins
-and ends at a page, so that the disk can take it as it is, past the system's cache: a processor that trains
-has no time to copy it once more.
+Arrays follow each other. Each begins at a multiple of 64 bytes, with zeros between. The memory begins and
+ends at a page, so that it can be written past the system's cache, without one more copy.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _SLICE_BYTES = 1 << 20
 
 
 def compute_offsets(specs: Sequence[Sequence[Any]]) -> tuple[list[int], int]:
-    """(where each array begins, bytes of all), for arrays of these [name of the dtype, shape]."""
+    """Return (offset of each array, bytes of all) for arrays of these [name of the dtype, shape]."""
     begins, end = [], 0
     for name, shape in specs:
         begins.append(end)
@@ -47,8 +46,8 @@ class StateBuffer:
         return self._memory[: _to_pages(self.nbytes)].data
 
     def copy_from(self, payload: Payload) -> None:
-        """Copies the arrays of `payload` in place of those before, in the same memory where it suffices: new
-        memory costs more than to copy to it."""
+        """Copy the arrays of `payload` in place of those before. The same memory is used where it suffices:
+        new memory costs more than the copy."""
         begins, self.nbytes = compute_offsets(payload.specs)
         if self.nbytes > self._memory.size:
             self._memory = Pages(_to_pages(self.nbytes)).array()
@@ -68,8 +67,8 @@ class StateBuffer:
 
 
 def read_arrays(file: BinaryIO, specs: Sequence[Sequence[Any]]) -> tuple[list[NDArray[Any]], str]:
-    """(the arrays, checksum of their bytes) out of an open file. Raises ValueError where it has more or fewer
-    bytes."""
+    """Return (the arrays, checksum of their bytes) of an open file. Raises ValueError for a file of another
+    length."""
     begins, size = compute_offsets(specs)
     room = aligned_empty((size,), np.dtype(np.uint8))
     summed = xxhash.xxh3_64()

@@ -36,15 +36,16 @@ _LOG = logging.getLogger("insitu")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A training's whole state between two steps.
-
-    `epoch` and `step` come next; `values` are variables by name; `more` is any plain value.
-    """
+    """A training's whole state between two steps."""
 
     epoch: int
+    """The epoch of the next step, from 0."""
     step: int
+    """The next step in that epoch, from 0."""
     values: dict[str, NDArray[Any]]
+    """The variables by name."""
     more: Any = None
+    """Any serializable value."""
 
     @property
     def position(self) -> tuple[int, int]:
@@ -53,16 +54,20 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class EncodedCheckpoint:
-    """A checkpoint as it lies on a disk: nothing in it is the training's any more."""
+    """A checkpoint as it lies on a disk, in memory that training no longer touches."""
 
     epoch: int
+    """The epoch of the next step, from 0."""
     step: int
+    """The next step in that epoch, from 0."""
     buffer: StateBuffer
+    """The content of `arrays.bin`."""
     state: bytes
+    """The content of `state.json`."""
 
     @classmethod
     def encode(cls, checkpoint: Checkpoint, buffer: StateBuffer) -> EncodedCheckpoint:
-        """Copies what `checkpoint` holds to `buffer`."""
+        """Copy the arrays of `checkpoint` to `buffer`."""
         payload = encode([checkpoint.values, checkpoint.more])
         buffer.copy_from(payload)
         state = {
@@ -77,21 +82,21 @@ class EncodedCheckpoint:
 
 
 class Folder(Protocol):
-    """Where the checkpoints of one fit lie. Names are those of checkpoints, without folders."""
+    """The folder with the checkpoints of one fit. Names are those of checkpoints, without folders."""
 
     def names(self) -> list[str]:
-        """What was published, from the oldest to the newest."""
+        """Return the published checkpoints, oldest first."""
 
     def write(self, name: str, buffer: StateBuffer, state: bytes) -> None:
-        """Writes and publishes `arrays.bin` and `state.json`."""
+        """Write and publish `arrays.bin` and `state.json`."""
 
     def read(self, name: str) -> tuple[bytes, Any]:
-        """(state.json, an open file of arrays.bin)"""
+        """Return (content of state.json, an open file of arrays.bin)."""
 
     def remove(self, name: str) -> None: ...
 
     def path(self, name: str) -> str:
-        """What messages call it."""
+        """Return the path of a checkpoint, for messages."""
 
 
 class CheckpointStore:
@@ -108,7 +113,7 @@ class CheckpointStore:
         return self.publish(EncodedCheckpoint.encode(checkpoint, StateBuffer()))
 
     def publish(self, encoded: EncodedCheckpoint) -> str:
-        """Writes and publishes a checkpoint, then removes the oldest beyond those to keep. Returns its path.
+        """Write and publish a checkpoint, then remove the oldest beyond those to keep. Returns its path.
 
         Newer ones are removed first: training is here again because they were damaged.
         Raises StorageFull where no room is left: nothing half-written stays, older ones stand.
@@ -131,8 +136,8 @@ class CheckpointStore:
         return self._folder.path(name)
 
     def load_latest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole; None where there is none. One that isn't is named in a warning
-        and passed over."""
+        """Return the newest checkpoint that is whole, or None. A damaged one is named in a warning and
+        skipped."""
         for name in reversed(self._folder.names()):
             try:
                 return self._load(name)

@@ -1,4 +1,4 @@
-"""Custom loops whose gradients are summed over the exchange."""
+"""Sum the gradients of custom loops over the exchange."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from insitu.train.replica import ModelState, broadcast_state
 
 
 class ExchangeAggregation:
-    """See `LoopAggregation`: each update is that of the sum over all replicas of all tasks."""
+    """See `LoopAggregation`. Each update uses the sum over all replicas of all tasks."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership

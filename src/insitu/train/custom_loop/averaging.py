@@ -1,4 +1,4 @@
-"""Losses that weigh each row of the global batch the same, whatever the replicas' sizes."""
+"""Scale losses so that each row of the global batch weighs the same, whatever the replicas' sizes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from insitu.errors import TrainingError
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The rows of one replica and those of the whole step: scalars of the backend, traced or not."""
+    """A replica's share of a step. Scalars of the backend, traced or not."""
 
     rows: Any
+    """Rows of this replica."""
     global_rows: Any
+    """Rows of all replicas."""
 
 
 _current: list[Share] = []
@@ -25,7 +27,7 @@ _current: list[Share] = []
 
 @contextlib.contextmanager
 def share_scope(share: Share) -> Iterator[None]:
-    """While open, `strategy.run` runs a user's step for a replica with that share."""
+    """While open, the running step belongs to a replica with that share."""
     _current.append(share)
     try:
         yield

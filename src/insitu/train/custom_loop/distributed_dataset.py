@@ -1,4 +1,4 @@
-"""What a custom loop iterates: each replica's rows of each global batch."""
+"""The iterable of a custom loop: each replica's rows of each global batch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from insitu.errors import InputError
+from insitu.train.custom_loop.per_replica import merge_per_replica
 from insitu.train.fit import Bookkeeper, Feed, FeedAdapter
 from insitu.train.replica import ShardBatch
 

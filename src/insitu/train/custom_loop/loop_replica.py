@@ -1,5 +1,5 @@
-"""The replicas of a custom loop, one file per Keras backend: those of `fit`, which also keep what the user's
-step returns."""
+"""The replicas of a custom loop, one file per Keras backend. They extend those of `fit` and keep the outputs
+of the user's step."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ class LoopReplica(Replica, Protocol):
 
 
 class MultiDeviceLoopReplica(LoopReplica, MultiDeviceReplica, Protocol):
-    """Computes what all shards of a task do at once."""
+    """Computes the gradients of all shards of a task at once."""
 
 
 class LoopDeviceReplicas(DeviceReplicas, Protocol):
-    """All replicas of the only process: `train` does a whole step, and fills `outputs` as a `LoopReplica`."""
+    """All replicas of the only process: `train` does a whole step, and fills `outputs` as a `LoopReplica`
+    does."""
 
     outputs: dict[int, list[Any]]
 
 
 class CompiledGradientMixin:
-    """For replicas whose gradient is one compiled function, which then returns the step's outputs, too: they
-    are taken off by `_keep_outputs`, before the replica sees the rest."""
+    """For replicas whose gradient is one compiled function. That function also returns the step's outputs;
+    `_keep_outputs` takes them off before the replica sees the rest."""
 
     _gradient: Callable[..., Any]
 

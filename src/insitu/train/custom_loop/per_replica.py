@@ -1,4 +1,4 @@
-"""Values of which each replica has its own."""
+"""Values that differ by replica."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class PerReplica:
 
 
 def values_per_replica(leaf: Any, replicas: int) -> tuple[Any, ...]:
-    """The value of each of this process' `replicas`: a leaf that isn't per replica is the same in all."""
+    """Return the value of each of this process' `replicas`. A leaf that isn't per replica is the same in
+    all."""
     if not isinstance(leaf, PerReplica):
         return (leaf,) * replicas
     if len(leaf.values) != replicas:
@@ -37,7 +38,7 @@ def values_per_replica(leaf: Any, replicas: int) -> tuple[Any, ...]:
 
 
 def local_values(structure: Any, replicas: int) -> tuple[Any, ...]:
-    """A structure without PerReplica for each replica of this process."""
+    """Return a structure without PerReplica for each replica of this process."""
     return tuple(
         keras.tree.map_structure(lambda leaf, i=index: values_per_replica(leaf, replicas)[i], structure)
         for index in range(replicas)
@@ -45,7 +46,8 @@ def local_values(structure: Any, replicas: int) -> tuple[Any, ...]:
 
 
 def merge_per_replica(structures: Sequence[Any]) -> Any:
-    """One structure out of each replica's: as it is where there is one, with PerReplica leaves otherwise."""
+    """Return one structure for those of all replicas: the only one as it is, several with PerReplica
+    leaves."""
     if len(structures) == 1:
         return structures[0]
     return keras.tree.map_structure(lambda *leaves: PerReplica(leaves), *structures)

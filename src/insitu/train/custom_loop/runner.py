@@ -1,4 +1,4 @@
-"""`strategy.run`: a user's step as a two-phase step over the replicas of all tasks."""
+"""`strategy.run`: run a user's step as a two-phase step over the replicas of all tasks."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from insitu.train.elastic import Membership
 from insitu.train.replica import ShardBatch
 
 MAX_COMPILED_STEPS = 64
-"""So many different steps and shapes of arguments mean that something differs in each call."""
+"""More different steps and shapes of arguments mean that something differs in each call."""
 
 
 class LoopAggregation(Protocol):
-    """How the replicas of a custom loop go together."""
+    """How the gradients of a custom loop's replicas are combined."""
 
     replicas: int
     """Replicas whose gradients are summed; 1 where each replica's gradient is a mean of its own."""
 
     def count_step_rows(self, rows: Sequence[int]) -> list[int]:
-        """For each replica of this task, which has `rows[i]` rows, the rows that its step is about.
-        Collective."""
+        """Return the number of rows that the step is about, for each replica of this task, which has
+        `rows[i]` rows itself. Collective."""
 
     def synchronize(self, variables: Sequence[Any]) -> None:
-        """Gives all replicas the values of rank 0. Collective."""
+        """Give all replicas the values of rank 0. Collective."""
 
 
 class LoopStrategy(Protocol):
@@ -47,17 +47,17 @@ class LoopStrategy(Protocol):
         """Who this process is among the tasks."""
 
     def loop_aggregation(self) -> LoopAggregation:
-        """How the replicas of a custom loop go together."""
+        """Return how the gradients of the replicas are combined."""
 
     def placement(self) -> AbstractContextManager[Any]:
-        """Where variables are made and steps are run."""
+        """Return the scope in which variables are made and steps are run."""
 
     @property
     def created_in_scope(self) -> CreationTracker:
-        """The optimizers and variables that were made in the strategy's scope."""
+        """The optimizers, layers and variables that were created in the strategy's scope."""
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
-        """How `model`, which has learnt what it touches, is run for arrays like `example`."""
+        """Return what runs `model`, which has been traced, for arrays like `example`."""
 
 
 class LoopRunner:
@@ -85,9 +85,9 @@ class LoopRunner:
             if len(self._programs) == MAX_COMPILED_STEPS:
                 raise TrainingError(
                     "A step is compiled for each structure and shape of its arguments, at most "
-                    f"{MAX_COMPILED_STEPS} times. Received: one more. Give run() the same function each time, not "
-                    "a new lambda; numbers that change as NumPy scalars; arrays that differ in their first "
-                    "axis only."
+                    f"{MAX_COMPILED_STEPS} times. Received: {len(self._programs) + 1} kinds of calls. Give "
+                    "run() the same function each time, not a new lambda; numbers that change as NumPy scalars; "
+                    "arrays that differ in their first axis only."
                 )
             program = _CompiledStep(self._strategy, self._aggregation, arguments)
             self._programs[arguments.key] = program
@@ -95,7 +95,7 @@ class LoopRunner:
         return program.run(arguments)
 
     def _synchronize(self, model: StepModel) -> None:
-        """Gives all replicas the variables of rank 0 that a step uses for the first time. Collective."""
+        """Give all replicas the variables of rank 0 that a step uses for the first time. Collective."""
         variables = [
             *model.trainable_variables,
             *model.non_trainable_variables,
@@ -122,7 +122,7 @@ def _refuse_inside_graph() -> None:
 
 
 class _Arguments:
-    """One call's arguments for each replica of this process."""
+    """The arguments of one call, for each replica of this process."""
 
     def __init__(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], replicas: int
@@ -156,7 +156,8 @@ class _Arguments:
         self.key = (fn, structure, tuple(map(_identity, constants)), is_array, scalars, specs)
 
     def _count_rows(self, divided: Sequence[bool], scalars: Sequence[bool], replicas: int) -> list[int]:
-        """Rows of each replica: of its first array that each has its own of, or else of the first array."""
+        """Return the number of rows of each replica: those of its first per-replica array, or else of the
+        first array."""
         candidates = [i for i, own in enumerate(divided) if own and not scalars[i]]
         candidates += [i for i, scalar in enumerate(scalars) if not scalar]
         if not candidates:
@@ -164,12 +165,12 @@ class _Arguments:
         return [int(value.shape[0]) for value in self._columns[candidates[0]]]
 
     def arrays(self, replica: int, global_rows: int) -> list[Any]:
-        """What the compiled step takes for one replica."""
+        """Return the arguments of the compiled step for one replica."""
         share = np.full(self.rows[replica], global_rows, np.float32)
         return [share, *(column[replica] for column in self._columns)]
 
     def example(self) -> list[Any]:
-        """Arrays of one row, with the right shapes and dtypes."""
+        """Return arrays of one row, with the right shapes and dtypes."""
         like = [_numpy_like(column[0]) for column in self._columns]
         return [np.ones(1, np.float32), *like]
 
@@ -187,10 +188,14 @@ def _as_array(value: Any) -> Any:
 
 
 def _fill_missing(column: list[Any]) -> list[Any]:
-    """Nothing is computed for replicas without rows: theirs may be any value of the right kind."""
+    """Replace the values of replicas without rows by any value of the right kind: nothing is computed for
+    them."""
     like = next((value for value in column if value is not None), None)
     if like is None:
-        raise TrainingError("A value per replica must have a value for one of them. Received: none for all.")
+        raise TrainingError(
+            "A PerReplica argument needs the value of at least one replica. Received: None for each. Leave "
+            "out steps without rows."
+        )
     return [
         like[:0] if value is None and like.shape else like if value is None else value for value in column
     ]
@@ -201,7 +206,8 @@ def _numpy_like(value: Any) -> NDArray[Any]:
 
 
 def _identity(constant: Any) -> Any:
-    """What tells constants apart: their value where that can't change, otherwise which object it is."""
+    """Return a key for a constant: its value where that can't change, otherwise the identity of the
+    object."""
     return (
         constant if isinstance(constant, str | bytes | bool | int | None) else (type(constant), id(constant))
     )

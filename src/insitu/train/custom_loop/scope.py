@@ -1,5 +1,5 @@
-"""What is made in a strategy's scope: the optimizers whose gradients are summed over replicas, and the
-weights that replicas must have alike."""
+"""Track what is created in a strategy's scope: the optimizers whose gradients are summed over replicas, and
+the weights that must be equal on all replicas."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _numbers = itertools.count()
 
 
 class CreationTracker:
-    """Notes, without keeping it alive, what is made while it is open."""
+    """Records what is created while it is open, by weak references."""
 
     def __init__(self) -> None:
         self._number = next(_numbers)
@@ -40,7 +40,7 @@ class CreationTracker:
         return _alive(self._layers)
 
     def check_created_here(self, variables: Iterable[Any]) -> None:
-        """Raises TrainingError where one was made in the scope of another strategy, which has placed it."""
+        """Raise TrainingError where one was created in the scope of another strategy, which has placed it."""
         for variable in variables:
             maker = getattr(variable, _MADE_IN, None)
             if maker is not None and maker != self._number:
@@ -55,12 +55,12 @@ class CreationTracker:
         object.__setattr__(variable, _MADE_IN, self._number)
 
     def weights(self) -> list[Any]:
-        """The trainable variables, in the order in which they were made."""
+        """Return the trainable variables, in the order of their creation."""
         return [v for v in _alive(self._variables) if v.trainable]
 
     @contextlib.contextmanager
     def track(self, on_compile: Callable[[Any], None], before_fit: Callable[[Any], None]) -> Iterator[None]:
-        """While open, notes are taken, `on_compile` is called with each model that was compiled, and
+        """While open, record what is created. `on_compile` is called with each model that was compiled, and
         `before_fit` with each that Keras' own `fit` is about to train."""
         with (
             _before(keras.Model, "fit", before_fit),

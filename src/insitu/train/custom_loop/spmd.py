@@ -1,4 +1,4 @@
-"""A custom loop's step over a mesh of JAX devices: a part of the mesh for each replica."""
+"""A custom loop's step over a mesh of JAX devices: each replica has a part of the mesh."""
 
 from __future__ import annotations
 
@@ -32,13 +32,18 @@ TraceScope = Callable[[], contextlib.AbstractContextManager[Any]]
 def plan_replica_axis(
     devices: NDArray[Any], replicas: int, axes: Sequence[str] = (DATA_AXIS,)
 ) -> ShardingPlan:
-    """A sharding_plan that gives each of so many replicas as many rows of `devices`, an array with a dimension for
-    each of `axes`."""
+    """Return a plan that gives each of `replicas` replicas as many rows of `devices`, an array with a
+    dimension for each of `axes`."""
     return ShardingPlan.from_devices(devices.reshape(replicas, -1, *devices.shape[1:]), (REPLICA_AXIS, *axes))
 
 
 class MeshLoopStep(JaxReplica):
     """A `LoopStep` over a mesh whose first axis is that of replicas.
+
+    Each replica is a program over its own part of the mesh: its rows and its variables are sharded over that
+    part. So replicas may have different numbers of rows, and all are started before one is waited for. The
+    sum of their gradients and the update are one program over the whole mesh, with XLA's collectives.
+    Records, which are small, go over the exchange.
 
     What a replica computes is a program over its own part of the mesh, on which its rows are spread and
     variables lie as their layout says: so replicas may have different numbers of rows, and all are under way
@@ -54,7 +59,7 @@ class MeshLoopStep(JaxReplica):
         membership: Membership,
         trace_scope: TraceScope = contextlib.nullcontext,
     ) -> None:
-        """`trace_scope` is open while the user's step is traced."""
+        """Open `trace_scope` whenever the user's step is traced."""
         with _without_distribution():
             super().__init__(model, example)
         self._without_gradient = model.without_gradient
@@ -78,7 +83,7 @@ class MeshLoopStep(JaxReplica):
         self._axis_index_of_shard = self._find_axis_indices(membership)
 
     def _specs(self) -> tuple[list[Any], list[Any]]:
-        """How the trainable variables, and the state that is averaged, lie on the mesh."""
+        """Return how the trainable variables, and the state that is averaged, are sharded over the mesh."""
         by_variable = {
             id(v): sharding.spec
             for group in (TRAINABLE, OTHERS)
@@ -93,7 +98,7 @@ class MeshLoopStep(JaxReplica):
         return program
 
     def _find_axis_indices(self, membership: Membership) -> list[int]:
-        """For each shard its place on the axis of replicas. Collective."""
+        """Return each shard's index on the axis of replicas. Collective."""
         if self._alone:
             return list(range(len(self._submeshes)))
         mine = np.array([[membership.context.index]], np.int64)
@@ -118,7 +123,7 @@ class MeshLoopStep(JaxReplica):
     def _apply_results(
         self, parts: Sequence[ShardBatch], started: Sequence[Any], state: tuple[Arrays, ...]
     ) -> None:
-        """The update by what all replicas have computed."""
+        """Update the variables by the results of all replicas."""
         self._records[:] = 0
         for record, part, results in zip(self._records, parts, started, strict=True):
             if results is not None:
@@ -140,8 +145,8 @@ class MeshLoopStep(JaxReplica):
             self._mesh_variables.put(group, values)
 
     def _stacked(self, started: Sequence[Any], kind: int) -> Arrays:
-        """Gradients (0) or averaged state (1) of all replicas, as arrays over the whole mesh whose first axis
-        is that of replicas."""
+        """Return gradients (0) or averaged state (1) of all replicas, as arrays over the whole mesh whose
+        first axis is that of replicas."""
         found = [
             self._zeros(submesh, kind) if results is None else results[2 + kind]
             for submesh, results in zip(self._submeshes, started, strict=True)
@@ -157,7 +162,7 @@ class MeshLoopStep(JaxReplica):
         return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
     def _zeros(self, submesh: _ReplicaSubmesh, kind: int) -> Arrays:
-        """What a replica without rows adds."""
+        """Return the contribution of a replica without rows."""
         variables = (self._state.trainable, self._state.mean)[kind]
         return [
             jax.device_put(np.zeros((1, *v.shape), self.floats_dtype), sharding)
@@ -200,7 +205,7 @@ class _ReplicaSubmesh:
         )
 
     def view(self, value: jax.Array) -> jax.Array:
-        """An array of the whole mesh as this replica has it, without a copy."""
+        """Return an array of the whole mesh as this replica has it, without a copy."""
         pieces = [shard.data for shard in value.addressable_shards if shard.device in self._devices]
         if not self.several:
             return pieces[0]
@@ -208,8 +213,8 @@ class _ReplicaSubmesh:
         return jax.make_array_from_single_device_arrays(value.shape, NamedSharding(self.mesh, spec), pieces)
 
     def place(self, leaf: Any, rows: int) -> tuple[Any, int | None]:
-        """(an argument where it is needed, its rows spread if it has those of the batch; how many rows it
-        has, where it was filled up)."""
+        """Return (the argument on this part of the mesh, the number of its rows where padding was added). An
+        argument with the rows of the batch is sharded by them."""
         array = np.asarray(leaf)
         array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
         if not self.several:
@@ -224,7 +229,7 @@ class _ReplicaSubmesh:
 
 
 def _mean(stacked: Any, shares: Any) -> Any:
-    """The mean over replicas by rows; what is computed without any doesn't count, whatever it is."""
+    """Return the mean over replicas by rows. The values of replicas without rows don't count."""
     shares = shares.reshape(-1, *[1] * (stacked.ndim - 1)).astype(stacked.dtype)
     return jnp.where(shares > 0, stacked * shares, 0).sum(0)
 

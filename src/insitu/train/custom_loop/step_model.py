@@ -1,4 +1,4 @@
-"""A user's step in the shape of a model, so that the replicas of all backends take it as they take one."""
+"""Present a user's step as a model, so that the replicas of all backends can run it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from insitu.train.custom_loop.tracing import DeferredUpdates, VariableTracer, de
 
 @dataclass(frozen=True, slots=True)
 class BoundCall:
-    """How `fn(*args, **kwargs)` is put together again from arrays.
-
-    `structure` is that of (args, kwargs); `constants[i]` is the i-th leaf where it is no array. `scalars[i]`
-    says that the i-th array stands for a scalar: it travels as an array of one element.
-    """
+    """Calls `fn(*args, **kwargs)` with arguments rebuilt from arrays."""
 
     fn: Callable[..., Any]
+    """The user's step."""
     structure: Any
+    """The structure of (args, kwargs)."""
     constants: tuple[Any, ...]
+    """For each leaf its value, None for an array."""
     is_array: tuple[bool, ...]
+    """For each leaf: True if it is an array."""
     scalars: tuple[bool, ...]
+    """For each array: True if it stands for a scalar, which travels as an array of one element."""
 
     def __call__(self, arrays: Sequence[Any]) -> Any:
         values = [a[0] if scalar else a for a, scalar in zip(arrays, self.scalars, strict=True)]
@@ -39,7 +40,7 @@ class BoundCall:
 
 
 class CombinedOptimizer:
-    """The optimizers of one step as if they were one: `groups` pairs each with the variables it updates."""
+    """Presents the optimizers of one step as one."""
 
     def __init__(self, groups: Sequence[tuple[Any, list[Any]]]) -> None:
         self.groups = list(groups)
@@ -61,7 +62,7 @@ class CombinedOptimizer:
     def stateless_apply(
         self, optimizer_variables: Sequence[Any], grads: Sequence[Any], trainable_variables: Sequence[Any]
     ) -> tuple[list[Any], list[Any]]:
-        """As JAX has it: (values of the trainable variables, of the optimizers' variables) after it."""
+        """Return (new values of the trainable variables, of the optimizers' variables), as JAX needs it."""
         slots, gradients, weights = list(optimizer_variables), list(grads), list(trainable_variables)
         new_weights: list[Any] = []
         new_slots: list[Any] = []
@@ -98,8 +99,8 @@ def _stateless(
 
 
 class StepModel:
-    """What a replica needs of a model. Its batches are lists of arrays: rows of the step over all replicas,
-    once for each row of this replica, then the arrays of the call.
+    """The parts of a model's interface that a replica needs. Its batches are lists of arrays: first the rows
+    of the step over all replicas, once for each row of this replica, then the arrays of the call.
 
     `outputs` are the tensors that the step has just returned, `result` how they are put together.
     `unmoved_variables` are only read, and stay out of the exchange.
@@ -138,7 +139,8 @@ class StepModel:
         return [*self.non_trainable_variables, *self.metrics_variables]
 
     def trace(self, arrays: Sequence[Any]) -> list[Any]:
-        """Runs the step without effect and learns what it touches. Returns its outputs."""
+        """Run the step without effect and record the variables, seeds and optimizers that it touches. Returns
+        its outputs."""
         deferred = DeferredUpdates()
         trace = VariableTracer(deferred)
         with trace.track():
@@ -167,7 +169,7 @@ class StepModel:
                 self.unmoved_variables.append(variable)
 
     def call(self, arrays: Sequence[Any], deferred: DeferredUpdates) -> DeferredUpdates:
-        """Runs the user's step; what it applies is put off, and noted in `deferred`."""
+        """Run the user's step. Its updates are recorded in `deferred` instead of applied."""
         rows = keras.ops.shape(arrays[0])[0]
         with share_scope(Share(rows, arrays[0][0])), defer_apply(self._known, deferred):
             self.result = StepResult(self._call(arrays[1:]))
@@ -175,7 +177,7 @@ class StepModel:
         return deferred
 
     def apply_in_turn(self, deferred: DeferredUpdates, arrays: Sequence[Any]) -> None:
-        """Gives the gradients to the optimizer of this model: scaled, so that the mean over replicas by rows
+        """Give the gradients to the optimizer of this model, scaled so that their mean over replicas by rows
         is the sum over replicas."""
         gradients = deferred.gradients
         if self._replicas > 1:
@@ -194,7 +196,7 @@ class StepModel:
         return {}
 
     def eval(self) -> None:
-        """As PyTorch's modules have it."""
+        """Do nothing, as replicas for PyTorch call it."""
 
     def _flatten_layers(self) -> list[Any]:
         return [SimpleNamespace(_seed_generators=self._seed_generators, named_buffers=lambda: ())]
@@ -228,7 +230,7 @@ def _scaled(gradient: Any, scale: Any) -> Any:
 
 
 class StepResult:
-    """What a step returned, apart: `tensors`, and how they are put together with the rest."""
+    """The return value of a step: its tensors, and the structure around them."""
 
     def __init__(self, structure: Any) -> None:
         leaves = keras.tree.flatten(structure)
@@ -239,7 +241,7 @@ class StepResult:
         self._structure = keras.tree.map_structure(lambda leaf: None, structure)
 
     def rebuild(self, tensors: Sequence[Any] | None) -> Any:
-        """The structure with these tensors, None in place of each where there are none."""
+        """Return the structure with these tensors, or with None in place of each."""
         remaining = iter(tensors or ())
         leaves = [
             (next(remaining) if tensors is not None else None) if is_tensor else leaf

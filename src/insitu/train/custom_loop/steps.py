@@ -28,7 +28,7 @@ class LoopStep(Protocol):
 
 
 class TrainOrObserveStep:
-    """A `LoopStep` that goes one of two ways: by `step` where something is trained, else only observing."""
+    """A `LoopStep` that trains by `step`, or only observes where that is None."""
 
     def __init__(self, replica: LoopReplica, step: StepExecutor | None) -> None:
         self._replica, self._step = replica, step
@@ -42,12 +42,12 @@ class TrainOrObserveStep:
         return [self._replica.outputs.get(part.shard) for part in parts]
 
     def _observe(self, parts: Sequence[ShardBatch]) -> None:
-        """A step that trains nothing: metrics are added up, if it moves any."""
+        """Run a step that trains nothing, and add up the metrics that it moves."""
         raise NotImplementedError
 
 
 class ExchangeStep(TrainOrObserveStep):
-    """The replicas of this task one after the other; the exchange combines all tasks."""
+    """Runs the replicas of this task one after the other; the exchange combines all tasks."""
 
     def __init__(self, model: StepModel, replica: LoopReplica, membership: Membership) -> None:
         trains = bool(model.optimizer.groups or replica.floats_size)
@@ -73,7 +73,7 @@ class ExchangeStep(TrainOrObserveStep):
 
 
 class MultiDeviceExchangeStep(ExchangeStep):
-    """The replicas of this task, which have a device each, at the same time."""
+    """Runs the replicas of this task, each on its device, at the same time."""
 
     def __init__(self, model: StepModel, replica: MultiDeviceLoopReplica, membership: Membership) -> None:
         super().__init__(model, replica, membership)
@@ -88,8 +88,8 @@ class MultiDeviceExchangeStep(ExchangeStep):
 
 
 class SingleFunctionStep:
-    """All replicas, the sum of their gradients and the update as one function: nothing leaves the devices of
-    the only process."""
+    """Runs all replicas, the sum of their gradients and the update as one function, on the devices of the
+    only process."""
 
     def __init__(self, devices: LoopDeviceReplicas) -> None:
         self._devices = devices
@@ -102,7 +102,7 @@ class SingleFunctionStep:
 
 
 class RestorePlacementStep:
-    """A `LoopStep` after which `settle` is called, which brings every variable back to its device."""
+    """A `LoopStep` after which `restore` moves each variable back to its device."""
 
     def __init__(self, step: LoopStep, settle: Callable[[], None]) -> None:
         self._step = step

@@ -1,4 +1,4 @@
-"""Runs a user's step without effect, to trace_step what it touches: variables, seeds, optimizers."""
+"""Run a user's step without effect, and record what it touches: variables, seeds, optimizers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from insitu.errors import TrainingError
 
 
 class DeferredUpdates:
-    """What a step gave to its optimizers: `calls[i]` is (optimizer, gradients, variables)."""
+    """The updates that a step asked its optimizers for: `calls[i]` is (optimizer, gradients, variables)."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, list[Any], list[Any]]] = []
@@ -28,7 +28,7 @@ class DeferredUpdates:
         return [gradient for _, gradients, _ in self.calls for gradient in gradients]
 
     def note(self, optimizer: Any, gradients: Any, variables: Any) -> None:
-        """`optimizer.apply` was called. Raises TrainingError for what can't be put off till the exchange."""
+        """Record a call of `optimizer.apply`. Raises TrainingError for one that can't be deferred."""
         variables = list(optimizer._trainable_variables if variables is None else variables)
         if any(optimizer is known for known, _, _ in self.calls):
             raise TrainingError(
@@ -52,8 +52,8 @@ class DeferredUpdates:
 
 @contextlib.contextmanager
 def defer_apply(optimizers: Sequence[Any], deferred: DeferredUpdates) -> Iterator[None]:
-    """While open, what `optimizers` shall apply is noted in `deferred` instead; applying by others raises
-    TrainingError."""
+    """While open, record the updates of `optimizers` in `deferred` instead of applying them. `apply` of
+    another optimizer raises TrainingError."""
     original = BaseOptimizer.apply
 
     def refuse(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
@@ -79,7 +79,7 @@ def defer_apply(optimizers: Sequence[Any], deferred: DeferredUpdates) -> Iterato
 
 
 class VariableTracer(keras.StatelessScope):
-    """While open, nothing is assigned: reads and writes of variables are noted.
+    """A stateless scope that records reads and writes of variables. Nothing is assigned while it is open.
 
     `read` and `written` hold each variable once, in the order of its first use.
     """
@@ -124,7 +124,7 @@ class VariableTracer(keras.StatelessScope):
 
     @contextlib.contextmanager
     def track(self) -> Iterator[None]:
-        """The scope, which also notes seed generators and refuses new variables."""
+        """Open the scope, also record seed generators, and refuse new variables."""
         draw, make = keras.random.SeedGenerator.next, Variable.__init__
         seeds = self._seeds
 

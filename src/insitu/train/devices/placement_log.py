@@ -1,7 +1,7 @@
-"""Says where variables and operations go, when `insitu.config.set_log_placement` or `--log-placement` asks.
+"""Log where variables and operations go, if `insitu.config.set_log_placement` or `--log-placement` asks.
 
-TensorFlow tells of each operation itself. A program of JAX runs as a whole on the devices of what it is
-given: JAX tells of each program. PyTorch decides at each call: an operation is told of once for each device.
+TensorFlow logs each operation itself. A JAX program runs as a whole on the devices of its arguments, so JAX
+logs each program. PyTorch decides at each call: here an operation is logged once for each device.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from insitu import config
 
 
 def log_variables(variables: Iterable[Any]) -> None:
-    """Prints the device of each Keras variable to stderr, if that is asked for."""
+    """Print the device of each Keras variable to stderr, if that is asked for."""
     if not config.settings().log_placement:
         return
     for variable in variables:
@@ -22,7 +22,7 @@ def log_variables(variables: Iterable[Any]) -> None:
 
 
 def device_of(variable: Any) -> str:
-    """Where the variable's value lies, as its backend writes it."""
+    """Return the device of the variable's value, as its backend writes it."""
     value = getattr(variable, "_value", variable)
     sharding = getattr(value, "sharding", None)
     if sharding is not None:
@@ -33,7 +33,8 @@ def device_of(variable: Any) -> str:
 
 
 def log_operations_of_torch() -> Any:
-    """Prints each operation that PyTorch runs from now on, once for each device. Returns what does it."""
+    """Print each operation that PyTorch runs from now on, once for each device. Returns the object that does
+    so."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     told: set[tuple[str, str]] = set()

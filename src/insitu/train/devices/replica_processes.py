@@ -1,7 +1,8 @@
-"""Further replicas of this script: processes that run it from its start, each for one device.
+"""Start further replicas of this script: processes that run it from its start, each for one device.
 
-For backends that don't compute on several devices of one process at the same time. The process that the user
-started is replica 0; the others end with it, are silent, and meet it through the exchange.
+This serves backends that can't compute on several devices of one process at the same time. The process that
+the user started is replica 0. The others write to temporary files, meet replica 0 through the exchange, and
+end with it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _replica_processes: ReplicaProcesses | None = None
 
 
 class ReplicaProcesses:
-    """The processes of the replicas from 1 on. Made by replica 0, once in a process."""
+    """The processes of the replicas from 1 on. Replica 0 starts them, once in a process."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         self.devices = tuple(devices)
@@ -76,7 +77,8 @@ class ReplicaProcesses:
         os.write(own, ReplicaIdentity(number, self.devices, self.addresses, self.secret).to_line())
 
     def check(self, wait: float = 0.0) -> None:
-        """Raises TrainingError where a replica has ended, with its last lines. Gives it `wait` seconds."""
+        """Raise TrainingError where a replica has ended, with the last lines of its output. Waits `wait`
+        seconds for that."""
         deadline = time.monotonic() + wait
         while True:
             for number, process in self._processes.items():
@@ -98,7 +100,7 @@ class ReplicaProcesses:
         )
 
     def _end(self) -> None:
-        """Ends all of them: each does so by itself when its pipe closes."""
+        """Close the pipes, which ends the processes, and wait for them."""
         for pipe in self._pipes:
             os.close(pipe)
         deadline = time.monotonic() + _EXIT_TIMEOUT
@@ -112,29 +114,29 @@ class ReplicaProcesses:
 
 
 class ReplicaMonitor:
-    """What a membership asks while it waits for others, and when it has lost one."""
+    """Checks on the replicas' processes, for a membership that waits for others or has lost one."""
 
     def check(self) -> None:
-        """Raises TrainingError where a replica that this process started has ended."""
+        """Raise TrainingError where a replica that this process started has ended."""
         if _replica_processes is not None:
             _replica_processes.check()
 
     def check_after_loss(self) -> None:
-        """As `check`, of one whose end may not have been seen yet."""
+        """Check, and give a replica that is about to end the time to do so."""
         if _replica_processes is not None:
             _replica_processes.check(_EXIT_TIMEOUT)
 
 
 def can_start_replicas() -> bool:
-    """Whether this process runs a script that others can run too: not a prompt, a notebook, `-c`, nor a
-    worker of multiprocessing."""
+    """Return True if this process runs a script that other processes can run too: not a prompt, a notebook,
+    `-c`, nor a worker of multiprocessing."""
     main = sys.modules.get("__main__")
     return bool(getattr(main, "__file__", None)) and "-c" not in sys.orig_argv[1:] and not parent_process()
 
 
 def join_replicas(devices: Sequence[Device], context: Context) -> tuple[Device, Context]:
-    """This process's device, and who it is among the replicas on `devices`; the first time, replica 0 starts
-    the others. Raises TrainingError for other devices than before."""
+    """Return this process's device, and its context among the replicas on `devices`. The first call in
+    replica 0 starts the others. Raises TrainingError for other devices than before."""
     global _replica_processes
     names = tuple(device.name for device in devices)
     told = replica_identity()
@@ -166,7 +168,7 @@ def _check_same(names: tuple[str, ...], before: tuple[str, ...]) -> None:
 
 
 def _divide_cores(replicas: int) -> None:
-    """Each replica computes with its part of the cores, unless it was said how many threads to take."""
+    """Give each replica an equal part of the cores, unless the number of threads is set."""
     if config.settings().threads is None and not os.environ.get("OMP_NUM_THREADS"):
         import torch
 
@@ -174,7 +176,8 @@ def _divide_cores(replicas: int) -> None:
 
 
 def _command() -> list[str]:
-    """This process's own command. The script's path is absolute: this process may have moved since."""
+    """Return this process's own command. The script's path is absolute: this process may have changed its
+    directory since."""
     command = [sys.executable, *sys.orig_argv[1:]]
     file = Path(sys.modules["__main__"].__file__ or "")
     if sys.modules["__main__"].__spec__ is None:

@@ -1,4 +1,4 @@
-"""Gives a backend what `insitu.config` was asked for, before it starts."""
+"""Configure a backend's devices as `insitu.config` says, before the backend starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _torch_modes: list[Any] = []
 
 
 def apply_settings(backend: str, settings: DeviceSettings) -> None:
-    """Sets up `backend`, which is imported. Raises InputError where it has started with other settings, or
+    """Set up `backend`, which is imported. Raises InputError where it has started with other settings, or
     can't do what is asked."""
     if _applied.get(backend) == settings:
         return
@@ -56,7 +56,7 @@ def _set_up_tensorflow(settings: DeviceSettings) -> None:
 
 
 def _short(name: str) -> str:
-    """`cpu:0` out of `/device:CPU:0`."""
+    """Return `cpu:0` for `/device:CPU:0`."""
     return name.rpartition("device:")[2].lower()
 
 
@@ -135,7 +135,8 @@ def _set_jax_cpu_count(jax: Any, count: int) -> None:
 
 
 def _read_gpu_mebibytes() -> int | None:
-    """Memory of the first GPU, which JAX wants a limit as a fraction of; None where there is no GPU."""
+    """Return the memory of the first GPU, of which JAX takes a limit as a fraction; None where there is no
+    GPU."""
     try:
         answer = subprocess.run(
             ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"],

@@ -1,4 +1,4 @@
-"""Training on parameter servers: the worker's side, and what a `ps` task runs.
+"""Train on parameter servers: the worker's side, and the program of a `ps` task.
 
 The servers themselves are `insitu.parameters`. Begin reading with `step.py`.
 """

@@ -1,4 +1,4 @@
-"""Custom loops on parameter servers: `strategy.run` pushes and pulls as a step of `fit` does."""
+"""Run custom loops on parameter servers: `strategy.run` pushes and pulls as a step of `fit` does."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from insitu.train.replica import ShardBatch
 
 
 class ServerAggregation:
-    """See `LoopAggregation`. Servers that don't wait make an update of each replica's gradient, a mean over
-    its own rows; no call waits for other workers' calls. With `members`, gradients are summed over them as
-    they are over the exchange: who waits for all others' gradients may as well count rows with them.
+    """See `LoopAggregation`. Servers that don't wait update by each replica's gradient, a mean over its own
+    rows, and no call waits for other workers. With `members`, gradients are summed over them as over the
+    exchange: a mode that waits for all gradients may as well count rows with all workers.
 
     A worker that was restarted runs its script again from the start: what the servers have of its steps is
     computed once more, since the script may want to know what came of it, but not pushed.
@@ -31,7 +31,8 @@ class ServerAggregation:
         return list(rows) if self._summed is None else self._summed.count_step_rows(rows)
 
     def synchronize(self, variables: Sequence[Any]) -> None:
-        """What is trained gets its values from the servers; the rest is each worker's own."""
+        """Do nothing: trained variables get their values from the servers, and the rest is each worker's
+        own."""
 
 
 class ServerLoopStep(TrainOrObserveStep):
@@ -52,7 +53,7 @@ class ServerLoopStep(TrainOrObserveStep):
 
 
 def optimizer_of(model: Any) -> Any:
-    """The only optimizer of a loop's step. Raises TrainingError for several."""
+    """Return the only optimizer of a loop's step. Raises TrainingError for several."""
     groups = model.optimizer.groups
     if len(groups) != 1:
         raise TrainingError(

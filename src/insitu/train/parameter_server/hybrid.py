@@ -1,4 +1,5 @@
-"""The hybrid: dense variables in the workers, updated together; rows of tables on servers, updated apart."""
+"""The hybrid: dense variables live in the workers and are updated together; rows of tables live on servers
+and are updated row by row."""
 
 from __future__ import annotations
 
@@ -17,11 +18,10 @@ from insitu.train.replica import Logs, Replica, Span, holds_table_rows
 
 
 class HybridReplica:
-    """A `Replica` whose floats are the dense ones alone: for a step that exchanges these. Before a gradient
-    the rows of its batch are pulled. Rows' gradients are pushed once the exchange has succeeded, so that a
-    step that is done again pushes once. The loss' `scale` is undone for them here, as the optimizer undoes it
-    for the dense ones.
-    """
+    """A `Replica` whose floats are the dense ones alone, for a step that exchanges these. It pulls the rows
+    of a batch before it computes the gradient. It pushes the rows' gradients after the exchange has
+    succeeded, so that a repeated step pushes once. It also undoes the loss' `scale` for the rows, as the
+    optimizer does for the dense variables."""
 
     def __init__(
         self, replica: Replica, session: ParameterServerSession, lookup: TableLookup, scale: LossScale
@@ -72,13 +72,13 @@ class HybridReplica:
         return logs
 
     def wait_for_pushes(self) -> None:
-        """Waits for what was pushed last."""
+        """Wait until the servers have the last pushes."""
         pushed, self._pushed = self._pushed, []
         for future in pushed:
             future.result()
 
     def _clear(self) -> None:
-        """Replicas are alike between steps."""
+        """Set the rows to zero: replicas are equal between steps."""
         for variable in self._rows:
             variable.assign(np.zeros(tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype)))
 
@@ -93,7 +93,7 @@ class HybridReplica:
         self._inner.assign(self._whole)
 
     def float_spans(self) -> list[tuple[Any, Span]]:
-        """See `Replica`; with the places among the dense floats."""
+        """See `Replica`. Spans are relative to the dense floats."""
         found, at = [], 0
         for variable, span in self._inner.float_spans():
             if not holds_table_rows(variable):

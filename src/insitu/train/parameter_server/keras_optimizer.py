@@ -1,8 +1,8 @@
-"""A Keras optimizer that updates pieces of variables which lie in NumPy arrays, as a server holds them.
+"""A Keras optimizer that updates pieces of variables in NumPy arrays, as a server holds them.
 
-Each piece has an optimizer of its own, made from the same configuration, so that whatever an optimizer keeps
-(moments, averages, a product of momenta) belongs to one piece and can be mirrored and saved with it. All
-pieces are updated by one compiled function. What comes out has the bits of the same optimizer on a replica.
+Each piece has an optimizer of its own, made from the same configuration. So each state of an optimizer
+(moments, averages, a product of momenta) belongs to one piece, and is mirrored and saved with it. One
+compiled function updates all pieces. The results have the bits of the same optimizer on a replica.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Arrays = list[NDArray[Any]]
 
 
 def serialize_optimizer(optimizer: Any) -> str:
-    """The optimizer's configuration as JSON text: what a server makes the same optimizer of.
+    """Return the optimizer's configuration as JSON text, from which a server makes the same optimizer.
 
     Raises TrainingError where the configuration holds what JSON can't.
     """
@@ -39,7 +39,8 @@ def serialize_optimizer(optimizer: Any) -> str:
 
 
 def make_optimizer(text: str) -> Any:
-    """The optimizer that `serialize_optimizer` described. Raises TrainingError for a class unknown here."""
+    """Return the optimizer that `serialize_optimizer` described. Raises TrainingError for an unknown
+    class."""
     config = json.loads(text)
     error: Exception | None = None
     try:
@@ -119,7 +120,7 @@ class KerasUpdater:
     def finalize(
         self, values: Mapping[str, NDArray[Any]], slots: Mapping[str, Mapping[str, NDArray[Any]]]
     ) -> None:
-        """Values become the averages that the optimizer keeps of them, if it does."""
+        """Set values to the averages that the optimizer keeps of them, if it does."""
         for name, value in values.items():
             if name not in self._optimizers:
                 self.slots(name, value.shape, value.dtype)
@@ -129,14 +130,14 @@ class KerasUpdater:
 
 
 def _copy_aligned(array: NDArray[Any]) -> NDArray[Any]:
-    """A copy in memory that TensorFlow takes as it is."""
+    """Return a copy in memory that TensorFlow takes as it is."""
     copy = aligned_empty(array.shape, array.dtype)
     copy[...] = array
     return copy
 
 
 class _PieceOptimizer:
-    """An optimizer built for one variable. `slots` are its variables but for counter and learning rate."""
+    """An optimizer built for one variable. `slots` are its variables without counter and learning rate."""
 
     def __init__(self, optimizer: Any, shape: Sequence[int], dtype: Any) -> None:
         self.optimizer = optimizer
@@ -250,8 +251,8 @@ def _compile_tensorflow(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Upd
 
 
 def _copy_aliased(outputs: Sequence[Any], arguments: Sequence[NDArray[Any]]) -> Arrays:
-    """The outputs, copied where one lies in an argument's memory, which is about to change: an optimizer may
-    have assigned a variable, as it was, to a slot."""
+    """Return the outputs as arrays, copied where one lies in an argument's memory, which is about to change:
+    an optimizer may have assigned a variable, as it was, to a slot."""
     taken = {address_of(array) for array in arguments}
     arrays = [np.asarray(output) for output in outputs]
     return [array.copy() if address_of(array) in taken else array for array in arrays]

@@ -1,4 +1,8 @@
-"""`insitu.layers`: layers whose variables may live on parameter servers."""
+"""`insitu.layers`: layers whose variables may live on parameter servers.
+
+Models are saved with the registered names `insitu>Embedding` and `insitu>KeyIndex`, which Keras finds once
+`insitu.layers` has been loaded, whatever module path a file names.
+"""
 
 from __future__ import annotations
 
@@ -21,24 +25,25 @@ INT32_MAX = 2**31 - 1
 
 
 class Table(Protocol):
-    """Where the rows of an `Embedding` live while it trains."""
+    """The storage of an `Embedding`'s rows while it trains."""
 
     def pull(self, keys: NDArray[np.int64]) -> NDArray[Any]:
-        """The rows of distinct `keys`, shape (keys, output_dim); those that aren't there are made."""
+        """Return the rows of distinct `keys`, shape (keys, output_dim). Missing rows are created."""
 
     def read_all(self) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        """(all keys in ascending order, their rows)."""
+        """Return (all keys in ascending order, their rows)."""
 
     def begin(self, keys: NDArray[np.int64], rows: NDArray[Any]) -> None:
-        """The rows that a new table begins with; one that has begun stays as it is."""
+        """Initialize a new table with these rows. A table that has begun stays as it is."""
 
     def assign(self, keys: NDArray[np.int64], rows: NDArray[Any]) -> None:
-        """Sets the rows of `keys`, whatever they were."""
+        """Set the rows of `keys`."""
 
 
 @keras.saving.register_keras_serializable(package="insitu")
 class KeyIndex(keras.layers.Layer):
-    """Turns keys into places: 1 + the place of a key in the ascending `keys`, or 0 for an unknown one."""
+    """Turns keys into row indices: 1 + the index of a key in the ascending `keys`, or 0 for an unknown
+    one."""
 
     def __init__(self, keys: Any = (), **kwargs: Any) -> None:
         super().__init__(**{**kwargs, "trainable": False})
@@ -179,7 +184,7 @@ class Embedding(keras.layers.Layer):
     # What a strategy calls
 
     def attach(self, table: Table, max_keys: int) -> None:
-        """From now on the rows come from `table`; `rows` holds those of one batch, by place."""
+        """Take the rows from `table` from now on. `rows` holds those of one batch."""
         with _unlocked(self):
             for variable in (self.rows, self.keys):
                 if variable is not None:
@@ -196,7 +201,7 @@ class Embedding(keras.layers.Layer):
 
     @contextlib.contextmanager
     def by_row_index(self) -> Iterator[None]:
-        """While open, inputs are places in `rows`, not keys."""
+        """While open, inputs are indices of `rows`, not keys."""
         before, self._by_row_index = self._by_row_index, True
         try:
             yield
@@ -204,7 +209,7 @@ class Embedding(keras.layers.Layer):
             self._by_row_index = before
 
     def contents(self) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
-        """(keys in ascending order, their rows); keys are None for a plain embedding."""
+        """Return (keys in ascending order, their rows). Keys are None for a plain embedding."""
         table: Table | None = self._table
         if table is not None:
             return table.read_all()
@@ -232,7 +237,7 @@ class Embedding(keras.layers.Layer):
         return ops.cast(ops.convert_to_tensor(rows), self.compute_dtype)
 
     def _keep_table(self, keys: NDArray[np.int64], rows: NDArray[Any]) -> None:
-        """Keeps a whole table in variables, for a process without servers."""
+        """Keep a whole table in variables, for a process without servers."""
         with _unlocked(self):
             for variable in (self.rows, self.keys):
                 if variable is not None:
@@ -246,8 +251,8 @@ class Embedding(keras.layers.Layer):
 
 
 def export(model: Any) -> Any:
-    """`model` with each `Embedding` as a `KeyIndex` and a plain `keras.layers.Embedding`, whose row 0 is that
-    of unknown keys: zeros. For functional and sequential models; the weights are copies."""
+    """Return `model` with each `Embedding` replaced by a `KeyIndex` and a plain `keras.layers.Embedding`,
+    whose row 0 serves unknown keys: zeros. For functional and sequential models. The weights are copies."""
     replaced: dict[str, NDArray[Any]] = {}
 
     def clone(layer: Any) -> Any:
@@ -272,12 +277,13 @@ def export(model: Any) -> Any:
 
 
 def embeddings_of(model: Any) -> list[Embedding]:
-    """The insitu Embeddings anywhere in `model`, in the order of its layers."""
+    """Return the insitu Embeddings anywhere in `model`, in the order of its layers."""
     return [layer for layer in model._flatten_layers() if isinstance(layer, Embedding)]
 
 
 def _check_eviction(given: Any) -> dict[str, int] | None:
-    """Raises TrainingError for what is none, InputError for what can't be."""
+    """Return the eviction as a dict, or None. Raises TrainingError for anything but a dict of its fields,
+    InputError for values out of range."""
     if not given:
         return None
     known = [field.name for field in dataclasses.fields(Eviction)]
@@ -288,7 +294,7 @@ def _check_eviction(given: Any) -> dict[str, int] | None:
 
 
 def _key_variable(layer: Any, keys: NDArray[np.int64]) -> Any:
-    """A variable of the ascending `keys`. Raises TrainingError where the backend can't hold them."""
+    """Return a variable of the ascending `keys`. Raises TrainingError where the backend can't hold them."""
     if not len(keys):
         keys = np.zeros(1, np.int64)
     wide = keras.backend.backend() != "jax"
@@ -309,7 +315,7 @@ def _key_variable(layer: Any, keys: NDArray[np.int64]) -> Any:
 
 
 def _find(keys: Any, inputs: Any) -> tuple[Any, Any]:
-    """(place of each input among the ascending `keys`, whether it is there)."""
+    """Return (index of each input among the ascending `keys`, True where it is one of them)."""
     wanted = ops.cast(inputs, keys.dtype)
     flat = ops.reshape(wanted, (-1,))
     place = ops.minimum(ops.searchsorted(keys.value, flat), keys.shape[0] - 1)
@@ -319,7 +325,7 @@ def _find(keys: Any, inputs: Any) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _unlocked(layer: Any) -> Iterator[None]:
-    """Lets variables be added to a layer that is built."""
+    """While open, variables may be added to a layer that is built."""
     locked = layer._tracker.locked_by_default if hasattr(layer._tracker, "locked_by_default") else True
     layer._tracker.unlock()
     try:

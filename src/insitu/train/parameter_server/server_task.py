@@ -1,4 +1,4 @@
-"""The life of a `ps` task: it serves from the strategy's constructor until the job lets it go."""
+"""The program of a `ps` task: it serves from the strategy's constructor until the job ends."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ _LOG = logging.getLogger("insitu")
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """How servers serve; the same in each task of a job."""
+    """The configuration of the servers, the same in each task of a job."""
 
     rules: Rules
+    """The mode, and its numbers."""
     nan: str
+    """How non-finite gradients are treated: `"refuse"` or `"clip"`."""
 
     def server(self, address: str, context: Context, **places: Any) -> ParameterServer:
-        """A server that listens on `address`, not serving yet."""
+        """Return a server for `address` that doesn't serve yet."""
         rules = self.rules
         return ParameterServer(
             address,
@@ -47,7 +49,7 @@ class ServerConfig:
 
 
 def serve_or_configure(context: Context, rules: Rules, nan: str, need: str) -> ServerConfig:
-    """The config of a strategy whose constructor serves in a `ps` task, and then never returns.
+    """Return the configuration of the servers. In a `ps` task, serve instead, and never return.
 
     Raises TrainingError that begins with `need` in a job without such tasks, InputError for `nan`.
     """
@@ -64,7 +66,7 @@ def serve_or_configure(context: Context, rules: Rules, nan: str, need: str) -> S
 
 
 def serve_until_stopped(context: Context, config: ServerConfig) -> NoReturn:
-    """Serves as this `ps` task and ends the process well once it is asked to: SIGTERM, or SIGINT."""
+    """Serve as this `ps` task, and exit with code 0 after SIGTERM or SIGINT."""
     job = context.job
     with _StatusWriter(None if job is None else job.server_account(context.task)) as teller:
         server = config.server(
@@ -83,7 +85,7 @@ def serve_until_stopped(context: Context, config: ServerConfig) -> NoReturn:
 
 
 class _StatusWriter:
-    """Writes what a server tells of itself into the job's folder, in a thread: disks are slow at times."""
+    """Writes a server's status into the job's folder. A thread does so, because disks can be slow."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

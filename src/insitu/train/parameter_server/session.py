@@ -1,4 +1,5 @@
-"""A worker's side: its buffers, its place in the order of pushes, and what it last pulled."""
+"""A worker's session with the parameter servers: its buffers, its number of the next push, and the last
+pulled values."""
 
 from __future__ import annotations
 
@@ -52,20 +53,27 @@ _POLL_INTERVAL = 0.02
 
 @dataclass(frozen=True, slots=True)
 class ShardPush:
-    """One shard's part of a step: `rows` rows gave the gradient `floats`, laid out as the replica has it.
-    `batch` is None where there were none. `overflowed`: there were, but they gave nothing to be sent.
-    `finite`: all of `floats` was seen to be."""
+    """One shard's part of a step."""
 
     shard: int
+    """The shard's number."""
     rows: int
+    """The rows that gave the gradient; 0 if there is none to apply."""
     floats: NDArray[Any]
+    """The gradient, laid out as the replica's floats."""
     batch: Batch | None
+    """The batch with the pulled rows, or None without a gradient."""
     overflowed: bool = False
+    """True if there were rows, but their gradient wasn't finite and isn't pushed."""
     finite: bool = False
+    """True if all of `floats` was checked to be finite."""
 
 
 class ParameterServerSession:
-    """This task's connection to all servers; in a plain process, to one that is a thread of it.
+    """This task's connections to all servers; in a plain process, to one server in a thread of it.
+
+    The pushes of all shards of this task in one step have the same `sequence`, which counts steps over all
+    fits.
 
     A push of any shard of this task has the same `sequence`, which counts its steps over all fits.
     """
@@ -115,8 +123,8 @@ class ParameterServerSession:
         self.close()
 
     def leave_at_exit(self) -> None:
-        """When this process ends, nobody waits for its shards any more: nothing else says where a custom loop
-        ends."""
+        """Release the other workers from waiting for this process's shards when it ends. Nothing else tells
+        where a custom loop ends."""
         self._leaves_at_exit = True
 
     def close(self) -> None:
@@ -130,9 +138,9 @@ class ParameterServerSession:
     def define(
         self, model: Any, optimizer: Any, replica: Replica, *, exact: bool, min_piece_bytes: int
     ) -> None:
-        """Tells the servers of the variables that `replica` computes gradients for, and gives it the values
-        that they have. Raises DefinitionMismatch where they hold another model, TrainingError where this
-        task told them of others before."""
+        """Define on the servers the variables that `replica` computes gradients for, and give `replica` their
+        values on the servers. Raises DefinitionMismatch where the servers hold another model, TrainingError
+        where this task has defined other variables before."""
         state = {id(v) for v in model.non_trainable_variables}
         spans = replica.float_spans()
         dense = [(v, span) for v, span in spans if not holds_table_rows(v)]
@@ -159,8 +167,8 @@ class ParameterServerSession:
         replica.assign(self.pull())
 
     def _lay_out(self, replica: Replica, spans: Sequence[Any], dense: Sequence[Any]) -> None:
-        """Where the replica's floats lie in the client's buffers: in the same places, unless rows of tables
-        lie among them, which aren't sent that way."""
+        """Map the replica's floats to the client's buffers. They are the same memory, unless the floats
+        include rows of tables, which are pushed apart."""
         shards = self._context.shards
         self.locate_table_rows(spans)
         if not self._row_spans:
@@ -182,11 +190,11 @@ class ParameterServerSession:
             at += size
 
     def locate_table_rows(self, spans: Sequence[Any]) -> None:
-        """Where the gradients of tables' rows lie in the replica's floats."""
+        """Note where the gradients of tables' rows lie in the replica's floats."""
         self._row_spans = {v.path: span for v, span in spans if holds_table_rows(v)}
 
     def table(self, layer: Embedding, optimizer: Any) -> ServerTable:
-        """The table of `layer` on the servers, its rows updated as `optimizer` says."""
+        """Define the table of `layer` on the servers, with updates as `optimizer` says, and return it."""
         table = Table(
             layer.name,
             layer.output_dim,
@@ -201,8 +209,8 @@ class ParameterServerSession:
     # Steps
 
     def gradient_buffer(self, index: int) -> NDArray[Any]:
-        """Where the gradient of this task's shard `index` is to be put, as the replica lays it out. It stays
-        until the next step."""
+        """Return the buffer for the gradient of this task's shard `index`, laid out as the replica's floats.
+        Its content stays until the next step."""
         return self._floats[index]
 
     @property
@@ -211,8 +219,8 @@ class ParameterServerSession:
         return self._values
 
     def exchange(self, outgoing: Sequence[ShardPush]) -> NDArray[Any]:
-        """Pushes one step of this task's shards, and brings `values` up to date once each is applied or
-        dropped. A step that the servers have from another life of this task isn't pushed again."""
+        """Push one step of this task's shards, and pull `values` once each push is applied or dropped. A step
+        that the servers have from an earlier incarnation of this task isn't pushed again."""
         self.left_out = frozenset()
         self.sequence += 1
         if self.sequence <= self._applied_sequence:
@@ -245,7 +253,7 @@ class ParameterServerSession:
         )
 
     def push_rows_of(self, outgoing: Sequence[ShardPush]) -> list[Future[str]]:
-        """Pushes the gradients of tables' rows alone, of one step of this task's shards."""
+        """Push only the gradients of tables' rows, of one step of this task's shards."""
         self.sequence += 1
         return [
             self._client.push(
@@ -263,11 +271,11 @@ class ParameterServerSession:
         return gradients
 
     def pull(self) -> NDArray[Any]:
-        """Brings `values` up to date; waits where the mode says so."""
+        """Pull `values`; wait where the mode says so."""
         return self._receive(self._request_values())
 
     def _request_values(self) -> list[Future[int]]:
-        """Each shard may go on; the values come with the last."""
+        """Ask for the next step of each shard. The values come with the last."""
         shards = self._context.shards
         return [self._client.pull(shard, values=shard == shards[-1]) for shard in shards]
 
@@ -287,20 +295,21 @@ class ParameterServerSession:
     # Fits
 
     def applied(self) -> int:
-        """The steps, over all fits, whose gradients the servers have from all shards of this task."""
+        """Return the number of steps, over all fits, whose gradients the servers have from all shards of this
+        task."""
         return min(self._client.last_applied(shard) for shard in self._context.shards) + 1
 
     def begin(self, sequence: int, applied: int = 0) -> None:
-        """Steps go on with this number; those before `applied` are in the servers already."""
+        """Continue with this number of the next push. The servers have those before `applied` already."""
         self.sequence, self._applied_sequence = sequence, applied
 
     def expect_checkpoints(self) -> None:
-        """There will be some."""
+        """Tell the servers that checkpoints will be asked for."""
         self._client.expect_checkpoints()
 
     def checkpoint(self, directory: Path) -> None:
-        """Has the servers begin to write a checkpoint, unless they still write the last one. What became of
-        that is logged: training doesn't end of it."""
+        """Have the servers begin a checkpoint, unless the last one is still being written. A failure is
+        logged, and doesn't end the training."""
         if self._writing is not None and not self._writing.done():
             return
         self.wait_for_checkpoint()
@@ -310,7 +319,7 @@ class ParameterServerSession:
             _LOG.warning("The servers begin no checkpoint, and training goes on: %s", error)
 
     def wait_for_checkpoint(self) -> None:
-        """Waits for the checkpoint that is being written."""
+        """Wait for the checkpoint that is being written."""
         writing, self._writing = self._writing, None
         try:
             if writing is not None:
@@ -319,9 +328,9 @@ class ParameterServerSession:
             _LOG.warning("The servers wrote no checkpoint, and training goes on: %s", error)
 
     def finish(self, fit: int, *, leave: bool, waiting: Callable[[], None]) -> None:
-        """Says that this task's shards have ended fit number `fit`, and waits for those of all others, and
-        for the chief, which then has the servers finalize the variables. Until then nobody waits for pushes
-        of shards that `leave`, and `waiting` is called now and then. Raises ServerStalled."""
+        """Mark this task's shards as done with fit number `fit`. Wait for all other shards, and for the
+        chief, which then has the servers finalize the variables. Nobody waits for further pushes of shards
+        that `leave`, and `waiting` is called repeatedly. Raises ServerStalled."""
         self.wait_for_checkpoint()
         client, shards = self._client, self._context.shards
         client.define_tables([_FIT_ENDS])
@@ -359,8 +368,8 @@ class ParameterServerSession:
         return told
 
     def initialize_table(self, name: str, keys: Keys, rows: NDArray[Any]) -> None:
-        """A table begins with the chief's saved rows, once: who comes later, or again, finds what training
-        has made of them. The others wait until they are there. Raises ServerStalled."""
+        """Load the chief's saved rows into a new table, once. Who comes later, or again, finds the trained
+        rows. The others wait until the rows are there. Raises ServerStalled."""
         client = self._client
         client.define_tables([_FIT_ENDS])
         key = np.array([-1 - stream("begun", name) // 4], np.int64)
@@ -387,9 +396,9 @@ def attach_tables(
     *,
     bounded: bool = False,
 ) -> None:
-    """Gives each Embedding of `model` a table of `session()`, whose rows `optimizer` updates, and room for the
-    rows of a shard's batch like `example`, of `part_rows` rows if that is known. Norms of rows' gradients are
-    `bounded` by the worker, or not at all."""
+    """Attach a table of `session()` to each Embedding of `model`, with room for the keys of one shard's batch
+    like `example`, of `part_rows` rows if that is known. `optimizer` updates the tables' rows. The worker
+    clips the norms of the rows' gradients if `bounded`; else they must have no bounds."""
     layers = embeddings_of(model)
     if not layers:
         return
@@ -405,8 +414,8 @@ def attach_tables(
 
 
 def _replace_optimizer(model: Any) -> None:
-    """A model that was loaded has an optimizer that knows its tables as they were saved, or not at all, and
-    its state isn't taken up on servers: another one of the same configuration takes its place."""
+    """Replace the optimizer of a model that was loaded by a new one of the same configuration. The loaded one
+    knows the saved tables, or none, and servers don't take over its state."""
     if model.optimizer is not None and inner_optimizer(model.optimizer).built:
         model.optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
 

@@ -1,4 +1,5 @@
-"""A step with parameter servers: gradients of this task's shards, pushed; what the servers have, pulled.
+"""The step of training with parameter servers: push the gradients of this task's shards, pull the servers'
+values.
 
 No other worker takes part. Where the servers wait for other workers' gradients (sync) or for the slowest
 worker (bounded), they answer later.
@@ -87,7 +88,7 @@ class ServerStep:
         return self._logs
 
     def _compute(self, shard: int, batch: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> bool:
-        """Whether the gradient is one to be sent."""
+        """Compute the gradient of one shard. Returns False for one that must not be pushed."""
         with self._lookup.rows_loaded(batch):
             self._replica.gradient(shard, batch.data, floats, record)
         if not self._scale.unscale(floats[: self._state.start]):
@@ -99,11 +100,11 @@ class ServerStep:
         return True
 
     def refresh(self) -> None:
-        """Takes what the servers have now."""
+        """Pull the servers' values into the replica."""
         self._replica.assign(self._session.pull())
 
     def test(self, parts: Sequence[ShardBatch]) -> Logs:
-        """The metrics over the rows that this task was given; other tasks' rows aren't among them."""
+        """Return the metrics over the rows that this task was given, without other tasks' rows."""
         for part in parts:
             for piece in self._lookup.pieces(part.data) if part.rows else ():
                 batch = self._lookup.pull(piece, create=False)
@@ -114,7 +115,7 @@ class ServerStep:
         return self._test_logs
 
     def predict(self, parts: Sequence[ShardBatch], example: Any) -> Any:
-        """Outputs for the rows that this task was given."""
+        """Return outputs for the rows that this task was given."""
         outputs = [self._outputs(part.data) for part in parts if part.rows]
         empty = keras.tree.map_structure(lambda leaf: np.asarray(leaf)[:0], example)
         return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), empty, *outputs)
@@ -132,7 +133,7 @@ class ServerStep:
 
 
 class _FiniteCheckingCopy:
-    """Copies parts of a gradient, and sees whether they are finite while it has them at hand."""
+    """Copies parts of a gradient, and checks in the same pass that they are finite."""
 
     def __init__(self) -> None:
         self.reset()
@@ -145,5 +146,5 @@ class _FiniteCheckingCopy:
         self._finite &= copy(to, source)
 
     def finite(self, size: int) -> bool:
-        """Whether all of `size` elements were copied since the last `reset`, and are finite."""
+        """Return True if all of `size` elements were copied since the last `reset`, and are finite."""
         return self._finite and self._size == size

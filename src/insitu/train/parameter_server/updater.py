@@ -1,4 +1,4 @@
-"""What updates a model on a server, made of what a worker told about it."""
+"""The updater of a model on a server, made from the worker's description of the model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def make_model_updater(config: Mapping[str, Any] | str) -> Updater:
-    """The updater of an `updater_config`, or of what the servers know by themselves. Raises TrainingError for
-    an optimizer that isn't known here."""
+    """Return the updater for an `updater_config`, or for one of the servers' own. Raises TrainingError for an
+    unknown optimizer."""
     if isinstance(config, str) or "state" not in config:
         return make_updater(config)
     inner: Updater
@@ -39,7 +39,7 @@ def _with_schedule(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ModelUpdater:
-    """Leaves variables to an optimizer's updater; state that the forward pass moves isn't updated by it.
+    """Leaves variables to an optimizer's updater, and updates the state that the forward pass moves itself.
 
     What is pushed for state is its new value (the mean over shards), or how far a step moved it: then steps
     of workers that don't wait for each other add up, as if they had come one after the other.

@@ -35,7 +35,7 @@ class JaxDeviceMover:
         object.__setattr__(layer, "call", _PlacedCall(layer, device))
 
     def prepare(self, model: Any, optimizers: Sequence[Any], placements: Placements) -> None:
-        """Updates are computed where the variable is."""
+        """Compute updates where the variable is."""
         for optimizer in optimizers:
             if "update_step" not in vars(optimizer):
                 _update_in_place(optimizer, placements)
@@ -81,7 +81,8 @@ class _PlacedCall:
         return keras.tree.map_structure(lambda leaf: _to_home(leaf, self._home, self._device), outputs)
 
     def _program(self, args: Any, kwargs: Any, leaves: list[Any]) -> Callable[..., Any]:
-        """The compiled call for arguments of this structure; what isn't an array is a constant of it."""
+        """Return the compiled call for arguments of this structure. What isn't an array is a constant of
+        it."""
         constants = tuple(None if _is_array(leaf) else leaf for leaf in leaves)
         key = (repr(keras.tree.map_structure(lambda leaf: None, (args, kwargs))), repr(constants))
         if key not in self._programs:
@@ -109,7 +110,7 @@ def _is_array(leaf: Any) -> bool:
 
 
 def uncommit(array: Any) -> Any:
-    """The same array, free to be moved to wherever it is needed. What is being traced is left as it is."""
+    """Return the same array, free to be moved to any device. A traced value is returned as it is."""
     if isinstance(array, jax.core.Tracer):
         return array
     return ArrayImpl(array.aval, array.sharding, array._arrays, committed=False)
@@ -143,12 +144,12 @@ _floats_to_home.defvjp(lambda value, to, back: (_floats_to_home(value, to, back)
 
 
 def _to_device(value: Any, to: Any, back: Any) -> Any:
-    """`value` on the device of a layer, committed to it."""
+    """Move `value` to the device of a layer, and commit it to it."""
     return _floats_to_device(value, to, back) if _is_float(value) else jax.device_put(value, to)
 
 
 def _to_home(value: Any, to: Any, back: Any) -> Any:
-    """What a layer has made, back at home and free."""
+    """Move a layer's output back home, uncommitted."""
     return _floats_to_home(value, to, back) if _is_float(value) else uncommit(jax.device_put(value, to))
 
 

@@ -1,4 +1,4 @@
-"""Lets placed layers compute on their devices, and keeps their variables there."""
+"""Let placed layers compute on their devices, and keep their variables there."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _MAX_NAMES_SHOWN = 20
 
 
 class DeviceMover(Protocol):
-    """What a backend does for layers on devices."""
+    """Moves layers and variables to devices, on one backend."""
 
     def is_on(self, variable: Any, device: Device) -> bool: ...
 
     def move(self, variable: Any, device: Device) -> bool:
-        """Puts a variable there; False where the backend can't."""
+        """Move a variable there. Returns False where the backend can't."""
 
     def wrap(self, layer: Any, device: Device) -> None:
-        """Makes the layer's `call` compute there."""
+        """Make the layer's `call` compute there."""
 
     def prepare(self, model: Any, optimizers: Sequence[Any], placements: Placements) -> None:
-        """Does what is to be done for the whole model, or a step of a custom loop."""
+        """Do what the whole model, or a step of a custom loop, needs."""
 
 
 def place_layers(model: Any, placements: Placements) -> Callable[[], None]:
-    """Puts the layers of a built `model` on their devices, and returns a function that brings back variables
-    that an update has put elsewhere.
+    """Put the layers of a built `model` on their devices. Returns a function that moves back variables that
+    an update has moved elsewhere.
 
     Raises InputError for layers that the model doesn't have, TrainingError where variables lie elsewhere and
     can't be moved.
@@ -47,15 +47,15 @@ def place_layers(model: Any, placements: Placements) -> Callable[[], None]:
 
 
 def place_loop_layers(step: Any, layers: Sequence[Any], placements: Placements) -> Callable[[], None]:
-    """`place_layers` for the `step` of a custom loop, a `StepModel`, and the `layers` made in the strategy's
-    scope: those that are built by now."""
+    """Do as `place_layers` for the `step` of a custom loop, a `StepModel`, and for those `layers` of the
+    strategy's scope that are built by now."""
     check_placements(layers, placements)
     optimizers = [optimizer for optimizer, _ in step.optimizer.groups]
     return _place(step, layers, optimizers, placements)
 
 
 def check_placements(layers: Sequence[Any], placements: Placements) -> None:
-    """Raises InputError for placements of layers that aren't there."""
+    """Raise InputError for a placement of a layer that the model doesn't have."""
     names = {layer.name for layer in layers}
     if unknown := sorted(placements.keys() - names):
         shown = sorted(names)
@@ -94,7 +94,8 @@ def _place(
 def _find_placed_variables(
     layers: Sequence[Any], optimizers: Sequence[Any], placements: Placements
 ) -> list[tuple[Any, Device]]:
-    """Variables of placed layers, and what the optimizer keeps for them. Seeds and metrics stay at home."""
+    """Return the variables of placed layers, and the optimizers' variables for them. Seeds and metrics stay
+    at home."""
     homes: dict[str, Device] = {}
     placed = []
     weights = {id(v): v for layer in layers for v in layer.weights}

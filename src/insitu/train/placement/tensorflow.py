@@ -43,7 +43,7 @@ class TensorFlowDeviceMover:
         object.__setattr__(layer, "call", on_device)
 
     def prepare(self, model: Any, optimizers: Sequence[Any], placements: Placements) -> None:
-        """Gradients are computed where the layer is: their names hold the scope of what they belong to."""
+        """Compute gradients where the layer is: their names contain the scope of the layer."""
         if _devices:
             for name in filter(functools.partial(hasattr, model), _STEPS):
                 object.__setattr__(model, name, _by_name(getattr(model, name)))

@@ -1,4 +1,4 @@
-"""Makes the variables of layers where the layers are placed."""
+"""Make the variables of layers on the devices of the layers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Placements = Mapping[str, Device]
 
 
 def find_device(path: str, placements: Placements) -> Device | None:
-    """Where a path of names leads: to the device of the innermost layer that has a place."""
+    """Return the device of the innermost placed layer in a path of names, or None."""
     return next((placements[name] for name in reversed(path.split("/")) if name in placements), None)
 
 
 @contextlib.contextmanager
 def place_new_variables(placements: Placements) -> Iterator[None]:
-    """While open, layers make their weights, and optimizers what they keep for them, on the layers'
+    """While open, layers make their weights, and optimizers the variables for these, on the layers'
     devices."""
     add_weight, add_like = keras.layers.Layer.add_weight, BaseOptimizer.add_variable_from_reference
 

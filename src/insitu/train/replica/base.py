@@ -1,4 +1,4 @@
-"""What the replicas of all backends share: the layout of their numbers, and what they take out of a step."""
+"""The part of a replica that all backends share: the layout of its numbers, and the logs of a step."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class BaseReplica:
         return keras.tree.pack_sequence_as(self._structure, list(leaves))
 
     def _select_extra_logs(self, logs: Any) -> list[Any]:
-        """What a train_step returned beside the model's metrics. Raises TrainingError for what is too much
-        or no scalar."""
+        """Return the logs of a train_step that are no metrics of the model. Raises TrainingError for too
+        many, or for one that is no scalar."""
         known = set(self._model.get_metrics_result())
         extra = {name: value for name, value in (logs or {}).items() if name not in known}
         if len(extra) > EXTRA_LOGS or any(getattr(v, "shape", ()) != () for v in extra.values()):
@@ -79,14 +79,15 @@ class BaseReplica:
         return list(extra.values())
 
     def _order_gradients(self, variables: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-        """The gradients in the order of the state's trainable variables, None where there is none."""
+        """Return the gradients in the order of the state's trainable variables, with None where there is
+        none."""
         by_variable = {id(v): g for v, g in zip(variables, gradients, strict=True)}
         ordered = [by_variable.get(id(variable)) for variable in self._state.trainable]
         self._without_gradient = frozenset(i for i, gradient in enumerate(ordered) if gradient is None)
         return ordered
 
     def _to_logs(self, logs: Mapping[str, Any], combined: NDArray[np.float64] | None) -> Logs:
-        """The model's metrics and, from the `combined` record of a training step, the logs beside them."""
+        """Return the model's metrics and, from the `combined` record of a training step, its extra logs."""
         values = {name: float(value) for name, value in logs.items()}
         if combined is not None:
             start = self._train_record.extra_start
@@ -95,5 +96,6 @@ class BaseReplica:
 
 
 def seed_offset(shard: int) -> int:
-    """What is added to the seeds of `shard`, as an integer in [0, 2**32): backends keep seeds in 32 bits."""
+    """Return the number that is added to the seeds of `shard`, in [0, 2**32): backends keep seeds in 32
+    bits."""
     return shard * SEED_STRIDE % (1 << 32)

@@ -1,4 +1,4 @@
-"""Makes the replica of the active Keras backend."""
+"""Make the replica of the active Keras backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ on_warm_up(warm_up)
 
 
 def make_replica(model: Any, data: Any) -> Replica:
-    """A replica of `model` on the active Keras backend. `data` is a batch, for its structure and dtypes."""
+    """Return a replica of `model` on the active Keras backend. `data` is a batch, for its structure and
+    dtypes."""
     import keras
 
     backend = keras.backend.backend()
@@ -37,8 +38,8 @@ def make_replica(model: Any, data: Any) -> Replica:
 
 
 def wrap_train_function(model: Any, run: Callable[[Any], Logs]) -> Callable[..., Any]:
-    """`run`, a function of an iterable of steps, as the trainer of the active backend calls its train and
-    test functions; the trainer of `model` is made ready for it."""
+    """Return `run`, a function of an iterable of steps, in the form in which the active backend's trainer
+    calls its train and test functions. Prepares the trainer of `model` for it."""
     import keras
 
     if keras.backend.backend() != "jax":

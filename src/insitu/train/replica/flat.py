@@ -13,30 +13,36 @@ from dataclasses import dataclass
 from math import prod
 
 MAX_BUCKET_ELEMENTS = 1 << 16
-"""Elements up to which neighbouring tensors are joined by the backend before they are copied out: below it
-the fixed cost of one more copy is larger than that of joining."""
+"""Elements up to which the backend joins neighbouring tensors before they are copied out. Below it the fixed
+cost of one more copy exceeds that of joining."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The place of one tensor: half-open interval [start, stop) of a flat buffer, and its shape."""
+    """The interval of one tensor in a flat buffer."""
 
     start: int
+    """Index of its first element."""
     stop: int
+    """Index behind its last element."""
     shape: tuple[int, ...]
+    """The tensor's shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Neighbouring tensors that are copied at once: `members` by index, [start, stop) their place."""
+    """Neighbouring tensors that are copied at once."""
 
     members: tuple[int, ...]
+    """Their indices."""
     start: int
+    """Index of the first element in the flat buffer."""
     stop: int
+    """Index behind the last element."""
 
 
 def compute_spans(shapes: Sequence[tuple[int, ...]], start: int = 0) -> tuple[Span, ...]:
-    """Spans for tensors of `shapes`, one after the other from `start`, without gaps."""
+    """Return the spans of tensors of `shapes`, one after the other from `start`, without gaps."""
     spans = []
     for shape in shapes:
         stop = start + prod(shape)
@@ -45,8 +51,8 @@ def compute_spans(shapes: Sequence[tuple[int, ...]], start: int = 0) -> tuple[Sp
     return tuple(spans)
 
 
-def group_into_buckets(spans: Sequence[Span], small: int = MAX_BUCKET_ELEMENTS) -> tuple[Bucket, ...]:
-    """`spans` grouped into buckets: runs of small neighbours together, each large tensor alone."""
+def group_into_buckets(spans: Sequence[Span], max_elements: int = MAX_BUCKET_ELEMENTS) -> tuple[Bucket, ...]:
+    """Group `spans` into buckets: each run of small neighbours is one, each large tensor another."""
     buckets: list[Bucket] = []
     run: list[int] = []
 
@@ -56,11 +62,11 @@ def group_into_buckets(spans: Sequence[Span], small: int = MAX_BUCKET_ELEMENTS) 
             run.clear()
 
     for index, span in enumerate(spans):
-        if span.stop - span.start > small:
+        if span.stop - span.start > max_elements:
             close()
             buckets.append(Bucket((index,), span.start, span.stop))
             continue
-        if run and span.stop - spans[run[0]].start > small:
+        if run and span.stop - spans[run[0]].start > max_elements:
             close()
         run.append(index)
     close()

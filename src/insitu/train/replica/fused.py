@@ -1,7 +1,8 @@
-"""The step of a replica that is alone: one compiled function does it all, and nothing leaves the device.
+"""The fused step of a replica without peers: one compiled function does it all, on the device.
 
-A replica with peers takes two functions, with the exchange between them. One that has no peers needs neither
-the second nor a copy of its gradient: what runs is the model's own `train_step`, bit for bit what Keras runs.
+A replica with peers runs two functions, with the exchange between them. A replica without peers needs neither
+the second function nor a copy of its gradient. It runs the model's own `train_step`, bit for bit what Keras
+runs.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ class FusedReplica(Protocol):
     """One copy of a model whose steps are each one call. Logs are numbers or scalars of the backend."""
 
     def train(self, data: Any) -> Logs:
-        """One update of the model from the batch `data`."""
+        """Update the model once, by the batch `data`."""
 
     def test(self, data: Any) -> Logs:
-        """Adds the metrics of a batch to those of the model."""
+        """Add the metrics of a batch to those of the model."""
 
     def predict(self, data: Any) -> Any:
-        """The model's outputs for a batch: a structure of NumPy arrays."""
+        """Return the model's outputs for a batch: a structure of NumPy arrays."""
 
 
 class FusedStep:
@@ -51,7 +52,8 @@ class FusedStep:
 
 
 def make_fused_replica(model: Any, data: Any) -> FusedReplica:
-    """A replica of `model` on the active Keras backend. `data` is a batch, for its structure and dtypes."""
+    """Return a fused replica of `model` on the active Keras backend. `data` is a batch, for its structure and
+    dtypes."""
     backend = keras.backend.backend()
     if backend == "tensorflow":
         from insitu.train.replica.fused_tensorflow import FusedTensorFlow

@@ -1,4 +1,4 @@
-"""A replica that is alone, on the JAX backend: each step one compiled function, its state given and taken."""
+"""A replica without peers, on the JAX backend: each step is one compiled function of the state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A replica that is alone, on the TensorFlow backend: the model's own steps, each one operation."""
+"""A replica without peers, on the TensorFlow backend: each of the model's own steps is one function."""
 
 from __future__ import annotations
 

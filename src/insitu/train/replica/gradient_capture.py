@@ -1,7 +1,7 @@
-"""Takes the gradients out of a `train_step` before they reach the optimizer.
+"""Capture the gradients of a `train_step` before they reach the optimizer.
 
-Any `train_step`, Keras' own or a user's, ends in `optimizer.apply`. While it is traced that call is
-recorded instead of done: what comes before it (forward pass, loss, backward pass) and after it (metrics)
+Any `train_step`, Keras' own or a user's, ends in `optimizer.apply`. While the step is traced, that call is
+recorded instead of done. What comes before it (forward pass, loss, backward pass) and after it (metrics)
 stays as written.
 """
 
@@ -15,8 +15,8 @@ from insitu.errors import TrainingError
 
 
 class CapturedGradients:
-    """What `optimizer.apply` was called with: `gradients[i]` belongs to `variables[i]`, None where the
-    loss doesn't depend on it."""
+    """The arguments of `optimizer.apply`: `gradients[i]` belongs to `variables[i]`, None where the loss
+    doesn't depend on it."""
 
     def __init__(self) -> None:
         self.gradients: list[Any] = []
@@ -26,7 +26,7 @@ class CapturedGradients:
 
 @contextlib.contextmanager
 def capture_gradients(optimizer: Any) -> Iterator[CapturedGradients]:
-    """While open, `optimizer.apply`, and `stateless_apply` as JAX has it, fill the captured and change
+    """While open, `optimizer.apply`, and JAX' `stateless_apply`, record their arguments and change
     nothing."""
     captured = CapturedGradients()
 

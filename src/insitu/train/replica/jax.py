@@ -70,13 +70,13 @@ class JaxReplica(BaseReplica):
         self.finish_gradient(self.start_gradient(shard, data), floats, record)
 
     def start_gradient(self, shard: int, data: Any) -> Any:
-        """Begins what `finish_gradient` waits for: several may be under way, on several devices."""
+        """Begin a gradient for `finish_gradient`. Several may be under way, on several devices."""
         leaves = _leaves(data)
         outputs = self._gradient(self._values(), np.uint32(seed_offset(shard)), leaves)
         return outputs, len(leaves[0])
 
     def finish_gradient(self, started: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
-        """`gradient`, of what was started."""
+        """Finish a gradient that `start_gradient` began."""
         (packed, extra, buckets), rows = started
         for bucket, tensor in zip(self._all_buckets, buckets, strict=True):
             self.copy_out(floats[bucket.start : bucket.stop], _view(tensor))
@@ -137,8 +137,8 @@ class JaxReplica(BaseReplica):
         return self._train_packer.pack(after), self._select_extra_logs(logs), buckets
 
     def _trace_parts(self, state: Functional, offset: Any, leaves: Arrays) -> Any:
-        """(the values of other variables after the step by variable, logs, a gradient for each trainable
-        variable, the state that is to be averaged)."""
+        """Return (values of other variables after the step by variable, logs, a gradient for each trainable
+        variable, the state to be averaged)."""
         trainable, others, optimizer, metrics = state
         begin = (trainable, self._shift_seeds(others, offset), optimizer, self._without_sums(metrics))
         with capture_gradients(self._model.optimizer) as captured:
@@ -169,7 +169,8 @@ class JaxReplica(BaseReplica):
     def _take_in(
         self, others: Arrays, metrics: Arrays, packed: Mapping[str, Any], buckets: Arrays
     ) -> tuple[Arrays, Arrays, Arrays]:
-        """(what `buckets` hold for the trainable variables, `others` and `metrics` after the step)."""
+        """Return (the content of `buckets` for the trainable variables, `others` and `metrics` after the
+        step)."""
         split = len(self._gradient_buckets)
         floats = self._split(buckets[:split], self._gradient_buckets, self._gradient_spans)
         means = self._split(buckets[split:], self._mean_buckets, self._mean_spans)
@@ -178,7 +179,7 @@ class JaxReplica(BaseReplica):
     def _with_state(
         self, others: Arrays, metrics: Arrays, packed: Mapping[str, Any], means: Arrays
     ) -> tuple[Arrays, Arrays]:
-        """(`others`, `metrics`) after the step."""
+        """Return (`others`, `metrics`) after the step."""
         new = {id(v): m.astype(v.dtype) for v, m in zip(self._state.mean, means, strict=True)}
         others = [new.get(id(v), value) for v, value in zip(self._variables[1], others, strict=True)]
         others = self._write(self._variables[1], others, self._train_packer, packed)
@@ -186,7 +187,8 @@ class JaxReplica(BaseReplica):
         return others, metrics
 
     def _update(self, trainable: Arrays, optimizer: Arrays, gradients: Arrays) -> tuple[Arrays, Arrays]:
-        """(trainable, optimizer) after the update. Optimizers keep the variables in an order of their own."""
+        """Return (trainable, optimizer) after the update. Optimizers keep the variables in an order of their
+        own."""
         places = {id(v): index for index, v in enumerate(self._state.trainable)}
         order = [places[id(v)] for v in self._model.optimizer._trainable_variables]
         trainable = [trainable[place] for place in self._trainable_places]
@@ -200,7 +202,7 @@ class JaxReplica(BaseReplica):
         return self._as_keras_has_them(trainable), optimizer
 
     def _as_keras_has_them(self, trainable: Arrays) -> Arrays:
-        """Values in the order of the state, put into that of `model.trainable_variables`."""
+        """Reorder values from the order of the state to that of `model.trainable_variables`."""
         values = list(trainable)
         for place, value in zip(self._trainable_places, trainable, strict=True):
             values[place] = value
@@ -244,7 +246,7 @@ class JaxReplica(BaseReplica):
     def _write(
         variables: Sequence[Any], values: Sequence[Any], packer: _RecordPacker, packed: Mapping[str, Any]
     ) -> Arrays:
-        """`values` of `variables`, with what the record says: sums added, others as they are."""
+        """Return `values` of `variables` updated by a record: sums are added, others replaced."""
         sums, firsts = packer.unpack(packed)
         return [
             value + sums[id(v)] if id(v) in sums else firsts.get(id(v), value)
@@ -269,7 +271,7 @@ class JaxReplica(BaseReplica):
 
 
 class _RecordPacker:
-    """A record as JAX carries it: one vector for each dtype, since by default JAX has no float64.
+    """Packs a record into one vector for each dtype, since by default JAX has no float64.
 
     `places[dtype]` says which elements of the record the vector of that dtype holds.
     """
@@ -285,18 +287,18 @@ class _RecordPacker:
         }
 
     def pack(self, values: Mapping[int, Any]) -> dict[str, Any]:
-        """Vectors out of the values by variable. Traced."""
+        """Return vectors of the values by variable. Traced."""
         return {
             dtype: jnp.concatenate([jnp.ravel(values[id(v)]).astype(dtype) for v, _ in members])
             for dtype, members in self._members.items()
         }
 
     def split(self, record: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
-        """Vectors out of a record."""
+        """Return vectors of a record."""
         return {dtype: record[places].astype(jnp.dtype(dtype)) for dtype, places in self.places.items()}
 
     def unpack(self, packed: Mapping[str, Any]) -> tuple[dict[int, Any], dict[int, Any]]:
-        """(sums, others): the values in vectors, by variable. Traced."""
+        """Return (sums, others): the values in vectors, by variable. Traced."""
         values = {}
         for dtype, members in self._members.items():
             start = 0
@@ -314,7 +316,10 @@ class _RecordPacker:
 
 
 def as_trainer_function(run: Callable[[Iterable[Any]], Logs]) -> Callable[..., Any]:
-    """`run`, a function of an iterator, as the trainer calls it: with a state that goes in and out.
+    """Return `run`, a function of an iterator, with the state going in and out, as the trainer calls it.
+
+    The returned state is empty, so that the trainer never overwrites the variables, which hold the current
+    values.
 
     What goes out is empty, so that the trainer never writes over the variables, which hold the truth.
     """
@@ -331,7 +336,7 @@ jax.tree_util.register_pytree_node(StepBatch, lambda step: ((), step), lambda st
 
 
 def keep_state_attached(model: Any) -> None:
-    """The trainer takes the values out of the variables while it trains; here they stay."""
+    """Keep the values in the variables while the trainer trains; it would take them out."""
     original = type(model)._get_jax_state
 
     def get_jax_state(purge_model_variables: bool = False, **wanted: bool) -> Any:
@@ -342,7 +347,7 @@ def keep_state_attached(model: Any) -> None:
 
 
 def compile_for(model: Any, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """`function` as `jax.jit` compiles it with `options`, or as it is where `model` is run as it is."""
+    """Return `function` compiled by `jax.jit` with `options`, or as it is if `model` isn't compiled."""
     if model.run_eagerly or not model.jit_compile:
         return function
     compiled: Callable[..., Any] = jax.jit(function, **options)
@@ -350,7 +355,8 @@ def compile_for(model: Any, function: Callable[..., Any], **options: Any) -> Cal
 
 
 def copy_aliased(given: Functional, *others: Sequence[Any]) -> Functional:
-    """`given`, values of variables that a function may overwrite, with none twice and none of `others`.
+    """Return `given`, values of variables that a function may overwrite, with a copy of each that occurs
+    twice or among `others`.
 
     A variable that was assigned another's value (weights their average, at the end of a fit) holds the same
     array: XLA takes none twice, and overwriting it would take it from the other.
@@ -368,7 +374,7 @@ def copy_aliased(given: Functional, *others: Sequence[Any]) -> Functional:
 
 
 def refuse_distribution() -> None:
-    """Raises TrainingError where a keras.distribution is set, which would lay out the model too."""
+    """Raise TrainingError where a keras.distribution is set, which would shard the model too."""
     if keras.distribution.distribution() is not None:
         raise TrainingError(
             "A strategy and a keras.distribution can't lay out the same model. Received: both. Leave "
@@ -377,7 +383,7 @@ def refuse_distribution() -> None:
 
 
 def unpack_step(result: Any, parts: int) -> tuple[Any, Any]:
-    """(logs, state) of a user's step, whose state has `parts` lists. Raises TrainingError."""
+    """Return (logs, state) of a user's step, whose state has `parts` lists. Raises TrainingError."""
     if isinstance(result, tuple) and len(result) == 2:
         logs, state = result
         if isinstance(state, (tuple, list)) and len(state) == parts:
@@ -400,6 +406,6 @@ def _leaves(data: Any) -> Arrays:
 
 
 def _view(tensor: Any) -> NDArray[Any]:
-    """The array's own memory where it lies on the host, without a copy."""
+    """Return the array's own memory where it lies on the host, without a copy."""
     view: NDArray[Any] = np.asarray(tensor)
     return view

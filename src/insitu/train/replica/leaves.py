@@ -1,5 +1,5 @@
-"""The arrays of a batch. Nearly every batch is a tuple of arrays: it is spared the walk through a structure,
-which takes longer than a small model's whole step."""
+"""The arrays of a batch. Nearly every batch is a tuple of arrays: a fast path spares it the walk through the
+structure, which takes longer than a small model's whole step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def flatten_batch(data: Any) -> list[Any]:
-    """The leaves of `data` in the order of `keras.tree.flatten`."""
+    """Return the leaves of `data` in the order of `keras.tree.flatten`."""
     if _is_flat(data):
         return list(data)
     leaves: list[Any] = keras.tree.flatten(data)
@@ -19,7 +19,7 @@ def flatten_batch(data: Any) -> list[Any]:
 
 
 def map_batch(function: Callable[[Any], Any], data: Any) -> Any:
-    """The structure of `data` with `function` of each leaf."""
+    """Return the structure of `data` with `function` applied to each leaf."""
     if _is_flat(data):
         return tuple([function(leaf) for leaf in data])
     return keras.tree.map_structure(function, data)

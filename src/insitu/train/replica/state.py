@@ -1,4 +1,4 @@
-"""Which variables a model has, and how each is combined over shards. Works on every Keras backend."""
+"""The variables of a model, and how each is combined over shards. For every Keras backend."""
 
 from __future__ import annotations
 
@@ -24,28 +24,26 @@ Odd, so that shards never meet modulo 2**32; shard 0 keeps the plain seed, as in
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """The variables of one model, each in exactly one list, in the order of Keras.
-
-    - `trainable`: updated by the optimizer from the mean gradient; in the order of Keras, but for the rows
-      that a batch has pulled out of tables on servers, which come last.
-    - `mean`: floating state that the forward pass moves; after a step it is the mean over shards by rows.
-    - `seeds`: states of seed generators, `[seed, counter]`.
-    - `first`: other state; after a step it is that of the first shard that had rows.
-    - `sums`: metric variables that add up over rows, hence over shards.
-    - `metric_first`: metric variables that don't add up; handled as `first`.
-    - `optimizer`: the same on every replica, since all apply the same update.
-    """
+    """The variables of one model, each in exactly one list, in the order of Keras."""
 
     trainable: tuple[Any, ...]
+    """Updated by the optimizer from the mean gradient. Rows that a batch has pulled out of tables on
+    servers come last."""
     mean: tuple[Any, ...]
+    """Floating state that the forward pass moves. After a step it is the mean over shards by rows."""
     seeds: tuple[Any, ...]
+    """States of seed generators, `[seed, counter]`."""
     first: tuple[Any, ...]
+    """Other state. After a step it is that of the first shard that had rows."""
     sums: tuple[Any, ...]
+    """Metric variables that add up over rows, hence over shards."""
     metric_first: tuple[Any, ...]
+    """Metric variables that don't add up; handled as `first`."""
     optimizer: tuple[Any, ...]
+    """The optimizer's variables, equal on every replica, since all apply the same update."""
 
     def named(self) -> Iterator[tuple[str, Any]]:
-        """Every variable once, under a name that is the same in each run of the same script."""
+        """Yield every variable once, under a name that is the same in each run of the same script."""
         for group in ("trainable", "mean", "seeds", "first", "sums", "metric_first", "optimizer"):
             for index, variable in enumerate(getattr(self, group)):
                 yield f"{group}/{index}", variable
@@ -56,7 +54,7 @@ def is_floating(variable: Any) -> bool:
 
 
 def read_state(model: Any) -> ModelState:
-    """Sorts the variables of a built and compiled `model`."""
+    """Sort the variables of a built and compiled `model`."""
     seeds = {id(generator.state): generator.state for generator in find_seed_generators(model)}
     optimizer = getattr(model, "optimizer", None)
     metrics = {id(v): v for v in model.metrics_variables}
@@ -90,12 +88,12 @@ def _unwrapped(variable: Any) -> Any:
 
 
 def holds_table_rows(variable: Any) -> bool:
-    """Whether the variable holds what a batch pulled out of a table on parameter servers."""
+    """Return True if the variable holds rows that a batch pulled out of a table on parameter servers."""
     return bool(getattr(variable, "insitu_rows", False))
 
 
 def find_seed_generators(model: Any) -> list[Any]:
-    """The seed generators of the model's layers, each once."""
+    """Return the seed generators of the model's layers, each once."""
     found = {}
     for layer in model._flatten_layers():
         for generator in getattr(layer, "_seed_generators", ()):
@@ -104,7 +102,7 @@ def find_seed_generators(model: Any) -> list[Any]:
 
 
 def check_trainable_by_shards(model: Any, num_shards: int) -> None:
-    """Raises TrainingError where the mean over shards would not be what the user's loss says."""
+    """Raise TrainingError where the mean over shards would differ from the user's loss."""
     if num_shards == 1:
         return
     for loss in _losses(model):
@@ -134,12 +132,12 @@ def _losses(model: Any) -> list[Any]:
 
 
 def to_numpy(variable: Any) -> NDArray[Any]:
-    """The variable's value as a NumPy array of its own dtype, a copy."""
+    """Return a copy of the variable's value as a NumPy array of its own dtype."""
     return np.array(view(variable))
 
 
 def view(variable: Any) -> NDArray[Any]:
-    """The variable's value, in its own memory where that lies on the host: good until the next update."""
+    """Return the variable's value, without a copy where it lies on the host: valid until the next update."""
     value, backend = variable.value, keras.backend.backend()
     if backend == "torch":
         return np.asarray(keras.ops.convert_to_numpy(value))
@@ -149,23 +147,22 @@ def view(variable: Any) -> NDArray[Any]:
 
 
 def views(state: ModelState) -> dict[str, NDArray[Any]]:
-    """Every variable's value by name: all that a replica is, but for what Python objects hold. Good until the
-    next update: see `view`."""
+    """Return every variable's value by name, valid until the next update: see `view`. This is a replica's
+    whole state, without the attributes of Python objects."""
     return {name: view(variable) for name, variable in state.named()}
 
 
 def load_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]], *, donate: bool = False) -> None:
-    """Gives every variable its value. Where they are `donate`, the variables may live in the arrays'
-    memory from now on. Raises CheckpointError, before anything is changed, where they differ from the model's
-    variables."""
+    """Set every variable to its value. With `donate` the variables may use the arrays' memory from now on.
+    Raises CheckpointError, before anything is changed, where the values don't match the model's variables."""
     check_snapshot(state, values)
     for name, variable in state.named():
         variable.assign(_as_tensor(values[name]) if donate else values[name])
 
 
 def _as_tensor(array: NDArray[Any]) -> Any:
-    """What a variable takes as it is, where there is such a thing: TensorFlow would copy an array first, and
-    once more on its way into the variable."""
+    """Return a tensor that a variable takes without a copy, on TensorFlow, which would copy an array twice;
+    elsewhere the array."""
     worthwhile = array.nbytes >= _WORTHWHILE and array.dtype.kind in "fiu" and array.flags.writeable
     if keras.backend.backend() != "tensorflow" or not worthwhile:
         return array
@@ -175,7 +172,7 @@ def _as_tensor(array: NDArray[Any]) -> Any:
 
 
 def check_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]]) -> None:
-    """Raises CheckpointError where `values` are no snapshot of this model."""
+    """Raise CheckpointError where `values` are no snapshot of this model."""
     variables = dict(state.named())
     wrong = sorted(variables.keys() ^ values.keys())
     wrong += [n for n, v in variables.items() if n in values and tuple(v.shape) != values[n].shape]
@@ -187,7 +184,7 @@ def check_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]]) -> Non
 
 
 def broadcast_state(state: ModelState, group: Group) -> None:
-    """Gives every replica the variables of rank 0. Raises TrainingError where the models differ in size."""
+    """Give every replica the variables of rank 0. Raises TrainingError where the models differ in size."""
     if group.size == 1:
         return
     own = views(state)

@@ -1,4 +1,4 @@
-"""A replica on the TensorFlow backend: graphs without callbacks, between them plain arrays."""
+"""A replica on the TensorFlow backend: graphs without callbacks, and plain arrays between them."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class TensorFlowReplica(BaseReplica):
             variable.assign(tf.cast(value, variable.dtype))
 
     def _dense(self, variable: Any, gradient: Any) -> Any:
-        """A whole gradient, also where there is none or only some rows have one."""
+        """Return a whole gradient, also where there is none or only some rows have one."""
         if gradient is None:
             return tf.zeros(variable.shape, self.floats_dtype.name)
         return tf.convert_to_tensor(gradient)
@@ -217,8 +217,8 @@ class TensorFlowReplica(BaseReplica):
         return values
 
     def _stop_borrowing_if_kept(self, floats: NDArray[Any]) -> None:
-        """TensorFlow lets a variable share the memory of the tensor that is assigned to it. An optimizer that
-        keeps a gradient as it is would thus keep our buffer, which the next step overwrites."""
+        """Copy gradients from now on, if an optimizer keeps one as it is. TensorFlow lets a variable share
+        the memory of the tensor that is assigned to it, here our buffer, which the next step overwrites."""
         start = floats.ctypes.data
         for variable in (*self._state.trainable, *self._state.optimizer):
             address = _view(variable.value.read_value()).ctypes.data
@@ -229,7 +229,7 @@ class TensorFlowReplica(BaseReplica):
 
 @contextmanager
 def _restored(variables: Sequence[Any]) -> Iterator[None]:
-    """Gives `variables` back the values that they had before the block."""
+    """Restore the values of `variables` after the block."""
     saved = [tf.identity(variable.value) for variable in variables]
     yield
     for variable, value in zip(variables, saved, strict=True):
@@ -238,8 +238,9 @@ def _restored(variables: Sequence[Any]) -> Iterator[None]:
 
 @contextmanager
 def weight_losses_by_rows(rows: Any, model: Any) -> Iterator[None]:
-    """Lets the loss of each output count by rows. Keras takes their number from the static shape, which a
-    trace for every batch size hasn't got; it would count each batch, and so each shard, as one."""
+    """While open, the mean loss of each output counts rows. Keras takes their number from the static shape,
+    which is unknown in a trace for every batch size, and would count each batch, and so each shard, as
+    one."""
     trackers = list(getattr(getattr(model, "_compile_loss", None), "metrics", None) or [])
 
     def by_rows(update_state: Callable[..., Any]) -> Callable[..., Any]:
@@ -260,7 +261,7 @@ def batch_spec(leaf: Any) -> Any:
 
 
 def _view(tensor: Any) -> NDArray[Any]:
-    """The tensor's own memory, without a copy."""
+    """Return the tensor's own memory, without a copy."""
     array: NDArray[Any] = np.asarray(tensor)
     return array
 

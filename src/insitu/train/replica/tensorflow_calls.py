@@ -1,4 +1,4 @@
-"""How a compiled TensorFlow function is called: whichever mode takes less time."""
+"""Choose how a compiled TensorFlow function is called: the faster of two modes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ may take longer than all its calls."""
 
 
 class CallModeChooser:
-    """Which mode of calling a function is chooser, by the seconds that its first calls add_duration. Pure.
+    """Chooses the faster mode of calling a function, by the durations of its first calls. Pure.
 
     `mode` is how to call it next; once `settled`, it stays.
     """
@@ -31,7 +31,8 @@ class CallModeChooser:
         self._prepared = False
 
     def add_duration(self, shapes: Any, seconds: float) -> None:
-        """A call with arguments of these shapes took so long. Only calls with the same ones are compared."""
+        """Record the seconds of a call with arguments of these shapes. Only calls with equal shapes are
+        compared."""
         if not self._prepared:
             self._prepared = True  # the first call does what is done once
             self._shapes = self._shapes or shapes
@@ -96,15 +97,15 @@ class CompiledCall:
 
 
 def _runs_sequentially() -> bool:
-    """Whether TensorFlow has one thread, or one core, for operations that could be done side by side."""
+    """Return True if TensorFlow has one thread, or one core, for independent operations."""
     threads = tf.config.threading.get_inter_op_parallelism_threads()
     threads = threads or int(os.environ.get("TF_NUM_INTEROP_THREADS") or 0)
     return threads == 1 or len(os.sched_getaffinity(0)) == 1
 
 
 def _make_packer(structure: Any, count: int) -> Callable[[Any], Any]:
-    """What puts `count` outputs into `structure`. Lists and dicts of tensors, as most are, are spared
-    the walk through it."""
+    """Return a function that puts `count` outputs into `structure`. Lists and dicts of tensors, as most are,
+    need no walk through the structure."""
     places = tf.nest.pack_sequence_as(structure, list(range(count)))
     if type(places) is list and places == list(range(count)):
         return list

@@ -1,4 +1,4 @@
-"""A replica on the PyTorch backend: eager, its tensors and the exchange's arrays in the same memory."""
+"""A replica on the PyTorch backend: eager, with tensors and the exchange's arrays in the same memory."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class TorchReplica(BaseReplica):
             torch._foreach_zero_(self._sums)
 
     def _views(self, floats: NDArray[Any]) -> list[Any]:
-        """A tensor for each span, in the memory of `floats`."""
+        """Return a tensor for each span, in the memory of `floats`."""
         flat = torch.from_numpy(floats).split_with_sizes(self._sizes) if self._sizes else ()
         return [part.view(shape) for part, shape in zip(flat, self._shapes, strict=True)]
 
@@ -156,7 +156,7 @@ class TorchReplica(BaseReplica):
 
     @contextmanager
     def _watched_buffers(self) -> Iterator[None]:
-        """Raises TrainingError where the first step has moved state that Keras doesn't know."""
+        """Raise TrainingError where the first step has changed state that Keras doesn't know."""
         if self._buffers_checked:
             yield
             return
@@ -174,7 +174,7 @@ class TorchReplica(BaseReplica):
 
 @contextmanager
 def _restored(tensors: Sequence[Any]) -> Iterator[None]:
-    """Gives `tensors` back the values that they had before the block, whatever happens in it."""
+    """Restore the values of `tensors` after the block, whatever happens in it."""
     saved = [tensor.clone() for tensor in tensors]
     try:
         yield
@@ -184,7 +184,7 @@ def _restored(tensors: Sequence[Any]) -> Iterator[None]:
 
 
 def _draw_from_own_seeds(model: Any) -> None:
-    """Makes layers that were given no seed draw from their own generator, as on the other backends.
+    """Make layers without a seed draw from their own generator, as on the other backends.
 
     Keras' dropout for PyTorch would draw from the process' one stream instead, which no shard has to itself
     and no replacement can take over.
@@ -195,7 +195,8 @@ def _draw_from_own_seeds(model: Any) -> None:
 
 
 def _buffers(model: Any) -> Iterator[tuple[str, Any]]:
-    """The buffers of PyTorch modules anywhere in the model; Keras' layers don't list those of others."""
+    """Yield the buffers of PyTorch modules anywhere in the model; Keras' layers don't list those of
+    others."""
     for layer in model._flatten_layers():
         for name, buffer in layer.named_buffers():
             yield f"{layer.name}/{name}", buffer
@@ -210,8 +211,8 @@ def as_tensors(data: Any) -> list[Any]:
 
 
 def _to_tensor(array: NDArray[Any]) -> Any:
-    """A tensor in the array's own memory, where PyTorch takes it so and it lies as PyTorch's own does: some
-    kernels round differently elsewhere."""
+    """Return a tensor in the array's own memory, where it is aligned as PyTorch's own: some kernels round
+    differently elsewhere."""
     if array.ctypes.data % ALIGNMENT or not array.flags.c_contiguous or not array.flags.writeable:
         return keras.ops.convert_to_tensor(array.copy()).clone()
     return keras.ops.convert_to_tensor(array)

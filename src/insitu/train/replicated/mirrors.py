@@ -1,4 +1,4 @@
-"""Copies of a model's variables on further devices, in step with the variables that Keras knows."""
+"""Copies of a model's variables on further devices, kept equal to the variables that Keras knows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ASSIGNING = ("assign", "assign_add", "assign_sub", "scatter_update", "scatter_a
 
 
 class MirroredVariables:
-    """On each device but the first a `tf.Variable` for each Keras variable of `variables`.
+    """A `tf.Variable` for each Keras variable of `variables`, on each device but the first.
 
     On the first device that is the Keras variable's own. `on(i)` puts those of device `i` into their places,
     so that whatever is traced inside reads and writes them: any layer, any `train_step`, any optimizer.
@@ -41,7 +41,7 @@ class MirroredVariables:
 
     @contextmanager
     def swapped_in(self, index: int) -> Iterator[None]:
-        """The variables of device `index` in the places of the Keras variables' own."""
+        """While open, the Keras variables use the values of device `index`."""
         for variable, copy in zip(self.variables, self._copies[index], strict=True):
             variable._value = copy
         try:
@@ -51,7 +51,7 @@ class MirroredVariables:
                 variable._value = own
 
     def refresh(self) -> None:
-        """Gives all devices what the first has."""
+        """Copy the first device's values to all others."""
         self._copy()
         self.stale = False
 
@@ -64,7 +64,8 @@ class MirroredVariables:
 
 
 def mirror_variables(model: Any, variables: Sequence[Any], devices: Sequence[str]) -> MirroredVariables:
-    """The mirrors of `model`, made once: its steps for batches of all structures share them."""
+    """Return the mirrored variables of `model`, made once: its steps for batches of all structures share
+    them."""
     mirrors: MirroredVariables | None = getattr(model, _ATTRIBUTE, None)
     if mirrors is None or list(map(id, mirrors.variables)) != list(map(id, variables)):
         mirrors = MirroredVariables(variables, devices)
@@ -74,7 +75,8 @@ def mirror_variables(model: Any, variables: Sequence[Any], devices: Sequence[str
 
 
 def _copy_on(device: str, own: Any) -> Any:
-    """The copy of a variable on a further device: one, for all models and steps that use the variable."""
+    """Return the copy of a variable on a further device. There is one for all models and steps that use
+    it."""
     copies = own.__dict__.setdefault(_COPIES, {})
     if device not in copies:
         with tf.device(device):
@@ -85,7 +87,7 @@ def _copy_on(device: str, own: Any) -> Any:
 
 
 def _call_on_assign(own: Any, changed: Any) -> None:
-    """Calls `changed` for each assignment outside of graphs."""
+    """Call `changed` for each assignment outside of graphs."""
 
     def wrap(assign: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:

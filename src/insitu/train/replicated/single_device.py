@@ -1,4 +1,4 @@
-"""A step on a device that isn't the backend's first choice."""
+"""Run a step on a device that isn't the backend's first choice."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from insitu.train.replica import Logs, ShardBatch
 
 
 def pin_step(step: StepExecutor, device: Device) -> StepExecutor:
-    """`step` on `device`. Where the backend puts things anyway, nothing is entered in each step."""
+    """Return `step` on `device`, or `step` itself where that is the backend's default."""
     return step if device == default_device() else PinnedStep(step, device.scope)
 
 
 class PinnedStep:
-    """Runs another `StepExecutor` inside a scope, to which all that it traces, makes or computes belongs."""
+    """Runs another `StepExecutor` inside a scope, which places all that it traces, makes or computes."""
 
     def __init__(self, step: StepExecutor, scope: Callable[[], AbstractContextManager[Any]]) -> None:
         self._step = step

@@ -16,22 +16,22 @@ from insitu.train.replica import Logs, Replica, ShardBatch
 
 
 class DeviceReplicas(Protocol):
-    """All replicas of this process. A part for each; at least one has rows."""
+    """All replicas of this process. Each call takes a part for each; at least one has rows."""
 
     def train(self, parts: Sequence[ShardBatch]) -> Logs:
-        """One update by the mean over the rows of all parts."""
+        """Update once, by the mean over the rows of all parts."""
 
     def test(self, parts: Sequence[ShardBatch]) -> Logs:
-        """Adds the metrics of the parts to those of the model."""
+        """Add the metrics of the parts to those of the model."""
 
     def predict_parts(self, parts: Sequence[ShardBatch]) -> list[Any]:
-        """The outputs of each part, None for one without rows."""
+        """Return the outputs of each part, None for one without rows."""
 
     def predict(self, data: Any) -> Any:
-        """The outputs for a batch, on one device."""
+        """Return the outputs for a batch, computed on one device."""
 
     def refresh(self, *, force: bool) -> None:
-        """Gives all devices what has been assigned outside of steps."""
+        """Copy assignments from outside of steps to all devices, if there were any or with `force`."""
 
 
 class MultiDeviceReplica(Replica, Protocol):
@@ -40,11 +40,11 @@ class MultiDeviceReplica(Replica, Protocol):
     def gradients(
         self, parts: Sequence[ShardBatch], floats: NDArray[Any], records: NDArray[np.float64]
     ) -> None:
-        """As `gradient` for each part, into the rows of `floats` and `records`."""
+        """Do as `gradient` for each part, into the rows of `floats` and `records`."""
 
 
 class SingleProcessStep:
-    """A `StepExecutor` over the devices of the only process: nothing leaves them."""
+    """A `StepExecutor` over the devices of the only process, with no exchange."""
 
     def __init__(self, devices: DeviceReplicas, membership: Membership) -> None:
         self._devices = devices
@@ -78,8 +78,8 @@ class SingleProcessStep:
 
 
 class MultiDeviceStep(TwoPhaseStep):
-    """The two-phase step where the shards of this task have a device each: their gradients are computed at
-    the same time. Evaluation and prediction take one after the other."""
+    """The two-phase step of a task whose shards have a device each: their gradients are computed at the same
+    time. Evaluation and prediction take one shard after the other."""
 
     def __init__(self, replica: MultiDeviceReplica, lockstep: Lockstep) -> None:
         super().__init__(replica, lockstep)

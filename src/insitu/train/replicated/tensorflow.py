@@ -1,4 +1,4 @@
-"""One TensorFlow function over several devices of this process: gradients at once, their mean, updates."""
+"""One TensorFlow function over several devices of this process: all gradients, their mean, the updates."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         return logs
 
     def predict_parts(self, parts: Sequence[ShardBatch]) -> list[Any]:
-        """For each part its outputs, None for one without rows."""
+        """Return the outputs of each part, None for one without rows."""
         outputs = self._predict_all(*self._arguments(parts))
         return [
             keras.tree.map_structure(np.array, output) if part.rows else None
@@ -83,7 +83,7 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         ]
 
     def gradients(self, parts: Sequence[ShardBatch], floats: Any, records: Any) -> None:
-        """As `Replica.gradient` for each part, into the rows of `floats` and `records`."""
+        """Do as `Replica.gradient` for each part, into the rows of `floats` and `records`."""
         self.refresh(force=False)
         outputs = self._all_gradients(parts)
         for index, part in enumerate(parts):
@@ -94,18 +94,18 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
                     np.copyto(floats[index, bucket.start : bucket.stop], np.asarray(tensor))
 
     def _all_gradients(self, parts: Sequence[ShardBatch]) -> list[list[Any]]:
-        """For each part its record and buckets, as tensors."""
+        """Return the record and the buckets of each part, as tensors."""
         results: list[list[Any]] = self._gradients_all(*self._arguments(parts))
         return results
 
     def apply(self, floats: Any, records: Any) -> Logs:
-        """Updates the model on each device by the mean over all tasks."""
+        """Update the model on each device by the mean over all tasks."""
         combined = self._train_record.combine(records)
         buckets = [tf.constant(floats[p.start : p.stop]) for p in self._all_buckets]
         return self._to_logs(self._apply_all(tf.constant(combined), *buckets), combined)
 
     def refresh(self, *, force: bool) -> None:
-        """Gives all devices what has been assigned outside of steps."""
+        """Copy assignments from outside of steps to all devices, if there were any or with `force`."""
         if self._mirrored and (force or self._mirrors.stale):
             self._mirrors.refresh()
 
@@ -122,7 +122,7 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
             return [tf.constant(rows), *leaves]
 
     def _make_padding(self, parts: Sequence[ShardBatch]) -> Any:
-        """Data that can be computed with."""
+        """Return a batch of one row, for devices without rows."""
         return map_batch(lambda leaf: leaf[:1], next(part.data for part in parts if part.rows))
 
     # What is traced
@@ -131,7 +131,7 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         return self._update_all(self._trace_gradients_all(rows, *leaves), rows)
 
     def _update_all(self, outputs: Sequence[Sequence[Any]], rows: Any) -> Any:
-        """The update on each device by the mean of the `outputs` of all, and the logs."""
+        """Update the model on each device by the mean of the `outputs` of all, and return the logs."""
         combined = self._combine(self._train_record, [output[0] for output in outputs], rows)
         means = self._mean([output[1:] for output in outputs], rows)
         logs = self._update_devices(combined, means)
@@ -176,7 +176,7 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         return [leaves[start : start + self._width] for start in range(0, len(leaves), self._width)]
 
     def _run_on(self, device_index: int, function: Callable[..., Any], *args: Any) -> Any:
-        """`function` traced on a device with the variables of that device."""
+        """Trace `function` on a device with the variables of that device."""
         if self._mirrored and self._model.jit_compile and not self._model.run_eagerly:
             # XLA compiles for one device at a time.
             function = tf.function(function, jit_compile=True, autograph=False)
@@ -191,13 +191,13 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         return logs
 
     def _trace_follow(self, combined: Any, *buckets: Any) -> None:
-        """The update where nobody looks at metrics."""
+        """Update without computing metrics."""
         self._write_firsts(self._train_record, combined)
         self._trace_update(*buckets)
 
     @staticmethod
     def _combine(layout: RecordLayout, records: Sequence[Any], rows: Any) -> Any:
-        """`RecordLayout.combine` in a graph, with the same sums in the same order."""
+        """Do as `RecordLayout.combine` in a graph, with the same sums in the same order."""
         with tf.device("CPU:0"):
             shares = rows / tf.reduce_sum(rows)
             sums = tf.zeros((layout.sums_stop,), tf.float64)
@@ -209,7 +209,7 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
             return tf.concat([sums, first[layout.sums_stop : layout.extra_start], extra], 0)
 
     def _mean(self, outputs: Sequence[Sequence[Any]], rows: Any) -> list[list[Any]]:
-        """The mean of each bucket by rows, on each device."""
+        """Return the mean of each bucket by rows, on each device."""
         with tf.device("CPU:0"):
             shares = tf.cast(rows / tf.reduce_sum(rows), self.floats_dtype.name)
         means = []
@@ -224,7 +224,7 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
 
 
 def _only_read(model: Any) -> list[Any]:
-    """Variables that a custom loop's step reads and leaves as they are. Metrics have nothing to be read on
-    further devices."""
+    """Return the variables that a custom loop's step reads and leaves unchanged. Metrics among them have
+    nothing to be read on further devices."""
     unmoved = getattr(model, "unmoved_variables", ())
     return [v for v in unmoved if getattr(v, "aggregation", None) != "sum"]

@@ -21,7 +21,7 @@ class TorchMultiDeviceReplica(TorchReplica):
     with all threads."""
 
     def __init__(self, model: Any, data: Any, devices: Sequence[Any], *, copy: bool | None = None) -> None:
-        """`copy` says whether the devices have memory of their own; found out by default."""
+        """`copy` tells that the devices have memory of their own. None: find out."""
         super().__init__(model, data)
         self._copies_by_device = [
             _DeviceCopy(model, data, device, self.make_replica)
@@ -31,7 +31,7 @@ class TorchMultiDeviceReplica(TorchReplica):
         ]
 
     def make_replica(self, model: Any, data: Any) -> TorchReplica:
-        """What computes on a further device."""
+        """Return the replica that computes on a further device."""
         return TorchReplica(model, data)
 
     def gradients(
@@ -69,7 +69,7 @@ class _DeviceCopy:
 
     @contextmanager
     def _swapped_in(self) -> Iterator[None]:
-        """The copies in the places of the variables' values."""
+        """While open, the variables use this device's copies."""
         for variable, copy in zip(self._variables, self._copies, strict=True):
             variable._value = copy
         try:

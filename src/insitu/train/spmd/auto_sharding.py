@@ -1,4 +1,4 @@
-"""Which axis of which variable is spread over which axis of a mesh."""
+"""Choose which axis of a variable is sharded over which axis of a mesh."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Axes = tuple[str | None, ...]
 
 
 class AutoSharding(Distribution):
-    """A Keras distribution by a layout map, or by a rule of its own where there is none.
+    """A Keras distribution by a layout map, or by a rule of its own without one.
 
     A layout map says axes of the mesh for each axis of a variable, by a regular expression of the variable's
     path (or of a layer's output), as `keras.distribution.LayoutMap`. What no expression matches is copied to
@@ -58,8 +58,8 @@ class AutoSharding(Distribution):
 
 
 def shard_largest_axis(shape: tuple[int, ...], sizes: Mapping[str, int]) -> Axes:
-    """The axes of a variable of `shape` by the rule without a map. `sizes` are those of the mesh' axes, the
-    first of which spreads rows, never variables."""
+    """Return the mesh axes of a variable of `shape` by the rule without a map. `sizes` are those of the mesh'
+    axes; the first shards rows, never variables."""
     axes: list[str | None] = [None] * len(shape)
     others = [name for name in list(sizes)[1:] if sizes[name] > 1]
     if len(shape) >= 2 and others:
@@ -70,7 +70,7 @@ def shard_largest_axis(shape: tuple[int, ...], sizes: Mapping[str, int]) -> Axes
 
 
 def check_divisible(path: str, shape: tuple[int, ...], axes: Axes, sizes: Mapping[str, int]) -> None:
-    """Raises InputError unless a variable of `shape` can be spread by `axes`."""
+    """Raise InputError unless a variable of `shape` can be sharded by `axes`."""
     if len(axes) > len(shape):
         raise InputError(
             f"A layout names at most one axis of the mesh for each axis of the variable. Received: {axes} "

@@ -1,4 +1,4 @@
-"""Joins the JAX of all tasks of a job into one: every task then sees the devices of all."""
+"""Join the JAX of all tasks of a job into one, so that every task sees the devices of all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHUTDOWN_TIMEOUT = 7 * 24 * 3600
 
 
 def connect(membership: Membership) -> None:
-    """Sets up `jax.distributed` over the workers of the job: gloo between CPUs, NCCL between GPUs.
+    """Set up `jax.distributed` over the workers of the job: gloo between CPUs, NCCL between GPUs.
 
     Before anything was computed by JAX, in each task; collective. Worker 0 hosts the coordinator, on a free
     port that it tells the others over the exchange. The coordinator has no secret: whoever reaches its port
@@ -62,19 +62,19 @@ def connect(membership: Membership) -> None:
 
 
 def backend_started() -> bool:
-    """Whether JAX has chosen its devices: from then on they are what they are."""
+    """Return True if JAX has chosen its devices, which can't change afterwards."""
     from jax._src import xla_bridge
 
     return bool(xla_bridge.backends_are_initialized())
 
 
 def all_devices() -> list[Any]:
-    """The devices of all tasks, those of a task together, in the order of tasks."""
+    """Return the devices of all tasks, in the order of tasks, those of a task together."""
     return sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
 
 
 def devices_like(here: list[Any]) -> list[Any]:
-    """The devices of all tasks that have the same places there as those of `here` have in this one."""
+    """Return the devices of all tasks with the same local indices as those of `here` in this task."""
     own = [device for device in all_devices() if device.process_index == jax.process_index()]
     places = [own.index(device) for device in here]
     by_task: dict[int, list[Any]] = {}
@@ -89,7 +89,8 @@ def devices_like(here: list[Any]) -> list[Any]:
 
 
 def skip_shutdown() -> None:
-    """This process is about to fail: it won't wait for its peers. What JAX holds is left to the kernel."""
+    """Leave JAX' distributed runtime without waiting for the peers, in a process that is about to fail. The
+    kernel frees what JAX holds."""
     from jax._src import distributed
 
     state = distributed.global_state
@@ -101,7 +102,8 @@ def skip_shutdown() -> None:
 
 @contextlib.contextmanager
 def _reserved_port(host: str) -> Iterator[tuple[str, int]]:
-    """(address to listen at, a free port), kept free while open: JAX' server shares it."""
+    """Yield (address to listen on, a free port). The port stays reserved while open: JAX' server shares
+    it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -149,7 +151,7 @@ def _initialize(coordinator: str, bind: str, membership: Membership) -> None:
 
 
 def _wrap_excepthook(report: Callable[..., Any]) -> Callable[..., Any]:
-    """`report`, an excepthook, which also frees the process from waiting for its peers."""
+    """Return an excepthook that calls `report`, and lets the process end without waiting for its peers."""
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         skip_shutdown()
@@ -159,7 +161,7 @@ def _wrap_excepthook(report: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def own_accelerators(workers: tuple[str, ...], index: int) -> list[int] | None:
-    """The NVIDIA devices that this task may use where it shares its host with other tasks: an even part of
+    """Return the NVIDIA devices of this task where it shares its host with other tasks: an equal part of
     them, since two tasks can't use one. None: all that it sees."""
     host = workers[index].rpartition(":")[0]
     here = [task for task, address in enumerate(workers) if address.rpartition(":")[0] == host]
@@ -177,7 +179,7 @@ def own_accelerators(workers: tuple[str, ...], index: int) -> list[int] | None:
 
 
 def visible_accelerators() -> int:
-    """How many NVIDIA devices this process sees, found without starting JAX."""
+    """Return the number of NVIDIA devices that this process sees, without starting JAX."""
     plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
     if not any(importlib.util.find_spec(name) for name in plugins):
         return 0

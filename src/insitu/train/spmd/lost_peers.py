@@ -1,4 +1,4 @@
-"""Names the task that was lost where a collective of XLA only says that it failed."""
+"""Name the lost task where a collective of XLA only says that it failed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _COLLECTIVE_FAILED = re.compile(
 
 @contextlib.contextmanager
 def report_lost_peers(group: Group | None) -> Iterator[None]:
-    """Where a collective of XLA fails, the exchange knows who is gone: raises PeerLost with its name. `group`
-    is that of all tasks, None where there is but one."""
+    """Raise PeerLost, with the name of the lost task, where a collective of XLA fails inside. `group`, that
+    of all tasks, knows the name; None for a single task."""
     try:
         yield
     except PeerLost:

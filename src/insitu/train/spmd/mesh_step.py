@@ -1,4 +1,4 @@
-"""Makes the step of a model that is one program over a mesh of JAX devices."""
+"""Make the step of a model that is one program over a mesh of JAX devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def make_mesh_step(model: Any, example: Any, devices: Sequence[Any], membership: Membership) -> StepExecutor:
-    """The step of `model`, built and compiled, as one program over `devices`.
+    """Return the step of `model`, built and compiled, as one program over `devices`.
 
     `devices` are `jax.Device`s: all of this process or, after `jax.distributed` has been set up, of all
     tasks, each with as many. Variables are copied to each of them, the rows of the global batch are spread,

@@ -1,4 +1,4 @@
-"""The step of a mesh: one compiled program does gradient, mean, update and metrics on all devices."""
+"""The step on a mesh: one compiled program does gradient, mean, update and metrics on all devices."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ TraceScope = Callable[[], contextlib.AbstractContextManager[Any]]
 class MeshStep:
     """A `StepExecutor` on a mesh of JAX devices, of one process or of all tasks.
 
-    The model's own `train_step` is compiled as it is, over the global batch: whatever it does, it does to all
-    rows, so that nothing has to be combined by hand. Variables keep their sharding_plan over the mesh, or else are
-    copied to every device; XLA moves what has to be moved. Old values are given away to the program.
+    The model's own `train_step` is compiled as it is, over the global batch, so that nothing has to be
+    combined by hand. Variables keep their sharding over the mesh; others are copied to every device. XLA
+    moves what has to be moved. Old values are donated to the program.
 
     Each number of rows is a program of its own, as for Keras on JAX.
     """
@@ -43,7 +43,7 @@ class MeshStep:
         membership: Membership,
         trace_scope: TraceScope = contextlib.nullcontext,
     ) -> None:
-        """`trace_scope` is open while the model is traced."""
+        """`trace_scope` is opened whenever the model is traced."""
         self._model = model
         self._structure = example
         self._sharding_plan = sharding_plan
@@ -120,7 +120,7 @@ class MeshStep:
             return keras.tree.map_structure(np.asarray, outputs)
 
     def example_output(self, data: Any) -> Any:
-        """Zeros of the shapes and dtypes of the output for `data`."""
+        """Return zeros of the shapes and dtypes of the output for `data`."""
         plan = RowPlan(1, ((0, 1),), 1)
         leaves = [jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype) for leaf in _arrays(data)]
         shapes = jax.eval_shape(
@@ -146,13 +146,14 @@ class MeshStep:
         return [self._sharding_plan.shard_rows(leaf, plan.length, plan.total) for leaf in leaves]
 
     def _await_previous_step(self) -> None:
-        """Waits for the step before, so that a lost peer is noticed not later than one step after. On one
-        process nobody can be lost, and steps may run ahead."""
+        """Wait for the step before, so that a lost peer is noticed at most one step later. In one process no
+        peer can be lost, and steps may run ahead."""
         if self._sharding_plan.spans_processes:
             jax.block_until_ready(self._unfinished)
 
     def _to_local(self, logs: Any) -> Logs:
-        """Scalars stay on the device until somebody reads them, as Keras has it on JAX."""
+        """Return the logs of this process. Scalars stay on the device until they are read, as in Keras on
+        JAX."""
         return {name: self._sharding_plan.view(value) for name, value in logs.items()}
 
     # What is traced
@@ -193,7 +194,7 @@ class MeshStep:
 
 
 class _RowCounts:
-    """How many rows each shard has in a step, agreed on by all tasks before any enters the program."""
+    """The number of rows of each shard in a step, agreed on by all tasks before any enters the program."""
 
     def __init__(self, sharding_plan: ShardingPlan, membership: Membership) -> None:
         self._sharding_plan = sharding_plan
@@ -219,7 +220,7 @@ class _RowCounts:
         )
 
     def plan(self, parts: Sequence[ShardBatch]) -> RowPlan:
-        """Raises PeerLost."""
+        """Agree on the rows of a step. Raises PeerLost."""
         own = np.array([[part.rows] for part in parts], np.int64)
         with self.report_lost_peers():
             counts = own if self._alone else self._group.all_gather(squeeze_shards(own))
@@ -231,6 +232,6 @@ class _RowCounts:
 
 
 def _arrays(data: Any) -> Leaves:
-    """The leaves of a batch in dtypes that JAX has."""
+    """Return the leaves of a batch in dtypes that JAX has."""
     leaves = [np.asarray(leaf) for leaf in keras.tree.flatten(data)]
     return [leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False) for leaf in leaves]

@@ -1,4 +1,4 @@
-"""A mesh of JAX devices, and arrays on it: of one process, or of all tasks of a job."""
+"""A mesh of JAX devices, of one process or of all tasks of a job, and how arrays are sharded over it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ DATA_AXIS = "data"
 
 @dataclass(frozen=True, slots=True)
 class ShardingPlan:
-    """A mesh whose first axis spreads rows; the others, if any, spread variables.
+    """A mesh whose first axis shards rows; the others, if any, shard variables.
 
-    `mesh` is that of the program, over the devices of all tasks. `local` is this process' part of it, the
-    same where there is one process. Tasks follow each other on the first axis and have as many devices.
+    Tasks follow each other on the first axis and have as many devices.
     """
 
     mesh: Mesh
+    """The program's mesh, over the devices of all tasks."""
     local: Mesh
+    """This process' part of it: the same object where there is one process."""
 
     @classmethod
     def from_devices(cls, devices: NDArray[Any], axes: Sequence[str]) -> ShardingPlan:
-        """A sharding_plan over an array of devices with one dimension for each of `axes`. Raises TrainingError where
-        tasks don't share the first axis evenly."""
+        """Return a plan over an array of devices with one dimension for each of `axes`. Raises TrainingError
+        where tasks don't share the first axis evenly."""
         mesh = Mesh(devices, tuple(axes))
         processes = [
             sorted({device.process_index for device in row}) for row in devices.reshape(len(devices), -1)
@@ -65,8 +66,8 @@ class ShardingPlan:
         return NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names[0]))
 
     def sharding_of(self, value: jax.Array) -> NamedSharding:
-        """The place of a variable in the program: spread over the axes over which it is spread already, or
-        else everywhere."""
+        """Return the sharding of a variable in the program: its present one, if the mesh has those axes, else
+        a copy on each device."""
         held = value.sharding
         if isinstance(held, NamedSharding) and all(
             held.mesh.shape[name] == self.mesh.shape.get(name) for name in _names_in(held.spec)
@@ -75,8 +76,9 @@ class ShardingPlan:
         return self.replicated
 
     def place(self, value: Any, sharding: NamedSharding) -> jax.Array:
-        """`value`, the same in each process, as an array of the program, in memory of its own: the program
-        may give it away, and others may hold `value` (an optimizer assigns one value to two variables)."""
+        """Return `value`, the same in each process, as an array of the program, in memory of its own. The
+        program may donate it, and others may hold `value` (an optimizer assigns one value to two
+        variables)."""
         here = NamedSharding(self.local, sharding.spec)
         local: jax.Array = jax.device_put(value, here, may_alias=False)
         if not self.spans_processes:
@@ -85,7 +87,8 @@ class ShardingPlan:
         return jax.make_array_from_single_device_arrays(local.shape, sharding, pieces)
 
     def view(self, value: jax.Array) -> jax.Array:
-        """An array of the program as this process sees it: whole, on its own devices, without a copy."""
+        """Return an array of the program as this process sees it: whole, on its own devices, without a
+        copy."""
         if not self.spans_processes:
             return value
         if self.local.size == 1:
@@ -95,7 +98,7 @@ class ShardingPlan:
         return jax.make_array_from_single_device_arrays(value.shape, NamedSharding(self.local, spec), pieces)
 
     def shard_rows(self, rows: NDArray[Any], length: int, total: int) -> jax.Array:
-        """This process' `rows`, filled up to `length`, as its part of a global array of `total` rows."""
+        """Return this process' `rows`, padded to `length`, as its part of a global array of `total` rows."""
         if len(rows) < length:
             filled = np.zeros((length, *rows.shape[1:]), rows.dtype)
             filled[: len(rows)] = rows
@@ -106,6 +109,6 @@ class ShardingPlan:
 
 
 def _names_in(spec: PartitionSpec) -> set[str]:
-    """The axes of a mesh that something is spread over."""
+    """Return the axes of a mesh in a partition spec."""
     names = {name for axis in spec for name in (axis if isinstance(axis, tuple) else (axis,))}
     return {name for name in names if name is not None}

@@ -1,4 +1,4 @@
-"""The variables of a model, sharded out over a mesh."""
+"""The variables of a model, sharded over a mesh."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MeshVariables:
         )
 
     def matches(self, model: Any, sharding_plan: ShardingPlan) -> bool:
-        """Whether this is about the variables that `model` has now."""
+        """Return True if these are the variables that `model` has now."""
         now = _variables_of(model)
         return self.sharding_plan == sharding_plan and all(
             len(new) == len(old) and all(a is b for a, b in zip(new, old, strict=True))
@@ -46,7 +46,7 @@ class MeshVariables:
         )
 
     def take(self, group: int) -> list[Any]:
-        """The values of a group as arrays of the program."""
+        """Return the values of a group as arrays of the program."""
         return [self._take(group, index) for index in range(len(self._variables[group]))]
 
     def _take(self, group: int, index: int) -> Any:
@@ -62,7 +62,7 @@ class MeshVariables:
         return sharded.value
 
     def put(self, group: int, values: Sequence[jax.Array]) -> None:
-        """Gives the variables of a group what the program has made of them."""
+        """Set the variables of a group to results of the program."""
         for variable, value in zip(self._variables[group], values, strict=True):
             self._set(variable, value)
 
@@ -76,15 +76,19 @@ class MeshVariables:
 
 @dataclass(frozen=True, slots=True)
 class _ShardedValue:
-    """A value of a program over `sharding_plan`, and what its variable was given as a view of it."""
+    """A value of a variable in a program."""
 
     sharding_plan: ShardingPlan
+    """How it is sharded."""
     view: Any
+    """This process' view of it, which is the variable's value in Keras."""
     value: jax.Array
+    """The array of the program."""
 
 
 def get_mesh_variables(model: Any, sharding_plan: ShardingPlan) -> MeshVariables:
-    """The variables of `model` over `sharding_plan`: one for all of its steps, so that each is sharded out once."""
+    """Return the variables of `model` over `sharding_plan`: one object for all of its steps, so that each
+    variable is sharded once."""
     made = _made.get(model)
     if made is None or not made.matches(model, sharding_plan):
         made = _made[model] = MeshVariables(model, sharding_plan)

@@ -1,4 +1,4 @@
-"""Dense layers that train synchronously around tables that don't wait."""
+"""Train dense layers synchronously, around tables that are updated asynchronously."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class HybridStrategy(Strategy):
         return self._session
 
     def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
-        """Gives each Embedding room for the rows of one batch."""
+        """Attach a table with room for the rows of one batch to each Embedding."""
         optimizer = self._table_optimizer or inner_optimizer(model.optimizer)
         attach_tables(model, example, part_rows, self._open_session, optimizer)
 
@@ -95,7 +95,7 @@ class HybridStrategy(Strategy):
         return TwoPhaseStep(replica, self._membership.lockstep)
 
     def begin_fit(self, binding: Binding, feed: Feed, epochs: int, steps: int | None) -> None:
-        """Tables go on from what they are."""
+        """Do nothing: tables continue from their present rows."""
 
     def end_fit(self, binding: Binding) -> None:
         for replica in self._replicas:

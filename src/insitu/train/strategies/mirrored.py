@@ -74,7 +74,7 @@ class MirroredStrategy(MultiDeviceStrategy):
 
 
 def _uses_processes(devices: Sequence[Device]) -> bool:
-    """Whether each of the devices gets a process of its own, all of which run this script."""
+    """Return True if each of the devices gets a process of its own, all of which run this script."""
     if keras.backend.backend() != "torch" or len(devices) == 1 or devices[0].kind == "tpu":
         return False
     here = read_context()

@@ -1,4 +1,4 @@
-"""A model spread over devices: its variables over a mesh, or its layers over devices."""
+"""Spread one model over devices: its variables over a mesh, or its layers over devices."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ class ModelParallelStrategy(Strategy):
             self._make_mesh()
 
     def _make_mesh(self) -> Any:
-        """(the mesh, the Keras distribution that makes variables here, the one over the whole mesh)."""
+        """Return (the sharding plan, the Keras distribution that makes variables here, the one over the whole
+        mesh)."""
         if self._mesh is None:
             if len(self.membership.context.workers) > 1:
                 from insitu.train.spmd.distributed import connect
@@ -107,7 +108,7 @@ class ModelParallelStrategy(Strategy):
         return self._mesh
 
     def _mesh_of(self, mesh: Mapping[str, int] | None) -> tuple[Any, tuple[str, ...], tuple[int, ...]]:
-        """(devices, names of axes, sizes of axes)."""
+        """Return (devices, names of axes, sizes of axes)."""
         devices = [device.handle() for device in resolve_all(self._names)]
         workers = max(1, len(self.membership.context.workers))
         if workers > 1:
@@ -198,7 +199,8 @@ class ModelParallelStrategy(Strategy):
 
 
 def resolve_mesh_sizes(mesh: Mapping[str, int], devices: int) -> tuple[int, ...]:
-    """The sizes of a mesh' axes over so many devices, -1 replaced by what is left. Raises InputError."""
+    """Return the sizes of a mesh' axes over so many devices, with -1 replaced by the rest. Raises
+    InputError."""
     sizes = list(mesh.values())
     known = int(np.prod([size for size in sizes if size != -1]))
     rest = devices // known if known > 0 else 0

@@ -1,4 +1,4 @@
-"""What strategies share whose replicas are devices of one process."""
+"""The base of strategies whose replicas are devices of one process."""
 
 from __future__ import annotations
 

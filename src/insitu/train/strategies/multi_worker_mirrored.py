@@ -1,4 +1,4 @@
-"""Synchronous training by many workers, each with a copy of the model."""
+"""Train synchronously with many workers, each with a copy of the model."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
 
 def _choose(backend: str, several: bool) -> tuple[Communication, str]:
-    """(communication, why)."""
+    """Return (communication, reason)."""
     if not several:
         return "ring", "one process"
     if backend != "jax":

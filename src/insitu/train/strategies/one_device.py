@@ -1,4 +1,4 @@
-"""Training on one device."""
+"""Train on one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Training with parameter servers: asynchronous, synchronous with backup workers, or bounded staleness."""
+"""Train with parameter servers: asynchronously, synchronously with backup workers, or with bounded
+staleness."""
 
 from __future__ import annotations
 
@@ -105,14 +106,14 @@ class ParameterServerStrategy(Strategy):
         self._planned = 0
 
     def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
-        """Gives each Embedding room for the rows of one batch."""
+        """Attach a table with room for the rows of one batch to each Embedding."""
         optimizer = self._table_optimizer or inner_optimizer(model.optimizer)
         bounded = self._table_optimizer is None and self._mode != "sync"
         attach_tables(model, example, part_rows, lambda: self._session_for(model), optimizer, bounded=bounded)
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
-        """The step of `model`. The first time, the servers hear of its variables, and this replica gets the
-        values that they hold: those of the chief, or what training has made of them."""
+        """Return the step of `model`. The first time, the variables are defined on the servers, and this
+        replica gets the servers' values: those of the chief, or trained ones."""
         check_trainable_by_shards(model, self.num_replicas_in_sync)
         session = self._session_for(model)
         layers = embeddings_of(model)
@@ -170,8 +171,8 @@ class ParameterServerStrategy(Strategy):
         return ServerLoopStep(replica, step, shards)
 
     def join(self) -> None:
-        """For custom loops: waits until each worker has come to this call, and takes the weights that came of
-        all workers' gradients. Nobody waits for this worker's gradients meanwhile. Raises ServerStalled."""
+        """Wait, in a custom loop, until each worker has come to this call, and take the weights after all
+        workers' gradients. Nobody waits for this worker's gradients meanwhile. Raises ServerStalled."""
         session, number = self._open_session(), self._membership.count_fit()
         fits = self._valid_fits(session.applied())
         if number >= len(fits):
@@ -184,19 +185,20 @@ class ParameterServerStrategy(Strategy):
         return self._session.left_out if self._session is not None else ()
 
     def _after_step(self, index: int, last: bool) -> None:
-        """Workers' weights differ."""
+        """Skip the check of equal replicas: workers' weights differ."""
 
     # Fits
 
     def evaluation_options(self, x: Any) -> dict[str, Any]:
-        """Each worker evaluates what it is given: a dataset's own shards, all rows of anything else."""
+        """Return the options for all data that this worker was given: a dataset's own shards, all rows of
+        anything else."""
         options = {**self.membership.feed_options, "launched_shards": None}
         if isinstance(x, Dataset):
             return {**options, "shards": x.shards, "num_shards": x.num_shards}
         return {**options, "shards": (0,), "num_shards": 1}
 
     def begin_fit(self, binding: Binding, feed: Feed, epochs: int, steps: int | None) -> None:
-        """Goes on behind the last gradient of this task's shards that the servers have."""
+        """Continue after the last gradient of this task's shards that the servers have."""
         session = self._session_for(binding.model)
         # Keras would put averages into the weights that this task's optimizer hasn't kept: the servers' has.
         object.__setattr__(
@@ -219,14 +221,14 @@ class ParameterServerStrategy(Strategy):
             self._session.expect_checkpoints()
 
     def save_elsewhere(self) -> bool:
-        """The servers write what they hold, all of one moment, while training goes on."""
+        """Have the servers write a consistent checkpoint while training continues."""
         job = self.membership.context.job
         if self._session is not None and job is not None:
             self._session.checkpoint(job.server_checkpoints)
         return True
 
     def end_fit(self, binding: Binding) -> None:
-        """Waits for the other workers' last gradients, and takes the weights that came of all."""
+        """Wait for the other workers' last gradients, and take the resulting weights."""
         session = self._session_for(binding.model)
         fits = self._fits_that_ended()
         if binding.fit_index < len(fits):
@@ -249,15 +251,15 @@ class ParameterServerStrategy(Strategy):
             publish_file(context.job.fits(context.task), json.dumps(self._fits).encode())
 
     def _valid_fits(self, applied: int) -> list[int]:
-        """`_fits_that_ended`, none where the servers are new and know nothing of them."""
+        """Return `_fits_that_ended`, or none where the servers are new and don't know them."""
         fits = self._fits_that_ended()
         if fits and applied < fits[-1]:
             fits = self._fits = []
         return fits
 
     def _fits_that_ended(self) -> list[int]:
-        """For each fit of the script that has ended in this task, in this attempt or another, the pushes of a
-        shard up to its end."""
+        """Return, for each fit that has ended in this task, in this attempt or an earlier one, the number of
+        pushes of a shard up to its end."""
         context = self.membership.context
         path = context.job.fits(context.task) if context.job is not None else None
         if not self._fits and path is not None and path.exists():
