@@ -16,16 +16,14 @@ find it; it reaches the backend when that is imported, or at once where it has b
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
-import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, replace
-from importlib.machinery import ModuleSpec
+from functools import partial
 from typing import Any
 
 from insitu.errors import InputError
+from insitu.import_hooks import call_after_import
 
 __all__ = [
     "DeviceSettings",
@@ -154,12 +152,12 @@ def set_threads(threads: int, interop: int | None = None) -> None:
 _subscribers: list[Callable[[str, DeviceSettings], None]] = []
 
 
-def subscribe(receive: Callable[[str, DeviceSettings], None]) -> None:
-    """Call `receive(backend, settings)` whenever a backend that has been imported is to get its settings.
+def subscribe(function: Callable[[str, DeviceSettings], None]) -> None:
+    """Call `function(backend, settings)` whenever settings are to be applied to an imported backend.
 
     This module doesn't know the backends: it also loads in the command line, and in tasks without any.
     """
-    _subscribers.append(receive)
+    _subscribers.append(function)
 
 
 def _change(**values: Any) -> None:
@@ -182,50 +180,22 @@ def _set_variable(environ: MutableMapping[str, str], name: str, value: str | Non
 
 
 def apply_device_settings() -> None:
-    """Gives the settings to the backends that are imported, now, and to others when they are.
+    """Apply the settings to the imported backends now, and to the others right after their import.
 
-    Raises InputError where one has started and can't take them any more.
+    Raises InputError for a backend that has started with other settings.
     """
     if not any(os.environ.get(name) for name in _NAMES.values()):
         return
-    if not any(isinstance(finder, _BackendImportHook) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _BackendImportHook())
-    for backend in BACKENDS:
-        module = sys.modules.get(backend)
-        # A backend that is being imported is reached when that is done.
-        if module is not None and not getattr(module.__spec__, "_initializing", False):
-            _notify(backend)
+    for backend, notify in _NOTIFIERS.items():
+        call_after_import(backend, notify)
 
 
 def _notify(backend: str) -> None:
-    for receive in _subscribers:
-        receive(backend, settings())
+    for function in _subscribers:
+        function(backend, settings())
 
 
-class _BackendImportHook:
-    """Stands before the other finders, and gives a backend its settings right after its import."""
-
-    def __init__(self) -> None:
-        self._busy = False
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        del path, target
-        if name not in BACKENDS or self._busy:
-            return None
-        self._busy = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._busy = False
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: Any) -> None:
-                execute(module)
-                _notify(name)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+_NOTIFIERS = {backend: partial(_notify, backend) for backend in BACKENDS}
 
 
 def _format(value: Any) -> str:

@@ -86,8 +86,8 @@ class LoopRunner:
                 raise TrainingError(
                     "A step is compiled for each structure and shape of its arguments, at most "
                     f"{MAX_COMPILED_STEPS} times. Received: {len(self._programs) + 1} kinds of calls. Give "
-                    "run() the same function each time, not a new lambda; numbers that change as NumPy scalars; "
-                    "arrays that differ in their first axis only."
+                    "run() the same function each time, not a new lambda; numbers that change as NumPy "
+                    "scalars; arrays that differ in their first axis only."
                 )
             program = _CompiledStep(self._strategy, self._aggregation, arguments)
             self._programs[arguments.key] = program

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 from keras.src.backend.common.variables import Variable
 from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.trainers.aggregation import Trainer
+from keras.src.trainers.trainer import Trainer
 
 from insitu.errors import TrainingError
 
@@ -79,14 +79,14 @@ def _alive(references: list[weakref.ref[Any]]) -> list[Any]:
 
 
 @contextlib.contextmanager
-def _before(owner: type, name: str, told: Callable[[Any], None]) -> Iterator[None]:
-    """While open, `told` is called with the object that a method of `owner` is called on."""
+def _before(owner: type, name: str, callback: Callable[[Any], None]) -> Iterator[None]:
+    """While open, call `callback` with the object that a method of `owner` is called on."""
     where = next(base for base in owner.__mro__ if name in vars(base))
     original = getattr(where, name)
 
     @functools.wraps(original)
     def method(called: Any, *args: Any, **kwargs: Any) -> Any:
-        told(called)
+        callback(called)
         return original(called, *args, **kwargs)
 
     setattr(where, name, method)
@@ -97,14 +97,14 @@ def _before(owner: type, name: str, told: Callable[[Any], None]) -> Iterator[Non
 
 
 @contextlib.contextmanager
-def _after(owner: type, name: str, told: Callable[[Any], None]) -> Iterator[None]:
-    """While open, `told` is called with the object that a method of `owner` has returned from."""
+def _after(owner: type, name: str, callback: Callable[[Any], None]) -> Iterator[None]:
+    """While open, call `callback` with the object whose method of `owner` has returned."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def method(made: Any, *args: Any, **kwargs: Any) -> None:
         original(made, *args, **kwargs)
-        told(made)
+        callback(made)
 
     # Keras reads from it what a layer is made of, not looking behind wrappers everywhere.
     method.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]

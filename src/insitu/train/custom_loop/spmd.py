@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from insitu.train.custom_loop.steps import Outputs
 from insitu.train.elastic import Membership
 from insitu.train.replica import ShardBatch, seed_offset
 from insitu.train.replica.jax import JaxReplica
+from insitu.train.spmd import without_distribution
 from insitu.train.spmd.lost_peers import report_lost_peers
 from insitu.train.spmd.sharding_plan import DATA_AXIS, ShardingPlan
 from insitu.train.spmd.variables import OTHERS, TRAINABLE, get_mesh_variables
@@ -60,7 +60,7 @@ class MeshLoopStep(JaxReplica):
         trace_scope: TraceScope = contextlib.nullcontext,
     ) -> None:
         """Open `trace_scope` whenever the user's step is traced."""
-        with _without_distribution():
+        with without_distribution():
             super().__init__(model, example)
         self._without_gradient = model.without_gradient
         self._step, self._sharding_plan, self._trace_scope = model, sharding_plan, trace_scope
@@ -232,13 +232,3 @@ def _mean(stacked: Any, shares: Any) -> Any:
     """Return the mean over replicas by rows. The values of replicas without rows don't count."""
     shares = shares.reshape(-1, *[1] * (stacked.ndim - 1)).astype(stacked.dtype)
     return jnp.where(shares > 0, stacked * shares, 0).sum(0)
-
-
-@contextlib.contextmanager
-def _without_distribution() -> Iterator[None]:
-    outer = keras.distribution.distribution()
-    keras.distribution.set_distribution(None)
-    try:
-        yield
-    finally:
-        keras.distribution.set_distribution(outer)

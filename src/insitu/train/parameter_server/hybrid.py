@@ -3,7 +3,6 @@ and are updated row by row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.parameters import Future
+from insitu.train.parameter_server.dense_slices import match_dense_slices
 from insitu.train.parameter_server.lookup import Batch, TableLookup
 from insitu.train.parameter_server.loss_scale import LossScale
 from insitu.train.parameter_server.session import ParameterServerSession, ShardPush
@@ -28,9 +28,9 @@ class HybridReplica:
     ) -> None:
         self._inner, self._session, self._lookup, self._scale = replica, session, lookup, scale
         self._rows = [v for v, _ in replica.float_spans() if holds_table_rows(v)]
-        self._parts = list(_dense_parts(replica.float_spans()))
+        self._dense_slices = match_dense_slices(replica.float_spans())
         self._gradients = slice(0, max((s.stop for v, s in replica.float_spans() if v.trainable), default=0))
-        self.floats_size = self._parts[-1][1].stop if self._parts else 0
+        self.floats_size = self._dense_slices[-1][1].stop if self._dense_slices else 0
         self.floats_dtype = replica.floats_dtype
         self.train_record_size = replica.train_record_size
         self.test_record_size = replica.test_record_size
@@ -50,8 +50,8 @@ class HybridReplica:
         with self._lookup.rows_loaded(batch):
             self._inner.gradient(shard, batch.data, whole, record)
         self._clear()
-        for ours, theirs in self._parts:
-            floats[theirs] = whole[ours]
+        for own, dense in self._dense_slices:
+            floats[dense] = whole[own]
         self._scale.begin()
         if self._scale.unscale(whole[self._gradients]):
             self._computed[shard] = ShardPush(shard, int(record[0]), whole, batch)
@@ -60,8 +60,8 @@ class HybridReplica:
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
         """See `Replica`."""
-        for ours, theirs in self._parts:
-            self._whole[ours] = floats[theirs]
+        for own, dense in self._dense_slices:
+            self._whole[own] = floats[dense]
         logs = self._inner.apply(self._whole, records)
         self.wait_for_pushes()
         # Each shard's pushes are numbered without a gap, also where it had no rows.
@@ -88,8 +88,8 @@ class HybridReplica:
 
     def assign(self, floats: NDArray[Any]) -> None:
         """See `Replica`."""
-        for ours, theirs in self._parts:
-            self._whole[ours] = floats[theirs]
+        for own, dense in self._dense_slices:
+            self._whole[own] = floats[dense]
         self._inner.assign(self._whole)
 
     def float_spans(self) -> list[tuple[Any, Span]]:
@@ -126,18 +126,3 @@ class HybridReplica:
     def _seen(self, data: Any) -> Batch:
         self.wait_for_pushes()
         return self._lookup.pull(data, create=False)
-
-
-def _dense_parts(spans: Sequence[tuple[Any, Span]]) -> Iterator[tuple[slice, slice]]:
-    """(place among all floats, place among the dense ones), neighbours together."""
-    at, start, stop = 0, 0, 0
-    for variable, span in spans:
-        if holds_table_rows(variable):
-            continue
-        if span.start != stop:
-            if stop > start:
-                yield slice(start, stop), slice(at, at + stop - start)
-            at, start = at + stop - start, span.start
-        stop = span.stop
-    if stop > start:
-        yield slice(start, stop), slice(at, at + stop - start)

@@ -21,6 +21,7 @@ from insitu.context import Context
 from insitu.errors import InsituError, ParameterError, ServerStalled, TrainingError
 from insitu.parameters import Client, Eviction, Future, ParameterServer, Table
 from insitu.parameters.hashing import stream
+from insitu.train.parameter_server.dense_slices import match_dense_slices
 from insitu.train.parameter_server.layers import Embedding, embeddings_of
 from insitu.train.parameter_server.lookup import Batch, Keys, find_key_inputs
 from insitu.train.parameter_server.loss_scale import inner_optimizer
@@ -104,7 +105,7 @@ class ParameterServerSession:
         self._finalizes = False
         self._floats: list[NDArray[Any]] = []
         self._values: NDArray[Any] = np.empty(0)
-        self._parts: list[tuple[slice, slice]] = []
+        self._dense_slices: list[tuple[slice, slice]] = []
         self._row_spans: dict[str, Any] = {}
         self._writing: Future[int] | None = None
         self._leaves_at_exit = False
@@ -163,31 +164,22 @@ class ParameterServerSession:
         )
         self._names = names
         self._finalizes = bool(optimizer.use_ema)
-        self._lay_out(replica, spans, dense)
+        self._lay_out(replica, spans)
         replica.assign(self.pull())
 
-    def _lay_out(self, replica: Replica, spans: Sequence[Any], dense: Sequence[Any]) -> None:
+    def _lay_out(self, replica: Replica, spans: Sequence[Any]) -> None:
         """Map the replica's floats to the client's buffers. They are the same memory, unless the floats
         include rows of tables, which are pushed apart."""
         shards = self._context.shards
         self.locate_table_rows(spans)
         if not self._row_spans:
-            self._parts = []
+            self._dense_slices = []
             self._floats = [self._client.flat_gradients(shard) for shard in shards]
             self._values = self._client.flat_values()
             return
         self._floats = [np.zeros(replica.floats_size, replica.floats_dtype) for _ in shards]
         self._values = np.zeros(replica.floats_size, replica.floats_dtype)
-        at = 0
-        for _, span in dense:
-            size = span.stop - span.start
-            ours, theirs = slice(span.start, span.stop), slice(at, at + size)
-            last = self._parts[-1] if self._parts else None
-            if last and last[0].stop == ours.start:
-                self._parts[-1] = slice(last[0].start, ours.stop), slice(last[1].start, theirs.stop)
-            else:
-                self._parts.append((ours, theirs))
-            at += size
+        self._dense_slices = match_dense_slices(spans)
 
     def locate_table_rows(self, spans: Sequence[Any]) -> None:
         """Note where the gradients of tables' rows lie in the replica's floats."""
@@ -237,10 +229,10 @@ class ParameterServerSession:
         return self._receive(pulls or self._request_values())
 
     def _push(self, one: ShardPush, hold: bool, *, pulls: bool) -> Future[str]:
-        if self._parts and one.rows:
+        if self._dense_slices and one.rows:
             buffer = self._client.flat_gradients(one.shard)
-            for ours, theirs in self._parts:
-                buffer[theirs] = one.floats[ours]
+            for whole, dense in self._dense_slices:
+                buffer[dense] = one.floats[whole]
         tables = self._row_gradients(one) if one.batch is not None else None
         return self._client.push(
             self.sequence - 1,
@@ -282,10 +274,10 @@ class ParameterServerSession:
     def _receive(self, pulls: Sequence[Future[int]]) -> NDArray[Any]:
         for future in pulls:
             future.result()
-        if self._parts:
+        if self._dense_slices:
             flat = self._client.flat_values()
-            for ours, theirs in self._parts:
-                self._values[ours] = flat[theirs]
+            for whole, dense in self._dense_slices:
+                self._values[whole] = flat[dense]
         return self._values
 
     def pull_rows(self, table: str, keys: Keys, *, create: bool) -> NDArray[Any]:

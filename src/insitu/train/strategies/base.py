@@ -41,7 +41,7 @@ from insitu.train.fit import (
     TwoPhaseStep,
     binding_of,
     make_feed,
-    teach_keras,
+    register_dataset_adapter,
 )
 from insitu.train.replica import (
     FusedStep,
@@ -65,7 +65,7 @@ class Strategy:
     def __init__(
         self, *, transport: str = "auto", compression: str = "none", context: Context | None = None
     ) -> None:
-        teach_keras()
+        register_dataset_adapter()
         self._membership = Membership(context or read_context(), transport, compression)
         self.created_in_scope = CreationTracker()
         self._loop_runner: LoopRunner | None = None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -162,8 +161,10 @@ class ModelParallelStrategy(Strategy):
             model.jit_compile = False  # XLA's programs keep to one device
         super()._bind(model)
         if not self._placements:
+            from insitu.train.spmd import without_distribution
+
             for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
-                object.__setattr__(model, name, _without_distribution(getattr(model, name)))
+                object.__setattr__(model, name, without_distribution()(getattr(model, name)))
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         if self._placements:
@@ -212,18 +213,3 @@ def resolve_mesh_sizes(mesh: Mapping[str, int], devices: int) -> tuple[int, ...]
             f"Received: {dict(mesh)}"
         )
     return tuple(sizes)
-
-
-def _without_distribution(method: Callable[..., Any]) -> Callable[..., Any]:
-    """`method` outside of the scope's distribution: Keras would lay out the batches, too."""
-
-    @functools.wraps(method)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        outer = keras.distribution.distribution()
-        keras.distribution.set_distribution(None)
-        try:
-            return method(*args, **kwargs)
-        finally:
-            keras.distribution.set_distribution(outer)
-
-    return called
