@@ -15,11 +15,11 @@ import threading
 from dataclasses import dataclass, field
 
 PARENT_PIPE_ENV = "INSITU_PARENT_PIPE"
-"""`DESCRIPTOR:PID`: the pipe's descriptor here, and the starter. Taken out of the environment when read, so
-that it doesn't reach processes that this one starts."""
+"""`DESCRIPTOR:PID`: the pipe's descriptor here, and the parent. Removed from the environment when it is read,
+so that this process' own children don't inherit it."""
 
 _POLL_INTERVAL = 1.0
-"""Seconds between two looks whether the starter is still there, should others hold its end of the pipe."""
+"""Seconds between two checks that the parent is alive, for the case that others hold its end of the pipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class ReplicaIdentity:
     """What the replicas prove to each other."""
 
     def to_line(self) -> bytes:
-        told = {"replica": self.replica, "devices": self.devices, "addresses": self.addresses}
-        return json.dumps({**told, "secret": self.secret.hex()}).encode() + b"\n"
+        public = {"replica": self.replica, "devices": self.devices, "addresses": self.addresses}
+        return json.dumps({**public, "secret": self.secret.hex()}).encode() + b"\n"
 
 
 _identity: ReplicaIdentity | None = None
@@ -52,7 +52,7 @@ def exit_with_parent() -> None:
     """Read the identity from the parent's pipe, if there is one, and end with the parent from now on. Called
     when insitu is imported."""
     global _identity
-    descriptor, _, starter = os.environ.pop(PARENT_PIPE_ENV, "").partition(":")
+    descriptor, _, parent = os.environ.pop(PARENT_PIPE_ENV, "").partition(":")
     if not descriptor:
         return
     pipe = int(descriptor)
@@ -64,16 +64,19 @@ def exit_with_parent() -> None:
         if not read:
             os._exit(1)
         line += read
-    told = json.loads(line)
+    message = json.loads(line)
     _identity = ReplicaIdentity(
-        told["replica"], tuple(told["devices"]), tuple(told["addresses"]), bytes.fromhex(told["secret"])
+        message["replica"],
+        tuple(message["devices"]),
+        tuple(message["addresses"]),
+        bytes.fromhex(message["secret"]),
     )
-    threading.Thread(target=_exit_with, args=(pipe, int(starter)), daemon=True).start()
+    threading.Thread(target=_exit_with, args=(pipe, int(parent)), daemon=True).start()
 
 
-def _exit_with(pipe: int, starter: int) -> None:
+def _exit_with(pipe: int, parent: int) -> None:
     """End this process at once when its parent has gone."""
-    while os.getppid() == starter:
+    while os.getppid() == parent:
         if select.select([pipe], [], [], _POLL_INTERVAL)[0] and not os.read(pipe, 1):
             break
     os._exit(1)

@@ -92,7 +92,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(context: Context, caplog:
     context.job.memory.mkdir(mode=0o777)
     context.job.memory.chmod(0o777)
     assert memory_store(context, fit=0) is None
-    assert "isn't this user's own" in caplog.text
+    assert "must belong to this user alone" in caplog.text
 
 
 def test_only_jobs_that_ask_for_it_keep_any(context: Context):

@@ -19,21 +19,21 @@ class AsyncCheckpointWriter:
     While one is being written the next waits; a newer one replaces the one that waits. If the disk is full,
     training goes on, with a warning for each checkpoint that could not be written. Any other failure is
     raised by the next `submit` or by `finish`.
-
-    While one is being written the next waits; one that waits is given up for a newer one. Without room on
-    the disk training goes on, with a warning for each checkpoint that could not be written. Any other
-    failure is raised at the next `submit` or at `finish`.
     """
 
     def __init__(self, store: CheckpointStore) -> None:
         self._store = store
         self._changed = threading.Condition()
         self._waiting: EncodedCheckpoint | None = None
+        """What the thread writes next."""
         self._writing = False
+        """True while the thread writes."""
         self._failure: CheckpointError | None = None
+        """The thread's last failure, until it is raised."""
         self._free_buffers: list[StateBuffer] = []
         self._thread: threading.Thread | None = None
         self.written = 0
+        """Checkpoints that were published."""
 
     def submit(self, checkpoint: Checkpoint) -> None:
         """Copy `checkpoint` and have the copy written. Raises an earlier failure."""
@@ -84,9 +84,9 @@ class AsyncCheckpointWriter:
             self._store.publish(encoded)
             self.written += 1
         except StorageFull as full:
-            _LOG.warning("%s Training goes on.", full)
+            _LOG.warning("%s Training continues.", full)
         except CheckpointError as error:
             return error
-        except Exception as error:  # whatever a file system's package raises
+        except Exception as error:  # the packages of file systems raise errors of their own
             return CheckpointError(f"A checkpoint can't be written: {error!r}")
         return None

@@ -44,7 +44,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     """
 
     restores_training = True
-    """Other callbacks begin after this one."""
+    """Read by `fit`: other callbacks begin after this one."""
 
     def __init__(
         self, directory: str | Path | None = None, *, save_freq: str | int = "epoch", keep: int = 2
@@ -60,7 +60,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     @property
     def hears_batches(self) -> bool:
-        """Whether it does anything between the batches of an epoch."""
+        """True if it saves between the batches of an epoch."""
         return self._save_freq != "epoch"
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -93,15 +93,15 @@ class BackupAndRestore(keras.callbacks.Callback):
             for writer in writers:
                 if writer is not None:
                     writer.finish()
-        # A later fit of the same model begins where its own arguments say.
+        # A later fit of the same model begins at its own initial_epoch.
         self.model._initial_epoch = None
 
     def _binding(self) -> Binding:
         binding = binding_of(self.model)
         if binding is None:
             raise TrainingError(
-                "insitu.BackupAndRestore needs a model that was compiled in a strategy's scope. Received: a "
-                "model outside of any. Put model.compile() inside `with strategy.scope():`."
+                "insitu.BackupAndRestore needs a model that was compiled in a strategy's scope. Received: "
+                f"{self.model.name!r}, compiled outside. Put model.compile() inside `with strategy.scope():`."
             )
         return binding
 
@@ -125,7 +125,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     def _restore(self, binding: Binding, store: CheckpointStore, memory: CheckpointStore | None) -> None:
         """Load the newest state that any task holds. The first task reads the disk, which others may not see,
         and each task its memory; the owner of the newest state broadcasts it."""
-        told: list[Any] = []
+        received: list[Any] = []
 
         def work(group: Group) -> NDArray[Any]:
             places = [store if group.rank == 0 else None, memory]
@@ -133,15 +133,17 @@ class BackupAndRestore(keras.callbacks.Callback):
             found = max((one for one in read if one), key=lambda one: one.position, default=None)
             if found is not None:
                 check_snapshot(binding.state, found.values)
-            told[:] = [broadcast_newest(group, found)]
+            received[:] = [broadcast_newest(group, found)]
             return barrier_token(group)
 
         binding.membership.lockstep.insist(binding.session.key(SETUP, _RESTORE), work)
-        if not told or told[0] is None:
+        if not received or received[0] is None:
             return
-        (epoch, step), values, more = told[0]
+        (epoch, step), values, more = received[0]
         if binding.membership.leads:
-            sys.stderr.write(f"[insitu] Training goes on from the checkpoint of epoch {epoch}, step {step}\n")
+            sys.stderr.write(
+                f"[insitu] Training continues from the checkpoint of epoch {epoch}, step {step}\n"
+            )
         load_snapshot(binding.state, values)
         binding.restore(epoch, step, values, more)
         self.model._initial_epoch = epoch

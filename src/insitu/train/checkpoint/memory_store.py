@@ -30,9 +30,9 @@ def memory_store(context: Context, fit: int) -> CheckpointStore | None:
     try:
         _make_private(folder.parent)
     except OSError as error:
-        _LOG.warning("No checkpoints are kept in memory: %s", error)
+        _LOG.warning("Checkpoints can't be kept in memory: %s", error)
         return None
-    # The last one suffices: the other tasks have theirs.
+    # One suffices: the other tasks have theirs.
     return CheckpointStore(folder, fit, keep=1)
 
 
@@ -41,7 +41,7 @@ def _make_private(folder: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PermissionError(f"{folder} isn't this user's own")
+        raise PermissionError(f"{folder} must belong to this user alone (mode 700)")
 
 
 def broadcast_newest(group: Group, own: Checkpoint | None) -> Any:

@@ -19,7 +19,7 @@ from insitu.exchange.pages import ALIGNMENT, Pages, aligned_empty
 from insitu.train.collectives import Payload, parse_dtype
 
 _SLICE_BYTES = 1 << 20
-"""What is copied before it is summed: it must still be in the processor's cache."""
+"""Size of one copy, which is then summed while it is in the processor's cache."""
 
 
 def compute_offsets(specs: Sequence[Sequence[Any]]) -> tuple[list[int], int]:
@@ -33,16 +33,18 @@ def compute_offsets(specs: Sequence[Sequence[Any]]) -> tuple[list[int], int]:
 
 
 class StateBuffer:
-    """Memory that holds a copy of arrays, and the checksum of its bytes (XXH3, 64 bits, as hex digits)."""
+    """Memory that holds a copy of arrays."""
 
     def __init__(self) -> None:
         self._memory = Pages(mmap.PAGESIZE).array()
         self.nbytes = 0
+        """Bytes of the arrays, with the gaps between them."""
         self.checksum = ""
+        """XXH3 of these bytes, 64 bits, as hex digits."""
 
     @property
     def pages(self) -> memoryview:
-        """Whole pages that hold the `nbytes` of the arrays, and maybe more behind them."""
+        """Whole pages, which begin with the `nbytes` of the arrays."""
         return self._memory[: _to_pages(self.nbytes)].data
 
     def copy_from(self, payload: Payload) -> None:
@@ -57,9 +59,9 @@ class StateBuffer:
             taken = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             for start in range(0, taken.size, _SLICE_BYTES):
                 piece = taken[start : start + _SLICE_BYTES]
-                place = room[begin + start : begin + start + piece.size]
-                np.copyto(place, piece)
-                summed.update(place.data)
+                target = room[begin + start : begin + start + piece.size]
+                np.copyto(target, piece)
+                summed.update(target.data)
             gap = room[begin + taken.size : end]
             gap[:] = 0
             summed.update(gap.data)
@@ -73,14 +75,14 @@ def read_arrays(file: BinaryIO, specs: Sequence[Sequence[Any]]) -> tuple[list[ND
     room = aligned_empty((size,), np.dtype(np.uint8))
     summed = xxhash.xxh3_64()
     for start in range(0, size, _SLICE_BYTES):
-        place = room[start : start + _SLICE_BYTES]
-        part = file.read(place.size)
-        if len(part) < place.size:
-            raise ValueError("arrays.bin ends too early")
-        place[:] = np.frombuffer(part, np.uint8)
+        target = room[start : start + _SLICE_BYTES]
+        part = file.read(target.size)
+        if len(part) < target.size:
+            raise ValueError(f"arrays.bin must have {size} bytes. Received: {start + len(part)}")
+        target[:] = np.frombuffer(part, np.uint8)
         summed.update(part)
     if file.read(1):
-        raise ValueError("arrays.bin is longer than it should be")
+        raise ValueError(f"arrays.bin must have {size} bytes. Received: more")
     arrays = []
     for begin, (name, shape) in zip(begins, specs, strict=True):
         dtype = parse_dtype(name)

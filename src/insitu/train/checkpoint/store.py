@@ -2,13 +2,13 @@
 
 DIRECTORY/
   fit-00000/                          the first fit of the script, the second, ...
-    epoch-00002.step-00000000/        where training goes on: the epoch and step that come next
-      arrays.bin                      all arrays' bytes, as `buffer.py` lays them out
+    epoch-00002.step-00000000/        the epoch and step that come next
+      arrays.bin                      all arrays' bytes, laid out by `state_buffer.py`
       state.json                      position, the arrays' dtypes and shapes, checksums of both files
   fit-00000/.staging-PID/             half-written; invisible to readers, removed by the next writer
 
-On a local disk a checkpoint is staged and published by one rename. Elsewhere, where a folder can't be
-renamed at once, `state.json` is written last: what has none isn't there.
+On a local disk a checkpoint is staged and published by one rename. Elsewhere a folder can't be renamed at
+once: there `state.json` is written last, and a folder without it is no checkpoint.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class CheckpointStore:
 
     def __init__(self, directory: str | Path, fit: int, keep: int = 2) -> None:
         if keep < 1:
-            raise CheckpointError(f"At least one checkpoint must be kept. Received: keep={keep}")
+            raise CheckpointError(f"keep must be at least 1. Received: {keep}")
         self._folder = _open_folder(directory, f"fit-{fit:05d}")
         self._keep = keep
 
@@ -115,7 +115,7 @@ class CheckpointStore:
     def publish(self, encoded: EncodedCheckpoint) -> str:
         """Write and publish a checkpoint, then remove the oldest beyond those to keep. Returns its path.
 
-        Newer ones are removed first: training is here again because they were damaged.
+        Newer checkpoints are removed too: training is here again because they were damaged.
         Raises StorageFull where no room is left: nothing half-written stays, older ones stand.
         """
         name = f"epoch-{encoded.epoch:05d}.step-{encoded.step:08d}"
@@ -142,7 +142,7 @@ class CheckpointStore:
             try:
                 return self._load(name)
             except CheckpointError as error:
-                _LOG.warning("%s It is passed over for the one before.", error)
+                _LOG.warning("%s The one before is used.", error)
         return None
 
     def _load(self, name: str) -> Checkpoint:
@@ -210,7 +210,7 @@ class _LocalFolder:
 
 
 class _RemoteFolder:
-    """See `Folder`. Files appear whole or not at all when they are closed, as object stores have it."""
+    """See `Folder`. Files appear whole or not at all when they are closed, as in object stores."""
 
     def __init__(self, system: Any, root: str) -> None:
         self._system = system
@@ -250,7 +250,7 @@ class _RemoteFolder:
     def remove(self, name: str) -> None:
         folder = f"{self._root}/{name}"
         if self._system.exists(folder):
-            # First what makes it a checkpoint: half removed, it is none.
+            # state.json first: a half-removed folder is no checkpoint.
             if self._system.exists(f"{folder}/state.json"):
                 self._system.rm_file(f"{folder}/state.json")
             self._system.rm(folder, recursive=True)

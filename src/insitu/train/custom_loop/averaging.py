@@ -58,8 +58,9 @@ def average_loss(loss: Any, sample_weight: Any, global_batch_size: Any, replicas
         share = current_share()
         if share is None and replicas > 1:
             raise TrainingError(
-                "Outside strategy.run the rows of the global batch aren't known. Received: no "
-                "global_batch_size. Call compute_average_loss in the step that strategy.run runs, or say it."
+                "Outside strategy.run the rows of the global batch are unknown. Received: "
+                "global_batch_size=None. Call compute_average_loss in the step that strategy.run runs, or "
+                "pass global_batch_size."
             )
         global_batch_size = ops.shape(loss)[0] if share is None else share.global_rows
     elif isinstance(global_batch_size, int) and global_batch_size < 1:

@@ -47,5 +47,5 @@ class LoopDeviceReplicas(_OutputsMixin, JaxMultiDeviceReplica):
     def __init__(
         self, model: StepModel, example: list[Any], devices: Sequence[Any], shards: Sequence[int], home: Any
     ) -> None:
-        del shards  # parts say theirs
+        del shards  # each part has its own
         super().__init__(model, example, devices, home or devices[0])

@@ -44,11 +44,6 @@ class MeshLoopStep(JaxReplica):
     part. So replicas may have different numbers of rows, and all are started before one is waited for. The
     sum of their gradients and the update are one program over the whole mesh, with XLA's collectives.
     Records, which are small, go over the exchange.
-
-    What a replica computes is a program over its own part of the mesh, on which its rows are spread and
-    variables lie as their layout says: so replicas may have different numbers of rows, and all are under way
-    before one is waited for. The sum of their gradients and the update are one program over the whole mesh,
-    with XLA's collectives. Records, which are small, go over the exchange.
     """
 
     def __init__(
@@ -102,7 +97,7 @@ class MeshLoopStep(JaxReplica):
         if self._alone:
             return list(range(len(self._submeshes)))
         mine = np.array([[membership.context.index]], np.int64)
-        return [int(place) for place in self._group.all_gather(squeeze_shards(mine)).ravel()]
+        return [int(index) for index in self._group.all_gather(squeeze_shards(mine)).ravel()]
 
     # LoopStep
 
@@ -130,12 +125,14 @@ class MeshLoopStep(JaxReplica):
                 self._fill(record, self._train_packer, results[0], part.rows)
         records = self._records if self._alone else self._group.all_gather(squeeze_shards(self._records))
         if not records[:, 0].any():
-            raise TrainingError("A step must have at least one row over all shards. Received: none.")
+            raise TrainingError(
+                "A step needs at least one row over all shards. Received: 0 rows. Leave out empty batches."
+            )
         shares = np.zeros(len(records), np.float32)
         shares[self._axis_index_of_shard] = records[:, 0] / records[:, 0].sum()
         packed = self._train_packer.split(self._train_record.combine(records))
         gradients, means = (self._stacked(started, kind) for kind in (0, 1))
-        # Their memory is given to the program.
+        # Drop the references: their memory is donated to the program.
         started = ()
         with report_lost_peers(None if self._alone else self._group):
             new = self._update_all(state, packed, gradients, means, shares)

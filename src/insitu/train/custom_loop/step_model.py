@@ -44,6 +44,7 @@ class CombinedOptimizer:
 
     def __init__(self, groups: Sequence[tuple[Any, list[Any]]]) -> None:
         self.groups = list(groups)
+        """(optimizer, the variables that it updates)."""
         self._trainable_variables = [v for _, variables in self.groups for v in variables]
 
     @property
@@ -81,13 +82,13 @@ def _stateless(
     own = list(optimizer._trainable_variables)
     order = {id(v): index for index, v in enumerate(mine)}
     if len(own) == len(mine):
-        places = [order[id(v)] for v in own]
+        indices = [order[id(v)] for v in own]
         new, slots = optimizer.stateless_apply(
-            slots, [gradients[i] for i in places], [weights[i] for i in places]
+            slots, [gradients[i] for i in indices], [weights[i] for i in indices]
         )
         updated = list(weights)
-        for place, value in zip(places, new, strict=True):
-            updated[place] = value
+        for index, value in zip(indices, new, strict=True):
+            updated[index] = value
         return updated, list(slots)
     # Some of its variables only.
     mapping = [*zip(mine, weights, strict=True), *zip(optimizer.variables, slots, strict=True)]
@@ -102,8 +103,7 @@ class StepModel:
     """The parts of a model's interface that a replica needs. Its batches are lists of arrays: first the rows
     of the step over all replicas, once for each row of this replica, then the arrays of the call.
 
-    `outputs` are the tensors that the step has just returned, `result` how they are put together.
-    `unmoved_variables` are only read, and stay out of the exchange.
+    `trace` fills in the variables and optimizers that the step touches.
     """
 
     run_eagerly = False
@@ -112,16 +112,20 @@ class StepModel:
         self._call = call
         self._known = list(optimizers)
         self._replicas = replicas
-        # What XLA makes of a step is Keras' business in fit; a step of the user's own is compiled as it is.
+        # In fit Keras decides on compilation by XLA. A user's own step is compiled on JAX only.
         self.jit_compile = keras.backend.backend() == "jax"
         self.outputs: list[Any] = []
+        """The tensors that the step has just returned."""
         self.result = StepResult(())
+        """The structure of these tensors."""
         self.optimizer = CombinedOptimizer([])
         self.trainable_variables: list[Any] = []
         self.non_trainable_variables: list[Any] = []
         self.metrics_variables: list[Any] = []
         self.unmoved_variables: list[Any] = []
+        """Variables that the step only reads. They stay out of the exchange."""
         self.without_gradient: frozenset[int] = frozenset()
+        """Indices of the trainable variables on which the loss doesn't depend."""
         self.training = True
         self._seed_generators: list[Any] = []
 

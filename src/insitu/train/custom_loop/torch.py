@@ -40,7 +40,7 @@ class LoopDeviceReplicas(LoopReplica, TorchMultiDeviceReplica):
     def __init__(
         self, model: StepModel, example: list[Any], devices: Sequence[Any], shards: Sequence[int], home: Any
     ) -> None:
-        del shards, home  # parts say theirs, and variables stay where they are
+        del shards, home  # each part has its own shard, and variables stay where they are
         super().__init__(model, example, devices)
 
     def make_replica(self, model: Any, data: Any) -> TorchReplica:

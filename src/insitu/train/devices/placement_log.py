@@ -37,14 +37,14 @@ def log_operations_of_torch() -> Any:
     so."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    told: set[tuple[str, str]] = set()
+    logged: set[tuple[str, str]] = set()
 
     class Placements(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = function(*args, **(kwargs or {}))
             device = str(getattr(result, "device", "cpu"))
-            if (str(function), device) not in told:
-                told.add((str(function), device))
+            if (str(function), device) not in logged:
+                logged.add((str(function), device))
                 _print_line(f"operation {function}: {device}")
             return result
 

@@ -31,8 +31,8 @@ from insitu.train.devices.names import Device
 
 _HOST = "127.0.0.1"
 _EXIT_TIMEOUT = 10.0
-"""Seconds that a process which has lost another, or ends, gives that one to end."""
-_LAST_LINES = 20
+"""Seconds that replica 0 waits for the others to exit, when it exits or has lost one."""
+_OUTPUT_LINES = 20
 
 _replica_processes: ReplicaProcesses | None = None
 
@@ -52,19 +52,19 @@ class ReplicaProcesses:
             port.close()
         atexit.register(self._end)
         try:
-            for number in range(1, len(devices)):
-                self._start(number)
+            for replica in range(1, len(devices)):
+                self._start(replica)
         except OSError as error:
             self._end()
-            raise TrainingError(f"A process for {devices[number]} can't be started: {error}") from error
+            raise TrainingError(f"A process for {devices[replica]} can't be started: {error}") from error
 
-    def _start(self, number: int) -> None:
+    def _start(self, replica: int) -> None:
         end, own = os.pipe()
         self._pipes.append(own)
-        output = self._outputs[number] = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as it runs
-        environment = {TASK_ENV: f"worker:{number}", PARENT_PIPE_ENV: f"{end}:{os.getpid()}"}
+        output = self._outputs[replica] = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as it runs
+        environment = {TASK_ENV: f"worker:{replica}", PARENT_PIPE_ENV: f"{end}:{os.getpid()}"}
         try:
-            self._processes[number] = subprocess.Popen(
+            self._processes[replica] = subprocess.Popen(
                 _command(),
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
@@ -74,29 +74,29 @@ class ReplicaProcesses:
             )
         finally:
             os.close(end)
-        os.write(own, ReplicaIdentity(number, self.devices, self.addresses, self.secret).to_line())
+        os.write(own, ReplicaIdentity(replica, self.devices, self.addresses, self.secret).to_line())
 
     def check(self, wait: float = 0.0) -> None:
         """Raise TrainingError where a replica has ended, with the last lines of its output. Waits `wait`
         seconds for that."""
         deadline = time.monotonic() + wait
         while True:
-            for number, process in self._processes.items():
+            for replica, process in self._processes.items():
                 if process.poll() is not None:
-                    raise TrainingError(self._describe_exit(number, process.returncode))
+                    raise TrainingError(self._describe_exit(replica, process.returncode))
             if time.monotonic() >= deadline:
                 return
             time.sleep(0.01)
 
-    def _describe_exit(self, number: int, code: int) -> str:
-        output = self._outputs[number]
+    def _describe_exit(self, replica: int, code: int) -> str:
+        output = self._outputs[replica]
         output.seek(0)
-        lines = output.read().decode(errors="replace").rstrip().splitlines()[-_LAST_LINES:]
-        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-        said = "\n  ".join(["Its last lines:", *lines]) if lines else "It said nothing."
+        lines = output.read().decode(errors="replace").rstrip().splitlines()[-_OUTPUT_LINES:]
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+        output_text = "\n  ".join(["Its last lines:", *lines]) if lines else "It wrote nothing."
         return (
-            f"The replica on {self.devices[number]}, a process that runs this script too, {how} before "
-            f"training was over. {said}"
+            f"The replica on {self.devices[replica]}, a process that runs this script too, {how} before "
+            f"training was over. {output_text}"
         )
 
     def _end(self) -> None:
@@ -139,24 +139,24 @@ def join_replicas(devices: Sequence[Device], context: Context) -> tuple[Device, 
     replica 0 starts the others. Raises TrainingError for other devices than before."""
     global _replica_processes
     names = tuple(device.name for device in devices)
-    told = replica_identity()
-    if told is not None:
-        _check_same(names, told.devices)
+    identity = replica_identity()
+    if identity is not None:
+        _check_same(names, identity.devices)
     else:
         if _replica_processes is None:
             _replica_processes = ReplicaProcesses(names)
         _check_same(names, _replica_processes.devices)
-        told = ReplicaIdentity(0, names, _replica_processes.addresses, _replica_processes.secret)
+        identity = ReplicaIdentity(0, names, _replica_processes.addresses, _replica_processes.secret)
     if devices[0].kind == "cpu":
         _divide_cores(len(devices))
     here = replace(
         context.split_over(len(devices)),
-        shards=(told.replica,),
-        task=TaskId("worker", told.replica),
-        workers=told.addresses,
-        shared_secret=told.secret,
+        shards=(identity.replica,),
+        task=TaskId("worker", identity.replica),
+        workers=identity.addresses,
+        shared_secret=identity.secret,
     )
-    return devices[told.replica], here
+    return devices[identity.replica], here
 
 
 def _check_same(names: tuple[str, ...], before: tuple[str, ...]) -> None:

@@ -67,8 +67,8 @@ class HybridReplica:
         # Each shard's pushes are numbered without a gap, also where it had no rows.
         nothing = {shard: ShardPush(shard, 0, self._whole, None) for shard in self._session.shards}
         self._pushed = self._session.push_rows_of(list({**nothing, **self._computed}.values()))
-        for shard, one in self._computed.items():
-            self._computed[shard] = ShardPush(shard, 0, one.floats, None)
+        for shard, push in self._computed.items():
+            self._computed[shard] = ShardPush(shard, 0, push.floats, None)
         return logs
 
     def wait_for_pushes(self) -> None:

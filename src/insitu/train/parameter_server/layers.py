@@ -56,8 +56,8 @@ class KeyIndex(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs: Any) -> Any:
-        place, found = _find(self.keys, inputs)
-        return ops.where(found, place + 1, 0)
+        index, found = _find(self.keys, inputs)
+        return ops.where(found, index + 1, 0)
 
     def compute_output_spec(self, inputs: Any) -> Any:
         return keras.KerasTensor(inputs.shape, dtype="int32")
@@ -146,8 +146,8 @@ class Embedding(keras.layers.Layer):
                 "ParameterServerStrategy and fit it, load a saved one, or give input_dim. Received: a call "
                 "without any of them."
             )
-        place, found = _find(self.keys, inputs)
-        return ops.where(found[..., None], self._take(self.rows, place), 0)
+        index, found = _find(self.keys, inputs)
+        return ops.where(found[..., None], self._take(self.rows, index), 0)
 
     def compute_output_spec(self, inputs: Any) -> Any:
         return keras.KerasTensor((*inputs.shape, self.output_dim), dtype=self.compute_dtype)
@@ -221,8 +221,8 @@ class Embedding(keras.layers.Layer):
 
     # Parts of it
 
-    def _take(self, rows: Any, places: Any) -> Any:
-        return ops.cast(ops.take(rows, places, axis=0), self.compute_dtype)
+    def _take(self, rows: Any, indices: Any) -> Any:
+        return ops.cast(ops.take(rows, indices, axis=0), self.compute_dtype)
 
     def _look_up_now(self, inputs: Any) -> Any:
         try:
@@ -232,8 +232,8 @@ class Embedding(keras.layers.Layer):
                 f"The Embedding {self.name!r} has its table on servers: inside a compiled function it can be "
                 "called by fit, evaluate and predict of its model alone. Received: another function."
             ) from error
-        distinct, places = np.unique(keys, return_inverse=True)
-        rows = self._table.pull(distinct)[places.reshape(keys.shape)]
+        distinct, indices = np.unique(keys, return_inverse=True)
+        rows = self._table.pull(distinct)[indices.reshape(keys.shape)]
         return ops.cast(ops.convert_to_tensor(rows), self.compute_dtype)
 
     def _keep_table(self, keys: NDArray[np.int64], rows: NDArray[Any]) -> None:
@@ -318,9 +318,9 @@ def _find(keys: Any, inputs: Any) -> tuple[Any, Any]:
     """Return (index of each input among the ascending `keys`, True where it is one of them)."""
     wanted = ops.cast(inputs, keys.dtype)
     flat = ops.reshape(wanted, (-1,))
-    place = ops.minimum(ops.searchsorted(keys.value, flat), keys.shape[0] - 1)
-    place = ops.cast(ops.reshape(place, ops.shape(wanted)), "int32")
-    return place, ops.equal(ops.take(keys.value, place, axis=0), wanted)
+    index = ops.minimum(ops.searchsorted(keys.value, flat), keys.shape[0] - 1)
+    index = ops.cast(ops.reshape(index, ops.shape(wanted)), "int32")
+    return index, ops.equal(ops.take(keys.value, index, axis=0), wanted)
 
 
 @contextlib.contextmanager

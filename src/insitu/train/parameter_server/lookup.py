@@ -69,20 +69,20 @@ class TableLookup:
         replaced = list(arrays)
         pulled = []
         for layer, leaves in self._tables:
-            keys, places = np.unique(
+            keys, indices = np.unique(
                 np.concatenate([_as_keys(layer, arrays[leaf]).reshape(-1) for leaf in leaves]),
                 return_inverse=True,
             )
             if len(keys) > layer.rows.shape[0]:
                 raise TrainingError(
                     f"The Embedding {layer.name!r} has room for {layer.rows.shape[0]} keys in a shard's "
-                    f"batch, those of the first one. Received: {len(keys)} distinct keys. Say "
-                    "max_keys=... when you make it."
+                    f"batch, as many as the first batch had. Received: {len(keys)} distinct keys. Pass "
+                    "max_keys=... to the layer."
                 )
             start = 0
             for leaf in leaves:
                 size = arrays[leaf].size
-                replaced[leaf] = places[start : start + size].reshape(arrays[leaf].shape).astype(np.int32)
+                replaced[leaf] = indices[start : start + size].reshape(arrays[leaf].shape).astype(np.int32)
                 start += size
             rows = self._source.pull_rows(layer.name, keys, create=create)
             pulled.append(PulledRows(layer, keys, rows))
@@ -204,8 +204,8 @@ def _check_readers(functional: Any, layer: Embedding, tensor: Any) -> None:
         if reads and not isinstance(node.operation, Embedding):
             raise TrainingError(
                 f"An input with the keys of the Embedding {layer.name!r} is for Embeddings alone, since a "
-                f"step puts places in their stead. Received: a model in which {node.operation.name!r} reads "
-                "it too. Give that an input of its own."
+                "step replaces them by row indices. Received: a model in which "
+                f"{node.operation.name!r} reads it too. Give that an input of its own."
             )
 
 

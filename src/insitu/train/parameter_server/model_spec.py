@@ -14,7 +14,7 @@ from insitu.errors import TrainingError
 from insitu.train.parameter_server.keras_optimizer import serialize_optimizer
 from insitu.train.replica import to_numpy
 
-STATE = "/state/"
+STATE_PREFIX = "/state/"
 """Begins the names of what the forward pass moves (BatchNorm statistics): no optimizer touches it. No path of
 a variable begins with a slash."""
 

@@ -59,8 +59,8 @@ def serve_or_configure(context: Context, rules: Rules, nan: str, need: str) -> S
         serve_until_stopped(context, config)
     if (context.job_id or context.workers) and not context.servers:
         raise TrainingError(
-            f"{need} Received: a job without any. Start it with --ps auto, for one on each node, or "
-            "--ps 1 or more."
+            f"{need} Received: a job with 0 ps tasks. Start it with --ps auto, for one on each node, or "
+            "with --ps 1 or more."
         )
     return config
 
@@ -68,7 +68,7 @@ def serve_or_configure(context: Context, rules: Rules, nan: str, need: str) -> S
 def serve_until_stopped(context: Context, config: ServerConfig) -> NoReturn:
     """Serve as this `ps` task, and exit with code 0 after SIGTERM or SIGINT."""
     job = context.job
-    with _StatusWriter(None if job is None else job.server_account(context.task)) as teller:
+    with _StatusWriter(None if job is None else job.server_account(context.task)) as writer:
         server = config.server(
             context.servers[context.index],
             context,
@@ -76,7 +76,7 @@ def serve_until_stopped(context: Context, config: ServerConfig) -> NoReturn:
             addresses=context.servers,
             backups=context.server_backups,
             checkpoint=job.server_checkpoints if job is not None else None,
-            tell=teller.tell,
+            tell=writer.publish,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
@@ -89,29 +89,29 @@ class _StatusWriter:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._accounts: queue.SimpleQueue[list[dict[str, Any]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._write, name="account", daemon=True)
+        self._statuses: queue.SimpleQueue[list[dict[str, Any]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="server-status", daemon=True)
 
     def __enter__(self) -> _StatusWriter:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._accounts.put(None)
+        self._statuses.put(None)
         self._thread.join()
 
-    def tell(self, account: list[dict[str, Any]]) -> None:
-        self._accounts.put(account)
+    def publish(self, servers: list[dict[str, Any]]) -> None:
+        self._statuses.put(servers)
 
     def _write(self) -> None:
-        written = b""
-        while (account := self._accounts.get()) is not None:
-            data = json.dumps({"servers": account}).encode()
-            if self._path is None or data == written:
+        last_written = b""
+        while (servers := self._statuses.get()) is not None:
+            data = json.dumps({"servers": servers}).encode()
+            if self._path is None or data == last_written:
                 continue
             try:
                 publish_file(self._path, data)
-                written = data
+                last_written = data
             except (InsituError, OSError) as error:
-                # Whoever trains needs no account; the next one may be written again.
-                _LOG.warning("The account of this server can't be written: %s", error)
+                # Training doesn't need the status; the next one may be written again.
+                _LOG.warning("The status of this server can't be written: %s", error)

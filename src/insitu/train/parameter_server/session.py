@@ -26,7 +26,7 @@ from insitu.train.parameter_server.layers import Embedding, embeddings_of
 from insitu.train.parameter_server.lookup import Batch, Keys, find_key_inputs
 from insitu.train.parameter_server.loss_scale import inner_optimizer
 from insitu.train.parameter_server.model_spec import (
-    STATE,
+    STATE_PREFIX,
     can_be_split,
     check_norms_of_rows,
     initializer_config,
@@ -40,16 +40,16 @@ from insitu.train.replica import Replica, holds_table_rows
 
 _LOG = logging.getLogger("insitu")
 DEFAULT_SHARD_ROWS = 1024
-"""Rows of a shard's batch where the data doesn't tell."""
+"""Rows of a shard's batch where the data has no known batch size."""
 NEVER_SPLIT = 1 << 62
 _FIT_ENDS = Table("insitu/ends of fits", 1, initializer={"name": "constant", "value": 0.0})
-"""A row for each fit and shard: 1 once the shard has ended it. One more says that its variables were
-finalized. So too, at a negative key, for each table that began with saved rows: 1 once it has them. Kept by
-the servers, whoever restarts."""
+"""Marks that the servers keep, whichever task restarts. Row (fit, shard) is 1 once the shard has ended the
+fit; row (fit, number of shards) once the variables are finalized. A negative key, one for each table, is 1
+once the table has its saved rows."""
 _EXIT_TIMEOUT = 5.0
-"""Seconds that servers have at the end of the process to hear that it leaves."""
+"""Seconds at the end of the process to tell the servers that it leaves."""
 _POLL_INTERVAL = 0.02
-"""Seconds between two looks whether the other workers have come to the end of a fit."""
+"""Seconds between two checks whether the other workers have ended a fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,7 @@ class ShardPush:
 class ParameterServerSession:
     """This task's connections to all servers; in a plain process, to one server in a thread of it.
 
-    The pushes of all shards of this task in one step have the same `sequence`, which counts steps over all
-    fits.
-
-    A push of any shard of this task has the same `sequence`, which counts its steps over all fits.
+    The pushes of all shards of this task in one step have the same `sequence`.
     """
 
     def __init__(self, context: Context, config: ServerConfig) -> None:
@@ -97,23 +94,33 @@ class ParameterServerSession:
             stall_timeout=context.stall_timeout,
         )
         self.servers = len(addresses)
+        """The number of servers."""
         self.sequence = 0
+        """Steps of this task over all fits: the number of the next push."""
         self.left_out: frozenset[int] = frozenset()
         """Shards whose gradients of the last step entered no update."""
         self._applied_sequence = 0
+        """Steps below this number are on the servers already, from an earlier incarnation of this task."""
         self._names: list[str] = []
+        """The variables that are defined on the servers, in the replica's order."""
         self._finalizes = False
+        """True if the optimizer keeps averages, which become the variables' values when a fit ends."""
         self._floats: list[NDArray[Any]] = []
+        """A gradient buffer for each shard of this task."""
         self._values: NDArray[Any] = np.empty(0)
+        """The last pulled values."""
         self._dense_slices: list[tuple[slice, slice]] = []
+        """As `match_dense_slices`; empty where the buffers are the client's own memory."""
         self._row_spans: dict[str, Any] = {}
+        """The spans of tables' rows in the floats, by the path of the layer's variable."""
         self._writing: Future[int] | None = None
+        """The checkpoint that the servers write."""
         self._leaves_at_exit = False
         atexit.register(self._end)
 
     @property
     def shards(self) -> tuple[int, ...]:
-        """Those of this task."""
+        """The shards of this task."""
         return self._context.shards
 
     def _end(self) -> None:
@@ -145,7 +152,7 @@ class ParameterServerSession:
         state = {id(v) for v in model.non_trainable_variables}
         spans = replica.float_spans()
         dense = [(v, span) for v, span in spans if not holds_table_rows(v)]
-        prefixes = [STATE if id(v) in state else "" for v, _ in dense]
+        prefixes = [STATE_PREFIX if id(v) in state else "" for v, _ in dense]
         names = name_variables([(p, v) for p, (v, _) in zip(prefixes, dense, strict=True)])
         if self._names:
             _check_same(self._names, names)
@@ -207,7 +214,7 @@ class ParameterServerSession:
 
     @property
     def values(self) -> NDArray[Any]:
-        """What was last pulled, in the same places. The next pull overwrites it."""
+        """The last pulled values, laid out as the replica's floats. The next pull overwrites them."""
         return self._values
 
     def exchange(self, outgoing: Sequence[ShardPush]) -> NDArray[Any]:
@@ -218,28 +225,28 @@ class ParameterServerSession:
         if self.sequence <= self._applied_sequence:
             return self.pull()
         together = self._client.pulls_behind_pushes
-        pushes = [self._push(one, together, pulls=together and one is outgoing[-1]) for one in outgoing]
+        pushes = [self._push(push, together, pulls=together and push is outgoing[-1]) for push in outgoing]
         pulls = self._request_values() if together else []
         outcomes = [push.result() for push in pushes]
         self.left_out = frozenset(
-            one.shard
-            for one, outcome in zip(outgoing, outcomes, strict=True)
-            if outcome == "dropped" or one.overflowed
+            push.shard
+            for push, outcome in zip(outgoing, outcomes, strict=True)
+            if outcome == "dropped" or push.overflowed
         )
         return self._receive(pulls or self._request_values())
 
-    def _push(self, one: ShardPush, hold: bool, *, pulls: bool) -> Future[str]:
-        if self._dense_slices and one.rows:
-            buffer = self._client.flat_gradients(one.shard)
+    def _push(self, push: ShardPush, hold: bool, *, pulls: bool) -> Future[str]:
+        if self._dense_slices and push.rows:
+            buffer = self._client.flat_gradients(push.shard)
             for whole, dense in self._dense_slices:
-                buffer[dense] = one.floats[whole]
-        tables = self._row_gradients(one) if one.batch is not None else None
+                buffer[dense] = push.floats[whole]
+        tables = self._row_gradients(push) if push.batch is not None else None
         return self._client.push(
             self.sequence - 1,
-            one.rows,
-            shard=one.shard,
+            push.rows,
+            shard=push.shard,
             tables=tables or None,
-            finite=one.finite,
+            finite=push.finite,
             hold=hold,
             pulls=pulls,
         )
@@ -249,16 +256,16 @@ class ParameterServerSession:
         self.sequence += 1
         return [
             self._client.push(
-                self.sequence - 1, one.rows, shard=one.shard, tables=self._row_gradients(one) or None
+                self.sequence - 1, push.rows, shard=push.shard, tables=self._row_gradients(push) or None
             )
-            for one in outgoing
+            for push in outgoing
         ]
 
-    def _row_gradients(self, one: ShardPush) -> dict[str, tuple[Keys, NDArray[Any]]]:
+    def _row_gradients(self, push: ShardPush) -> dict[str, tuple[Keys, NDArray[Any]]]:
         gradients = {}
-        for pulled in one.batch.pulled if one.batch is not None else ():
+        for pulled in push.batch.pulled if push.batch is not None else ():
             span = self._row_spans[pulled.layer.rows.path]
-            rows = one.floats[span.start : span.stop].reshape(span.shape)[: len(pulled.keys)]
+            rows = push.floats[span.start : span.stop].reshape(span.shape)[: len(pulled.keys)]
             gradients[pulled.layer.name] = (pulled.keys, np.ascontiguousarray(rows, pulled.rows.dtype))
         return gradients
 
@@ -307,8 +314,8 @@ class ParameterServerSession:
         self.wait_for_checkpoint()
         try:
             self._writing = self._client.checkpoint(directory)
-        except ParameterError as error:  # as where another life of this task has begun one
-            _LOG.warning("The servers begin no checkpoint, and training goes on: %s", error)
+        except ParameterError as error:  # as where an earlier incarnation of this task has begun one
+            _LOG.warning("The servers can't begin a checkpoint. Training continues: %s", error)
 
     def wait_for_checkpoint(self) -> None:
         """Wait for the checkpoint that is being written."""
@@ -317,7 +324,7 @@ class ParameterServerSession:
             if writing is not None:
                 writing.result()
         except InsituError as error:
-            _LOG.warning("The servers wrote no checkpoint, and training goes on: %s", error)
+            _LOG.warning("The servers failed to write a checkpoint. Training continues: %s", error)
 
     def finish(self, fit: int, *, leave: bool, waiting: Callable[[], None]) -> None:
         """Mark this task's shards as done with fit number `fit`. Wait for all other shards, and for the
@@ -347,17 +354,18 @@ class ParameterServerSession:
         while not (ended := self._are_marked(keys)).all():
             if time.monotonic() >= deadline:
                 raise ServerStalled(
-                    f"Shards {np.flatnonzero(~ended).tolist()} didn't end their fit within "
-                    f"{self._context.stall_timeout:g} s of this task's."
+                    f"All shards must end a fit within {self._context.stall_timeout:g} s of each other. "
+                    f"Received: no end from shards {np.flatnonzero(~ended).tolist()}. Read the logs of "
+                    "their workers, or raise --stall-timeout."
                 )
             waiting()
             time.sleep(_POLL_INTERVAL)
 
     def _are_marked(self, keys: Keys) -> NDArray[np.bool_]:
-        told: NDArray[np.bool_] = (
+        marked: NDArray[np.bool_] = (
             self._client.pull_rows(_FIT_ENDS.name, keys, create=False).result()[:, 0] > 0
         )
-        return told
+        return marked
 
     def initialize_table(self, name: str, keys: Keys, rows: NDArray[Any]) -> None:
         """Load the chief's saved rows into a new table, once. Who comes later, or again, finds the trained
@@ -373,8 +381,9 @@ class ParameterServerSession:
                 return
             if time.monotonic() >= deadline:
                 raise ServerStalled(
-                    f"The chief didn't give table {name!r} its saved rows within "
-                    f"{self._context.stall_timeout:g} s."
+                    f"The chief must load the saved rows of table {name!r} within "
+                    f"{self._context.stall_timeout:g} s. Received: no rows. Read the log of worker:0, or "
+                    "raise --stall-timeout."
                 )
             time.sleep(_POLL_INTERVAL)
 

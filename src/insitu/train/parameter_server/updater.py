@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from insitu.parameters import Finalizing, Updater, make_updater
 from insitu.train.parameter_server.keras_optimizer import KerasUpdater, make_optimizer
-from insitu.train.parameter_server.model_spec import STATE, strip_worker_settings, to_float
+from insitu.train.parameter_server.model_spec import STATE_PREFIX, strip_worker_settings, to_float
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -25,8 +25,10 @@ def make_model_updater(config: Mapping[str, Any] | str) -> Updater:
     if "built_in" in config:
         inner = make_updater(_with_schedule(config))
     else:
-        told = strip_worker_settings(json.loads(config["optimizer"]), norms=not config["without_norms"])
-        inner = KerasUpdater(json.dumps(told), jit=bool(config["jit"]))
+        optimizer_config = strip_worker_settings(
+            json.loads(config["optimizer"]), norms=not config["without_norms"]
+        )
+        inner = KerasUpdater(json.dumps(optimizer_config), jit=bool(config["jit"]))
     return ModelUpdater(inner, adds=config["state"] == "add") if config["has_state"] else inner
 
 
@@ -41,8 +43,8 @@ def _with_schedule(config: Mapping[str, Any]) -> dict[str, Any]:
 class ModelUpdater:
     """Leaves variables to an optimizer's updater, and updates the state that the forward pass moves itself.
 
-    What is pushed for state is its new value (the mean over shards), or how far a step moved it: then steps
-    of workers that don't wait for each other add up, as if they had come one after the other.
+    For state a worker pushes the new value (the mean over shards) or, with `adds`, the change of one step.
+    Changes by workers that don't wait for each other add up, as if the steps had come one after the other.
     """
 
     elementwise = False
@@ -52,7 +54,7 @@ class ModelUpdater:
         self._adds = adds
 
     def slots(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, NDArray[Any]]:
-        if name.startswith(STATE):
+        if name.startswith(STATE_PREFIX):
             return {}
         return self._inner.slots(name, shape, dtype)
 
@@ -60,19 +62,19 @@ class ModelUpdater:
         return {}
 
     def update(self, values: Arrays, gradients: Arrays, slots: Mapping[str, Arrays], step: int) -> None:
-        ours = [name for name in values if name.startswith(STATE)]
+        ours = [name for name in values if name.startswith(STATE_PREFIX)]
         for name in ours:
             if self._adds:
                 np.add(values[name], gradients[name], values[name])
             else:
                 np.copyto(values[name], gradients[name])
-        rest = {name: value for name, value in values.items() if not name.startswith(STATE)}
+        rest = {name: value for name, value in values.items() if not name.startswith(STATE_PREFIX)}
         if rest:
             self._inner.update(rest, gradients, slots, step)
 
     def finalize(self, values: Arrays, slots: Mapping[str, Arrays]) -> None:
         if isinstance(self._inner, Finalizing):
-            self._inner.finalize({n: v for n, v in values.items() if not n.startswith(STATE)}, slots)
+            self._inner.finalize({n: v for n, v in values.items() if not n.startswith(STATE_PREFIX)}, slots)
 
     def update_rows(self, values: NDArray[Any], gradients: NDArray[Any], slots: Arrays, step: int) -> None:
         raise NotImplementedError("Rows of tables have updaters of their own.")

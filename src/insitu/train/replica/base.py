@@ -33,7 +33,7 @@ class BaseReplica:
         self.test_record_size = self._test_record.size
         self._lay_out_floats()
         self.copy_out: Callable[[NDArray[Any], NDArray[Any]], object] = np.copyto
-        """`copy_out(to, source)` takes a part of the gradient out of the backend's memory."""
+        """`copy_out(to, source)` copies a part of the gradient out of the backend's memory."""
         self._without_gradient: frozenset[int] = frozenset()
         self._extra_logs: tuple[str, ...] = ()
 

@@ -1,9 +1,9 @@
-"""How a replica's numbers are laid out in the buffers that tasks exchange.
+"""The layout of a replica's numbers in the buffers that tasks exchange.
 
-Two buffers travel in each step. `floats` holds what is averaged over shards by rows: gradients, then the
-floating state that the forward pass moves (BatchNorm statistics). `record` holds, in float64, what is added
-up or taken as it is: rows, metric sums, counters and seeds. Both are flat; a layout says which span belongs
-to which variable.
+Each step exchanges two buffers. `floats` holds what is averaged over shards by rows: gradients, then the
+floating state that the forward pass moves (BatchNorm statistics). `record` holds, in float64, what is summed
+over shards or taken from one: rows, metric sums, counters and seeds. Both are flat; spans map them to
+variables.
 """
 
 from __future__ import annotations

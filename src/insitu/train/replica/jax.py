@@ -28,9 +28,9 @@ and the metrics' variables."""
 class JaxReplica(BaseReplica):
     """See `Replica`.
 
-    Between steps the state lies in the Keras variables, where callbacks, checkpoints and users find it. A
-    batch of another size is compiled anew: the code for a size doesn't depend on who runs it, so bits
-    agree across processes.
+    Between steps the state is in the Keras variables, where callbacks, checkpoints and users find it. Each
+    batch size is compiled anew: the code for a size is the same in every process, so bits agree across
+    processes.
     """
 
     def __init__(self, model: Any, data: Any) -> None:
@@ -43,8 +43,8 @@ class JaxReplica(BaseReplica):
             list(model.optimizer.variables) if model.optimizer is not None else [],
             list(model.metrics_variables),
         )
-        places = {id(v): index for index, v in enumerate(self._variables[0])}
-        self._trainable_places = [places[id(v)] for v in self._state.trainable]
+        indices = {id(v): index for index, v in enumerate(self._variables[0])}
+        self._trainable_indices = [indices[id(v)] for v in self._state.trainable]
         self._seeds = {id(v) for v in self._state.seeds}
         self._sums = {id(v) for v in self._state.sums}
         self._train_packer = _RecordPacker(self._train_record)
@@ -89,7 +89,7 @@ class JaxReplica(BaseReplica):
         buckets = [floats[p.start : p.stop] for p in self._all_buckets]
         state = copy_aliased(self._values())
         logs, state = self._apply(state, self._train_packer.split(combined), buckets)
-        # XLA reads `floats` where they lie: they may be overwritten when this has returned.
+        # XLA reads `floats` in place: the caller may overwrite them after the return.
         jax.block_until_ready(state)
         for group, values in zip(self._variables, state, strict=True):
             _assign(group, values)
@@ -126,7 +126,7 @@ class JaxReplica(BaseReplica):
         record[:] = 0
         record[0] = rows
         for dtype, vector in packed.items():
-            record[packer.places[dtype]] = _view(vector)
+            record[packer.indices[dtype]] = _view(vector)
 
     # What is traced
 
@@ -189,23 +189,23 @@ class JaxReplica(BaseReplica):
     def _update(self, trainable: Arrays, optimizer: Arrays, gradients: Arrays) -> tuple[Arrays, Arrays]:
         """Return (trainable, optimizer) after the update. Optimizers keep the variables in an order of their
         own."""
-        places = {id(v): index for index, v in enumerate(self._state.trainable)}
-        order = [places[id(v)] for v in self._model.optimizer._trainable_variables]
-        trainable = [trainable[place] for place in self._trainable_places]
+        indices = {id(v): index for index, v in enumerate(self._state.trainable)}
+        order = [indices[id(v)] for v in self._model.optimizer._trainable_variables]
+        trainable = [trainable[index] for index in self._trainable_indices]
         updated, optimizer = self._model.optimizer.stateless_apply(
             optimizer,
             [None if i in self._without_gradient else gradients[i].astype(trainable[i].dtype) for i in order],
             [trainable[i] for i in order],
         )
-        for place, value in zip(order, updated, strict=True):
-            trainable[place] = value
+        for index, value in zip(order, updated, strict=True):
+            trainable[index] = value
         return self._as_keras_has_them(trainable), optimizer
 
     def _as_keras_has_them(self, trainable: Arrays) -> Arrays:
         """Reorder values from the order of the state to that of `model.trainable_variables`."""
         values = list(trainable)
-        for place, value in zip(self._trainable_places, trainable, strict=True):
-            values[place] = value
+        for index, value in zip(self._trainable_indices, trainable, strict=True):
+            values[index] = value
         return values
 
     def _trace_evaluate(self, state: Functional, leaves: Arrays) -> Mapping[str, Any]:
@@ -273,7 +273,7 @@ class JaxReplica(BaseReplica):
 class _RecordPacker:
     """Packs a record into one vector for each dtype, since by default JAX has no float64.
 
-    `places[dtype]` says which elements of the record the vector of that dtype holds.
+    `indices[dtype]` are the elements of the record that the vector of that dtype holds.
     """
 
     def __init__(self, layout: RecordLayout) -> None:
@@ -281,7 +281,7 @@ class _RecordPacker:
         self._members: dict[str, list[tuple[Any, Any]]] = {}
         for variable, span in (*layout.sums, *layout.firsts):
             self._members.setdefault(str(variable.value.dtype), []).append((variable, span))
-        self.places = {
+        self.indices = {
             dtype: np.concatenate([np.arange(span.start, span.stop) for _, span in members])
             for dtype, members in self._members.items()
         }
@@ -295,7 +295,7 @@ class _RecordPacker:
 
     def split(self, record: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
         """Return vectors of a record."""
-        return {dtype: record[places].astype(jnp.dtype(dtype)) for dtype, places in self.places.items()}
+        return {dtype: record[indices].astype(jnp.dtype(dtype)) for dtype, indices in self.indices.items()}
 
     def unpack(self, packed: Mapping[str, Any]) -> tuple[dict[int, Any], dict[int, Any]]:
         """Return (sums, others): the values in vectors, by variable. Traced."""
@@ -320,8 +320,6 @@ def as_trainer_function(run: Callable[[Iterable[Any]], Logs]) -> Callable[..., A
 
     The returned state is empty, so that the trainer never overwrites the variables, which hold the current
     values.
-
-    What goes out is empty, so that the trainer never writes over the variables, which hold the truth.
     """
 
     def function(state: Sequence[Any], iterator: Iterator[Any]) -> tuple[Logs, tuple[Arrays, ...]]:
@@ -330,8 +328,8 @@ def as_trainer_function(run: Callable[[Iterable[Any]], Logs]) -> Callable[..., A
     return function
 
 
-# On accelerators the trainer moves what it will hand over to the device. A step stays as it is: for JAX it is
-# a container without arrays.
+# On accelerators the trainer moves its inputs to the device. For JAX a step is a container without arrays, so
+# that it stays on the host.
 jax.tree_util.register_pytree_node(StepBatch, lambda step: ((), step), lambda step, _: step)
 
 
@@ -377,7 +375,8 @@ def refuse_distribution() -> None:
     """Raise TrainingError where a keras.distribution is set, which would shard the model too."""
     if keras.distribution.distribution() is not None:
         raise TrainingError(
-            "A strategy and a keras.distribution can't lay out the same model. Received: both. Leave "
+            "A strategy and a keras.distribution can't shard the same model. Received: "
+            f"{keras.distribution.distribution()!r}. Leave "
             "keras.distribution.set_distribution() out."
         )
 

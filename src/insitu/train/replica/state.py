@@ -14,12 +14,12 @@ from insitu.errors import CheckpointError, TrainingError
 from insitu.exchange import Group
 from insitu.train.collectives import broadcast_value, gather_sizes
 
-_WORTHWHILE = 1 << 16
-"""Bytes of an array for which it pays to spare copies."""
+_MIN_BORROWED_BYTES = 1 << 16
+"""Bytes of an array from which on saving a copy pays."""
 
 SEED_STRIDE = 0x9E3779B1
-"""What tells the shards' random streams apart: added to a seed generator's seed once per shard number.
-Odd, so that shards never meet modulo 2**32; shard 0 keeps the plain seed, as in a run without insitu."""
+"""Distance of the shards' random streams: added to a seed generator's seed once per shard number. It is odd,
+so that no two shards have the same seed modulo 2**32. Shard 0 keeps the plain seed, as without insitu."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def read_state(model: Any) -> ModelState:
     )
     mean: list[Any] = []
     first: list[Any] = []
-    # A custom loop knows which of them its step leaves alone: those needn't travel.
+    # A custom loop knows which variables its step only reads: those needn't travel.
     elsewhere = {*seeds, *metrics, *map(id, getattr(model, "unmoved_variables", ()))}
     for variable in model.non_trainable_variables:
         if id(variable) in elsewhere:
@@ -120,8 +120,8 @@ def check_trainable_by_shards(model: Any, num_shards: int) -> None:
     ]
     if others:
         raise TrainingError(
-            "Gradients are combined over shards for the optimizer given to compile(). Received: a model with "
-            f"more optimizers ({', '.join(others)}), whose gradients would stay apart."
+            "Gradients are combined over shards only for the optimizer given to compile(). Received: further "
+            f"optimizers in the model's attributes {', '.join(others)}. Train with them in a custom loop."
         )
 
 
@@ -141,7 +141,7 @@ def view(variable: Any) -> NDArray[Any]:
     value, backend = variable.value, keras.backend.backend()
     if backend == "torch":
         return np.asarray(keras.ops.convert_to_numpy(value))
-    # Not by Keras' own way: for JAX and TensorFlow that asks NumPy in a manner that it will refuse.
+    # Not by convert_to_numpy: for JAX and TensorFlow it uses a call that future NumPy versions refuse.
     array: NDArray[Any] = np.asarray(value.read_value() if backend == "tensorflow" else value)
     return array
 
@@ -163,7 +163,7 @@ def load_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]], *, dona
 def _as_tensor(array: NDArray[Any]) -> Any:
     """Return a tensor that a variable takes without a copy, on TensorFlow, which would copy an array twice;
     elsewhere the array."""
-    worthwhile = array.nbytes >= _WORTHWHILE and array.dtype.kind in "fiu" and array.flags.writeable
+    worthwhile = array.nbytes >= _MIN_BORROWED_BYTES and array.dtype.kind in "fiu" and array.flags.writeable
     if keras.backend.backend() != "tensorflow" or not worthwhile:
         return array
     from insitu.train.replica.tensorflow_memory import borrow
@@ -178,8 +178,9 @@ def check_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]]) -> Non
     wrong += [n for n, v in variables.items() if n in values and tuple(v.shape) != values[n].shape]
     if wrong:
         raise CheckpointError(
-            "The saved state belongs to another model: it must have the same variables of the same shapes. "
-            f"Different: {', '.join(wrong[:5])}{' and more' if len(wrong) > 5 else ''}"
+            "A saved state must have the model's variables, of the same shapes. Received: differences in "
+            f"{', '.join(wrong[:5])}{' and more' if len(wrong) > 5 else ''}. Build the model that was saved, "
+            "or use another directory."
         )
 
 
@@ -192,8 +193,9 @@ def broadcast_state(state: ModelState, group: Group) -> None:
     if len(set(sizes)) != 1:
         raise TrainingError(
             "Every task must build the same model. Received: models of "
-            f"{', '.join(f'{size:,}' for size in sizes)} bytes, by shard."
+            f"{', '.join(f'{size:,}' for size in sizes)} bytes, by shard. Let the model not depend on the "
+            "task."
         )
-    told = broadcast_value(group, 0, own if group.rank == 0 else None)
+    received = broadcast_value(group, 0, own if group.rank == 0 else None)
     if group.rank != 0:
-        load_snapshot(state, told, donate=True)
+        load_snapshot(state, received, donate=True)

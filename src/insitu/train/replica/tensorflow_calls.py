@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-SEQUENTIAL, PARALLEL = "one after the other", "side by side"
+SEQUENTIAL, PARALLEL = "one operation after the other", "independent operations in parallel"
 TIMED_CALLS = 3
-"""Calls of which the quickest tells how long a mode takes."""
+"""Calls of each mode, of which the fastest counts."""
 SLOW_CALL_SECONDS = 10e-3
 """Seconds. What a call costs is nothing to a function that takes as long, and preparing it for the other mode
 may take longer than all its calls."""
@@ -106,9 +106,9 @@ def _runs_sequentially() -> bool:
 def _make_packer(structure: Any, count: int) -> Callable[[Any], Any]:
     """Return a function that puts `count` outputs into `structure`. Lists and dicts of tensors, as most are,
     need no walk through the structure."""
-    places = tf.nest.pack_sequence_as(structure, list(range(count)))
-    if type(places) is list and places == list(range(count)):
+    indices = tf.nest.pack_sequence_as(structure, list(range(count)))
+    if type(indices) is list and indices == list(range(count)):
         return list
-    if type(places) is dict and all(type(place) is int for place in places.values()):
-        return lambda outputs: {name: outputs[place] for name, place in places.items()}
+    if type(indices) is dict and all(type(index) is int for index in indices.values()):
+        return lambda outputs: {name: outputs[index] for name, index in indices.items()}
     return lambda outputs: tf.nest.pack_sequence_as(structure, outputs)

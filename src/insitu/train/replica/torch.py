@@ -132,13 +132,13 @@ class TorchReplica(BaseReplica):
         return [part.view(shape) for part, shape in zip(flat, self._shapes, strict=True)]
 
     def _write_floats(self, floats: NDArray[Any], gradients: Sequence[Any]) -> None:
-        places = self._views(floats)
+        targets = self._views(floats)
         values = [*gradients, *_tensors(self._state.mean)]
         present = [index for index, value in enumerate(values) if value is not None]
         for index in set(range(len(values))).difference(present):
-            places[index].zero_()
+            targets[index].zero_()
         if present:
-            torch._foreach_copy_([places[i] for i in present], [values[i] for i in present])
+            torch._foreach_copy_([targets[i] for i in present], [values[i] for i in present])
 
     def _read_record(self, layout: RecordLayout, rows: int, record: NDArray[np.float64]) -> None:
         record[:] = 0

@@ -76,16 +76,16 @@ def all_devices() -> list[Any]:
 def devices_like(here: list[Any]) -> list[Any]:
     """Return the devices of all tasks with the same local indices as those of `here` in this task."""
     own = [device for device in all_devices() if device.process_index == jax.process_index()]
-    places = [own.index(device) for device in here]
+    indices = [own.index(device) for device in here]
     by_task: dict[int, list[Any]] = {}
     for device in all_devices():
         by_task.setdefault(device.process_index, []).append(device)
-    if any(max(places) >= len(devices) for devices in by_task.values()):
+    if any(max(indices) >= len(devices) for devices in by_task.values()):
         raise TrainingError(
             "Each task must have as many devices. Received: "
             f"{', '.join(str(len(devices)) for devices in by_task.values())} by task."
         )
-    return [devices[place] for devices in by_task.values() for place in places]
+    return [devices[index] for devices in by_task.values() for index in indices]
 
 
 def skip_shutdown() -> None:

@@ -53,8 +53,9 @@ class MeshStep:
         self._compiled = bool(not model.run_eagerly and model.jit_compile)
         if sharding_plan.spans_processes and not self._compiled:
             raise TrainingError(
-                "One program over several tasks has to be compiled. Received: a model with run_eagerly=True "
-                "or jit_compile=False. Leave them out, or use communication='ring'."
+                "One program over several tasks must be compiled. Received: "
+                f"run_eagerly={model.run_eagerly}, jit_compile={model.jit_compile}. Leave them out of "
+                "compile(), or use communication='ring'."
             )
         self._unfinished: Any = None
         self._make_functions()
@@ -62,7 +63,7 @@ class MeshStep:
     def _make_functions(self) -> None:
         everywhere, shardings = self._sharding_plan.replicated, self._state.shardings
         state = tuple(shardings)
-        # With one process the caller gathers outputs anyway; with several each must have them whole.
+        # In one process the caller gathers outputs anyway; of several each needs them whole.
         outputs = everywhere if self._sharding_plan.spans_processes else None
         self._train = self._compile(self._trace_train, (everywhere, state), donate=(0,))
         tested = (shardings[OTHERS], shardings[METRICS])
@@ -86,7 +87,9 @@ class MeshStep:
         at("exchange")
         plan = self._rows.plan(parts)
         if not plan.rows:
-            raise TrainingError("A step must have at least one row over all shards. Received: none.")
+            raise TrainingError(
+                "A step needs at least one row over all shards. Received: 0 rows. Leave out empty batches."
+            )
         leaves = self._shard_batch(parts, plan)
         state = tuple(self._state.take(group) for group in range(4))
         at("step")
@@ -166,7 +169,7 @@ class MeshStep:
     def _drop_padding(self, leaf: Any, plan: RowPlan) -> Any:
         pieces = [leaf[start:stop] for start, stop in plan.pieces]
         rows = pieces[0] if len(pieces) == 1 else jax.numpy.concatenate(pieces)
-        # Spread again, though unevenly: the partitioner keeps account of the filling in its own.
+        # Shard the rows again. The number of rows may not divide: XLA's partitioner pads on its own.
         return (
             jax.lax.with_sharding_constraint(rows, self._sharding_plan.batch_sharding)
             if self._compiled
@@ -201,9 +204,9 @@ class _RowCounts:
         self._alone = len(membership.context.workers) <= 1
         if self._alone == sharding_plan.spans_processes:
             raise TrainingError(
-                "A job of several tasks needs a mesh over the devices of all, and a single process one over "
-                f"its own. Received: {max(1, len(membership.context.workers))} tasks and devices of "
-                f"{jax.process_count()}."
+                "A mesh must cover the devices of all tasks of the job. Received: "
+                f"{max(1, len(membership.context.workers))} tasks, and devices of {jax.process_count()} "
+                "processes. Make the strategy with communication='xla', right after the imports."
             )
         self._shards = membership.context.shards
         if self._alone:

@@ -37,15 +37,15 @@ def plan_rows(counts: Sequence[int], hosts: Sequence[Sequence[int]], devices: in
     follow each other in that order; `devices` is the number of one process' devices on the data axis."""
     longest = max(sum(counts[shard] for shard in shards) for shards in hosts)
     length = -(-longest // devices) * devices
-    places = {}
+    intervals = {}
     for process, shards in enumerate(hosts):
         start = process * length
         for shard in shards:
-            places[shard] = (start, start + counts[shard])
+            intervals[shard] = (start, start + counts[shard])
             start += counts[shard]
     pieces: list[tuple[int, int]] = []
-    for shard in sorted(places):
-        start, stop = places[shard]
+    for shard in sorted(intervals):
+        start, stop = intervals[shard]
         if start == stop:
             continue
         if pieces and pieces[-1][1] == start:

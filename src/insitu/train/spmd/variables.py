@@ -24,10 +24,11 @@ _made: weakref.WeakKeyDictionary[Any, MeshVariables] = weakref.WeakKeyDictionary
 class MeshVariables:
     """Takes values out of Keras variables for the program, and puts them back.
 
-    Between steps the variables hold the truth, where callbacks, checkpoints and users find and change it.
+    Between steps the variables hold the current values, where callbacks, checkpoints and users read and set
+    them.
     Where the mesh spans processes, a variable holds this process' view, with which it can compute alone, and
     the array of the program is kept beside it. A value that somebody else has assigned is recognised by being
-    another object, and sharded out anew; it must be the same in each task.
+    another object, and is sharded anew; it must be the same in each task.
     """
 
     def __init__(self, model: Any, sharding_plan: ShardingPlan) -> None:
@@ -69,7 +70,7 @@ class MeshVariables:
     def _set(self, variable: Any, value: jax.Array) -> jax.Array:
         view = self.sharding_plan.view(value)
         variable._direct_assign(view)
-        # Kept by the variable, not here: several programs may use it, a custom loop's steps say.
+        # An attribute of the variable, because several programs may use it, such as steps of a custom loop.
         object.__setattr__(variable, _ATTRIBUTE, _ShardedValue(self.sharding_plan, variable._value, value))
         return value
 

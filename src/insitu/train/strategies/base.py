@@ -213,7 +213,7 @@ class Strategy:
         times its weight, divided by the rows of the whole step. Over replicas it sums up to the mean.
 
         `per_example_loss` has shape (rows, ...), as of a loss with reduction="none"; `sample_weight` (rows,).
-        The rows of a step are known in `run`; `global_batch_size` says another number to divide by.
+        The rows of a step are known in `run`; `global_batch_size` sets another number to divide by.
         """
         return average_loss(per_example_loss, sample_weight, global_batch_size, self.num_replicas_in_sync)
 
