@@ -109,8 +109,11 @@ class ReplicaProcesses:
                 process.wait(max(0.0, deadline - time.monotonic()))
             process.kill()
             process.wait()
+        for output in self._outputs.values():
+            output.close()
         self._pipes.clear()
         self._processes.clear()
+        self._outputs.clear()
 
 
 class ReplicaMonitor:

@@ -12,8 +12,7 @@ import pytest
 from backend_checks import RUNS, result_of
 
 import insitu
-from insitu.errors import InputError, TrainingError
-from insitu.train.devices.names import list_devices
+from insitu.errors import InputError
 
 pytestmark = pytest.mark.timeout(450)
 
@@ -70,17 +69,6 @@ def test_torch(tmp_path: Path):
     results = differences("torch", tmp_path, "all")
     assert len(results) == 8
     assert not above(0.0, results)
-
-
-def test_without_a_tpu_it_is_said():
-
-    with pytest.raises(TrainingError, match=r"TPUStrategy needs a TPU.*Received: tpu='' on tensorflow"):
-        insitu.TPUStrategy()
-
-
-def test_cores_are_mirrored_over():
-    strategy = insitu.TPUStrategy("local", find=lambda tpu: list_devices())
-    assert strategy.num_replicas_in_sync == len(list_devices())
 
 
 def test_a_device_that_is_not_there_is_named():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,30 @@ def test_saved_loaded_and_exported_it_says_the_same(learned: Any, tmp_path: Path
     loaded.fit(*rows_of(60), batch_size=30, verbose=0)
     keys, _ = loaded.get_layer("users").contents()
     assert keys.tolist() == sorted(KEYS.tolist())
+
+
+@pytest.mark.parametrize("module", ["insitu.train.layers", "insitu.train.parameter_server.layers", "gone"])
+def test_a_file_that_names_the_layers_by_another_module_is_loaded(module: str, tmp_path: Path) -> None:
+    """The layers have moved. Files from before must load too: Keras finds them by their registered name."""
+    layers = [
+        keras.Input((2,), dtype="int64"),
+        insitu.layers.Embedding(3, input_dim=5),
+        keras.layers.Flatten(),
+    ]
+    model = keras.Sequential(layers)
+    model.save(tmp_path / "now.keras")
+    with zipfile.ZipFile(tmp_path / "now.keras") as now, zipfile.ZipFile(tmp_path / "old.keras", "w") as old:
+        for name in now.namelist():
+            data = now.read(name)
+            if name == "config.json":
+                own = b'"module": "insitu.train.parameter_server.layers"'
+                assert data.count(own) == 1 and b'"registered_name": "insitu>Embedding"' in data
+                data = data.replace(own, f'"module": "{module}"'.encode())
+            old.writestr(name, data)
+    loaded = keras.saving.load_model(tmp_path / "old.keras")
+    keys = np.array([[0, 4], [3, 1]])
+    assert type(loaded.layers[0]) is insitu.layers.Embedding
+    np.testing.assert_array_equal(loaded(keys), model(keys))
 
 
 def test_layers_without_an_initializer_of_their_own_are_made_in_a_scope() -> None:

@@ -8,13 +8,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from models import image_model, in_shards, same_bits, weights
+from models import image_model, same_bits, weights
 
-from insitu.errors import Diverged, InputError, TrainingError
-from insitu.train import MultiWorkerMirroredStrategy
-from insitu.train.collectives.serialization import from_bytes, to_bytes
-from insitu.train.custom_loop.per_replica import PerReplica
-from insitu.train.custom_loop.replica_check import check_weights
+from insitu.errors import TrainingError
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
@@ -197,87 +193,6 @@ def test_arguments_that_are_no_batches(strategy_over):
     assert len(calls) == 2, "learnt once, compiled once"
 
 
-def test_average_loss_weighs_rows_and_a_regularization_loss_counts_once(strategy_over):
-    strategy = strategy_over(2)
-    data = tf.data.Dataset.from_tensor_slices(np.arange(5, dtype="float32")).batch(5)
-
-    def step(x: Any) -> Any:
-        return (
-            strategy.compute_average_loss(x, sample_weight=x * 0 + 2),
-            strategy.compute_average_loss(x, global_batch_size=10),
-            strategy.scale_regularization_loss(3.0),
-        )
-
-    for x in strategy.distribute_dataset(data):
-        result = strategy.reduce("sum", strategy.run(step, (x,)))
-    assert result == (4.0, 1.0, 3.0)
-    assert strategy.compute_average_loss(np.ones(4, "float32"), global_batch_size=8) == 0.5
-    assert strategy_over(1).compute_average_loss(np.ones(4, "float32")) == 1
-    with pytest.raises(TrainingError, match=r"Outside strategy\.run"):
-        strategy.compute_average_loss(np.ones(4, "float32"))
-    with pytest.raises(TrainingError, match="reduction='none'"):
-        strategy.compute_average_loss(np.float32(1), global_batch_size=8)
-    with pytest.raises(TrainingError, match="at least 1"):
-        strategy.compute_average_loss(np.ones(4, "float32"), global_batch_size=0)
-
-
-def test_reduce_and_gather(strategy_over):
-    strategy = strategy_over(1)
-    assert strategy.num_replicas_in_sync == 1
-    assert strategy.run(lambda a, b: a + b, (1, 2)) == 3
-    assert strategy.reduce("sum", np.float32(3)) == 3
-    np.testing.assert_array_equal(
-        strategy.reduce("mean", np.array([[1, 2], [3, 6]]), axis=0), np.array([2.0, 4.0])
-    )
-    gathered = strategy.gather({"a": np.arange(6).reshape(2, 3)}, axis=1)
-    np.testing.assert_array_equal(gathered["a"], np.arange(6).reshape(2, 3))
-    uneven = PerReplica((np.array([1, 2, 3]), None, np.array([8])))
-    three = strategy_over(3)
-    assert three.reduce("mean", uneven, axis=0) == 3.5
-    assert three.reduce("sum", PerReplica((1, None, 2))) == 3
-    assert three.gather(uneven).tolist() == [1, 2, 3, 8]
-    for wrong, message in [
-        (lambda: strategy.reduce("max", 1), "'sum' or 'mean'"),
-        (lambda: three.reduce("sum", PerReplica((None,) * 3)), "Received: None from each"),
-        (lambda: three.reduce("sum", uneven), "the same shape"),
-        (lambda: three.reduce("sum", []), "at least one value"),
-        (lambda: three.gather(PerReplica((1, 2, 3))), "a scalar"),
-        (lambda: strategy.reduce("sum", uneven), "which has 1 here"),
-    ]:
-        with pytest.raises(TrainingError, match=message):
-            wrong()
-
-
-def test_values_survive_the_way_to_other_tasks():
-    row = [np.arange(6, dtype="float64").reshape(2, 3), None, np.array(True), np.zeros((0, 4), "int8")]
-    for sent, received in zip(row, from_bytes(to_bytes(row)), strict=True):
-        if sent is None:
-            assert received is None
-        else:
-            np.testing.assert_array_equal(sent, received)
-            assert received.dtype == sent.dtype
-
-
-def test_a_custom_loop_iterates_this_replicas_part(strategy_over):
-    data = tf.data.Dataset.range(10).batch(4)
-    mine = strategy_over(1).distribute_dataset(data)
-    assert len(mine) == 3
-    for _epoch in range(2):
-        assert [part.tolist() for part in mine] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    second = MultiWorkerMirroredStrategy(context=in_shards((0,), 2))
-    parts = iter(second.experimental_distribute_dataset(tf.data.Dataset.range(9).batch(4))._feed.steps(0, 0))
-    # The last global batch has one row, and the first replica's slice of it is empty.
-    assert [part.parts[0].rows for part in parts] == [2, 2, 0]
-    both = strategy_over(2).distribute_dataset(data.filter(lambda x: True))
-    assert [[v.tolist() for v in part.values] for part in both] == [
-        [[0, 1], [2, 3]],
-        [[4, 5], [6, 7]],
-        [[8], [9]],
-    ]
-    with pytest.raises(InputError, match="known size"):
-        len(both)
-
-
 # What can't be right
 
 
@@ -329,32 +244,6 @@ def test_a_new_function_for_each_step_is_noticed(strategy_over, monkeypatch):
         strategy.run(lambda x: x + 1, (np.float32(1),))
     with pytest.raises(TrainingError, match="the same function each time"):
         strategy.run(lambda x: x + 1, (np.float32(1),))
-
-
-class TwoReplicas:
-    """A group of two whose other member has other weights."""
-
-    size = 2
-
-    def __init__(self, other: float) -> None:
-        self._other = other
-        self.told: list[np.ndarray] = []
-
-    def task(self, rank: int) -> str:
-        return f"worker:{rank}"
-
-    def broadcast(self, array: np.ndarray, root: int) -> np.ndarray:
-        """The other has as many variables, and other checksums."""
-        if root:
-            array[-1] += np.int64(self._other)
-        return array
-
-
-def test_replicas_that_drift_apart_are_named():
-    variables = [keras.Variable(np.ones(3, "float32"), name="kernel")]
-    check_weights(TwoReplicas(0), variables, "after step 3")  # type: ignore[arg-type]
-    with pytest.raises(Diverged, match=r"after step 3: worker:1 from worker:0.*forget to combine"):
-        check_weights(TwoReplicas(1), variables, "after step 3")  # type: ignore[arg-type]
 
 
 def test_a_model_compiled_outside_is_not_trained_in_a_scope(rows, strategy_over):

@@ -8,36 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from backend_checks import DEADLINE, RUNS, result_of, run_tasks, start
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from insitu.train.spmd.rows import plan_rows
 
 pytest.importorskip("jax")
 
 SCRIPT = RUNS.with_name("mesh_runs.py")
-
-
-@settings(deadline=None)
-@given(st.data())
-def test_each_row_has_one_place_and_shards_keep_their_order(data: Any):
-    counts = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=6))
-    owners = [data.draw(st.integers(0, 2)) for _ in counts]
-    hosts = [[s for s, owner in enumerate(owners) if owner == p] for p in range(3)]
-    devices = data.draw(st.integers(1, 3))
-    plan = plan_rows(counts, hosts, devices)
-    assert plan.length % devices == 0
-    assert plan.total == 3 * plan.length
-    # What the processes would give, filled up with -1.
-    rows = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
-    given_rows = []
-    for shards in hosts:
-        own = [row for shard in shards for row in rows[shard].tolist()]
-        given_rows += own + [-1] * (plan.length - len(own))
-    cut = [row for begin, end in plan.pieces for row in given_rows[begin:end]]
-    assert cut == list(range(sum(counts)))
-    assert plan.rows == len(cut)
-    assert plan.whole == (given_rows == cut and bool(cut))
 
 
 @pytest.mark.timeout(2 * DEADLINE)
@@ -131,22 +105,3 @@ class TestMesh:
             strict=True,
         ):
             assert wanted in said
-
-
-@pytest.mark.parametrize(
-    ("shape", "axes"),
-    [
-        ((8, 6), ("model", None)),
-        ((7, 6), (None, "model")),
-        ((8, 8), (None, "model")),
-        ((7, 5), (None, None)),
-        ((3, 3, 2, 16), (None, None, None, "model")),
-        ((8,), (None,)),
-        ((), ()),
-    ],
-)
-def test_the_largest_axis_that_can_be_divided_is_spread(shape: Any, axes: Any):
-    from insitu.train.spmd.auto_sharding import shard_largest_axis
-
-    assert shard_largest_axis(shape, {"data": 4, "model": 2}) == axes
-    assert shard_largest_axis(shape, {"data": 4}) == (None,) * len(shape)
