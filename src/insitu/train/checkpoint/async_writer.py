@@ -25,7 +25,7 @@ class AsyncCheckpointWriter:
         self._store = store
         self._changed = threading.Condition()
         self._waiting: EncodedCheckpoint | None = None
-        """What the thread writes next."""
+        """The checkpoint that the thread writes next."""
         self._writing = False
         """True while the thread writes."""
         self._failure: CheckpointError | None = None

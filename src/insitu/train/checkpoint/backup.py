@@ -28,12 +28,12 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     Weights, optimizer, metrics, seeds, position in the data, the ledger and what callbacks remember in plain
     values (numbers, text, arrays, and lists of them) are restored, so that the run ends with the bits of an
-    undisturbed one. A worker that is replaced while others go on needs no checkpoint: this is for the case
-    that all are gone. One task writes, behind the training; give the callback in every task.
+    undisturbed one. A worker that is replaced while the others live needs no checkpoint: this is for the
+    case that all are lost. One task writes, in a thread; pass the callback in every task.
 
     Args:
         directory: where to save: a path, or any URL that fsspec knows (`"s3://bucket/run"`). By default the
-            job's own folder; outside a job nothing is saved, since nobody would restart the script.
+            job's own folder; outside a job nothing is saved, since no controller would restart the script.
         save_freq: `"epoch"`, or a number of steps; then also at each epoch's end.
         keep: how many checkpoints of a fit are kept.
 

@@ -116,7 +116,7 @@ class CheckpointStore:
         """Write and publish a checkpoint, then remove the oldest beyond those to keep. Returns its path.
 
         Newer checkpoints are removed too: training is here again because they were damaged.
-        Raises StorageFull where no room is left: nothing half-written stays, older ones stand.
+        Raises StorageFull where no room is left: nothing half-written and all older checkpoints stay.
         """
         name = f"epoch-{encoded.epoch:05d}.step-{encoded.step:08d}"
         where = self._folder.path("")
@@ -125,8 +125,8 @@ class CheckpointStore:
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise StorageFull(
-                    f"No room is left for a checkpoint in {where}. The last one that was published "
-                    "stands. Free some space, or save less often or elsewhere."
+                    f"No room is left for a checkpoint in {where}. The last published one "
+                    "stays. Free some space, or save less often or elsewhere."
                 ) from error
             raise CheckpointError(f"A checkpoint can't be written to {where}: {error}") from error
         names = self._folder.names()

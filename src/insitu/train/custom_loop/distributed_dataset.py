@@ -51,7 +51,7 @@ class DistributedDataset:
             for index, step in enumerate(self._feed.steps(epoch, 0)):
                 self._bookkeeper.at(epoch, index, "custom loop")
                 yield merge_per_replica([self._data(part) for part in step.parts])
-                # The next one is asked for: this one has been used.
+                # The caller asks for the next step, so it has used this one.
                 self._bookkeeper.enter(step, self._left_out())
                 self._after_step(index, False)
             self._after_step(index, True)

@@ -20,7 +20,7 @@ def trace_step(model: StepModel, example: list[Any]) -> None:
 
 
 class _OutputsMixin(CompiledGradientMixin):
-    """What the replicas below have in common."""
+    """The common part of the replicas below."""
 
     _model: StepModel
 

@@ -15,7 +15,7 @@ from insitu.errors import TrainingError
 class PerReplica:
     """One leaf of a structure: `values[i]` belongs to the i-th replica of this process.
 
-    None stands where a replica had no rows to compute it from.
+    None for a replica that had no rows to compute it from.
     """
 
     values: tuple[Any, ...]
@@ -31,8 +31,8 @@ def values_per_replica(leaf: Any, replicas: int) -> tuple[Any, ...]:
         return (leaf,) * replicas
     if len(leaf.values) != replicas:
         raise TrainingError(
-            f"A value per replica must come from this strategy, which has {replicas} here. Received: one for "
-            f"{len(leaf.values)}."
+            f"A PerReplica must come from this strategy, which has {replicas} here. Received: "
+            f"{len(leaf.values)} values."
         )
     return leaf.values
 

@@ -40,7 +40,7 @@ class LoopAggregation(Protocol):
 
 
 class LoopStrategy(Protocol):
-    """What a runner needs of its strategy."""
+    """The part of a strategy that a runner uses."""
 
     @property
     def membership(self) -> Membership:
@@ -75,7 +75,7 @@ class LoopRunner:
             return self._run(fn, args, kwargs)
 
     def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        # A tf.function would hide what its step does behind a trace of its own.
+        # A tf.function would hide its step behind another trace.
         fn = getattr(fn, "python_function", fn)
         _refuse_inside_graph()
         shards = self._strategy.membership.context.shards

@@ -46,7 +46,7 @@ class CreationTracker:
             if maker is not None and maker != self._number:
                 raise TrainingError(
                     "A model is made, compiled and trained in the scope of one strategy. Received: the "
-                    f"variable {variable.path!r}, made in another strategy's scope. Make the model anew in "
+                    f"variable {variable.path!r}, made in another strategy's scope. Make a new model in "
                     "this one's, and give it the weights of the other by set_weights()."
                 )
 
@@ -74,7 +74,7 @@ class CreationTracker:
 
 def _alive(references: list[weakref.ref[Any]]) -> list[Any]:
     references[:] = [reference for reference in references if reference() is not None]
-    # Once each: an initializer may be passed twice, by a class and by its base.
+    # Once each: __init__ may run twice, of a class and of its base.
     return list({id(made): made for made in (reference() for reference in references)}.values())
 
 
@@ -106,7 +106,7 @@ def _after(owner: type, name: str, callback: Callable[[Any], None]) -> Iterator[
         original(made, *args, **kwargs)
         callback(made)
 
-    # Keras reads from it what a layer is made of, not looking behind wrappers everywhere.
+    # Keras reads a layer's arguments from the signature, and doesn't unwrap it everywhere.
     method.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     setattr(owner, name, method)
     try:

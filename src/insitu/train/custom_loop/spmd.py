@@ -96,8 +96,8 @@ class MeshLoopStep(JaxReplica):
         """Return each shard's index on the axis of replicas. Collective."""
         if self._alone:
             return list(range(len(self._submeshes)))
-        mine = np.array([[membership.context.index]], np.int64)
-        return [int(index) for index in self._group.all_gather(squeeze_shards(mine)).ravel()]
+        own = np.array([[membership.context.index]], np.int64)
+        return [int(index) for index in self._group.all_gather(squeeze_shards(own)).ravel()]
 
     # LoopStep
 
@@ -166,7 +166,7 @@ class MeshLoopStep(JaxReplica):
             for v, sharding in zip(variables, submesh.shardings[kind], strict=True)
         ]
 
-    # What is traced
+    # Traced functions
 
     def _trace_replica(self, state: Any, offset: Any, leaves: Arrays, cuts: Sequence[int | None]) -> Any:
         arrays = [leaf if rows is None else leaf[:rows] for leaf, rows in zip(leaves, cuts, strict=True)]

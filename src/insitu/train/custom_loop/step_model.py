@@ -54,8 +54,8 @@ class CombinedOptimizer:
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         variables = self._trainable_variables if trainable_variables is None else trainable_variables
         by_variable = {id(v): g for v, g in zip(variables, grads, strict=True)}
-        for optimizer, mine in self.groups:
-            optimizer.apply([by_variable[id(v)] for v in mine], mine)
+        for optimizer, own in self.groups:
+            optimizer.apply([by_variable[id(v)] for v in own], own)
 
     def apply_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> None:
         self.apply([g for g, _ in grads_and_vars], [v for _, v in grads_and_vars])
@@ -67,9 +67,9 @@ class CombinedOptimizer:
         slots, gradients, weights = list(optimizer_variables), list(grads), list(trainable_variables)
         new_weights: list[Any] = []
         new_slots: list[Any] = []
-        for optimizer, mine in self.groups:
-            count, size = len(mine), len(optimizer.variables)
-            updated = _stateless(optimizer, mine, slots[:size], gradients[:count], weights[:count])
+        for optimizer, own in self.groups:
+            count, size = len(own), len(optimizer.variables)
+            updated = _stateless(optimizer, own, slots[:size], gradients[:count], weights[:count])
             new_weights += updated[0]
             new_slots += updated[1]
             slots, gradients, weights = slots[size:], gradients[count:], weights[count:]
@@ -77,12 +77,12 @@ class CombinedOptimizer:
 
 
 def _stateless(
-    optimizer: Any, mine: list[Any], slots: list[Any], gradients: list[Any], weights: list[Any]
+    optimizer: Any, own: list[Any], slots: list[Any], gradients: list[Any], weights: list[Any]
 ) -> tuple[list[Any], list[Any]]:
-    own = list(optimizer._trainable_variables)
-    order = {id(v): index for index, v in enumerate(mine)}
-    if len(own) == len(mine):
-        indices = [order[id(v)] for v in own]
+    known = list(optimizer._trainable_variables)
+    order = {id(v): index for index, v in enumerate(own)}
+    if len(known) == len(own):
+        indices = [order[id(v)] for v in known]
         new, slots = optimizer.stateless_apply(
             slots, [gradients[i] for i in indices], [weights[i] for i in indices]
         )
@@ -90,11 +90,11 @@ def _stateless(
         for index, value in zip(indices, new, strict=True):
             updated[index] = value
         return updated, list(slots)
-    # Some of its variables only.
-    mapping = [*zip(mine, weights, strict=True), *zip(optimizer.variables, slots, strict=True)]
+    # The step updates only some of the optimizer's variables.
+    mapping = [*zip(own, weights, strict=True), *zip(optimizer.variables, slots, strict=True)]
     with keras.StatelessScope(state_mapping=mapping) as scope:
-        optimizer.apply(gradients, mine)
-    return [scope.get_current_value(v) for v in mine], [
+        optimizer.apply(gradients, own)
+    return [scope.get_current_value(v) for v in own], [
         scope.get_current_value(v) for v in optimizer.variables
     ]
 

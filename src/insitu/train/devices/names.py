@@ -29,9 +29,9 @@ _KINDS = {
     "tpu": "tpu",
     "xla": "tpu",
 }
-_TFRT = re.compile(r"tfrt_(cpu)_(\d+)")
-_CALLED = re.compile(r"(\w+?)device\(id=(\d+)\)")
-_PLAIN = re.compile(r"([a-z]+)(?::(\d+|\*))?")
+_TFRT_NAME = re.compile(r"tfrt_(cpu)_(\d+)")
+_JAX_REPR = re.compile(r"(\w+?)device\(id=(\d+)\)")
+_KIND_AND_INDEX = re.compile(r"([a-z]+)(?::(\d+|\*))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def parse_name(text: str) -> tuple[str, int]:
     name = str(text).strip().lower()
     if name.startswith("/"):
         name = name.rpartition("/")[2].removeprefix("device:")
-    for pattern in (_TFRT, _CALLED, _PLAIN):
+    for pattern in (_TFRT_NAME, _JAX_REPR, _KIND_AND_INDEX):
         found = pattern.fullmatch(name)
         if found and found[1] in _KINDS:
             index = found[2]
@@ -167,8 +167,8 @@ def resolve_all(names: Sequence[str | Device] | None, backend: str | None = None
         return [d for d in devices if d.kind == devices[0].kind]
     if isinstance(names, str) or not names:
         raise InputError(f"Devices are a list of names with at least one. Received: {names!r}")
-    asked = {(n.kind, n.index) if isinstance(n, Device) else parse_name(n) for n in names}
-    if len(asked) != len(names):
+    requested = {(n.kind, n.index) if isinstance(n, Device) else parse_name(n) for n in names}
+    if len(requested) != len(names):
         raise InputError(f"Each device may be named once. Received: {', '.join(map(str, names))}")
     # Once each: several that aren't there have the same replacement.
     return list({found.name: found for found in (resolve(name, backend) for name in names)}.values())

@@ -25,9 +25,9 @@ def apply_settings(backend: str, settings: DeviceSettings) -> None:
     _applied[backend] = settings
 
 
-def already_started_error(backend: str, what: str, wanted: Any, there: Any) -> InputError:
+def already_started_error(backend: str, what: str, requested: Any, found: Any) -> InputError:
     return InputError(
-        f"{what} must be set before {backend} starts. Received: {wanted} after it has started with {there}. "
+        f"{what} must be set before {backend} starts. Received: {requested} after a start with {found}. "
         "Call insitu.config at the top of the script, or give the option to `insitu start`."
     )
 
@@ -46,9 +46,9 @@ def _set_up_tensorflow(settings: DeviceSettings) -> None:
             if beside is not None:
                 tf.config.threading.set_inter_op_parallelism_threads(beside)
     except RuntimeError as error:
-        there = ", ".join(_short(d.name) for d in tf.config.list_logical_devices())
-        wanted = settings.to_environment()
-        raise already_started_error("TensorFlow", "Devices, memory and threads", wanted, there) from error
+        found = ", ".join(_short(d.name) for d in tf.config.list_logical_devices())
+        requested = settings.to_environment()
+        raise already_started_error("TensorFlow", "Devices, memory and threads", requested, found) from error
     if settings.soft_placement is not None:
         tf.config.set_soft_device_placement(settings.soft_placement)
     if settings.log_placement is not None:
@@ -70,7 +70,10 @@ def _configure_tensorflow_devices(tf: Any, settings: DeviceSettings) -> None:
     if virtual is not None and virtual[0] == "gpu":
         _require_gpu(gpus, "virtual GPUs")
         if limit is None:
-            raise InputError("Virtual GPUs on TensorFlow need a memory limit for each. Received: none.")
+            raise InputError(
+                "Virtual GPUs on TensorFlow need a memory limit for each. Received: None. Call "
+                "insitu.config.set_memory_limit, or pass --memory-limit."
+            )
         tf.config.set_logical_device_configuration(gpus[0], [make(memory_limit=limit)] * virtual[1])
         gpus = gpus[1:]
     if limit is not None and (gpus or virtual is None or virtual[0] == "cpu"):
@@ -86,7 +89,7 @@ def _require_gpu(gpus: Any, what: str, *, soft: bool = False) -> None:
     if gpus:
         return
     if not soft:
-        raise InputError(f"This machine has no GPU to make {what} of. Received: a request for {what}.")
+        raise InputError(f"A GPU is needed for {what}. Received: 0 GPUs on this machine. Use cpu:N.")
     warnings.warn(f"There is no GPU: {what} has no effect.", stacklevel=2)
 
 
@@ -99,7 +102,8 @@ def _set_up_jax(settings: DeviceSettings) -> None:
     virtual = settings.virtual_devices
     if virtual is not None and virtual[0] == "gpu":
         raise InputError(
-            "JAX makes several devices out of a CPU only. Received: virtual GPUs. Use cpu:N, or TensorFlow."
+            "JAX makes several devices out of a CPU only. Received: gpu:"
+            f"{virtual[1]}. Use cpu:N, or TensorFlow."
         )
     if virtual is not None:
         _set_jax_cpu_count(jax, virtual[1])
@@ -114,8 +118,8 @@ def _set_up_jax(settings: DeviceSettings) -> None:
         memory["NPROC"] = str(settings.threads[0])
     if any(os.environ.get(name) != value for name, value in memory.items()):
         if _jax_has_started():
-            there = f"{jax.local_device_count()} devices"
-            raise already_started_error("JAX", "Memory and threads", memory, there)
+            found = f"{jax.local_device_count()} devices"
+            raise already_started_error("JAX", "Memory and threads", memory, found)
         os.environ.update(memory)
 
 
@@ -127,9 +131,9 @@ def _jax_has_started() -> bool:
 
 def _set_jax_cpu_count(jax: Any, count: int) -> None:
     if _jax_has_started():
-        there = len(jax.devices("cpu"))
-        if there != count:
-            raise already_started_error("JAX", "Virtual devices", f"cpu:{count}", f"{there} CPU devices")
+        found = len(jax.devices("cpu"))
+        if found != count:
+            raise already_started_error("JAX", "Virtual devices", f"cpu:{count}", f"{found} CPU devices")
         return
     jax.config.update("jax_num_cpu_devices", count)
 
@@ -159,10 +163,13 @@ def _set_up_torch(settings: DeviceSettings) -> None:
 
     if settings.virtual_devices is not None and settings.virtual_devices[0] == "gpu":
         raise InputError(
-            "PyTorch can't divide a GPU. Received: virtual GPUs. Use TensorFlow, or fewer devices."
+            "PyTorch can't divide a GPU. Received: gpu:"
+            f"{settings.virtual_devices[1]}. Use TensorFlow, or fewer devices."
         )
     if settings.memory_growth is False:
-        raise InputError("PyTorch takes memory as it is needed. Received: memory growth switched off.")
+        raise InputError(
+            "PyTorch always takes memory as it needs it. Received: memory growth False. Leave it out."
+        )
     if settings.memory_limit is not None:
         if not torch.cuda.is_available():
             warnings.warn("There is no GPU: a memory limit has no effect.", stacklevel=2)
@@ -178,5 +185,5 @@ def _set_up_torch(settings: DeviceSettings) -> None:
             try:
                 torch.set_num_interop_threads(beside)
             except RuntimeError as error:
-                there = f"{torch.get_num_interop_threads()} threads side by side"
-                raise already_started_error("PyTorch", "Threads", beside, there) from error
+                found = f"{torch.get_num_interop_threads()} parallel operations"
+                raise already_started_error("PyTorch", "Threads", beside, found) from error

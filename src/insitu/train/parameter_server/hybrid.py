@@ -36,7 +36,7 @@ class HybridReplica:
         self.test_record_size = replica.test_record_size
         self.copy_out = replica.copy_out
         self._whole = np.zeros(replica.floats_size, replica.floats_dtype)
-        """What is applied: zeros for the rows, which aren't updated here."""
+        """The applied gradient, with zeros for the rows, which aren't updated here."""
         self._computed: dict[int, ShardPush] = {}
         self._pushed: list[Future[str]] = []
         session.locate_table_rows(replica.float_spans())
@@ -64,7 +64,7 @@ class HybridReplica:
             self._whole[own] = floats[dense]
         logs = self._inner.apply(self._whole, records)
         self.wait_for_pushes()
-        # Each shard's pushes are numbered without a gap, also where it had no rows.
+        # The numbers of a shard's pushes have no gap, so shards without rows push too.
         nothing = {shard: ShardPush(shard, 0, self._whole, None) for shard in self._session.shards}
         self._pushed = self._session.push_rows_of(list({**nothing, **self._computed}.values()))
         for shard, push in self._computed.items():

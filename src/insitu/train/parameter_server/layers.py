@@ -80,7 +80,7 @@ class KeyIndex(keras.layers.Layer):
 class Embedding(keras.layers.Layer):
     """Turns integer keys into rows of a table that needs no size: a row is made when its key is first seen.
 
-    Under a `ParameterServerStrategy` the table lives on the servers alone. A batch pulls the distinct rows
+    Under a `ParameterServerStrategy` only the servers have the table. A batch pulls the distinct rows
     that it uses and pushes their gradients; the servers update row by row. Elsewhere the layer looks keys up
     in the table that it was saved with, or, with `input_dim`, is a plain embedding.
 
@@ -124,7 +124,7 @@ class Embedding(keras.layers.Layer):
         # Around Keras' tracking: the table is no part of the layer's state.
         object.__setattr__(self, "_table", None)
 
-    # What Keras calls
+    # Called by Keras
 
     def build(self, input_shape: Any = None) -> None:
         if self.input_dim is not None and self.rows is None and self._saved is None:
@@ -181,7 +181,7 @@ class Embedding(keras.layers.Layer):
         self._saved = (keys, rows)
         self._keep_table(keys, rows)
 
-    # What a strategy calls
+    # Called by a strategy
 
     def attach(self, table: Table, max_keys: int) -> None:
         """Take the rows from `table` from now on. `rows` holds those of one batch."""
@@ -219,7 +219,7 @@ class Embedding(keras.layers.Layer):
             return np.empty(0, np.int64), np.empty((0, self.output_dim), np.float32)
         return None, to_numpy(self.rows)
 
-    # Parts of it
+    # Helpers
 
     def _take(self, rows: Any, indices: Any) -> Any:
         return ops.cast(ops.take(rows, indices, axis=0), self.compute_dtype)
@@ -316,11 +316,11 @@ def _key_variable(layer: Any, keys: NDArray[np.int64]) -> Any:
 
 def _find(keys: Any, inputs: Any) -> tuple[Any, Any]:
     """Return (index of each input among the ascending `keys`, True where it is one of them)."""
-    wanted = ops.cast(inputs, keys.dtype)
-    flat = ops.reshape(wanted, (-1,))
+    keys_of_inputs = ops.cast(inputs, keys.dtype)
+    flat = ops.reshape(keys_of_inputs, (-1,))
     index = ops.minimum(ops.searchsorted(keys.value, flat), keys.shape[0] - 1)
-    index = ops.cast(ops.reshape(index, ops.shape(wanted)), "int32")
-    return index, ops.equal(ops.take(keys.value, index, axis=0), wanted)
+    index = ops.cast(ops.reshape(index, ops.shape(keys_of_inputs)), "int32")
+    return index, ops.equal(ops.take(keys.value, index, axis=0), keys_of_inputs)
 
 
 @contextlib.contextmanager

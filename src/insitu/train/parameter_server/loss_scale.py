@@ -35,7 +35,7 @@ class LossScale:
 
     @property
     def changes(self) -> bool:
-        """Whether gradients are divided at all."""
+        """True if gradients are divided at all."""
         return self._optimizer is not None or self._scale != 1.0
 
     def begin(self) -> None:

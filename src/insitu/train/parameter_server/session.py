@@ -303,7 +303,7 @@ class ParameterServerSession:
         self.sequence, self._applied_sequence = sequence, applied
 
     def expect_checkpoints(self) -> None:
-        """Tell the servers that checkpoints will be asked for."""
+        """Tell the servers that checkpoints will follow."""
         self._client.expect_checkpoints()
 
     def checkpoint(self, directory: Path) -> None:

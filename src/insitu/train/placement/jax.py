@@ -1,7 +1,7 @@
-"""Layers on devices, on JAX: each placed layer is a program of its own, run where its inputs are put.
+"""Layers on devices, on JAX: each placed layer is a separate program, run on the device of its inputs.
 
-A program keeps to one set of devices, so the step as a whole runs operation by operation, and only placed
-layers are compiled. Arrays outside of them are *uncommit*: JAX moves such arrays to wherever they are
+A program runs on one set of devices, so the step as a whole runs operation by operation, and only placed
+layers are compiled. Arrays outside of them are *uncommitted*: JAX moves such arrays to wherever they are
 needed, so that losses, clipping and metrics may mix what comes from several devices.
 """
 

@@ -1,4 +1,4 @@
-"""Layers on devices, on TensorFlow: graphs span devices, so names of operations say where each belongs."""
+"""Layers on devices, on TensorFlow: graphs span devices, so names of operations tell the device of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from insitu.train.placement.variables import Placements
 
 _SCOPE = re.compile(r"(?:^|/)insitu_on_(\d+)_")
 _devices: list[str] = []
-"""What the numbers in names of scopes stand for."""
+"""The devices, by the numbers in names of scopes."""
 _STEPS = ("train_step", "test_step", "predict_step")
 
 
@@ -22,8 +22,12 @@ class TensorFlowDeviceMover:
     """See `DeviceMover`."""
 
     def is_on(self, variable: Any, device: Device) -> bool:
-        lies, wanted = (tf.DeviceSpec.from_string(name) for name in (variable.value.device, device.native))
-        return bool((lies.device_type, lies.device_index) == (wanted.device_type, wanted.device_index))
+        actual, expected = (
+            tf.DeviceSpec.from_string(name) for name in (variable.value.device, device.native)
+        )
+        return bool(
+            (actual.device_type, actual.device_index) == (expected.device_type, expected.device_index)
+        )
 
     def move(self, variable: Any, device: Device) -> bool:
         return False

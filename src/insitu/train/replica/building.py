@@ -1,4 +1,4 @@
-"""Builds a model for what is to be done with it."""
+"""Build a model for training or for prediction."""
 
 from __future__ import annotations
 

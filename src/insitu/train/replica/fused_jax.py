@@ -20,7 +20,7 @@ class FusedJax:
         refuse_distribution()
         self._model = model
         self._structure = data
-        # Found once: Keras collects them out of all layers each time it is asked.
+        # Collected once: Keras searches all layers each time.
         trainable, others = list(model.trainable_variables), list(model.non_trainable_variables)
         optimizer = list(model.optimizer.variables) if model.optimizer is not None else []
         metrics = list(model.metrics_variables)
@@ -49,7 +49,7 @@ class FusedJax:
         outputs = self._predict(_values(self._predicting), _leaves(data))
         return keras.tree.map_structure(np.array, outputs)
 
-    # What is traced
+    # Traced functions
 
     def _pack(self, leaves: Sequence[Any]) -> Any:
         return keras.tree.pack_sequence_as(self._structure, list(leaves))

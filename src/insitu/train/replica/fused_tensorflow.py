@@ -48,7 +48,7 @@ class FusedTensorFlow:
     def predict(self, data: Any) -> Any:
         return keras.tree.map_structure(np.array, self._predict(*_tensors(data)))
 
-    # What is traced
+    # Traced functions
 
     def _pack(self, leaves: Any) -> Any:
         return keras.tree.pack_sequence_as(self._structure, list(leaves))

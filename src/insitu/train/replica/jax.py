@@ -36,7 +36,7 @@ class JaxReplica(BaseReplica):
     def __init__(self, model: Any, data: Any) -> None:
         refuse_distribution()
         super().__init__(model, data)
-        # Found once: Keras collects them out of all layers each time it is asked.
+        # Collected once: Keras searches all layers each time.
         self._variables = (
             list(model.trainable_variables),
             list(model.non_trainable_variables),
@@ -64,7 +64,7 @@ class JaxReplica(BaseReplica):
         trainable, others, optimizer, metrics = ([v.value for v in group] for group in self._variables)
         return trainable, others, optimizer, metrics
 
-    # What crosses the border
+    # The interface of `Replica`
 
     def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
         self.finish_gradient(self.start_gradient(shard, data), floats, record)
@@ -128,7 +128,7 @@ class JaxReplica(BaseReplica):
         for dtype, vector in packed.items():
             record[packer.indices[dtype]] = _view(vector)
 
-    # What is traced
+    # Traced functions
 
     def _trace_gradient(self, state: Functional, offset: Any, leaves: Arrays) -> Any:
         after, logs, gradients, means = self._trace_parts(state, offset, leaves)
@@ -222,7 +222,7 @@ class JaxReplica(BaseReplica):
         outputs, _ = self._model.predict_step(state[:2], self._pack(leaves))
         return outputs
 
-    # Parts of it
+    # Helpers
 
     def _shift_seeds(self, others: Sequence[Any], offset: Any) -> Arrays:
         return [
@@ -337,9 +337,9 @@ def keep_state_attached(model: Any) -> None:
     """Keep the values in the variables while the trainer trains; it would take them out."""
     original = type(model)._get_jax_state
 
-    def get_jax_state(purge_model_variables: bool = False, **wanted: bool) -> Any:
+    def get_jax_state(purge_model_variables: bool = False, **options: bool) -> Any:
         del purge_model_variables
-        return original(model, **wanted)
+        return original(model, **options)
 
     model._get_jax_state = get_jax_state
 
@@ -387,8 +387,8 @@ def unpack_step(result: Any, parts: int) -> tuple[Any, Any]:
         logs, state = result
         if isinstance(state, (tuple, list)) and len(state) == parts:
             return logs, state
-    wanted = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
-    names = [name for name in wanted if parts == len(wanted) or name != "optimizer_variables"]
+    groups = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
+    names = [name for name in groups if parts == len(groups) or name != "optimizer_variables"]
     raise TrainingError(
         f"On JAX a step returns (logs, state) with state ({', '.join(names)}). Received: "
         f"{type(result).__name__}."

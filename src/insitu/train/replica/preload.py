@@ -1,5 +1,6 @@
 """Preload Keras and the backend in a standby process: train a tiny model once, so that they load what they
-load on first use. No trace is left: names are counted anew, and random numbers come from seeds."""
+load on first use. No trace is left: the numbers in layers' names are reset, and random numbers come from
+seeds."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class Replica(Protocol):
     """One copy of a model, compiled so that nothing but plain arrays crosses its border.
 
     `gradient` and `evaluate` leave every variable as they found it: whatever happens between them and
-    `apply` or `merge`, the replica still stands at the step's beginning and can do the step again.
+    `apply` or `merge`, the replica is still at the step's beginning and can repeat the step.
 
     `floats` are flat arrays of `floats_size` elements of `floats_dtype`; `record` are float64 arrays of
     `train_record_size` or `test_record_size`, whose first element is the number of rows.

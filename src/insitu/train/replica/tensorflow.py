@@ -60,7 +60,7 @@ class TensorFlowReplica(BaseReplica):
             )
         )
 
-    # What crosses the border
+    # The interface of `Replica`
 
     def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
         if shard not in self._shard_numbers:
@@ -98,7 +98,7 @@ class TensorFlowReplica(BaseReplica):
     def predict(self, data: Any) -> Any:
         return keras.tree.map_structure(lambda t: np.array(_view(t)), self._predict(*self._tensors(data)))
 
-    # What is traced
+    # Traced functions
 
     def _trace_gradient(self, shard: Any, *leaves: Any) -> list[Any]:
         state = self._state
@@ -171,7 +171,7 @@ class TensorFlowReplica(BaseReplica):
     def _trace_predict(self, *leaves: Any) -> Any:
         return self._model.predict_step(self._pack(leaves))
 
-    # Parts of it
+    # Helpers
 
     def _tensors(self, data: Any) -> list[Any]:
         return [tf.constant(leaf) for leaf in flatten_batch(data)]

@@ -39,14 +39,14 @@ class CallModeChooser:
             return
         if shapes != self._shapes:
             return
-        mine = self._seconds[self.mode]
-        mine.append(seconds)
-        if len(mine) < TIMED_CALLS:
+        durations = self._seconds[self.mode]
+        durations.append(seconds)
+        if len(durations) < TIMED_CALLS:
             return
-        if self.mode == PARALLEL and min(mine) < SLOW_CALL_SECONDS:
+        if self.mode == PARALLEL and min(durations) < SLOW_CALL_SECONDS:
             self.mode, self._prepared = SEQUENTIAL, False
             return
-        if self.mode == SEQUENTIAL and min(self._seconds[PARALLEL]) < min(mine):
+        if self.mode == SEQUENTIAL and min(self._seconds[PARALLEL]) < min(durations):
             self.mode = PARALLEL
         self.settled = True
 
@@ -87,8 +87,8 @@ class CompiledCall:
     def _trace(self) -> None:
         self._concrete = self._function.get_concrete_function()
         self._captured = self._concrete.captured_inputs
-        spread = len({tensor.device for tensor in self._captured}) > 1
-        if spread or "_XlaMustCompile" in self._concrete.function_def.attr:
+        several_devices = len({tensor.device for tensor in self._captured}) > 1
+        if several_devices or "_XlaMustCompile" in self._concrete.function_def.attr:
             self._chooser.settled = True
         elif _runs_sequentially():
             self._chooser.mode, self._chooser.settled = SEQUENTIAL, True

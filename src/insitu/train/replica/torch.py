@@ -116,7 +116,7 @@ class TorchReplica(BaseReplica):
             outputs = self._model.predict_step(self._pack(as_tensors(data)))
         return keras.tree.map_structure(lambda tensor: np.array(tensor.detach().cpu().numpy()), outputs)
 
-    # Parts of it
+    # Helpers
 
     def _shift_seeds(self, offset: int) -> None:
         for tensor in self._seeds:

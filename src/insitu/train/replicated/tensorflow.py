@@ -64,7 +64,7 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         compiled = tf.function(function, input_signature=list(signature))
         return compiled  # type: ignore[no-any-return]
 
-    # What is called, with a part for each device
+    # Called with a part for each device
 
     def train(self, parts: Sequence[ShardBatch]) -> Logs:
         logs: Logs = self._train_all(*self._arguments(parts))
@@ -125,7 +125,7 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         """Return a batch of one row, for devices without rows."""
         return map_batch(lambda leaf: leaf[:1], next(part.data for part in parts if part.rows))
 
-    # What is traced
+    # Traced functions
 
     def _trace_train_all(self, rows: Any, *leaves: Any) -> Any:
         return self._update_all(self._trace_gradients_all(rows, *leaves), rows)

@@ -18,10 +18,10 @@ Axes = tuple[str | None, ...]
 class AutoSharding(Distribution):
     """A Keras distribution by a layout map, or by a rule of its own without one.
 
-    A layout map says axes of the mesh for each axis of a variable, by a regular expression of the variable's
-    path (or of a layer's output), as `keras.distribution.LayoutMap`. What no expression matches is copied to
-    all devices. The rule without a map: the largest axis of a kernel or an embedding that can be divided,
-    the last of several, is spread over the mesh's second axis.
+    A layout map has axes of the mesh for each axis of a variable, by a regular expression of the variable's
+    path (or of a layer's output), as `keras.distribution.LayoutMap`. Other variables are copied to all
+    devices. The rule without a map: the largest axis of a kernel or an embedding that can be divided, the
+    last of several, is sharded over the mesh's second axis.
 
     Raises InputError, when a variable is made, for an axis that can't be divided or isn't there.
     """
@@ -79,7 +79,7 @@ def check_divisible(path: str, shape: tuple[int, ...], axes: Axes, sizes: Mappin
     for index, name in enumerate(axes):
         if name is not None and shape[index] % sizes[name]:
             raise InputError(
-                f"An axis of a variable must be divisible by the axis of the mesh that it is spread over. "
+                f"An axis of a variable must be divisible by the axis of the mesh that shards it. "
                 f"Received: axis {index} of {path!r}, of shape {shape}, over {name!r} of size {sizes[name]}. "
                 "Choose another axis or None for it in the layout map, or another mesh."
             )

@@ -20,24 +20,24 @@ from insitu.errors import TrainingError
 from insitu.train.elastic import Membership
 
 HEARTBEAT_TIMEOUT = 100.0
-"""Seconds without a sign of life after which JAX counts a task as dead: its own default, and the most."""
+"""Seconds without a heartbeat after which JAX counts a task as dead: JAX' default, and the most."""
 MIN_HEARTBEAT_TIMEOUT = 10.0
 SHUTDOWN_TIMEOUT = 7 * 24 * 3600
-"""Seconds that a task that is done waits for the others: as long as they live."""
+"""Seconds that a finished task waits for the others: a week, so practically until they end."""
 
 
 def connect(membership: Membership) -> None:
     """Set up `jax.distributed` over the workers of the job: gloo between CPUs, NCCL between GPUs.
 
     Before anything was computed by JAX, in each task; collective. Worker 0 hosts the coordinator, on a free
-    port that it tells the others over the exchange. The coordinator has no secret: whoever reaches its port
-    while the job starts can take part, so let only hosts of the job reach it.
+    port that it sends to the others over the exchange. The coordinator has no secret: any process that
+    reaches its port while the job starts can join, so let only hosts of the job reach it.
 
-    A task that fails under way doesn't wait for the others to be done, as JAX would have it. If worker 0 dies
-    JAX itself ends the other processes; any other loss is noticed where a collective breaks, or after
+    A task that fails doesn't wait for the others, as it would by JAX' default. If worker 0 dies, JAX itself
+    ends the other processes. Any other loss is noticed where a collective breaks, or after
     `HEARTBEAT_TIMEOUT` seconds, or the stall timeout where that is less.
 
-    Raises TrainingError where JAX has started already, or by somebody else's coordinator for other tasks.
+    Raises TrainingError where JAX has started already, or has joined another coordinator.
     """
     context = membership.context
     size, index = len(context.workers), context.index
@@ -82,8 +82,9 @@ def devices_like(here: list[Any]) -> list[Any]:
         by_task.setdefault(device.process_index, []).append(device)
     if any(max(indices) >= len(devices) for devices in by_task.values()):
         raise TrainingError(
-            "Each task must have as many devices. Received: "
-            f"{', '.join(str(len(devices)) for devices in by_task.values())} by task."
+            "Each task must have the same number of devices. Received: "
+            f"{', '.join(str(len(devices)) for devices in by_task.values())} by task. Pass devices=... "
+            "that all have."
         )
     return [devices[index] for devices in by_task.values() for index in indices]
 
@@ -94,7 +95,7 @@ def skip_shutdown() -> None:
     from jax._src import distributed
 
     state = distributed.global_state
-    # Never destroyed, not even at the interpreter's end: their destructors would wait, or end the process.
+    # Keep them alive, even at the interpreter's exit: their destructors would wait, or end the process.
     for held in (state.client, state.service, state.preemption_sync_manager):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
     state.client = state.service = state.preemption_sync_manager = None
@@ -110,7 +111,7 @@ def _reserved_port(host: str) -> Iterator[tuple[str, int]]:
         try:
             held.bind((host.strip("[]"), 0))
         except OSError:
-            # An address of a gateway, or a name: it isn't one of this host's own.
+            # The address is a gateway's or a name, and not one of this host's interfaces.
             held.bind(("", 0))
             host = "[::]"
         yield host, held.getsockname()[1]
@@ -119,7 +120,7 @@ def _reserved_port(host: str) -> Iterator[tuple[str, int]]:
 def _initialize(coordinator: str, bind: str, membership: Membership) -> None:
     context = membership.context
     if hasattr(jax.config, "jax_enable_preemption_service"):
-        # It would take SIGTERM, by which jobs are stopped.
+        # The service would catch SIGTERM, which stops jobs.
         jax.config.update("jax_enable_preemption_service", False)
     if getattr(jax.config, "jax_cpu_collectives_implementation", "gloo") in (None, "none"):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")

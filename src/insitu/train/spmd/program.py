@@ -134,7 +134,7 @@ class MeshStep:
         )
         return keras.tree.map_structure(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
 
-    # Parts of it
+    # Helpers
 
     def _shard_batch(self, parts: Sequence[ShardBatch], plan: RowPlan) -> Leaves:
         given = [_arrays(part.data) for part in parts if part.rows]
@@ -159,7 +159,7 @@ class MeshStep:
         JAX."""
         return {name: self._sharding_plan.view(value) for name, value in logs.items()}
 
-    # What is traced
+    # Traced functions
 
     def _batch(self, leaves: Leaves, plan: RowPlan) -> Any:
         if not plan.whole:
@@ -213,9 +213,9 @@ class _RowCounts:
             self._hosts: tuple[tuple[int, ...], ...] = (tuple(range(len(self._shards))),)
             return
         self._group: Group = membership.group()
-        mine = np.full(membership.num_shards, -1, np.int64)
-        mine[list(self._shards)] = membership.context.index
-        all_hosts = self._group.all_gather(squeeze_shards(np.tile(mine, (len(self._shards), 1))))
+        own = np.full(membership.num_shards, -1, np.int64)
+        own[list(self._shards)] = membership.context.index
+        all_hosts = self._group.all_gather(squeeze_shards(np.tile(own, (len(self._shards), 1))))
         host_of = all_hosts.max(axis=0).tolist()
         self._hosts = tuple(
             tuple(shard for shard, host in enumerate(host_of) if host == task)

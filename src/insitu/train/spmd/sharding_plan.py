@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from insitu.errors import TrainingError
 
 DATA_AXIS = "data"
-"""The axis over which the rows of a batch are spread."""
+"""The mesh axis that shards the rows of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,15 @@ class ShardingPlan:
             sorted({device.process_index for device in row}) for row in devices.reshape(len(devices), -1)
         ]
         here = jax.process_index()
-        mine = [index for index, row in enumerate(processes) if row == [here]]
+        own = [index for index, row in enumerate(processes) if row == [here]]
         tasks = {index for row in processes for index in row}
-        if any(len(row) != 1 for row in processes) or len(mine) * len(tasks) != len(devices):
+        if any(len(row) != 1 for row in processes) or len(own) * len(tasks) != len(devices):
             raise TrainingError(
-                f"Each task must hold as many whole rows of the mesh's first axis, {axes[0]!r}: a variable "
-                "is spread over the devices of one task. Received: a mesh of "
+                f"Each task must have the same number of whole rows of the mesh's first axis, {axes[0]!r}: "
+                "the devices of one task hold a whole variable. Received: a mesh of "
                 f"{' x '.join(map(str, devices.shape))} devices over {len(tasks)} tasks."
             )
-        return cls(mesh, Mesh(devices[mine[0] : mine[-1] + 1], tuple(axes)) if len(tasks) > 1 else mesh)
+        return cls(mesh, Mesh(devices[own[0] : own[-1] + 1], tuple(axes)) if len(tasks) > 1 else mesh)
 
     @property
     def spans_processes(self) -> bool:

@@ -27,8 +27,8 @@ class MeshVariables:
     Between steps the variables hold the current values, where callbacks, checkpoints and users read and set
     them.
     Where the mesh spans processes, a variable holds this process' view, with which it can compute alone, and
-    the array of the program is kept beside it. A value that somebody else has assigned is recognised by being
-    another object, and is sharded anew; it must be the same in each task.
+    the array of the program is kept beside it. A value that was assigned outside the program is another
+    object, and is sharded again; it must be the same in each task.
     """
 
     def __init__(self, model: Any, sharding_plan: ShardingPlan) -> None:

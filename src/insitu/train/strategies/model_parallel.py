@@ -23,14 +23,14 @@ _DATA, _MODEL = "data", "model"
 class ModelParallelStrategy(Strategy):
     """One model over many devices.
 
-    On JAX variables are spread over a mesh, and so is what is computed with them; rows are spread over the
-    mesh's first axis. The results are those of one device for the global batch, but for rounding:
+    On JAX variables, and the computation with them, are sharded over a mesh; rows are sharded over the mesh's
+    first axis. The results are those of one device for the global batch, but for rounding:
 
         layout_map = {".*dense.*kernel": (None, "model")}
         strategy = insitu.ModelParallelStrategy(layout_map, mesh={"data": 2, "model": 4})
 
     With several workers the mesh is over the devices of all, joined by `jax.distributed`; each worker has as
-    many whole rows of its first axis, so that a variable is spread over the devices of one worker. Make the
+    many whole rows of its first axis, so that the devices of one worker hold a whole variable. Make the
     strategy before JAX computes anything.
 
     In a custom loop the step of each worker is computed over its rows of the mesh, as one replica.
@@ -41,7 +41,7 @@ class ModelParallelStrategy(Strategy):
         layout_map: for each pattern of variables' paths a tuple with an axis of the mesh, or None, for each
             axis of the variable; or a `keras.distribution.LayoutMap`, with its own mesh. What no pattern
             matches is copied to all devices. None: the largest axis of each kernel and embedding that can be
-            divided is spread over the axis "model".
+            divided is sharded over the axis "model".
         mesh: the mesh's axes and their sizes, first that of rows; one may be -1, which takes the rest.
             {"data": 1, "model": -1} by default, where 1 is the number of workers.
         devices: their names, the same on each worker; all of the best kind by default.
@@ -66,14 +66,14 @@ class ModelParallelStrategy(Strategy):
         self._names = devices
         self._mesh_arguments = (layout_map, mesh)
         self._mesh: Any = None
-        asked = any(value is not None for value in (layout_map, mesh, devices))
-        if asked and keras.backend.backend() != "jax":
+        uses_mesh = any(value is not None for value in (layout_map, mesh, devices))
+        if uses_mesh and keras.backend.backend() != "jax":
             raise TrainingError(
-                "Variables are spread over a mesh on the JAX backend of Keras. Received: the "
+                "Sharding variables over a mesh needs the JAX backend of Keras. Received: the "
                 f"{keras.backend.backend()!r} backend. Put whole layers on devices by "
                 "strategy.place({'layer': 'device'}), or set KERAS_BACKEND=jax before keras is imported."
             )
-        if asked:
+        if uses_mesh:
             self._make_mesh()
 
     def _make_mesh(self) -> Any:
@@ -91,7 +91,8 @@ class ModelParallelStrategy(Strategy):
             if isinstance(layout_map, keras.distribution.LayoutMap):
                 if mesh is not None or self._names is not None:
                     raise InputError(
-                        "A keras.distribution.LayoutMap has its own mesh. Received: one, and mesh or devices."
+                        "A keras.distribution.LayoutMap has its own mesh. Received: such a map with "
+                        f"mesh={mesh}, devices={self._names}. Leave these out."
                     )
                 grid = layout_map.device_mesh.backend_mesh.devices
                 axes: Sequence[str] = layout_map.device_mesh.axis_names
@@ -114,8 +115,8 @@ class ModelParallelStrategy(Strategy):
             from insitu.train.spmd.distributed import devices_like
 
             devices = devices_like(devices)
-        wanted = dict(mesh) if mesh is not None else {_DATA: workers, _MODEL: -1}
-        return np.array(devices), tuple(wanted), resolve_mesh_sizes(wanted, len(devices))
+        sizes = dict(mesh) if mesh is not None else {_DATA: workers, _MODEL: -1}
+        return np.array(devices), tuple(sizes), resolve_mesh_sizes(sizes, len(devices))
 
     # Layers on devices
 
@@ -138,7 +139,7 @@ class ModelParallelStrategy(Strategy):
             raise InputError("place() takes at least one layer and its device. Received: none.")
         self._placements.update({name: resolve(device) for name, device in devices.items()})
 
-    # What the base class asks for
+    # The interface of `Strategy`
 
     def placement(self) -> AbstractContextManager[Any]:
         if self._placements:
@@ -152,8 +153,8 @@ class ModelParallelStrategy(Strategy):
     def _check_has_plan(self) -> None:
         if keras.backend.backend() != "jax":
             raise TrainingError(
-                "On this backend a model is spread layer by layer. Received: a strategy without any placed. "
-                "Call strategy.place({'layer': 'device'}) before its scope."
+                "On this backend whole layers are placed on devices. Received: a strategy with 0 "
+                "placed layers. Call strategy.place({'layer': 'device'}) before its scope."
             )
 
     def _bind(self, model: Any) -> None:

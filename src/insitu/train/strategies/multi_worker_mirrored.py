@@ -35,7 +35,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     Args:
         communication: `"auto"` takes `"xla"` on JAX with accelerators and several workers, otherwise
-            `"ring"`, which is faster between CPUs, and says on stderr what it took.
+            `"ring"`, which is faster between CPUs, and prints its choice on stderr.
         compression: `"bfloat16"` halves what gradients take on the wire between hosts, with error feedback
             (`insitu.exchange.compression`); within one host nothing is compressed. Weights stay the same in
             each task, but are no longer the bits of one process, nor of a run without a failure. For
@@ -64,7 +64,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         backend = keras.backend.backend()
         if communication == "xla" and backend != "jax":
             raise TrainingError(
-                "communication='xla' is there on the JAX backend of Keras. Received: the "
+                "communication='xla' needs the JAX backend of Keras. Received: the "
                 f"{backend!r} backend. Use 'ring', or set KERAS_BACKEND=jax before keras is imported."
             )
         if compression not in (None, "bfloat16") or (compression and communication == "xla"):
@@ -82,7 +82,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             if several and self._membership.context.is_chief:
                 sys.stderr.write(f"[insitu] communication: {communication} ({why})\n")
         self.communication: str = communication
-        """What was chosen: `ring` or `xla`."""
+        """The chosen one: `ring` or `xla`."""
         if communication == "xla" and several:
             from insitu.train.spmd.distributed import connect
 
