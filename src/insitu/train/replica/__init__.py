@@ -6,9 +6,9 @@ Begin reading with `protocol.py`, the seam; `tensorflow.py`, `jax.py` and `torch
 from insitu.train.replica.base import seed_offset
 from insitu.train.replica.batch import SKIPPED, ShardBatch, StepBatch
 from insitu.train.replica.building import build_to_predict, build_to_train
-from insitu.train.replica.factory import make_replica, wrap_train_function
+from insitu.train.replica.factory import make_fused_replica, make_replica, wrap_train_function
 from insitu.train.replica.flat import Span
-from insitu.train.replica.fused import FusedStep, make_fused_replica
+from insitu.train.replica.fused import FusedStep
 from insitu.train.replica.leaves import count_rows, flatten_batch, map_batch
 from insitu.train.replica.protocol import Logs, Replica
 from insitu.train.replica.record import RecordLayout

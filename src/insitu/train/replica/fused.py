@@ -49,20 +49,3 @@ class FusedStep:
 
     def example_output(self, data: Any) -> Any:
         return self._replica.predict(data)
-
-
-def make_fused_replica(model: Any, data: Any) -> FusedReplica:
-    """Return a fused replica of `model` on the active Keras backend. `data` is a batch, for its structure and
-    dtypes."""
-    backend = keras.backend.backend()
-    if backend == "tensorflow":
-        from insitu.train.replica.fused_tensorflow import FusedTensorFlow
-
-        return FusedTensorFlow(model, data)
-    if backend == "jax":
-        from insitu.train.replica.fused_jax import FusedJax
-
-        return FusedJax(model, data)
-    from insitu.train.replica.fused_torch import FusedTorch
-
-    return FusedTorch(model, data)
