@@ -49,7 +49,7 @@ def test_the_newest_are_kept(tmp_path: Path):
         store.save(a_checkpoint(epoch, step))
     names = sorted(p.name for p in (tmp_path / "fit-00000").iterdir())
     assert names == ["epoch-00001.step-00000000", "epoch-00010.step-00000000"]
-    with pytest.raises(CheckpointError, match="keep=0"):
+    with pytest.raises(CheckpointError, match="keep must be at least 1"):
         CheckpointStore(tmp_path, fit=0, keep=0)
 
 
@@ -100,7 +100,7 @@ def test_a_full_disk_leaves_the_last_one_and_nothing_else(tmp_path: Path, monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(module, "write_pages", full)
-    with pytest.raises(StorageFull, match="stands"):
+    with pytest.raises(StorageFull, match="last published one stays"):
         store.save(a_checkpoint(2, 0))
     assert [p.name for p in (tmp_path / "fit-00000").iterdir()] == ["epoch-00001.step-00000000"]
     assert store.load_latest().epoch == 1
