@@ -1,7 +1,7 @@
-"""What ties a process to the one that started it as a further replica of the same script.
+"""Ends a process when the one that started it ends, and tells it which replica of the script it is.
 
-The starter hands down one end of a pipe: through it comes a line of JSON with who the process is and what it
-must not say aloud, and its end of file is the starter's end. The other side is
+The parent hands down one end of a pipe. One line of JSON comes through it: the replica's number, the
+addresses, and the secret. The pipe's end of file is the parent's end. The parent's side is
 `insitu.train.devices.replica_processes`.
 """
 
@@ -14,40 +14,45 @@ import stat
 import threading
 from dataclasses import dataclass, field
 
-TETHER_ENV = "INSITU_TETHER"
-"""`DESCRIPTOR:PID`: the pipe's descriptor here, and the starter. Taken out of the environment when read, so
-that it doesn't reach processes that this one starts."""
+PARENT_PIPE_ENV = "INSITU_PARENT_PIPE"
+"""`DESCRIPTOR:PID`: the pipe's descriptor here, and the parent. Removed from the environment when it is read,
+so that this process' own children don't inherit it."""
 
-_LOOK = 1.0
-"""Seconds between two looks whether the starter is still there, should others hold its end of the pipe."""
+_POLL_INTERVAL = 1.0
+"""Seconds between two checks that the parent is alive, for the case that others hold its end of the pipe."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tether:
-    """What a further replica is told: its number, the devices of all by number, where they meet."""
+class ReplicaIdentity:
+    """Which replica of the script a process is, and where the replicas meet."""
 
     replica: int
+    """Its number, from 0."""
     devices: tuple[str, ...]
+    """The devices' names, by replica."""
     addresses: tuple[str, ...]
+    """`host:port`, by replica."""
     secret: bytes = field(repr=False)
+    """What the replicas prove to each other."""
 
     def to_line(self) -> bytes:
-        told = {"replica": self.replica, "devices": self.devices, "addresses": self.addresses}
-        return json.dumps({**told, "secret": self.secret.hex()}).encode() + b"\n"
+        public = {"replica": self.replica, "devices": self.devices, "addresses": self.addresses}
+        return json.dumps({**public, "secret": self.secret.hex()}).encode() + b"\n"
 
 
-_tether: Tether | None = None
+_identity: ReplicaIdentity | None = None
 
 
-def tether() -> Tether | None:
-    """What this process was told; None where nobody started it as a further replica."""
-    return _tether
+def replica_identity() -> ReplicaIdentity | None:
+    """Return this process's identity, or None where nobody started it as a further replica."""
+    return _identity
 
 
-def take_tether() -> None:
-    """From now on this process ends with its starter, if it has one. Called when insitu is imported."""
-    global _tether
-    descriptor, _, starter = os.environ.pop(TETHER_ENV, "").partition(":")
+def exit_with_parent() -> None:
+    """Read the identity from the parent's pipe, if there is one, and end with the parent from now on. Called
+    when insitu is imported."""
+    global _identity
+    descriptor, _, parent = os.environ.pop(PARENT_PIPE_ENV, "").partition(":")
     if not descriptor:
         return
     pipe = int(descriptor)
@@ -59,16 +64,19 @@ def take_tether() -> None:
         if not read:
             os._exit(1)
         line += read
-    told = json.loads(line)
-    _tether = Tether(
-        told["replica"], tuple(told["devices"]), tuple(told["addresses"]), bytes.fromhex(told["secret"])
+    message = json.loads(line)
+    _identity = ReplicaIdentity(
+        message["replica"],
+        tuple(message["devices"]),
+        tuple(message["addresses"]),
+        bytes.fromhex(message["secret"]),
     )
-    threading.Thread(target=_end_with, args=(pipe, int(starter)), daemon=True).start()
+    threading.Thread(target=_exit_with, args=(pipe, int(parent)), daemon=True).start()
 
 
-def _end_with(pipe: int, starter: int) -> None:
-    """Ends this process, whatever it is about to do, once its starter has gone."""
-    while os.getppid() == starter:
-        if select.select([pipe], [], [], _LOOK)[0] and not os.read(pipe, 1):
+def _exit_with(pipe: int, parent: int) -> None:
+    """End this process at once when its parent has gone."""
+    while os.getppid() == parent:
+        if select.select([pipe], [], [], _POLL_INTERVAL)[0] and not os.read(pipe, 1):
             break
     os._exit(1)

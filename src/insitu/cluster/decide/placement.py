@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 
+from insitu.cluster.decide.layout import contiguous
 from insitu.errors import PlacementError
 from insitu.spec import CacheSpec, JobSpec, NodeId, Placement, ShardMap, TaskId, TaskSpec, Topology
 
@@ -88,10 +89,9 @@ def place(job: JobSpec, cache: CacheSpec, topology: Topology) -> Placement:
         )
     homes = homes_of_shards(job.shards, cache, topology)
     workers = []
-    for worker in range(job.workers):
-        shards = range(worker * job.shards // job.workers, (worker + 1) * job.shards // job.workers)
+    for worker, shards in enumerate(contiguous(job.workers, job.shards)):
         node = Counter(homes[s] for s in shards).most_common(1)[0][0]
-        workers.append(TaskSpec(TaskId("worker", worker), node, tuple(shards)))
+        workers.append(TaskSpec(TaskId("worker", worker), node, shards))
     first = workers[0].node
     chief = [TaskSpec(TaskId("chief", 0), first)] if job.chief else []
     ps = [TaskSpec(TaskId("ps", i), topology.nodes[i % len(topology.nodes)]) for i in range(job.ps)]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import keras
 
 from insitu.errors import TrainingError
-from insitu.train.collectives import NotPlain, copied, pack
+from insitu.train.collectives import NotSerializable, copy_value, encode
 from insitu.train.elastic.divergence import Fingerprint
 from insitu.train.elastic.lockstep import ResumePoint
 from insitu.train.elastic.position import Kind, LoopPosition
@@ -112,8 +112,8 @@ class CallLog:
         if isinstance(result, keras.callbacks.History):
             value = {"history": result.history, "epoch": result.epoch, "params": result.params}
         try:
-            size = sum(array.nbytes for array in pack(value).arrays)
-        except NotPlain:
+            size = sum(array.nbytes for array in encode(value).arrays)
+        except NotSerializable:
             value, size = None, KEPT_BYTES + 1
         self._kept_bytes += size
         if self._kept_bytes > KEPT_BYTES:
@@ -124,10 +124,10 @@ class CallLog:
     def record_memory(self, memory: Any) -> None:
         """Keep what the callbacks of the fit under way, which is over, remember: a script may ask them. What
         is too large is left out."""
-        size = sum(array.nbytes for array in pack(memory).arrays)
+        size = sum(array.nbytes for array in encode(memory).arrays)
         if self._depth == 1 and self._kept_bytes + size <= KEPT_BYTES:
             self._kept_bytes += size
-            self._memories[self._finished] = copied(memory)
+            self._memories[self._finished] = copy_value(memory)
 
     def recall_memory(self) -> Any:
         """Return what the callbacks of a finished fit remember."""
@@ -212,4 +212,4 @@ class CallLog:
         """Load the staged variables of a model; `last` where they are loaded for the last time."""
         state = self._staged["states"].get(trainer.number)
         if state is not None:
-            load_snapshot(trainer.state, state, given_away=last)
+            load_snapshot(trainer.state, state, donate=last)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from insitu.errors import ExchangeError, PeerLost, StaleGeneration, TrainingError
 from insitu.exchange import Group
-from insitu.train.collectives import exchange_notes, share
+from insitu.train.collectives import all_gather_json, broadcast_value
 from insitu.train.elastic.divergence import Fingerprint, check_equal
 from insitu.train.elastic.position import LoopPosition
 
@@ -195,7 +195,7 @@ class Lockstep:
             raise ExchangeError("The group has not been joined. Call Lockstep.group first.")
         self._check_pending = False
         unit = -1 if position is None else self._unit
-        notes = exchange_notes(group, {"unit": unit, "position": position.to_json() if position else []})
+        notes = all_gather_json(group, {"unit": unit, "position": position.to_json() if position else []})
         units = [int(note["unit"]) for note in notes]
         newest = max(units)
         if newest < 0:
@@ -205,7 +205,7 @@ class Lockstep:
             raise TrainingError(f"Tasks are more than one step apart: {units}. Start the job again.")
         result = None
         if newest - 1 in units:
-            result = share(group, source, self._last_result, wanted=unit == newest - 1)
+            result = broadcast_value(group, source, self._last_result, keep=unit == newest - 1)
         if -1 in units:
             point = ResumePoint(newest, LoopPosition.from_json(notes[source]["position"]))
             self._transfer_state(group, source, unit, point)
@@ -219,7 +219,7 @@ class Lockstep:
     def _transfer_state(self, group: Group, source: int, unit: int, point: ResumePoint) -> None:
         """Send the state of rank `source` to tasks that are new (their `unit` is -1)."""
         value = self._provider.state_dict() if group.rank == source else None
-        state = share(group, source, value, wanted=unit < 0)
+        state = broadcast_value(group, source, value, keep=unit < 0)
         if unit < 0:
             self._provider.stage(state)
             self._resume_point = point

@@ -9,7 +9,7 @@ from typing import Any
 from insitu.context import Context
 from insitu.errors import TrainingError
 from insitu.exchange import Group
-from insitu.train.devices import Watch
+from insitu.train.devices import ReplicaMonitor
 from insitu.train.elastic.call_log import CallLog, Resumable
 from insitu.train.elastic.lockstep import Lockstep
 from insitu.train.elastic.progress_reporter import ProgressReporter
@@ -48,7 +48,7 @@ class Membership:
         self._fits = 0
         #: Reports progress to the controller.
         self.reporter = reporter or ProgressReporter(context)
-        self._rendezvous = RosterRendezvous(context, self.reporter, Watch(), transport, compression)
+        self._rendezvous = RosterRendezvous(context, self.reporter, ReplicaMonitor(), transport, compression)
         #: The calls that the script has made.
         self.calls = CallLog()
         #: Does what all tasks do together.

@@ -12,7 +12,7 @@ from insitu.context import Context
 from insitu.errors import ExchangeError, JoinTimeout, StaleGeneration, TrainingError
 from insitu.exchange import Group
 from insitu.roster import JOINING, RECOVERING, Roster, RosterWatch
-from insitu.train.devices import Watch
+from insitu.train.devices import ReplicaMonitor
 from insitu.train.elastic.lockstep import GenerationChanged
 from insitu.train.elastic.progress_reporter import ProgressReporter
 
@@ -33,7 +33,12 @@ class RosterRendezvous:
     """Finds this task's rank and shards by the roster where there is one, else by TF_CONFIG."""
 
     def __init__(
-        self, context: Context, reporter: ProgressReporter, monitor: Watch, transport: str, compression: str
+        self,
+        context: Context,
+        reporter: ProgressReporter,
+        monitor: ReplicaMonitor,
+        transport: str,
+        compression: str,
     ) -> None:
         #: Who this process is. `adopt_assignment` writes the shards that the roster gives it.
         self.context = context
@@ -122,7 +127,7 @@ class RosterRendezvous:
         known = group.generation
         # At once: the others are to notice, and not wait for this task in the generation before.
         group.leave()
-        self._monitor.after_loss()
+        self._monitor.check_after_loss()
         deadline = time.monotonic() + self._recovery_timeout
         while True:
             roster = self._wait_for_newer(known, deadline, lost)
@@ -181,7 +186,7 @@ class RosterRendezvous:
         """Return a function for the exchange to call while it forms a group by `roster`: whether to stop."""
 
         def cancelled() -> bool:
-            self._monitor.while_waiting()
+            self._monitor.check()
             return self._newest_roster(roster) is not roster
 
         return cancelled

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from insitu.train.collectives import copied, pack, plain_part
+from insitu.train.collectives import copy_value, encode, keep_serializable
 
 WRITERS = (
     keras.callbacks.ModelCheckpoint,
@@ -119,7 +119,7 @@ def _drop_rows(path: Path, separator: str, epoch: int) -> None:
 
 
 def _plain(callback: Any) -> dict[str, Any]:
-    return plain_part({n: v for n, v in vars(callback).items() if n not in _LEFT_OUT})
+    return keep_serializable({n: v for n, v in vars(callback).items() if n not in _LEFT_OUT})
 
 
 class _InitialAttributes:
@@ -131,11 +131,11 @@ class _InitialAttributes:
         #: Small values as text, to compare by.
         self._texts: dict[str, str] = {}
         for name, value in _plain(callback).items():
-            parcel = pack(value)
-            if any(array.nbytes > _SMALL_BYTES for array in parcel.arrays):
+            payload = encode(value)
+            if any(array.nbytes > _SMALL_BYTES for array in payload.arrays):
                 self._values[name] = value
             else:
-                self._values[name] = copied(value)
+                self._values[name] = copy_value(value)
                 self._texts[name] = _text(value)
 
     def find_changed(self, now: dict[str, Any]) -> dict[str, Any]:
@@ -153,15 +153,15 @@ class _InitialAttributes:
         for name, value in self._values.items():
             if name not in now:
                 continue
-            setattr(callback, name, copied(value) if name in self._texts else value)
+            setattr(callback, name, copy_value(value) if name in self._texts else value)
 
 
 def _text(value: Any) -> str:
     """Return a text that is the same for the same small value."""
-    parcel = pack(value)
-    if any(array.nbytes > _SMALL_BYTES for array in parcel.arrays):
+    payload = encode(value)
+    if any(array.nbytes > _SMALL_BYTES for array in payload.arrays):
         return ""
-    return json.dumps([parcel.tree, parcel.kinds, [array.tobytes().hex() for array in parcel.arrays]])
+    return json.dumps([payload.tree, payload.specs, [array.tobytes().hex() for array in payload.arrays]])
 
 
 def _write(callback: Any, attributes: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from insitu.train.elastic import LoopPosition, Membership
-from insitu.train.replica import Logs, Part
+from insitu.train.replica import Logs, ShardBatch
 
 
 class StepExecutor(Protocol):
@@ -18,14 +18,16 @@ class StepExecutor(Protocol):
     this task then has.
     """
 
-    def train(self, position: LoopPosition, parts: Sequence[Part], report: Callable[[str], None]) -> Logs:
+    def train(
+        self, position: LoopPosition, parts: Sequence[ShardBatch], report: Callable[[str], None]
+    ) -> Logs:
         """Update the model once from the rows of `parts`, one part for each shard of this task. Calls
         `report` with the name of each phase that begins. Returns logs that are the same in each task."""
 
-    def test(self, position: LoopPosition, parts: Sequence[Part]) -> Logs:
+    def test(self, position: LoopPosition, parts: Sequence[ShardBatch]) -> Logs:
         """Return the metrics over all that was tested since they were reset."""
 
-    def predict(self, position: LoopPosition, parts: Sequence[Part], example: Any) -> Any:
+    def predict(self, position: LoopPosition, parts: Sequence[ShardBatch], example: Any) -> Any:
         """Return outputs for the rows of all shards of all tasks, in shard order; the same in each task.
 
         `example` is the model's output for any one row.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from insitu.train.replica import Logs, fit_into_trainer
+from insitu.train.replica import Logs, wrap_train_function
 
 TRAINER_ATTRIBUTE = "_insitu_trainer"
 """The attribute of a model that holds its trainer."""
@@ -76,7 +76,7 @@ def _by_name(original: Callable[..., Any], call: Callable[[dict[str, Any]], Any]
 
 def _maker(model: Any, attribute: str, run: Callable[[Iterable[Any]], Logs]) -> Callable[..., Any]:
     """Return what Keras calls to have `model.train_function` or `model.test_function` made."""
-    function = fit_into_trainer(model, run)
+    function = wrap_train_function(model, run)
 
     def make(force: bool = False) -> Callable[..., Any]:
         setattr(model, attribute, function)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
 from insitu.exchange import Group
-from insitu.train.collectives import nothing, share
+from insitu.train.collectives import barrier_token, broadcast_value
 from insitu.train.devices import log_variables
 from insitu.train.elastic import PREDICT, TEST, TRAIN, Kind, LoopPosition, RetryStep
 from insitu.train.fit.adapter import FeedAdapter
@@ -205,8 +205,8 @@ class KerasTrainer:
                 chief = self.membership.chief_rank(group)
                 if chief is not None:
                     own = memory.writers_state_dict() if chief == group.rank else None
-                    memory.writers = share(group, chief, own)
-                return nothing(group)
+                    memory.writers = broadcast_value(group, chief, own)
+                return barrier_token(group)
 
             self.membership.lockstep.run_unit_until_done(self.loop.position, send_writers)
         self.loop.end_epoch()

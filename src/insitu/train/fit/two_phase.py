@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
 from insitu.exchange import Group
-from insitu.train.collectives import by_shard, gather_rows, nothing
+from insitu.train.collectives import barrier_token, gather_rows, squeeze_shards
 from insitu.train.elastic import Lockstep, LoopPosition
-from insitu.train.replica import Logs, Part, Replica
+from insitu.train.replica import Logs, Replica, ShardBatch
 
 
 class TwoPhaseStep:
@@ -41,7 +41,9 @@ class TwoPhaseStep:
         self._train_records: NDArray[np.float64] = np.empty(0)
         self._test_records: NDArray[np.float64] = np.empty(0)
 
-    def train(self, position: LoopPosition, parts: Sequence[Part], report: Callable[[str], None]) -> Logs:
+    def train(
+        self, position: LoopPosition, parts: Sequence[ShardBatch], report: Callable[[str], None]
+    ) -> Logs:
         """See `StepExecutor`."""
         means: list[NDArray[Any]] = []
 
@@ -50,7 +52,7 @@ class TwoPhaseStep:
             self.compute(parts, group)
             report("exchange")
             means.append(self.exchange(group))
-            return by_shard(self._train_records)
+            return squeeze_shards(self._train_records)
 
         # The records are gathered last: who has them knows that everybody has the means.
         records = self._lockstep.run_unit(position, work)
@@ -60,7 +62,7 @@ class TwoPhaseStep:
         report("update")
         return self._replica.apply(means[-1], records)
 
-    def compute(self, parts: Sequence[Part], group: Group) -> None:
+    def compute(self, parts: Sequence[ShardBatch], group: Group) -> None:
         """Compute the gradients of `parts` into the buffers. Changes nothing else."""
         floats = self._buffer(group)
         for index, part in enumerate(parts):
@@ -81,7 +83,7 @@ class TwoPhaseStep:
             shape = (len(group.shards), self._replica.floats_size)
             self._floats = group.buffer(shape, self._replica.floats_dtype)
             # Kept: the group prepares an operation once for each array object.
-            self._floats_by_shard = by_shard(self._floats)
+            self._floats_by_shard = squeeze_shards(self._floats)
             self._generation = group.generation
         return self._floats
 
@@ -95,7 +97,7 @@ class TwoPhaseStep:
         """See `StepExecutor`."""
         return self._replica.predict(data)
 
-    def test(self, position: LoopPosition, parts: Sequence[Part]) -> Logs:
+    def test(self, position: LoopPosition, parts: Sequence[ShardBatch]) -> Logs:
         """See `StepExecutor`."""
 
         def work(group: Group) -> NDArray[Any]:
@@ -104,18 +106,18 @@ class TwoPhaseStep:
                 self._test_records[index] = 0
                 if part.rows:
                     self._replica.evaluate(part.shard, part.data, self._test_records[index])
-            return by_shard(self._test_records)
+            return squeeze_shards(self._test_records)
 
         return self._replica.merge(self._lockstep.run_unit(position, work))
 
-    def predict(self, position: LoopPosition, parts: Sequence[Part], example: Any) -> Any:
+    def predict(self, position: LoopPosition, parts: Sequence[ShardBatch], example: Any) -> Any:
         """See `StepExecutor`."""
         gathered: list[Any] = []
 
         def work(group: Group) -> NDArray[Any]:
             outputs = [self._replica.predict(part.data) if part.rows else None for part in parts]
             gathered.append(gather_rows(group, outputs, example))
-            return nothing(group)
+            return barrier_token(group)
 
         self._lockstep.run_unit(position, work)
         return gathered[-1]

@@ -13,7 +13,7 @@ from exchange_ranks import free_addresses
 import insitu.exchange
 from insitu.errors import ExchangeError, PeerLost, StaleGeneration, TrainingError
 from insitu.exchange import Group
-from insitu.train.collectives.gather import by_shard
+from insitu.train.collectives.gather import squeeze_shards
 from insitu.train.elastic.divergence import Fingerprint
 from insitu.train.elastic.lockstep import GenerationChanged, Lockstep, ResumePoint, RetryStep
 from insitu.train.elastic.position import SETUP, TEST, TRAIN, LoopPosition
@@ -153,10 +153,10 @@ class Task:
         def work(group: Group) -> Any:
             self._at("begin", step)
             values = np.array([[(step + 1) * (shard + 1) * (1 + self.total)] for shard in self.shards])
-            result = group.all_reduce(by_shard(values))
+            result = group.all_reduce(squeeze_shards(values))
             self._at("reduced", step)
             reduced.append(float(result[0]))
-            return by_shard(values * 0 + 1)
+            return squeeze_shards(values * 0 + 1)
 
         while True:
             reduced: list[float] = []
@@ -263,7 +263,7 @@ def test_a_replacement_skips_a_unit_that_the_others_have_done() -> None:
 
     def work(group: Group) -> Any:
         done.append(position)
-        return by_shard(np.ones((1, 1)))
+        return squeeze_shards(np.ones((1, 1)))
 
     task.staged = {"total": np.array(2.0), "done": [0]}
     setup, position = LoopPosition(0, SETUP), at(1)

@@ -13,7 +13,7 @@ from insitu.paths import Paths
 from insitu.progress import read_progress
 from insitu.roster import RECOVERING, Member, Roster, write_roster
 from insitu.spec import TaskId
-from insitu.train.devices import Watch
+from insitu.train.devices import ReplicaMonitor
 from insitu.train.elastic import roster_rendezvous
 from insitu.train.elastic.lockstep import GenerationChanged
 from insitu.train.elastic.progress_reporter import ProgressReporter
@@ -54,7 +54,7 @@ def test_a_generation_that_failed_is_reported(tmp_path: Path) -> None:
     job.task(W0).mkdir(parents=True)
     reporter = ProgressReporter(context)
     reporter.open()
-    rendezvous = RosterRendezvous(context, reporter, Watch(), "auto", "none")
+    rendezvous = RosterRendezvous(context, reporter, ReplicaMonitor(), "auto", "none")
     reported: list[tuple[str, int]] = []
 
     def at_the_loss() -> None:
@@ -80,7 +80,7 @@ def rendezvous_in(root: Path) -> RosterRendezvous:
     context = Context(Paths(root), "j-1", W0, "c", (0,), 2, stall_timeout=30.0, attempt=1)
     assert context.job is not None
     context.job.task(W0).mkdir(parents=True)
-    return RosterRendezvous(context, ProgressReporter(context), Watch(), "auto", "none")
+    return RosterRendezvous(context, ProgressReporter(context), ReplicaMonitor(), "auto", "none")
 
 
 def test_a_task_takes_over_the_shards_that_the_roster_gives_it(tmp_path: Path) -> None:
