@@ -13,7 +13,7 @@ from insitu.errors import TrainingError
 from insitu.exchange import Group
 from insitu.train.elastic.position import TEST, TRAIN, LoopPosition
 from insitu.train.fit.two_phase import TwoPhaseStep
-from insitu.train.replica import Part
+from insitu.train.replica import ShardBatch
 
 POSITION = LoopPosition(0, TRAIN, 1, epoch=1, step=2)
 
@@ -68,8 +68,8 @@ def replica() -> Any:
     return SumReplica()
 
 
-def part(shard: int, *rows: float) -> Part:
-    return Part(shard, len(rows), np.array(rows, np.float32)[:, None] if rows else None)
+def part(shard: int, *rows: float) -> ShardBatch:
+    return ShardBatch(shard, len(rows), np.array(rows, np.float32)[:, None] if rows else None)
 
 
 def test_a_step_updates_by_the_mean_over_rows(lockstep: Any, replica: Any) -> None:
