@@ -14,8 +14,8 @@ from exchange_ranks import SECRET, Rank, ranks, without_main
 from insitu import exchange
 from insitu.cluster.sabotage import deafen_connections
 from insitu.errors import ExchangeError, JoinTimeout, PeerLost
-from insitu.exchange.shm import SharedMemory
-from insitu.exchange.tcp import Tcp
+from insitu.exchange.shm import SharedMemoryTransport
+from insitu.exchange.tcp import TcpTransport
 
 NAMES = ["worker:0", "worker:1", "worker:2"]
 VICTIM = 1
@@ -110,7 +110,7 @@ def test_however_they_reduce_survivors_get_peer_lost(
 
 def _answer_by_half(pipe: Any, rank: int, addresses: list[str], compiled: bool) -> Any:
     """Rank 0 adds up for all, and dies when it has sent half of a sum."""
-    from insitu.exchange import links, tcp
+    from insitu.exchange import peer_connections, tcp
 
     os.environ["INSITU_NATIVE"] = str(int(compiled and rank != 0))
     tcp.choose = lambda *_: "star"  # type: ignore[assignment,return-value]
@@ -118,16 +118,16 @@ def _answer_by_half(pipe: Any, rank: int, addresses: list[str], compiled: bool) 
         buffer = group.buffer(25_000, np.float32)
         buffer[:] = np.arange(25_000) + rank
         before = buffer.copy()
-        whole = links.Channel.push
+        whole = peer_connections.DataChannel.push
 
-        def push(channel: links.Channel) -> bool:
+        def push(channel: peer_connections.DataChannel) -> bool:
             if channel.sent and channel.out:  # after the header
                 channel.connection.send(channel.out[0][: len(channel.out[0]) // 2])
                 os.kill(os.getpid(), signal.SIGKILL)
             return whole(channel)
 
         if rank == 0:
-            links.Channel.push = push  # type: ignore[method-assign]
+            peer_connections.DataChannel.push = push  # type: ignore[method-assign]
         with pytest.raises(PeerLost) as caught:
             group.all_reduce(buffer)
         return caught.value.rank, group.last_completed < caught.value.sequence, bool((buffer == before).all())
@@ -275,7 +275,7 @@ def test_survivors_finish_what_the_lost_one_had_begun(place: str, piece: int, co
 
 def _come_late_to_the_meeting(pipe: Any, rank: int, addresses: list[str]) -> Any:
     """Rank 1 dies at work; rank 2 learns of it when it still has to see that all came to begin."""
-    from insitu.exchange.wait import Meeting
+    from insitu.exchange.shm_barrier import ShmBarrier
 
     with exchange.join(rank, addresses, secret=SECRET, transport="shm") as group:
         if rank == VICTIM:
@@ -284,18 +284,18 @@ def _come_late_to_the_meeting(pipe: Any, rank: int, addresses: list[str]) -> Any
         buffer[:] = rank
         if rank == VICTIM:
             _without_compiled_code(group)
-        wait = Meeting._wait
+        wait = ShmBarrier._wait
 
-        def slowly(self: Meeting, word: int, excused: Any) -> None:
+        def slowly(self: ShmBarrier, word: int, excused: Any) -> None:
             pipe.send(("waits", None))
             wait(self, word, excused)
             deadline = time.monotonic() + 30
             while not self._words[self._alarm]:
                 assert time.monotonic() < deadline, "nobody was given up"
-            Meeting._wait = wait  # type: ignore[method-assign]
+            ShmBarrier._wait = wait  # type: ignore[method-assign]
 
         if rank == 2:
-            Meeting._wait = slowly  # type: ignore[method-assign]
+            ShmBarrier._wait = slowly  # type: ignore[method-assign]
         else:
             pipe.recv()
         with pytest.raises(PeerLost) as caught:
@@ -317,14 +317,14 @@ def test_one_that_hears_of_a_loss_before_it_begins_still_takes_part() -> None:
 
 def _stopped_while_forming(pipe: Any, rank: int, addresses: list[str], transport: str) -> Any:
     if rank == 1:
-        measure, allocate = Tcp._measure, SharedMemory.allocate
+        measure, allocate = TcpTransport._measure, SharedMemoryTransport.allocate
 
         def stop(transport: Any, *arguments: Any) -> Any:
             pipe.send(("forming", None))
             os.kill(os.getpid(), signal.SIGSTOP)
-            return (measure if isinstance(transport, Tcp) else allocate)(transport, *arguments)
+            return (measure if isinstance(transport, TcpTransport) else allocate)(transport, *arguments)
 
-        Tcp._measure = SharedMemory.allocate = stop  # type: ignore[assignment, method-assign]
+        TcpTransport._measure = SharedMemoryTransport.allocate = stop  # type: ignore[assignment, method-assign]
     start = time.monotonic()
     with pytest.raises(JoinTimeout) as caught:
         exchange.join(rank, addresses, transport=transport, timeout=2.0, stall_timeout=50.0)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from exchange_ranks import SECRET, in_threads, ranks
 
 from insitu import exchange
 from insitu.errors import PeerLost
-from insitu.exchange.links import Links, _is_silent
+from insitu.exchange.peer_connections import PeerConnections, _is_silent
 
 HOSTS = ("10.213.9.1", "10.213.9.2")
 
@@ -206,7 +206,7 @@ def test_all_who_wait_blame_the_one_that_does_not() -> None:
 
 
 def test_a_peer_that_beats_is_not_taken_for_a_stuck_one() -> None:
-    links = Links(0, {}, {}, 1.0)
+    links = PeerConnections(0, {}, {}, 1.0)
     links._heard = {1: 99.9, 2: 99.8}
     links._awaits = {1: 3, 2: 1}
     assert links._stuck([2], 100.0) == 3
@@ -222,8 +222,8 @@ def test_a_stopped_process_is_not_taken_for_a_vanished_host() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         caller = socket.create_connection(listener.getsockname())
         called, _ = listener.accept()
-        with caller, called, mock.patch("insitu.exchange.links._SILENT", -1):
-            links = Links(0, {1: caller}, {1: caller}, 60.0)
+        with caller, called, mock.patch("insitu.exchange.peer_connections._SILENT", -1):
+            links = PeerConnections(0, {1: caller}, {1: caller}, 60.0)
             links._beat(100.0)
             deadline = time.monotonic() + 30
             while _is_silent(caller):  # until the acknowledgement has come
@@ -247,8 +247,8 @@ def test_beats_that_nobody_reads_are_no_loss() -> None:
             return float(group.all_reduce(np.ones(10, np.float32))[0])
 
     with (
-        mock.patch("insitu.exchange.congestion.start", small),
-        mock.patch("insitu.exchange.links._BEAT_EVERY", 0.001),
+        mock.patch("insitu.exchange.tcp_tuning.start", small),
+        mock.patch("insitu.exchange.peer_connections._BEAT_EVERY", 0.001),
     ):
         assert in_threads(2, run) == [2.0, 2.0]
 

@@ -21,7 +21,7 @@ from insitu.errors import (
     JoinTimeout,
     StaleGeneration,
 )
-from insitu.exchange.handshake import GREETING, NONCE_BYTES, PROOF_BYTES, NotAPeer, accept, dial
+from insitu.exchange.handshake import GREETING, NONCE_BYTES, PROOF_BYTES, ProtocolError, accept, dial
 from insitu.exchange.transport import Mismatch
 
 
@@ -185,7 +185,7 @@ def test_a_card_without_end_is_refused() -> None:
     next(acceptor)
     proof = dialler.send(answer)[:PROOF_BYTES]
     wanted = acceptor.send(proof)
-    with pytest.raises(NotAPeer):
+    with pytest.raises(ProtocolError):
         acceptor.send(b"\xff" * wanted)
 
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from insitu.exchange.arithmetic import Factors, Reducer, bounds, chunks, coefficients
 from insitu.exchange.costs import chain_order, hub
-from insitu.exchange.rounds import Round
-from insitu.exchange.schedule import Schedule, Segment, Step
-from insitu.exchange.stream import Stream, as_bytes
+from insitu.exchange.schedule import Schedule, ScheduleStep, Transfer
+from insitu.exchange.schedule_runner import ScheduleRunner
+from insitu.exchange.tcp_session import TcpSession, as_bytes
 from insitu.exchange.transport import Members, Reduction
 
 CHUNK_BYTES = 256 * 1024
@@ -39,17 +39,17 @@ class Algorithm(Protocol):
         """Reduces. False: all weights were 0, and the target means nothing."""
 
 
-def _weights(stream: Stream, reduction: Reduction) -> dict[int, list[Segment]]:
+def _weights(stream: TcpSession, reduction: Reduction) -> dict[int, list[Transfer]]:
     """What each member sends before its rows."""
     if reduction.op != "weighted_mean":
         return {member: [] for member in range(stream.members.size)}
     return {
-        member: [Segment(stream.weights_of(member))] if shards else []
+        member: [Transfer(stream.weights_of(member))] if shards else []
         for member, shards in enumerate(stream.members.shards)
     }
 
 
-def _greeting(stream: Stream, weights: Mapping[int, Sequence[Segment]]) -> dict[int, int]:
+def _greeting(stream: TcpSession, weights: Mapping[int, Sequence[Transfer]]) -> dict[int, int]:
     return {peer: 1 + len(weights[peer]) for peer in stream.peers}
 
 
@@ -61,23 +61,23 @@ def _with_own(members: Members, own: Sequence[np.ndarray], others: Sequence[np.n
     return rows
 
 
-def gather(stream: Stream, reduction: Reduction, target: np.ndarray) -> Algorithm:
+def gather(stream: TcpSession, reduction: Reduction, target: np.ndarray) -> Algorithm:
     """Everybody sends its rows to everybody."""
     members, length, dtype = stream.members, reduction.length, reduction.dtype
     reducer = Reducer(reduction.op, dtype, members.num_shards, length)
     rows = _with_own(members, reduction.rows, list(np.empty((members.num_shards, length), dtype)))
     weights = _weights(stream, reduction)
     full = bool(length)
-    out = [*weights[members.rank], *(Segment(row) for row in reduction.rows if full)]
+    out = [*weights[members.rank], *(Transfer(row) for row in reduction.rows if full)]
     into = {
-        peer: [*weights[peer], *(Segment(rows[shard]) for shard in members.shards[peer] if full)]
+        peer: [*weights[peer], *(Transfer(rows[shard]) for shard in members.shards[peer] if full)]
         for peer in stream.peers
     }
     start, stop = reduction.scatter or (0, length)
     spoils = _spoils(stream, reduction, reducer, target)
     place = np.empty_like(target) if spoils else target
     summands = [row[start:stop] for row in rows]
-    step = Step(summands, place, {peer: 1 + len(flow) for peer, flow in into.items()})
+    step = ScheduleStep(summands, place, {peer: 1 + len(flow) for peer, flow in into.items()})
     schedule = Schedule(
         dict.fromkeys(stream.peers, out),
         into,
@@ -86,10 +86,10 @@ def gather(stream: Stream, reduction: Reduction, target: np.ndarray) -> Algorith
         in_place=not spoils,
         deliver=(place, target) if spoils else None,
     )
-    return Round(stream, reduction, reducer, schedule)
+    return ScheduleRunner(stream, reduction, reducer, schedule)
 
 
-def _spoils(stream: Stream, reduction: Reduction, reducer: Reducer, target: np.ndarray) -> bool:
+def _spoils(stream: TcpSession, reduction: Reduction, reducer: Reducer, target: np.ndarray) -> bool:
     """Whether summing to `target` would change this member's first row, which it is, before that is added."""
     mine = stream.members.shards[stream.members.rank]
     if not mine or not np.shares_memory(reduction.rows[0], target):
@@ -98,7 +98,7 @@ def _spoils(stream: Stream, reduction: Reduction, reducer: Reducer, target: np.n
     return not early and reducer.wide is reduction.dtype
 
 
-def star(stream: Stream, reduction: Reduction, target: np.ndarray) -> Algorithm:
+def star(stream: TcpSession, reduction: Reduction, target: np.ndarray) -> Algorithm:
     """One member, the hub, is sent all rows, and sends the sums to all."""
     if not reduction.length:  # the hub answers once it has added something up
         return gather(stream, reduction, target)
@@ -108,16 +108,16 @@ def star(stream: Stream, reduction: Reduction, target: np.ndarray) -> Algorithm:
     reducer = Reducer(reduction.op, dtype, members.num_shards, size)
     pieces = chunks(0, reduction.length, size)
     weights = _weights(stream, reduction)
-    everybodys = [Segment(stream.weights_table, 1)] if reduction.op == "weighted_mean" else []
+    everybodys = [Transfer(stream.weights_table, 1)] if reduction.op == "weighted_mean" else []
     # A result that is wanted where the rows are is put together elsewhere: a loss leaves rows as they were.
     place = np.empty_like(target) if np.shares_memory(target, reduction.result) else target
-    sums = [Segment(place[low:high], number + 1) for number, (low, high) in enumerate(pieces)]
+    sums = [Transfer(place[low:high], number + 1) for number, (low, high) in enumerate(pieces)]
     deliver = None if place is target else (place, target)
     if members.rank != middle:
-        rows = [Segment(row[low:high]) for low, high in pieces for row in reduction.rows]
-        come = [Segment(segment.data) for segment in (*everybodys, *sums)]
+        rows = [Transfer(row[low:high]) for low, high in pieces for row in reduction.rows]
+        come = [Transfer(segment.data) for segment in (*everybodys, *sums)]
         out, into = {middle: [*weights[members.rank], *rows]}, {middle: come}
-        return Round(stream, reduction, reducer, Schedule(out, into, {middle: 1}, deliver=deliver))
+        return ScheduleRunner(stream, reduction, reducer, Schedule(out, into, {middle: 1}, deliver=deliver))
     table = np.empty((members.num_shards, reduction.length), dtype)
     rows_of = {peer: [table[shard] for shard in members.shards[peer]] for peer in stream.peers}
     summands = _with_own(members, reduction.rows, list(table))
@@ -125,12 +125,12 @@ def star(stream: Stream, reduction: Reduction, target: np.ndarray) -> Algorithm:
     schedule = Schedule(
         {peer: [*everybodys, *sums] for peer in stream.peers},
         {
-            peer: [*weights[peer], *(Segment(row[low:high]) for low, high in pieces for row in rows)]
+            peer: [*weights[peer], *(Transfer(row[low:high]) for low, high in pieces for row in rows)]
             for peer, rows in rows_of.items()
         },
         greeting,
         [
-            Step(
+            ScheduleStep(
                 [row[low:high] for row in summands],
                 place[low:high],
                 {peer: greeting[peer] + (number + 1) * len(rows) for peer, rows in rows_of.items()},
@@ -140,10 +140,10 @@ def star(stream: Stream, reduction: Reduction, target: np.ndarray) -> Algorithm:
         answers=True,
         deliver=deliver,
     )
-    return Round(stream, reduction, reducer, schedule)
+    return ScheduleRunner(stream, reduction, reducer, schedule)
 
 
-def direct(stream: Stream, reduction: Reduction, target: np.ndarray) -> Algorithm:
+def direct(stream: TcpSession, reduction: Reduction, target: np.ndarray) -> Algorithm:
     """Everybody sums one part of the length for all.
 
     The stream to a peer alternates: rows of a chunk of the peer's part, then the sum of an earlier chunk of
@@ -160,22 +160,22 @@ def direct(stream: Stream, reduction: Reduction, target: np.ndarray) -> Algorith
     wanted = reduction.scatter
     offset = wanted[0] if wanted else 0
 
-    def sums(pieces: Sequence[tuple[int, int]], late: bool) -> list[list[Segment]]:
+    def sums(pieces: Sequence[tuple[int, int]], late: bool) -> list[list[Transfer]]:
         """Of a reduce_scatter, sums stay where they are."""
         gates = [number + 1 if late else 0 for number in range(len(pieces))]
         return [
-            [Segment(target[low:high], gate)]
+            [Transfer(target[low:high], gate)]
             for gate, (low, high) in zip(gates, pieces, strict=True)
             if wanted is None
         ]
 
     out, into, needs = {}, {}, {}
     for peer, pieces in theirs.items():
-        sent = [[Segment(row[low:high]) for row in reduction.rows] for low, high in pieces]
+        sent = [[Transfer(row[low:high]) for row in reduction.rows] for low, high in pieces]
         out[peer] = [*weights[members.rank], *itertools.chain(*_alternate(sent, sums(own, True)))]
         come = [
             [
-                Segment(table[number % DEPTH, shard, : high - low], max(0, number - DEPTH + 1))
+                Transfer(table[number % DEPTH, shard, : high - low], max(0, number - DEPTH + 1))
                 for shard in members.shards[peer]
             ]
             for number, (low, high) in enumerate(own)
@@ -188,12 +188,14 @@ def direct(stream: Stream, reduction: Reduction, target: np.ndarray) -> Algorith
         mine = [row[low:high] for row in reduction.rows]
         rows = _with_own(members, mine, [row[: high - low] for row in table[number % DEPTH]])
         steps.append(
-            Step(rows, target[low - offset : high - offset], {peer: needs[peer][number] for peer in needs})
+            ScheduleStep(
+                rows, target[low - offset : high - offset], {peer: needs[peer][number] for peer in needs}
+            )
         )
-    return Round(stream, reduction, reducer, Schedule(out, into, _greeting(stream, weights), steps))
+    return ScheduleRunner(stream, reduction, reducer, Schedule(out, into, _greeting(stream, weights), steps))
 
 
-def _alternate(rows: Sequence[list[Segment]], sums: Sequence[list[Segment]]) -> list[list[Segment]]:
+def _alternate(rows: Sequence[list[Transfer]], sums: Sequence[list[Transfer]]) -> list[list[Transfer]]:
     """What goes one way between two members: rows of one chunk after the other, and sums some chunks after
     them."""
     order = []
@@ -205,17 +207,17 @@ def _alternate(rows: Sequence[list[Segment]], sums: Sequence[list[Segment]]) -> 
     return order
 
 
-def _complete(flow: Sequence[list[Segment]], rows: Sequence[list[Segment]], ahead: int) -> list[int]:
+def _complete(flow: Sequence[list[Transfer]], rows: Sequence[list[Transfer]], ahead: int) -> list[int]:
     """After how many segments from a peer each of `rows` has come; `ahead` are before the flow."""
     ends = list(itertools.accumulate(map(len, flow), initial=ahead))[1:]
     places = {id(segments): end for segments, end in zip(flow, ends, strict=True)}
     return [places[id(segments)] for segments in rows]
 
 
-class Chain:
+class ChainAllReduce:
     """A running sum goes through all members in shard order, and the result comes back."""
 
-    def __init__(self, stream: Stream, reduction: Reduction, target: np.ndarray) -> None:
+    def __init__(self, stream: TcpSession, reduction: Reduction, target: np.ndarray) -> None:
         size = CHUNK_BYTES // reduction.dtype.itemsize
         members = stream.members
         self.stream = stream
@@ -315,9 +317,9 @@ class Chain:
         return self._next is None or self._previous is None or returned == len(self._chunks)
 
 
-ALGORITHMS: Mapping[str, Callable[[Stream, Reduction, np.ndarray], Algorithm]] = {
+ALGORITHMS: Mapping[str, Callable[[TcpSession, Reduction, np.ndarray], Algorithm]] = {
     "gather": gather,
     "star": star,
     "direct": direct,
-    "chain": Chain,
+    "chain": ChainAllReduce,
 }

@@ -20,8 +20,8 @@ import numpy as np
 from insitu.errors import InputError
 
 Array = np.ndarray
-Operation = Literal["sum", "mean", "weighted_mean"]
-OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+ReduceOp = Literal["sum", "mean", "weighted_mean"]
+REDUCE_OPS: tuple[ReduceOp, ...] = get_args(ReduceOp)
 
 Factors = Sequence[np.generic]
 
@@ -35,8 +35,8 @@ _FLOAT32 = np.dtype(np.float32)
 
 def check_reducible(dtype: np.dtype, op: str) -> None:
     """Raises InputError unless buffers of `dtype` can be reduced by `op`."""
-    if op not in OPERATIONS:
-        raise InputError(f"op must be one of {', '.join(OPERATIONS)}. Received: {op!r}")
+    if op not in REDUCE_OPS:
+        raise InputError(f"op must be one of {', '.join(REDUCE_OPS)}. Received: {op!r}")
     if dtype.name not in DTYPES:
         raise InputError(f"A buffer to reduce must be of {', '.join(DTYPES)}. Received: {dtype.name}")
     if op != "sum" and dtype.name not in FLOATING:
@@ -95,7 +95,7 @@ class Reducer:
     `limit` is the greatest length of a row in elements. Holds scratch of its own: not for several threads.
     """
 
-    def __init__(self, op: Operation, dtype: np.dtype, num_shards: int, limit: int) -> None:
+    def __init__(self, op: ReduceOp, dtype: np.dtype, num_shards: int, limit: int) -> None:
         check_reducible(dtype, op)
         self.op = op
         self.dtype = dtype

@@ -6,21 +6,21 @@ from collections.abc import Callable, Sequence
 
 from insitu.exchange import native
 from insitu.exchange.arithmetic import Factors
-from insitu.exchange.wait import Meeting
+from insitu.exchange.shm_barrier import ShmBarrier
 
 _BRIEF_BYTES = 256 * 1024
 """Rows up to this size are reduced without letting other threads run."""
 
 
 class CompiledSmall:
-    """A Run through the slots, in one call. Where somebody is late, `meet` goes on with the meeting from what
+    """A RunReduction through the slots, in one call. Where somebody is late, `meet` goes on with the meeting from what
     the call came back with, and `reduce` sums the slots of even or odd meetings."""
 
     def __init__(
         self,
         kernels: native.Kernels,
-        prepared: native.Prepared,
-        meeting: Meeting,
+        prepared: native.PreparedCall,
+        meeting: ShmBarrier,
         book: Callable[[], None],
         meet: Callable[[int], None],
         reduce: Callable[[int], None],
@@ -41,15 +41,15 @@ class CompiledSmall:
 
 
 class CompiledPart:
-    """A Run for rows in shared memory. `weigh` gives all shards' factors, `end` is told how it ended,
+    """A RunReduction for rows in shared memory. `weigh` gives all shards' factors, `end` is told how it ended,
     `came_last` is called after a meeting in compiled code."""
 
     def __init__(
         self,
         kernels: native.Kernels,
-        prepared: native.Prepared,
+        prepared: native.PreparedCall,
         row_bytes: int,
-        meeting: Meeting,
+        meeting: ShmBarrier,
         weigh: Callable[[Sequence[float] | None], Factors | None],
         end: Callable[[int, Factors | None], None],
         came_last: Callable[[], None],

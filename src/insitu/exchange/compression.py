@@ -13,13 +13,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from insitu.exchange.arithmetic import chunks
-from insitu.exchange.transport import Account, Reduction, Run, Transport
+from insitu.exchange.transport import Reduction, RunReduction, Transport, WaitStats
 
 _PIECE = 64 * 1024
 """Elements rounded at a time, so that they stay in the processor's cache."""
 
 
-class Rounding:
+class ErrorFeedback:
     """Rounds one row to bfloat16 again and again, and remembers what that takes away."""
 
     def __init__(self, length: int) -> None:
@@ -47,7 +47,7 @@ class Rounding:
                 residual[~np.isfinite(residual)] = 0.0
 
 
-class Compressing:
+class CompressingTransport:
     """A Transport that hands all_reduce of float32 to another one as bfloat16, and all else as it is."""
 
     def __init__(self, inner: Transport) -> None:
@@ -55,18 +55,18 @@ class Compressing:
         self.name = inner.name
 
     @property
-    def account(self) -> Account:
+    def account(self) -> WaitStats:
         return self._inner.account
 
     def allocate(self, size: int, keep: np.ndarray | None = None) -> np.ndarray:
         return self._inner.allocate(size, keep)
 
-    def reduction(self, reduction: Reduction) -> Run:
+    def reduction(self, reduction: Reduction) -> RunReduction:
         if reduction.dtype.name != "float32" or reduction.scatter is not None:
             return self._inner.reduction(reduction)
-        roundings = [Rounding(reduction.length) for _ in reduction.rows]
+        roundings = [ErrorFeedback(reduction.length) for _ in reduction.rows]
         rows = tuple(rounding.rounded for rounding in roundings)
-        result = rows[0] if rows else Rounding(reduction.length).rounded
+        result = rows[0] if rows else ErrorFeedback(reduction.length).rounded
         rounded = Reduction(reduction.op, result.dtype, reduction.length, rows, result)
         inner = self._inner.reduction(rounded)
 

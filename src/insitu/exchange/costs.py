@@ -18,9 +18,9 @@ from typing import Literal
 
 from insitu.exchange.transport import Members
 
-Algorithm = Literal["gather", "star", "direct", "chain"]
-Measured = Literal["gather", "star", "direct"]
-MEASURED: tuple[Measured, ...] = ("gather", "star", "direct")
+AlgorithmName = Literal["gather", "star", "direct", "chain"]
+MeasuredAlgorithm = Literal["gather", "star", "direct"]
+MEASURED: tuple[MeasuredAlgorithm, ...] = ("gather", "star", "direct")
 MEASURED_BYTES = 512 * 1024
 """Of the largest rows that are measured."""
 _TABLE_BYTES = 8 << 20
@@ -31,17 +31,17 @@ _FAVOUR = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """What a reduction takes: `latency` in seconds, and `pace` in seconds more per byte of a row."""
+class LinearCost:
+    """What a reduction takes: `latency` in seconds, and `seconds_per_byte` in seconds more per byte of a row."""
 
     latency: float
-    pace: float
+    seconds_per_byte: float
 
     def at(self, row_bytes: int) -> float:
-        return self.latency + row_bytes * self.pace
+        return self.latency + row_bytes * self.seconds_per_byte
 
 
-Costs = Mapping[Measured, Line]
+Costs = Mapping[MeasuredAlgorithm, LinearCost]
 
 
 def hub(members: Members) -> int:
@@ -60,7 +60,7 @@ def chain_order(members: Members) -> list[int] | None:
     return hosts + [rank for rank in range(members.size) if not members.shards[rank]]
 
 
-def estimate(algorithm: Algorithm, members: Members, row_bytes: int, chunk: int, costs: Costs) -> float:
+def estimate(algorithm: AlgorithmName, members: Members, row_bytes: int, chunk: int, costs: Costs) -> float:
     """Seconds that one reduction takes, by the model.
 
     Rows that were measured are too short to be streamed in chunks. So what larger ones take in "direct",
@@ -69,28 +69,30 @@ def estimate(algorithm: Algorithm, members: Members, row_bytes: int, chunk: int,
     """
     others, rows = members.size - 1, max(len(shards) for shards in members.shards)
     everybody = costs["gather"]
-    pace = everybody.pace / (others * rows)
+    seconds_per_byte = everybody.seconds_per_byte / (others * rows)
     if algorithm == "chain":
-        step = everybody.latency + min(chunk, row_bytes) * pace
-        return 2 * others * step + (2 if others > 1 else 1) * row_bytes * pace
+        step = everybody.latency + min(chunk, row_bytes) * seconds_per_byte
+        return 2 * others * step + (2 if others > 1 else 1) * row_bytes * seconds_per_byte
     if algorithm == "direct":
-        streamed = min(costs["direct"].pace, others / members.size * (rows + 1) * pace)
+        streamed = min(
+            costs["direct"].seconds_per_byte, others / members.size * (rows + 1) * seconds_per_byte
+        )
         measured = min(row_bytes, MEASURED_BYTES)
         return costs["direct"].at(measured) + (row_bytes - measured) * streamed
     return costs[algorithm].at(row_bytes)
 
 
-def choose(members: Members, row_bytes: int, chunk: int, costs: Costs) -> Algorithm:
+def choose(members: Members, row_bytes: int, chunk: int, costs: Costs) -> AlgorithmName:
     """The cheapest algorithm, or "gather", the simplest, where that takes hardly longer. The same on every
     member, as long as `costs` are."""
     if not row_bytes:
         return "gather"
 
-    def seconds(algorithm: Algorithm) -> float:
+    def seconds(algorithm: AlgorithmName) -> float:
         favour = _FAVOUR if algorithm == "gather" else 1.0
         return favour * estimate(algorithm, members, row_bytes, chunk, costs)
 
-    candidates: list[Algorithm] = []
+    candidates: list[AlgorithmName] = []
     if members.num_shards * row_bytes <= _TABLE_BYTES:
         candidates.append("gather")
         if members.size == 2 and max(map(len, members.shards)) == 1:

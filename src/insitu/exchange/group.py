@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from insitu.errors import ExchangeError, InputError, PeerLost, StaleGeneration
-from insitu.exchange.arithmetic import Operation, bounds, check_reducible, check_weights
-from insitu.exchange.transport import Gone, Members, Reduction, Run, Seat, Transport
+from insitu.exchange.arithmetic import ReduceOp, bounds, check_reducible, check_weights
+from insitu.exchange.transport import GroupConfig, MemberLost, Members, Reduction, RunReduction, Transport
 
-_PLANS = 256
-"""Prepared operations kept at most."""
+_MAX_PREPARED = 256
+"""PreparedCall operations kept at most."""
 
 
 @dataclass(slots=True)
@@ -40,17 +40,17 @@ class OperationStats:
 
 
 @dataclass(slots=True)
-class _Plan:
+class _PreparedOperation:
     """An operation on one array, prepared. `reference` tells whether it is still that array, which it doesn't
     keep: an array that is gone takes its plan along. `several`: the result is only the array's first row."""
 
     reference: weakref.ref[np.ndarray]
-    run: Run
+    run: RunReduction
     several: bool
     nbytes: int
 
 
-class _Lent:
+class _BorrowedBytes:
     """The bytes of an array, for NumPy, without keeping the array."""
 
     def __init__(self, array: np.ndarray) -> None:
@@ -63,10 +63,10 @@ class _Lent:
         }
 
 
-Formed = tuple[Members, Transport, Callable[[], None]]
+FormedGroup = tuple[Members, Transport, Callable[[], None]]
 """What meeting the others gives: who they are, a transport, what to do after it is closed."""
 
-Form = Callable[[Seat, float, Callable[[], bool]], Formed]
+FormGroup = Callable[[GroupConfig, float, Callable[[], bool]], FormedGroup]
 """Meets the others within some seconds, or until what is asked now and then returns True."""
 
 
@@ -89,14 +89,14 @@ class Group:
         transport: Transport,
         on_close: Callable[[], None],
         *,
-        seat: Seat,
+        seat: GroupConfig,
         timeout: float,
-        form: Form,
+        form: FormGroup,
     ) -> None:
         self._timeout = timeout
         self._form = form
         self._buffers: list[np.ndarray] = []
-        self._plans: dict[tuple[int, str], _Plan] = {}
+        self._prepared: dict[tuple[int, str], _PreparedOperation] = {}
         self._broken: ExchangeError | None = None
         self._closed = False
         self.stats: dict[str, OperationStats] = {}
@@ -105,7 +105,7 @@ class Group:
         _GROUPS.add(self)
 
     def _sit_down(
-        self, seat: Seat, members: Members, transport: Transport, on_close: Callable[[], None]
+        self, seat: GroupConfig, members: Members, transport: Transport, on_close: Callable[[], None]
     ) -> None:
         self._seat, self._transport, self._on_close = seat, transport, on_close
         self._seated = True
@@ -151,7 +151,7 @@ class Group:
         return data.view(kind).reshape(sizes)
 
     def all_reduce(
-        self, array: np.ndarray, op: Operation = "sum", weights: Sequence[float] | None = None
+        self, array: np.ndarray, op: ReduceOp = "sum", weights: Sequence[float] | None = None
     ) -> np.ndarray:
         """Reduces all shards' rows into every rank's array, in place; returns the view with the result.
 
@@ -163,7 +163,7 @@ class Group:
 
         Raises InputError for what can't be reduced, PeerLost, ExchangeError.
         """
-        plan = self._plans.get((id(array), op))
+        plan = self._prepared.get((id(array), op))
         if plan is None or plan.reference() is not array:
             plan = self._prepare(array, op)
         if weights is not None or op == "weighted_mean":
@@ -172,7 +172,7 @@ class Group:
         return array[0] if plan.several else array
 
     def reduce_scatter(
-        self, array: np.ndarray, op: Operation = "sum", weights: Sequence[float] | None = None
+        self, array: np.ndarray, op: ReduceOp = "sum", weights: Sequence[float] | None = None
     ) -> np.ndarray:
         """This rank's part of what `all_reduce` would give, as a new flat array; `array` isn't changed.
 
@@ -300,7 +300,7 @@ class Group:
     def _leave(self) -> None:
         if self._seated:
             self._seated = False
-            self._plans.clear()
+            self._prepared.clear()
             self._transport.close()
             self._on_close()
 
@@ -335,23 +335,23 @@ class Group:
             )
         return tuple(row.reshape(-1) for row in array), array.shape[1:]
 
-    def _prepare(self, array: np.ndarray, op: Operation) -> _Plan:
+    def _prepare(self, array: np.ndarray, op: ReduceOp) -> _PreparedOperation:
         _check_movable(array)
-        lent = np.asarray(_Lent(array)).view(array.dtype).reshape(array.shape)
+        lent = np.asarray(_BorrowedBytes(array)).view(array.dtype).reshape(array.shape)
         rows, _ = self._split(lent)
         check_reducible(array.dtype, op)
         if not array.flags.writeable:
             raise InputError("all_reduce writes to its array, which is read-only")
         flat = rows[0] if rows else lent.reshape(-1)
         run = self._transport.reduction(Reduction(op, array.dtype, flat.size, rows, flat))
-        plans, key = self._plans, (id(array), op)
+        plans, key = self._prepared, (id(array), op)
 
         def forget(reference: weakref.ref[np.ndarray]) -> None:
             if key in plans and plans[key].reference is reference:
                 del plans[key]
 
-        plan = _Plan(weakref.ref(array, forget), run, len(rows) > 1, array.nbytes)
-        if len(plans) >= _PLANS:
+        plan = _PreparedOperation(weakref.ref(array, forget), run, len(rows) > 1, array.nbytes)
+        if len(plans) >= _MAX_PREPARED:
             plans.pop(next(iter(plans)))
         if self._transport.name != "solo" or array.size:
             plans[key] = plan
@@ -366,7 +366,7 @@ class Group:
         waited, start = account.waiting, time.perf_counter()
         try:
             action(*arguments)
-        except Gone as gone:
+        except MemberLost as gone:
             if gone.completed:
                 self.last_completed = self._sequence
             self._broken = self._stale(gone) if gone.rank == self.rank else self._peer_lost(name, gone)
@@ -388,7 +388,7 @@ class Group:
         stats.moving += time.perf_counter() - start - waited
         stats.last[account.last] += 1
 
-    def _peer_lost(self, name: str, gone: Gone) -> PeerLost:
+    def _peer_lost(self, name: str, gone: MemberLost) -> PeerLost:
         return PeerLost(
             f"{self.task(gone.rank)} {gone.why} during {name} number {self._sequence} of generation "
             f"{self.generation}; the last operation completed here is number {self.last_completed}",
@@ -399,7 +399,7 @@ class Group:
             last_completed=self.last_completed,
         )
 
-    def _stale(self, gone: Gone) -> StaleGeneration:
+    def _stale(self, gone: MemberLost) -> StaleGeneration:
         return StaleGeneration(
             f"{self.task(self.rank)} {gone.why}, which may go on with a generation after {self.generation}; "
             f"what its buffers hold is not to be used"

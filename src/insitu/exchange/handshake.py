@@ -24,8 +24,8 @@ from typing import Any
 
 from insitu.errors import AuthenticationError, ExchangeError, InputError
 
-Card = dict[str, Any]
-Talk = Generator[int | bytes, bytes, Card]
+PeerInfo = dict[str, Any]
+HandshakeSteps = Generator[int | bytes, bytes, PeerInfo]
 """Yields bytes to send, or a number of bytes to be sent in; returns the peer's card."""
 
 GREETING = b"insitu\x00\x01"
@@ -35,15 +35,15 @@ CARD_LIMIT = 1 << 16
 _LENGTH = struct.Struct("!I")
 
 
-class Conversation:
+class Handshake:
     """One talk under way, whatever carries its bytes: `out` is to be sent, `missing` bytes are waited for.
 
     `card` is the peer's once it has proved itself; the talk is over when `out` is empty, too.
     """
 
-    def __init__(self, talk: Talk) -> None:
+    def __init__(self, talk: HandshakeSteps) -> None:
         self.out = b""
-        self.card: Card | None = None
+        self.card: PeerInfo | None = None
         self._talk = talk
         self._in = b""
         self._wanted = 0
@@ -75,7 +75,7 @@ class Conversation:
             self.card = end.value
 
 
-class NotAPeer(ExchangeError):
+class ProtocolError(ExchangeError):
     """What answers there doesn't speak this protocol."""
 
 
@@ -89,34 +89,34 @@ def _proof(secret: bytes, role: bytes, dialled: bytes, accepted: bytes) -> bytes
     return hmac.new(secret, b"insitu " + role + b"\0" + dialled + accepted, hashlib.sha256).digest()
 
 
-def _seal(key: bytes, card: Card) -> bytes:
+def _seal(key: bytes, card: PeerInfo) -> bytes:
     body = json.dumps(card).encode()
     if len(body) > CARD_LIMIT:
         raise ExchangeError(f"A card has {CARD_LIMIT} bytes at most. Received: {len(body)}")
     return _LENGTH.pack(len(body)) + hmac.new(key, body, hashlib.sha256).digest() + body
 
 
-def _read_card(key: bytes) -> Talk:
+def _read_card(key: bytes) -> HandshakeSteps:
     head = yield _LENGTH.size + PROOF_BYTES
     (length,) = _LENGTH.unpack_from(head)
     if length > CARD_LIMIT:
-        raise NotAPeer(f"A card has {CARD_LIMIT} bytes at most. Received: {length}")
+        raise ProtocolError(f"A card has {CARD_LIMIT} bytes at most. Received: {length}")
     body = yield length
     if not hmac.compare_digest(head[_LENGTH.size :], hmac.new(key, body, hashlib.sha256).digest()):
         raise AuthenticationError("A peer's card was changed on its way")
     card = json.loads(body)
     if not isinstance(card, dict):
-        raise NotAPeer("A card must be a JSON object")
+        raise ProtocolError("A card must be a JSON object")
     return card
 
 
-def dial(secret: bytes, card: Card) -> Talk:
+def dial(secret: bytes, card: PeerInfo) -> HandshakeSteps:
     """The side that opened the connection."""
     mine = secrets.token_bytes(NONCE_BYTES)
     yield GREETING + mine
     answer = yield len(GREETING) + NONCE_BYTES + PROOF_BYTES
     if not answer.startswith(GREETING):
-        raise NotAPeer("What answers is not an exchange of this version of insitu")
+        raise ProtocolError("What answers is not an exchange of this version of insitu")
     theirs, proof = answer[len(GREETING) : -PROOF_BYTES], answer[-PROOF_BYTES:]
     if not hmac.compare_digest(proof, _proof(secret, b"accept", mine, theirs)):
         raise AuthenticationError("It doesn't know this job's secret, or this process doesn't")
@@ -124,11 +124,11 @@ def dial(secret: bytes, card: Card) -> Talk:
     return (yield from _read_card(_proof(secret, b"accept card", mine, theirs)))
 
 
-def accept(secret: bytes, card: Card) -> Talk:
+def accept(secret: bytes, card: PeerInfo) -> HandshakeSteps:
     """The side that was called. Tells a stranger nothing but a nonce and a proof over the stranger's own."""
     greeting = yield len(GREETING) + NONCE_BYTES
     if not greeting.startswith(GREETING):
-        raise NotAPeer("The caller is not an exchange of this version of insitu")
+        raise ProtocolError("The caller is not an exchange of this version of insitu")
     theirs, mine = greeting[len(GREETING) :], secrets.token_bytes(NONCE_BYTES)
     yield GREETING + mine + _proof(secret, b"accept", theirs, mine)
     proof = yield PROOF_BYTES

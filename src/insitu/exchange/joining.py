@@ -13,18 +13,18 @@ from typing import Literal, get_args
 
 from insitu.errors import ExchangeError, InputError
 from insitu.exchange import memory
-from insitu.exchange.compression import Compressing
-from insitu.exchange.group import Formed, Group
-from insitu.exchange.handshake import Card, check_secret
-from insitu.exchange.hosts import Hosts, SeveralHosts
-from insitu.exchange.links import Links
-from insitu.exchange.regions import Layout
+from insitu.exchange.compression import CompressingTransport
+from insitu.exchange.group import FormedGroup, Group
+from insitu.exchange.handshake import PeerInfo, check_secret
+from insitu.exchange.hierarchical import HierarchicalTransport, HostTopology
+from insitu.exchange.peer_connections import PeerConnections
 from insitu.exchange.rendezvous import Peer, Rendezvous, parse_address
-from insitu.exchange.shm import SharedMemory
-from insitu.exchange.solo import Solo
-from insitu.exchange.tcp import Tcp
-from insitu.exchange.transport import Gone, Members, Seat, Transport
-from insitu.exchange.wait import patience
+from insitu.exchange.shm import SharedMemoryTransport
+from insitu.exchange.shm_barrier import patience
+from insitu.exchange.shm_layout import SegmentLayout
+from insitu.exchange.solo import SoloTransport
+from insitu.exchange.tcp import TcpTransport
+from insitu.exchange.transport import GroupConfig, MemberLost, Members, Transport
 
 TransportName = Literal["auto", "shm", "tcp"]
 Compression = Literal["none", "bfloat16"]
@@ -75,7 +75,7 @@ def join(
         if not seconds > 0:
             raise InputError(f"{name} must be a number of seconds greater than 0. Received: {seconds}")
     rank = index(rank)
-    seat = Seat(
+    seat = GroupConfig(
         generation,
         rank,
         tuple(addresses),
@@ -83,13 +83,13 @@ def join(
         None if tasks is None else tuple(tasks),
     )
     total = len(addresses) if num_shards is None else num_shards
-    form = partial(_form, _Terms(total, transport, compression, secret, stall_timeout))
+    form = partial(_form, _JoinOptions(total, transport, compression, secret, stall_timeout))
     formed = form(seat, timeout, cancelled)
     return Group(*formed, seat=seat, timeout=timeout, form=form)
 
 
 @dataclass(frozen=True, slots=True)
-class _Terms:
+class _JoinOptions:
     """What stays the same from one generation of a group to the next."""
 
     num_shards: int
@@ -98,7 +98,7 @@ class _Terms:
     secret: bytes = field(repr=False)
     stall_timeout: float
 
-    def card(self, seat: Seat) -> Card:
+    def card(self, seat: GroupConfig) -> PeerInfo:
         return {
             "rank": seat.rank,
             "size": len(seat.addresses),
@@ -112,14 +112,16 @@ class _Terms:
         }
 
 
-def _form(terms: _Terms, seat: Seat, timeout: float, cancelled: Callable[[], bool]) -> Formed:
+def _form(
+    terms: _JoinOptions, seat: GroupConfig, timeout: float, cancelled: Callable[[], bool]
+) -> FormedGroup:
     """Meets all others, unless `cancelled`."""
     _check(seat, terms.num_shards)
     card, size = terms.card(seat), len(seat.addresses)
     if size == 1:
         members = _members([card], 0)
-        return members, Solo(members), lambda: None
-    control = memory.create("insitu-exchange", Layout(size, terms.num_shards).size)
+        return members, SoloTransport(members), lambda: None
+    control = memory.create("insitu-exchange", SegmentLayout(size, terms.num_shards).size)
     try:
         card |= {"control": control, "host": memory.host_identity() if memory.supported() else ""}
         with Rendezvous(seat, card, partial(_compare, card), terms.secret, timeout, cancelled) as meeting:
@@ -132,7 +134,7 @@ def _form(terms: _Terms, seat: Seat, timeout: float, cancelled: Callable[[], boo
                 undo.callback(lives.close)
                 try:
                     transport = _form_transport(hosts, cards, meeting, peers, lives, terms.stall_timeout)
-                except Gone as gone:
+                except MemberLost as gone:
                     if not meeting.remaining:
                         raise meeting.late([gone.rank]) from gone
                     text = f"{seat.name(gone.rank)} {gone.why} while the group was forming"
@@ -143,7 +145,7 @@ def _form(terms: _Terms, seat: Seat, timeout: float, cancelled: Callable[[], boo
         os.close(control)
 
 
-def _check(seat: Seat, num_shards: int) -> None:
+def _check(seat: GroupConfig, num_shards: int) -> None:
     """Raises InputError."""
     size = len(seat.addresses)
     if not 0 <= seat.rank < size:
@@ -157,7 +159,7 @@ def _check(seat: Seat, num_shards: int) -> None:
         raise InputError(f"shards must be distinct, ascending and in [0, {num_shards}). Received: {hosted}")
 
 
-def _compare(mine: Card, theirs: Card) -> None:
+def _compare(mine: PeerInfo, theirs: PeerInfo) -> None:
     """Raises ExchangeError unless both can be in one group."""
     for key in ("size", "num_shards", "transport", "compression"):
         if mine[key] != theirs.get(key):
@@ -167,7 +169,7 @@ def _compare(mine: Card, theirs: Card) -> None:
             )
 
 
-def _members(cards: Sequence[Card], rank: int) -> Members:
+def _members(cards: Sequence[PeerInfo], rank: int) -> Members:
     """Raises ExchangeError unless each shard is hosted once."""
     shards = tuple(tuple(int(s) for s in card["shards"]) for card in cards)
     total = cards[rank]["num_shards"]
@@ -178,7 +180,7 @@ def _members(cards: Sequence[Card], rank: int) -> Members:
     return Members(rank, shards, total)
 
 
-class _Lives:
+class _LivenessWatch:
     """Watches connections: a process that ends, however it ends, closes them. Nothing is sent on them. Of
     `processes` on this host, by rank, also the process ids: a connection may be cut without telling."""
 
@@ -211,7 +213,7 @@ class _Lives:
         self._processes.clear()
 
 
-def _hosts(members: Members, cards: Sequence[Card]) -> Hosts:
+def _hosts(members: Members, cards: Sequence[PeerInfo]) -> HostTopology:
     """Ranks by host. Raises ExchangeError where all must share one and don't."""
     wanted = cards[0]["transport"]
     by_host: dict[str, list[int]] = {}
@@ -223,43 +225,43 @@ def _hosts(members: Members, cards: Sequence[Card]) -> Hosts:
             f'transport="shm" needs all ranks on one x86-64 Linux host, as one user, who see each other\'s '
             f"processes. Received ranks on: {sorted(by_host)}"
         )
-    return Hosts(members, tuple(tuple(ranks) for ranks in by_host.values()))
+    return HostTopology(members, tuple(tuple(ranks) for ranks in by_host.values()))
 
 
-def _lane(hosts: Hosts) -> Sequence[int]:
+def _lane(hosts: HostTopology) -> Sequence[int]:
     """The ranks, one on each host, with which this one moves data between hosts."""
     return hosts.lane(hosts.position) if hosts.position < hosts.lanes else ()
 
 
-def _watch_lives(hosts: Hosts, cards: Sequence[Card], peers: dict[int, Peer]) -> _Lives:
+def _watch_lives(hosts: HostTopology, cards: Sequence[PeerInfo], peers: dict[int, Peer]) -> _LivenessWatch:
     neighbours, lane = hosts.ranks[hosts.here], _lane(hosts)
-    return _Lives(
+    return _LivenessWatch(
         {rank: peer for rank, peer in peers.items() if rank not in lane or rank in neighbours},
         {rank: int(cards[rank]["process"]) for rank in neighbours if rank != hosts.members.rank},
     )
 
 
 def _form_transport(
-    hosts: Hosts,
-    cards: Sequence[Card],
+    hosts: HostTopology,
+    cards: Sequence[PeerInfo],
     meeting: Rendezvous,
     peers: dict[int, Peer],
-    lives: _Lives,
+    lives: _LivenessWatch,
     stall_timeout: float,
 ) -> Transport:
     here = hosts.members.rank
     neighbours, lane = hosts.ranks[hosts.here], _lane(hosts)
-    wire: Tcp | None = None
+    wire: TcpTransport | None = None
     same_host = [card for card in cards if card["host"] == cards[here]["host"]]
     if len(hosts.ranks) > 1 and lane:
         data = {rank: peer.connection for rank, peer in meeting.meet(lane, "data").items()}
         control = {rank: peers[rank].connection for rank in data}
         threads = len({card["process"] for card in same_host}) < len(same_host)
         soon = min(stall_timeout, meeting.remaining)
-        links = Links(here, control, data, soon, _crowded(same_host), threads)
-        wire = Tcp(hosts.between(), links, lane, cards[0]["generation"])
+        links = PeerConnections(here, control, data, soon, _crowded(same_host), threads)
+        wire = TcpTransport(hosts.between(), links, lane, cards[0]["generation"])
         links.stall_timeout = stall_timeout
-    compress = Compressing if cards[0]["compression"] != "none" else _as_it_is
+    compress = CompressingTransport if cards[0]["compression"] != "none" else _as_it_is
     if wire is not None and all(len(ranks) == 1 for ranks in hosts.ranks):
         return compress(wire)
     soon = min(stall_timeout, meeting.remaining)
@@ -269,27 +271,31 @@ def _form_transport(
         return shared
     # Who seems stuck here may wait for another host, where the one that is stuck is found first.
     shared.wait_at_most(stall_timeout + _AFTER_OTHER_HOSTS)
-    return compress(SeveralHosts(hosts, shared, wire))
+    return compress(HierarchicalTransport(hosts, shared, wire))
 
 
 def _as_it_is(transport: Transport) -> Transport:
     return transport
 
 
-def _crowded(cards: Sequence[Card]) -> bool:
+def _crowded(cards: Sequence[PeerInfo]) -> bool:
     """Whether ranks of one host are more than the processors that they may use together, so that who spins
     takes the time of those it waits for."""
     return len(cards) > len({processor for card in cards for processor in card["processors"]})
 
 
-def _form_shared(hosts: Hosts, cards: Sequence[Card], lives: _Lives, stall_timeout: float) -> SharedMemory:
+def _form_shared(
+    hosts: HostTopology, cards: Sequence[PeerInfo], lives: _LivenessWatch, stall_timeout: float
+) -> SharedMemoryTransport:
     leader = cards[0]
-    size = Layout(leader["size"], leader["num_shards"]).size
+    size = SegmentLayout(leader["size"], leader["num_shards"]).size
     control = memory.attach(leader["process"], leader["control"], size)
     same_process = len({card["process"] for card in cards}) < len(cards)
     how = patience(len(cards), _crowded(cards), same_process)
     ranks = hosts.ranks[hosts.here]
     neighbours = [rank for rank in ranks if rank != hosts.members.rank]
-    shared = SharedMemory(hosts.within(), control, ranks, how, lambda: lives.dead(neighbours), stall_timeout)
+    shared = SharedMemoryTransport(
+        hosts.within(), control, ranks, how, lambda: lives.dead(neighbours), stall_timeout
+    )
     shared.allocate(0)  # everybody has mapped the leader's segment once this returns
     return shared

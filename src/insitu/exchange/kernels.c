@@ -1,8 +1,8 @@
 /* What transports do between two looks of Python: meeting in shared memory, moving bytes over TCP, adding up.
 
-   The same as `wait.Meeting.meet`, `shm.SharedMemory._small`, `shm.SharedMemory._in_region` and `rounds.Round`
+   The same as `shm_barrier.ShmBarrier.wait`, `shm.SharedMemoryTransport._small`, `shm.SharedMemoryTransport._in_region` and `schedule_runner.ScheduleRunner`
    do without a compiler, bit for bit: each element is ((x_0 + x_1) + x_2) + ... in its own dtype, nothing is
-   contracted. `native.py` and `wire.py` compile this file, describe its structures to ctypes, and say what they
+   contracted. `native.py` and `compiled_schedule.py` compile this file, describe its structures to ctypes, and say what they
    mean. Whatever isn't as it should be (somebody late beyond some microseconds, an alarm) is handed back to
    Python. */
 #define _GNU_SOURCE

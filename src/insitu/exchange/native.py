@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from insitu.exchange import compiling
-from insitu.exchange.arithmetic import PAGE, Operation
+from insitu.exchange.arithmetic import PAGE, ReduceOp
 
 HERE, MISSING, ALARM, GIVEN_UP, AFTERWARDS = 0, 1, 2, 4, 8
 """What a call comes back with: all is done; somebody is missing; the alarm rings; the others have given this
@@ -30,7 +30,7 @@ _MOST_PIECES = 1 << 18
 _SOURCE = Path(__file__).with_name("kernels.c")
 
 
-class MeetingPlace(ctypes.Structure):
+class BarrierStruct(ctypes.Structure):
     """`struct meeting`."""
 
     _fields_ = (
@@ -85,7 +85,7 @@ class Part(ctypes.Structure):
     )
 
 
-Call = Callable[[int, int], int]
+KernelFunction = Callable[[int, int], int]
 """(address of a structure, number of the meeting) to one of the outcomes above."""
 
 
@@ -95,16 +95,16 @@ class Kernels:
     called `long` let other threads run."""
 
     meet: Callable[[int, int, int], int]
-    small: Call
-    part: Call
-    whole: Call
-    round: Call
-    round_on: Call
-    long_part: Call
-    long_whole: Call
-    long_round: Call
-    long_round_on: Call
-    pull: Call
+    small: KernelFunction
+    part: KernelFunction
+    whole: KernelFunction
+    round: KernelFunction
+    round_on: KernelFunction
+    long_part: KernelFunction
+    long_whole: KernelFunction
+    long_round: KernelFunction
+    long_round_on: KernelFunction
+    pull: KernelFunction
 
 
 def address_of(array: np.ndarray) -> int:
@@ -126,7 +126,7 @@ def piece_bytes(row_bytes: int) -> int:
     return PAGE * max(1, -(-row_bytes // (_MOST_PIECES * PAGE)))
 
 
-def sum_of(op: Operation, dtype: np.dtype, shards: int, factors: np.ndarray | None) -> Sum:
+def sum_of(op: ReduceOp, dtype: np.dtype, shards: int, factors: np.ndarray | None) -> Sum:
     """`factors`: float64[shards], filled in before each call; None where there are no weights."""
     return Sum(
         DTYPES[dtype.name],
@@ -136,7 +136,7 @@ def sum_of(op: Operation, dtype: np.dtype, shards: int, factors: np.ndarray | No
     )
 
 
-class Prepared:
+class PreparedCall:
     """A structure for one of the functions, and everything that it points to."""
 
     def __init__(self, structure: ctypes.Structure, *kept: Any) -> None:
@@ -155,13 +155,13 @@ def small(
     slots: Sequence[np.ndarray],
     result: np.ndarray,
     start: int,
-) -> Prepared:
+) -> PreparedCall:
     """`rows` go to `copies`, and the elements from `start` of the sum of `slots` to `result`; `copies` and
     `slots` are those of even meetings, then those of odd ones. `place` is the address of the meeting."""
     tables = [table(arrays) for arrays in (rows, copies, slots)]
     addresses = [address_of(array) for array in (*tables, result)]
     structure = Small(place, total, signature, row_bytes, len(rows), *addresses, start, result.size)
-    return Prepared(structure, tables, rows, copies, slots, result)
+    return PreparedCall(structure, tables, rows, copies, slots, result)
 
 
 def part(
@@ -176,7 +176,7 @@ def part(
     scratch: np.ndarray,
     watched: tuple[int, int],
     piece_bits: int,
-) -> Prepared:
+) -> PreparedCall:
     """The elements in `interval` of the sum of `rows` go to all `results`, `piece` elements at once, by way
     of `scratch`. `watched` are the addresses of two words: how far this member is, and whether it was given
     up."""
@@ -186,7 +186,7 @@ def part(
         *(place, total, *signatures, *interval, piece, size, len(results)),
         *(*map(address_of, tables), address_of(scratch), *watched, piece_bits),
     )
-    return Prepared(structure, tables, rows, results, scratch)
+    return PreparedCall(structure, tables, rows, results, scratch)
 
 
 @functools.cache

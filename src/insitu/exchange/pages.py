@@ -89,7 +89,7 @@ def aligned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
     return room[begin : begin + size].view(dtype).reshape(shape)
 
 
-class Exchanger:
+class PageSwapper:
     """Swaps the contents of `array` (uint8, in some Pages) with the beginning of `staging`."""
 
     def __init__(self) -> None:

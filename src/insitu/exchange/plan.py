@@ -15,11 +15,11 @@ SCRATCH_BYTES = 512 * 1024
 _CACHE_BYTES = 512 * 1024
 """What the rows of one piece and its sum may take, so that they stay in the second-level cache."""
 
-Piece = tuple[list[np.ndarray], np.ndarray, list[np.ndarray]]
+ReducePiece = tuple[list[np.ndarray], np.ndarray, list[np.ndarray]]
 """(a piece of every shard's row in shard order, where its sum goes first, where that is copied then)."""
 
 
-class Plan:
+class ReducePlan:
     """One reduction of rows that lie at the beginning of `parts[m]` (uint8) for each member m.
 
     Each member reduces its own interval of the length, in pieces: the sum goes to its scratch first, and
@@ -48,7 +48,7 @@ class Plan:
         """The elements that `member` reduces, half-open."""
         return bounds(self._reduction.length, self._members.size, self.dtype.itemsize)[member]
 
-    def pieces(self, member: int) -> list[Piece]:
+    def pieces(self, member: int) -> list[ReducePiece]:
         """The part of `member`; of a reduce_scatter, only this process's own is known."""
         wanted = self._reduction.scatter
         if wanted is not None:

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from insitu.errors import AuthenticationError, ExchangeError, InputError, JoinTimeout, StaleGeneration
-from insitu.exchange import congestion
-from insitu.exchange.handshake import Card, Conversation, NotAPeer, Talk, accept, dial
-from insitu.exchange.transport import Seat
+from insitu.exchange import tcp_tuning
+from insitu.exchange.handshake import Handshake, HandshakeSteps, PeerInfo, ProtocolError, accept, dial
+from insitu.exchange.transport import GroupConfig
 
 _PATIENCE = 5.0
 """Seconds that a caller has for its handshake."""
@@ -51,7 +51,7 @@ class Peer:
 
     rank: int
     connection: socket.socket
-    card: Card
+    card: PeerInfo
 
 
 def parse_address(text: str, lowest: int = 1) -> tuple[str, int]:
@@ -64,14 +64,16 @@ def parse_address(text: str, lowest: int = 1) -> tuple[str, int]:
     return host, int(port)
 
 
-class _Call:
+class _PendingHandshake:
     """One handshake under way on one connection."""
 
-    def __init__(self, connection: socket.socket, talk: Talk, key: Key | None, deadline: float) -> None:
+    def __init__(
+        self, connection: socket.socket, talk: HandshakeSteps, key: Key | None, deadline: float
+    ) -> None:
         self.connection = connection
         self.key = key  # whom we dialled; None: it called us
         self.deadline = deadline
-        self._talk = Conversation(talk)
+        self._talk = Handshake(talk)
 
     @property
     def events(self) -> int:
@@ -91,7 +93,7 @@ class _Call:
         self._talk.received(data)
 
     @property
-    def card(self) -> Card | None:
+    def card(self) -> PeerInfo | None:
         return self._talk.card
 
     @property
@@ -106,9 +108,9 @@ class Rendezvous:
 
     def __init__(
         self,
-        seat: Seat,
-        card: Card,
-        check: Callable[[Card], None],
+        seat: GroupConfig,
+        card: PeerInfo,
+        check: Callable[[PeerInfo], None],
         secret: bytes,
         timeout: float,
         cancelled: Callable[[], bool],
@@ -166,7 +168,7 @@ class Rendezvous:
                 listener = socket.create_server((host, port), family=family, backlog=128)
                 listener.setblocking(False)
                 _OPEN.add(listener)
-                congestion.start(listener)
+                tcp_tuning.choose_before_connect(listener)
                 return listener
             except OSError as error:
                 self._heed()
@@ -218,7 +220,7 @@ class Rendezvous:
             family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             connection = socket.socket(family, kind, protocol)
             connection.setblocking(False)
-            congestion.start(connection)
+            tcp_tuning.choose_before_connect(connection)
             with contextlib.suppress(BlockingIOError):
                 connection.connect(address)
         except OSError as error:
@@ -231,15 +233,15 @@ class Rendezvous:
         until = min(self._deadline, time.monotonic() + _PATIENCE)
         self._begin(connection, dial(self._secret, {**self._card, "channel": key[1]}), key, until)
 
-    def _begin(self, connection: socket.socket, talk: Talk, key: Key | None, until: float) -> None:
+    def _begin(self, connection: socket.socket, talk: HandshakeSteps, key: Key | None, until: float) -> None:
         connection.setblocking(False)
         _OPEN.add(connection)
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        conversation = _Call(connection, talk, key, until)
+        conversation = _PendingHandshake(connection, talk, key, until)
         self._selector.register(connection, conversation.events, conversation)
 
-    def _go_on(self, talk: _Call) -> None:
+    def _go_on(self, talk: _PendingHandshake) -> None:
         try:
             talk.go_on()
             if talk.done:
@@ -255,10 +257,10 @@ class Rendezvous:
                 raise AuthenticationError(
                     f"{self._name(talk.key[0])} at {host}:{port} failed to prove itself. {error}"
                 ) from error
-        except (OSError, NotAPeer, json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (OSError, ProtocolError, json.JSONDecodeError, UnicodeDecodeError) as error:
             self._drop(talk, str(error))
 
-    def _drop(self, talk: _Call, why: str) -> None:
+    def _drop(self, talk: _PendingHandshake, why: str) -> None:
         self._selector.unregister(talk.connection)
         talk.connection.close()
         if talk.key is not None:
@@ -269,7 +271,7 @@ class Rendezvous:
         if len(self._notes) < 5 and "refused" not in why and why not in self._notes:
             self._notes.append(why)
 
-    def _welcome(self, talk: _Call) -> None:
+    def _welcome(self, talk: _PendingHandshake) -> None:
         card = talk.card or {}
         mine, theirs = self._card["generation"], card.get("generation")
         rank = card.get("rank")

@@ -1,5 +1,5 @@
 """What one reduction sends to whom, what it receives where, and what it adds up when: made once for an array
-and performed many times, by `rounds.Round`.
+and performed many times, by `rounds.ScheduleRunner`.
 
 Members must agree on the order of what goes between two of them; when each part of it goes is each one's own
 affair.
@@ -14,7 +14,7 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Transfer:
     """Contiguous memory, not empty, that is sent or received as soon as `gate` steps are done."""
 
     data: np.ndarray
@@ -22,7 +22,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScheduleStep:
     """Adds up `rows` (one piece of every shard's, in shard order) to `out`, once so many segments as `needs`
     says have come from each peer; the header, which precedes those of the schedule, counts."""
 
@@ -41,10 +41,10 @@ class Schedule:
     result isn't put together where it is wanted, and where that goes; of equal size and dtype.
     """
 
-    out: Mapping[int, Sequence[Segment]]
-    into: Mapping[int, Sequence[Segment]]
+    out: Mapping[int, Sequence[Transfer]]
+    into: Mapping[int, Sequence[Transfer]]
     greeting: Mapping[int, int]
-    steps: Sequence[Step] = ()
+    steps: Sequence[ScheduleStep] = ()
     in_place: bool = False
     answers: bool = False
     deliver: tuple[np.ndarray, np.ndarray] | None = None

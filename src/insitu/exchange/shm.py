@@ -20,19 +20,19 @@ from insitu.exchange import native
 from insitu.exchange.arithmetic import Factors, Reducer, chunks, coefficients
 from insitu.exchange.compiled import CompiledPart, CompiledSmall
 from insitu.exchange.memory import Segment, attach, create, fill
-from insitu.exchange.plan import SCRATCH_BYTES, Plan
-from insitu.exchange.regions import DIRECTORY_BYTES, SLOT_BYTES, Layout, Region, round_up
-from insitu.exchange.transport import Account, Gone, Members, Mismatch, Reduction, Run
-from insitu.exchange.wait import (
+from insitu.exchange.plan import SCRATCH_BYTES, ReducePlan
+from insitu.exchange.shm_barrier import (
     LINE,
     MEMBER_WORDS,
     SIGNATURE_MASK,
-    Disagreement,
-    Meeting,
-    Patience,
+    ShmBarrier,
+    SignatureMismatch,
+    SpinPolicy,
     as_words,
     meeting_bytes,
 )
+from insitu.exchange.shm_layout import DIRECTORY_BYTES, SLOT_BYTES, Region, SegmentLayout, round_up
+from insitu.exchange.transport import MemberLost, Members, Mismatch, Reduction, RunReduction, WaitStats
 
 _SMALL_BYTES = 8 * 1024
 """A row to reduce goes through the slots up to this size: everybody reads all rows then, which costs more
@@ -42,7 +42,7 @@ _PIECE_BITS, _MEMBER_BITS = 20, 12
 _MEMBER_MASK = (1 << _MEMBER_BITS) - 1
 
 
-Step = tuple[Callable[[Factors | None], None], np.ndarray, list[np.ndarray]]
+ReducePiece = tuple[Callable[[Factors | None], None], np.ndarray, list[np.ndarray]]
 """(reduces a piece, where its sum goes first, where that is copied then)."""
 
 
@@ -56,8 +56,8 @@ def signature(text: str) -> int:
     return zlib.crc32(text.encode()) & SIGNATURE_MASK
 
 
-class SharedMemory:
-    """A Transport for members of one host. `control` is a segment of `Layout.size` zero bytes; `ranks` are
+class SharedMemoryTransport:
+    """A Transport for members of one host. `control` is a segment of `SegmentLayout.size` zero bytes; `ranks` are
     the members' ranks in the group."""
 
     name = "shm"
@@ -67,22 +67,24 @@ class SharedMemory:
         members: Members,
         control: Segment,
         ranks: Sequence[int],
-        patience: Patience,
+        patience: SpinPolicy,
         dead: Callable[[], Sequence[int]],
         stall_timeout: float,
     ) -> None:
         self._members = members
         self._rank = members.rank
-        self._layout = layout = Layout(members.size, members.num_shards)
-        self.account = Account()
+        self._layout = layout = SegmentLayout(members.size, members.num_shards)
+        self.account = WaitStats()
         self._control = control
         data = control.array()
         self._ranks = ranks
         second = round_up(meeting_bytes(members.size))
         self._kernels = native.kernels()
-        self._meeting = Meeting(control, 0, members.rank, ranks, patience, dead, stall_timeout, self._kernels)
+        self._meeting = ShmBarrier(
+            control, 0, members.rank, ranks, patience, dead, stall_timeout, self._kernels
+        )
         self._place = self._meeting.place
-        self._quarrel = Meeting(control, second, members.rank, ranks, patience, dead, stall_timeout)
+        self._quarrel = ShmBarrier(control, second, members.rank, ranks, patience, dead, stall_timeout)
         slots = data[layout.slots : layout.size].reshape(2, members.num_shards, SLOT_BYTES)
         self._slots = (slots[0], slots[1])
         common = data[layout.common : layout.slots].reshape(2, SLOT_BYTES)
@@ -97,27 +99,27 @@ class SharedMemory:
         self._staging: Region | None = None
         self._room: Region | None = None
 
-    # Meeting
+    # ShmBarrier
 
     def _meet(self, sign: int, what: Callable[[], str], begun: int | None = None) -> None:
-        """All members are here for the same thing, or Mismatch, Gone. `begun`: what compiled code that came
+        """All members are here for the same thing, or Mismatch, MemberLost. `begun`: what compiled code that came
         returned with."""
         if not self._agree(sign, what, begun):
             raise ExchangeError(f"Members of one operation disagree on where its buffers are: {what()}")
 
     def _agree(self, sign: int, what: Callable[[], str], begun: int | None = None) -> bool:
         """Meets. False: all came for the same operation, but their arrays are in different places, so that
-        it needs staging. `begun` as for `_meet`. Raises Mismatch where operations differ, Gone."""
+        it needs staging. `begun` as for `_meet`. Raises Mismatch where operations differ, MemberLost."""
         meeting = self._meeting
         try:
             if begun is None:
                 meeting.meet(sign)
             else:
                 meeting.settle(begun, sign)
-        except Disagreement:
+        except SignatureMismatch:
             self._compare(what())
             return False
-        except Gone:
+        except MemberLost:
             self._isolate()
             raise
         self.account.waiting += meeting.waited
@@ -194,7 +196,7 @@ class SharedMemory:
 
     # Reduction
 
-    def reduction(self, reduction: Reduction) -> Run:
+    def reduction(self, reduction: Reduction) -> RunReduction:
         if reduction.row_bytes <= _SMALL_BYTES:
             return self._small(reduction)
         place = self._locate(reduction.rows[0] if reduction.rows else reduction.result)
@@ -209,7 +211,7 @@ class SharedMemory:
             return None
         return coefficients(self._weights[self._meeting.tick & 1].tolist(), dtype)
 
-    def _small(self, reduction: Reduction) -> Run:
+    def _small(self, reduction: Reduction) -> RunReduction:
         size, dtype = reduction.row_bytes, reduction.dtype
         reducer = Reducer(reduction.op, dtype, self._members.num_shards, reduction.length)
         start, stop = reduction.scatter or (0, reduction.length)
@@ -244,7 +246,7 @@ class SharedMemory:
 
         return run
 
-    def _in_buffer(self, reduction: Reduction, sign: int, number: int, offset: int) -> Run:
+    def _in_buffer(self, reduction: Reduction, sign: int, number: int, offset: int) -> RunReduction:
         """For arrays in buffers: nothing to copy, where all members' are at the same place."""
         region, meeting = self._regions[number], self._meeting
         reduce = self._in_region(reduction, region, offset, sign)
@@ -264,12 +266,12 @@ class SharedMemory:
             return partial(reduce.whole, go_on)
         return run
 
-    def _in_region(self, reduction: Reduction, region: Region, offset: int, begin: int = 0) -> Run:
+    def _in_region(self, reduction: Reduction, region: Region, offset: int, begin: int = 0) -> RunReduction:
         """What comes after the meeting where all said by the signature `begin` that their rows are there."""
         compiled = region.compiled and reduction.scatter is None and native.supports(reduction.dtype)
         parts = [part[offset:] for part in region.parts]
         size = native.piece_bytes(reduction.row_bytes) if compiled else None
-        plan = Plan(reduction, self._members, parts, self._scratch, size)
+        plan = ReducePlan(reduction, self._members, parts, self._scratch, size)
         reducer = Reducer(reduction.op, reduction.dtype, self._members.num_shards, plan.longest)
         done = signature(f"{reduction} done")
         if compiled and self._kernels is not None:
@@ -298,7 +300,7 @@ class SharedMemory:
         self,
         kernels: native.Kernels,
         reduction: Reduction,
-        plan: Plan,
+        plan: ReducePlan,
         reducer: Reducer,
         signatures: tuple[int, int],
     ) -> CompiledPart:
@@ -339,13 +341,13 @@ class SharedMemory:
             kernels, prepared, reduction.row_bytes, self._meeting, weigh, end, self._came_last
         )
 
-    def _given_up(self) -> Gone:
-        return Gone(self._ranks[self._rank], "was given up by the others")
+    def _given_up(self) -> MemberLost:
+        return MemberLost(self._ranks[self._rank], "was given up by the others")
 
-    def _staged(self, reduction: Reduction, sign: int | None) -> Run:
+    def _staged(self, reduction: Reduction, sign: int | None) -> RunReduction:
         """For arrays from elsewhere: one copy in, one copy out. `sign` None: all know already."""
         size, ready = reduction.row_bytes, signature(f"{reduction} staged")
-        prepared: list[tuple[Region, Run]] = []
+        prepared: list[tuple[Region, RunReduction]] = []
 
         def run(weights: Sequence[float] | None) -> bool:
             if sign is not None:
@@ -360,7 +362,7 @@ class SharedMemory:
             self._meet(ready, reduction.__str__)
             try:
                 reduced = prepared[0][1](weights)
-            except Gone as gone:
+            except MemberLost as gone:
                 if gone.completed and reduction.scatter is None:
                     np.copyto(reduction.result, own)
                 raise
@@ -401,7 +403,7 @@ class SharedMemory:
             region, offset = self._stage(reduction.row_bytes), 0
             self._copy_in(reduction, region)
             self._meet(signature("copied in"), reduction.__str__)
-        plan = Plan(reduction, self._members, [part[offset:] for part in region.parts], self._scratch)
+        plan = ReducePlan(reduction, self._members, [part[offset:] for part in region.parts], self._scratch)
         return (region, common), plan.rows, common[: reduction.row_bytes].view(reduction.dtype)
 
     def _common_room(self, size: int) -> np.ndarray:
@@ -417,7 +419,7 @@ class SharedMemory:
 
     # Work that outlives who does it
 
-    def _work_off(self, steps: Sequence[Step], factors: Sequence[np.generic] | None) -> None:
+    def _work_off(self, steps: Sequence[ReducePiece], factors: Sequence[np.generic] | None) -> None:
         """Reduces this member's part, saying at each moment how far it is, so that others can finish it."""
         work, meeting = self._work, self._meeting
         mine = self._rank * _WORK_WORDS
@@ -433,7 +435,7 @@ class SharedMemory:
         work[mine] = state
 
     def _finish(
-        self, done: int, plan: Plan, reducer: Reducer, factors: Factors | None, begun: int | None = None
+        self, done: int, plan: ReducePlan, reducer: Reducer, factors: Factors | None, begun: int | None = None
     ) -> None:
         """Meets at the end, or goes on with that where it has `begun`. The part of a lost member is finished
         by whoever has the lock, from where that member, or one who finished for it and was lost too, left
@@ -462,7 +464,7 @@ class SharedMemory:
         meeting = self._meeting
         try:
             meeting.finish(done, roll, begun)
-        except Gone:
+        except MemberLost:
             self._isolate()
             raise
         self.account.waiting += meeting.waited

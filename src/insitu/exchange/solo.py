@@ -7,25 +7,25 @@ from collections.abc import Sequence
 import numpy as np
 
 from insitu.exchange.arithmetic import Reducer, chunks, coefficients
-from insitu.exchange.transport import Account, Members, Reduction, Run
+from insitu.exchange.transport import Members, Reduction, RunReduction, WaitStats
 
 _PIECE = 64 * 1024
 """Elements summed at a time, so that they stay in the processor's cache."""
 
 
-class Solo:
+class SoloTransport:
     """A Transport for one member with any number of shards."""
 
     name = "solo"
 
     def __init__(self, members: Members) -> None:
         self._members = members
-        self.account = Account()
+        self.account = WaitStats()
 
     def allocate(self, size: int, keep: np.ndarray | None = None) -> np.ndarray:
         return np.zeros(size, np.uint8) if keep is None else keep
 
-    def reduction(self, reduction: Reduction) -> Run:
+    def reduction(self, reduction: Reduction) -> RunReduction:
         length = min(_PIECE, reduction.length)
         reducer = Reducer(reduction.op, reduction.dtype, self._members.num_shards, length)
         start, stop = reduction.scatter or (0, reduction.length)

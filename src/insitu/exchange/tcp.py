@@ -15,11 +15,11 @@ import numpy as np
 from insitu.exchange import algorithms
 from insitu.exchange.algorithms import ALGORITHMS, CHUNK_BYTES
 from insitu.exchange.arithmetic import chunks
-from insitu.exchange.costs import MEASURED, MEASURED_BYTES, Algorithm, Costs, Line, choose
-from insitu.exchange.links import Links
-from insitu.exchange.pages import Exchanger, Pages
-from insitu.exchange.stream import Stream, as_bytes
-from insitu.exchange.transport import Account, Members, Reduction, Run
+from insitu.exchange.costs import MEASURED, MEASURED_BYTES, AlgorithmName, Costs, LinearCost, choose
+from insitu.exchange.pages import Pages, PageSwapper
+from insitu.exchange.peer_connections import PeerConnections
+from insitu.exchange.tcp_session import TcpSession, as_bytes
+from insitu.exchange.transport import Members, Reduction, RunReduction, WaitStats
 
 _PROBE_ROUNDS = {64: 11, MEASURED_BYTES: 5}
 """Bytes of the rows that latency and bandwidth are measured with, and how often."""
@@ -29,21 +29,23 @@ _OWN_STAGING_BYTES = 128 * 1024
 arrays that is made part of the array by exchanging pages."""
 
 
-class Tcp:
+class TcpTransport:
     """A Transport for members that are connected in pairs. `ranks` are the members' ranks in the group."""
 
     name = "tcp"
 
-    def __init__(self, members: Members, links: Links, ranks: Sequence[int], generation: int = 0) -> None:
+    def __init__(
+        self, members: Members, links: PeerConnections, ranks: Sequence[int], generation: int = 0
+    ) -> None:
         self._members = members
-        self.stream = Stream(members, links, ranks, generation)
+        self.stream = TcpSession(members, links, ranks, generation)
         self._pages: list[Pages] = []
         self._staging: Pages | None = None
-        self._exchanger = Exchanger()
+        self._exchanger = PageSwapper()
         self.costs = self._measure()
 
     @property
-    def account(self) -> Account:
+    def account(self) -> WaitStats:
         return self.stream.account
 
     def _measure(self) -> Costs:
@@ -56,11 +58,11 @@ class Tcp:
         worst = self._everybodys(seen).max(axis=0).reshape(len(MEASURED), len(_PROBE_ROUNDS))
         least, most = _PROBE_ROUNDS
         return {
-            way: Line(short, max(long - short, 0.0) / (most - least))
+            way: LinearCost(short, max(long - short, 0.0) / (most - least))
             for way, (short, long) in zip(MEASURED, worst.tolist(), strict=True)
         }
 
-    def _probe(self, way: Algorithm, size: int) -> Callable[[], float]:
+    def _probe(self, way: AlgorithmName, size: int) -> Callable[[], float]:
         """Reduces rows of `size` bytes; returns the seconds that this took."""
         kind, mine = np.dtype(np.float32), len(self._members.shards[self._members.rank])
         rows = np.zeros((max(1, mine), size // kind.itemsize), kind)
@@ -96,7 +98,7 @@ class Tcp:
         self._pages.append(pages)
         return pages.array() if keep is None else keep
 
-    def reduction(self, reduction: Reduction) -> Run:
+    def reduction(self, reduction: Reduction) -> RunReduction:
         way = choose(self._members, reduction.row_bytes, CHUNK_BYTES, self.costs)
         if reduction.scatter is not None:
             way = "gather" if way in ("gather", "star") else "direct"
@@ -106,7 +108,7 @@ class Tcp:
             return ALGORITHMS[way](self.stream, reduction, reduction.result).run
         return self._staged(reduction, way)
 
-    def _staged(self, reduction: Reduction, way: str) -> Run:
+    def _staged(self, reduction: Reduction, way: str) -> RunReduction:
         result = reduction.result.view(np.uint8)
         swappable = any(pages.holds(result) for pages in self._pages)
         prepared: list[tuple[Pages, algorithms.Algorithm]] = []

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from insitu.errors import ExchangeError
-from insitu.exchange.arithmetic import Operation
+from insitu.exchange.arithmetic import ReduceOp
 
 
-class Gone(Exception):
+class MemberLost(Exception):
     """Internal: member `rank` won't arrive; `why` completes the sentence "worker:1 ...". The group makes a
     PeerLost of it. `completed`: whether this process's buffers have wholly been through the operation."""
 
@@ -41,7 +41,7 @@ class Members:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class GroupConfig:
     """What a process joins one generation of a group as.
 
     `addresses[r]` is the `host:port` of rank r; `shards` are those hosted here, ascending; `tasks` names the
@@ -60,7 +60,7 @@ class Seat:
 
 
 @dataclass(slots=True)
-class Account:
+class WaitStats:
     """Seconds that this process has waited for others so far, and who came `last` to the last operation."""
 
     waiting: float = 0.0
@@ -76,7 +76,7 @@ class Reduction:
     interval of elements that this rank wants, written to `result` of that length.
     """
 
-    op: Operation
+    op: ReduceOp
     dtype: np.dtype[Any]
     length: int
     rows: tuple[np.ndarray, ...]
@@ -92,7 +92,7 @@ class Reduction:
         return f"{name} {self.op} of {self.dtype.name}[{self.length}]"
 
 
-Run = Callable[[Sequence[float] | None], bool]
+RunReduction = Callable[[Sequence[float] | None], bool]
 """Performs a prepared reduction; takes the local shards' weights for a weighted mean. False: all weights
 were 0, and nothing was touched."""
 
@@ -100,20 +100,20 @@ were 0, and nothing was touched."""
 class Transport(Protocol):
     """Moves buffers between the members of a group. All members call the same methods in the same order.
 
-    Any method raises Gone where a member is lost, and Mismatch where members disagree on what they do.
+    Any method raises MemberLost where a member is lost, and Mismatch where members disagree on what they do.
     """
 
     @property
     def name(self) -> str: ...
 
     @property
-    def account(self) -> Account: ...
+    def account(self) -> WaitStats: ...
 
     def allocate(self, size: int, keep: np.ndarray | None = None) -> np.ndarray:
         """`size` zero bytes in the transport's own memory, as uint8[size]. Sizes may differ by rank. With
         `keep`, an array of an earlier transport: that array, its contents and address unchanged."""
 
-    def reduction(self, reduction: Reduction) -> Run:
+    def reduction(self, reduction: Reduction) -> RunReduction:
         """Prepares a reduction once, to be run many times."""
 
     def gather(self, rows: Sequence[np.ndarray], out: np.ndarray, what: str) -> None:

@@ -18,7 +18,7 @@ PATIENCE = 5.0
 """Seconds that a caller has for its handshake."""
 
 
-def card(role: str, index: int, **more: Any) -> handshake.Card:
+def card(role: str, index: int, **more: Any) -> handshake.PeerInfo:
     """What this process says of itself: "worker" or "server" `index`."""
     return {
         "room": "parameters",
@@ -32,7 +32,7 @@ def card(role: str, index: int, **more: Any) -> handshake.Card:
     }
 
 
-def check_card(theirs: handshake.Card) -> None:
+def check_card(theirs: handshake.PeerInfo) -> None:
     """Raises VersionMismatch where the other side speaks another protocol, ExchangeError where it isn't of
     parameter servers at all."""
     if theirs.get("room") != "parameters":
@@ -48,16 +48,16 @@ def check_card(theirs: handshake.Card) -> None:
 class Greeting:
     """One handshake under way on one non-blocking connection."""
 
-    def __init__(self, connection: socket.socket, talk: handshake.Talk) -> None:
+    def __init__(self, connection: socket.socket, talk: handshake.HandshakeSteps) -> None:
         self.socket = connection
         self.deadline = time.monotonic() + PATIENCE
-        self._talk = handshake.Conversation(talk)
+        self._talk = handshake.Handshake(talk)
 
     def fileno(self) -> int:
         return self.socket.fileno()
 
     @property
-    def card(self) -> handshake.Card | None:
+    def card(self) -> handshake.PeerInfo | None:
         return self._talk.card
 
     @property
@@ -84,8 +84,8 @@ class Greeting:
 
 
 def call(
-    address: str, secret: bytes, mine: handshake.Card, deadline: float
-) -> tuple[socket.socket, handshake.Card]:
+    address: str, secret: bytes, mine: handshake.PeerInfo, deadline: float
+) -> tuple[socket.socket, handshake.PeerInfo]:
     """Connects to a server: (connection, what it says of itself). Waits until `deadline` (monotonic) at most.
 
     Raises OSError where nobody answers, AuthenticationError, VersionMismatch, ExchangeError.

@@ -7,12 +7,12 @@ import pytest
 from exchange_ranks import in_threads
 
 from insitu import exchange
-from insitu.exchange.compression import Rounding
+from insitu.exchange.compression import ErrorFeedback
 
 
 def test_what_rounding_takes_away_comes_back() -> None:
     row = np.random.default_rng(0).standard_normal(70_001).astype(np.float32)
-    rounding = Rounding(row.size)
+    rounding = ErrorFeedback(row.size)
     total = np.zeros(row.size, np.float64)
     for _ in range(64):
         rounding.round(row)
@@ -23,7 +23,7 @@ def test_what_rounding_takes_away_comes_back() -> None:
 
 
 def test_what_is_not_finite_leaves_no_trace() -> None:
-    rounding = Rounding(3)
+    rounding = ErrorFeedback(3)
     rounding.round(np.array([np.nan, np.inf, 1.0], np.float32))
     assert np.isnan(rounding.rounded[0].astype(float)) and np.isinf(rounding.rounded[1].astype(float))
     rounding.round(np.array([1.0, 2.0, 1.0], np.float32))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from insitu.exchange.costs import Costs, Line, choose
+from insitu.exchange.costs import Costs, LinearCost, choose
 from insitu.exchange.transport import Members
 
 CHUNK = 256 * 1024
@@ -15,9 +15,11 @@ def costs_of(latency: float, bandwidth: float, size: int, shards: int = 1) -> Co
     bytes per second out of one of them."""
     others = size - 1
     return {
-        "gather": Line(latency, others * shards / bandwidth),
-        "star": Line(2 * latency, others * (shards + 1) / bandwidth),
-        "direct": Line(2 * latency, 2 * others / size * (shards + 1) / bandwidth),  # too short to overlap
+        "gather": LinearCost(latency, others * shards / bandwidth),
+        "star": LinearCost(2 * latency, others * (shards + 1) / bandwidth),
+        "direct": LinearCost(
+            2 * latency, 2 * others / size * (shards + 1) / bandwidth
+        ),  # too short to overlap
     }
 
 
@@ -38,9 +40,9 @@ def test_small_buffers_go_to_everybody_and_large_ones_are_shared_out(
 def test_where_sending_is_what_takes_time_small_buffers_go_through_one_member() -> None:
     """Figures of 8 ranks on 2 processors."""
     costs: Costs = {
-        "gather": Line(280e-6, 11e-9),
-        "star": Line(94e-6, 2.7e-9),
-        "direct": Line(320e-6, 2.3e-9),
+        "gather": LinearCost(280e-6, 11e-9),
+        "star": LinearCost(94e-6, 2.7e-9),
+        "direct": LinearCost(320e-6, 2.3e-9),
     }
     assert choose(one_shard_each(8), 1024, CHUNK, costs) == "star"
     assert choose(one_shard_each(8), 262_144, CHUNK, costs) == "star"
@@ -49,14 +51,18 @@ def test_where_sending_is_what_takes_time_small_buffers_go_through_one_member() 
 
 @pytest.mark.parametrize("favourite", ["gather", "star"])
 def test_no_member_holds_everybodys_large_rows(favourite: str) -> None:
-    costs = {way: Line(0.0 if way == favourite else 0.1, 1e-9) for way in ("gather", "star", "direct")}
+    costs = {way: LinearCost(0.0 if way == favourite else 0.1, 1e-9) for way in ("gather", "star", "direct")}
     scattered = Members(0, ((0, 4), (1, 5), (2, 6), (3, 7)), 8)  # so that there is no chain
     assert choose(scattered, 1_000_000, CHUNK, costs) == favourite  # type: ignore[arg-type]
     assert choose(scattered, 100_000_000, CHUNK, costs) == "direct"  # type: ignore[arg-type]
 
 
 def test_what_has_no_elements_needs_no_middle() -> None:
-    costs: Costs = {"gather": Line(1.0, 0.0), "star": Line(0.0, 0.0), "direct": Line(0.0, 0.0)}
+    costs: Costs = {
+        "gather": LinearCost(1.0, 0.0),
+        "star": LinearCost(0.0, 0.0),
+        "direct": LinearCost(0.0, 0.0),
+    }
     assert choose(one_shard_each(4), 0, CHUNK, costs) == "gather"
 
 

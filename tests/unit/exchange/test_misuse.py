@@ -39,7 +39,7 @@ def test_an_array_that_is_gone_is_not_kept(transport: str, size: int) -> None:
             given.append(weakref.ref(array))
             group.all_reduce(array)
             del array
-        return len(group._plans)
+        return len(group._prepared)
 
     if transport == "solo":
         with exchange.join(0, ["127.0.0.1:1"]) as group:

@@ -20,13 +20,13 @@ _INFO_BYTES, _SHORTEST_ROUND_TRIP = 152, 148
 """Of `struct tcp_info`: how much of it is asked for, and where `tcpi_min_rtt` is."""
 
 
-def start(connection: socket.socket) -> None:
+def choose_before_connect(connection: socket.socket) -> None:
     """For a socket that isn't connected yet, or one that listens: what it accepts inherits this."""
     _system_default()
     _choose(connection, b"reno")
 
 
-def settle(connection: socket.socket) -> None:
+def choose_after_connect(connection: socket.socket) -> None:
     """For a connection that has carried something both ways."""
     with contextlib.suppress(OSError, AttributeError):
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from insitu.exchange import native
-from insitu.exchange.links import Channel, Flow, Links
-from insitu.exchange.transport import Account, Members, Mismatch
+from insitu.exchange.peer_connections import DataChannel, PeerConnections, PendingTransfers
+from insitu.exchange.transport import Members, Mismatch, WaitStats
 
 _HEADER = struct.Struct("!IQ148s")
 """Generation, number and text of an operation."""
@@ -22,17 +22,19 @@ def as_bytes(array: np.ndarray) -> memoryview:
     return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
 
-class Stream:
+class TcpSession:
     """What comes before the data of each operation."""
 
-    def __init__(self, members: Members, links: Links, ranks: Sequence[int], generation: int) -> None:
+    def __init__(
+        self, members: Members, links: PeerConnections, ranks: Sequence[int], generation: int
+    ) -> None:
         """`ranks` are the ranks in the group, by which `links` goes, of the members."""
         self.members = members
         self.peers = [member for member in range(members.size) if member != members.rank]
         self._channels = {member: links.channels[ranks[member]] for member in self.peers}
         self._every = list(self._channels.values())
         self._ranks = ranks
-        self.account = Account()
+        self.account = WaitStats()
         self.ahead = dict.fromkeys(self.peers, 0)
         """Buffers that come from each peer before the data of the operation under way."""
         self._links = links
@@ -51,7 +53,7 @@ class Stream:
         self.looks = links.looks
         self.threads = links.threads
 
-    def channel(self, peer: int) -> Channel:
+    def channel(self, peer: int) -> DataChannel:
         return self._channels[peer]
 
     def rank_of(self, member: int) -> int:
@@ -154,14 +156,14 @@ class Stream:
         return self.idle()
 
     def pump(self, step: Callable[[], bool]) -> None:
-        """Moves bytes until `step` returns True. Raises Gone."""
+        """Moves bytes until `step` returns True. Raises MemberLost."""
         before = self._links.waited
         try:
             self._links.pump(step)
         finally:
             self.account.waiting += self._links.waited - before
 
-    def attend(self, flows: Mapping[int, Flow], move: Callable[[], tuple[bool, bool]]) -> None:
+    def attend(self, flows: Mapping[int, PendingTransfers], move: Callable[[], tuple[bool, bool]]) -> None:
         """Sleeps until something can be moved, again and again, until `move` says that it is through with
         waiting; it also says whether it moved anything. `flows`: what is under way with each peer."""
         before = self._links.waited

@@ -9,20 +9,22 @@ import numpy as np
 
 from insitu.exchange import native
 from insitu.exchange.arithmetic import Factors, Reducer, coefficients
-from insitu.exchange.schedule import Schedule, Step
-from insitu.exchange.stream import Stream, as_bytes
+from insitu.exchange.compiled_schedule import AGREED, DIFFERENT, WAITING, CompiledSchedule
+from insitu.exchange.schedule import Schedule, ScheduleStep
+from insitu.exchange.tcp_session import TcpSession, as_bytes
 from insitu.exchange.transport import Reduction
-from insitu.exchange.wire import AGREED, DIFFERENT, WAITING, Wire
 
 _BRIEF_BYTES = 256 * 1024
 """Rows up to this size are reduced without letting other threads run."""
 
 
-class Round:
+class ScheduleRunner:
     """One reduction over a stream. `run` returns False where all weights were 0: then the result means
     nothing and, where it was put together elsewhere, isn't copied to its place."""
 
-    def __init__(self, stream: Stream, reduction: Reduction, reducer: Reducer, schedule: Schedule) -> None:
+    def __init__(
+        self, stream: TcpSession, reduction: Reduction, reducer: Reducer, schedule: Schedule
+    ) -> None:
         self._stream = stream
         self._reduction = reduction
         self._reducer = reducer
@@ -30,7 +32,7 @@ class Round:
         self._text = str(reduction)
         self._weighted = reduction.op == "weighted_mean"
         self._peers = schedule.peers
-        self._wire: Wire | None = None
+        self._wire: CompiledSchedule | None = None
         kernels = stream.kernels
         if kernels is not None and native.supports(reduction.dtype) and schedule.peers:
             self._prepare(kernels)
@@ -42,7 +44,7 @@ class Round:
         total = native.sum_of(self._reduction.op, dtype, shards, self._factors)
         connections = [stream.channel(peer).connection for peer in schedule.peers]
         headers = stream.new_headers(self._text, schedule.peers)
-        self._wire = wire = Wire(kernels, schedule, connections, headers, total, stream.looks)
+        self._wire = wire = CompiledSchedule(kernels, schedule, connections, headers, total, stream.looks)
         wire.round.pauses = self._weighted and bool(schedule.steps)
         if schedule.deliver is not None and not self._weighted:
             wire.copy_at_the_end(*schedule.deliver)
@@ -72,7 +74,7 @@ class Round:
 
     # In compiled code
 
-    def _compiled(self, wire: Wire) -> None:
+    def _compiled(self, wire: CompiledSchedule) -> None:
         stream, account = self._stream, self._stream.account
         state = self._begin(wire.address, stream.count())
         if state:
@@ -81,8 +83,8 @@ class Round:
         last = wire.round.last
         account.last = stream.rank_of(self._peers[last] if last >= 0 else stream.members.rank)
 
-    def _see_to(self, wire: Wire, state: int) -> None:
-        """Whatever it came back with before it was through. Raises Gone, Mismatch."""
+    def _see_to(self, wire: CompiledSchedule, state: int) -> None:
+        """Whatever it came back with before it was through. Raises MemberLost, Mismatch."""
         while state:
             if state == DIFFERENT:
                 number = wire.round.different
@@ -101,7 +103,7 @@ class Round:
             elif state == WAITING:
                 state = self._wait(wire)
 
-    def _wait(self, wire: Wire) -> int:
+    def _wait(self, wire: CompiledSchedule) -> int:
         """Sleeps until there is something to do, and goes on; until it isn't waiting any more."""
         state = WAITING
 
@@ -155,7 +157,7 @@ class Round:
         stream.pump(step)
         return not self._weighted or self.factors() is not None
 
-    def _has_come(self, step: Step) -> bool:
+    def _has_come(self, step: ScheduleStep) -> bool:
         stream = self._stream
         if any(stream.channel(peer).received < count for peer, count in step.needs.items()):
             return False

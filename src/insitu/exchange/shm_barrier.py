@@ -18,8 +18,8 @@ import numpy as np
 
 from insitu.errors import ExchangeError
 from insitu.exchange.memory import Segment, futex_wait, futex_wake, yield_processor
-from insitu.exchange.native import MISSING, Kernels, MeetingPlace, address_of
-from insitu.exchange.transport import Gone
+from insitu.exchange.native import MISSING, BarrierStruct, Kernels, address_of
+from insitu.exchange.transport import MemberLost
 
 SIGNATURE_BITS = 24
 SIGNATURE_MASK = (1 << SIGNATURE_BITS) - 1
@@ -37,12 +37,12 @@ _SHORTEST_SLEEP, _LONGEST_SLEEP = 0.0005, 0.04
 """Seconds. The longest bounds how late a death is noticed; the shortest how much a missed bell costs."""
 
 
-class Disagreement(Exception):
+class SignatureMismatch(Exception):
     """Internal: members came to one meeting for different things."""
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class SpinPolicy:
     """How often to look again before yielding, and to yield before sleeping; and what compiled code does of
     both before that, without letting other threads run."""
 
@@ -52,22 +52,22 @@ class Patience:
     compiled_yields: int = 0
 
 
-def patience(members: int, crowded: bool, same_process: bool) -> Patience:
+def patience(members: int, crowded: bool, same_process: bool) -> SpinPolicy:
     """Spinning pays where the awaited member runs on another processor at this moment, and only there."""
     if same_process:
-        return Patience(0, 2)
+        return SpinPolicy(0, 2)
     if crowded:
-        return Patience(0, 2 * members, 0, 4 * members)
-    return Patience(1000, 10, 3000, 10)
+        return SpinPolicy(0, 2 * members, 0, 4 * members)
+    return SpinPolicy(1000, 10, 3000, 10)
 
 
 def meeting_bytes(members: int) -> int:
-    """Bytes of shared memory that a Meeting of so many members needs: two lines for each, one for the
+    """Bytes of shared memory that a ShmBarrier of so many members needs: two lines for each, one for the
     alarm, and one byte for each that says whether it sleeps."""
     return LINE * (2 * members + 1 + -(-members // LINE))
 
 
-class Meeting:
+class ShmBarrier:
     """The place where members of one host meet. Not for several threads of one member.
 
     Who is given up is decided once, under a lock, for all: a member is out for good if it had not come when
@@ -83,7 +83,7 @@ class Meeting:
         offset: int,
         member: int,
         ranks: Sequence[int],
-        patience: Patience,
+        patience: SpinPolicy,
         dead: Callable[[], Sequence[int]],
         stall_timeout: float,
         kernels: Kernels | None = None,
@@ -120,7 +120,7 @@ class Meeting:
         """Who came last to the last meeting."""
         self._kernels = kernels
         self._others_table = np.array(self._others, np.uint64)
-        self.place = MeetingPlace(
+        self.place = BarrierStruct(
             self._address,
             self._address + 8 * sleepers,
             address_of(self._others_table),
@@ -135,7 +135,7 @@ class Meeting:
 
     def meet(self, signature: int) -> None:
         """Returns once all members came to this meeting with the same `signature` (24 bits). What a member
-        wrote to shared memory before is seen by all after. Raises Gone, Disagreement."""
+        wrote to shared memory before is seen by all after. Raises MemberLost, SignatureMismatch."""
         tick = self.tick = self.tick + 1
         if self._kernels is not None:
             return self.settle(self._kernels.meet(self.place_address, tick, signature), signature)
@@ -174,11 +174,11 @@ class Meeting:
     def finish(self, signature: int, roll: Callable[[int], None], begun: int | None = None) -> None:
         """The meeting at the end of work that all have begun. Where members are lost, the others do that
         work to its end: `roll(member)` is called under the lock, by every other member, for each that is
-        lost and didn't come. Then raises Gone with `completed` set. `begun`: what compiled code that came to
+        lost and didn't come. Then raises MemberLost with `completed` set. `begun`: what compiled code that came to
         the meeting returned with."""
         try:
             return self.meet(signature) if begun is None else self.settle(begun, signature)
-        except Gone as gone:
+        except MemberLost as gone:
             if gone.rank == self._ranks[self._member]:
                 raise
             first = gone
@@ -193,11 +193,11 @@ class Meeting:
             try:
                 self._wait(word, excused)
                 self._heed(self.tick, excused)
-            except Gone as gone:
+            except MemberLost as gone:
                 if gone.rank == self._ranks[self._member]:
                     raise
                 continue
-            raise Gone(first.rank, first.why, completed=True) from first
+            raise MemberLost(first.rank, first.why, completed=True) from first
 
     def is_out(self) -> bool:
         """Whether the others have given this member up."""
@@ -244,7 +244,7 @@ class Meeting:
         for index in missing:
             seen = self._words[index]
             if seen != word and seen >> SIGNATURE_BITS == word >> SIGNATURE_BITS:
-                raise Disagreement
+                raise SignatureMismatch
 
     def _sleep(self, missing: Sequence[int], word: int, seconds: float) -> None:
         bell = 2 * (self._own[0] + _BELL)
@@ -293,21 +293,21 @@ class Meeting:
         return {m for m in range(self._members) if 0 < words[m * MEMBER_WORDS + _OUT] <= tick}
 
     def _heed(self, tick: int, excused: Collection[int]) -> None:
-        """Raises Gone for a member that was given up."""
+        """Raises MemberLost for a member that was given up."""
         with self._locked():
             out = self._out(tick)
             elsewhere = self._words[self._alarm + 1]
             if not elsewhere and not any(self._words[m * MEMBER_WORDS + _OUT] for m in range(self._members)):
                 self._words[self._alarm] = 0
         if self._member in out:
-            raise Gone(self._ranks[self._member], "was given up by the others")
+            raise MemberLost(self._ranks[self._member], "was given up by the others")
         for member in sorted(out.difference(excused)):
-            raise Gone(self._ranks[member], self._why(member))
+            raise MemberLost(self._ranks[member], self._why(member))
         if elsewhere:
-            raise Gone(elsewhere - 1, "was lost")
+            raise MemberLost(elsewhere - 1, "was lost")
 
     def announce(self, rank: int) -> None:
-        """Tells all members that `rank`, on another host, was lost: every wait ends with Gone."""
+        """Tells all members that `rank`, on another host, was lost: every wait ends with MemberLost."""
         self._words[self._alarm + 1] = rank + 1
         self._words[self._alarm] = 1
 

@@ -1,4 +1,4 @@
-"""A round over TCP in compiled code: `Round` as `kernels.c` sees it."""
+"""A round over TCP in compiled code: `ScheduleRunner` as `kernels.c` sees it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from insitu.exchange import native
 from insitu.exchange.native import address_of, table
-from insitu.exchange.schedule import Schedule, Segment
+from insitu.exchange.schedule import Schedule, Transfer
 
 THROUGH, WAITING, AGREED, DIFFERENT = 0, 1, 2, 3
 """What a call comes back with: all is done; somebody is late; all have agreed, and it is to be said what rows
@@ -19,37 +19,37 @@ PIECE_BYTES = 8192
 """What is added up at once, so that a sum stays in the first-level cache from one row to the next."""
 
 
-class _Segment(ctypes.Structure):
+class _Transfer(ctypes.Structure):
     _fields_ = (("at", ctypes.c_void_p), ("bytes", ctypes.c_uint64), ("gate", ctypes.c_uint64))
 
 
-class _Flow(ctypes.Structure):
+class _TransferQueue(ctypes.Structure):
     _fields_ = (
-        ("segments", ctypes.POINTER(_Segment)),
+        ("segments", ctypes.POINTER(_Transfer)),
         *((name, ctypes.c_uint64) for name in ("count", "place", "offset")),
     )
 
 
-class _Line(ctypes.Structure):
+class _Peer(ctypes.Structure):
     _fields_ = (
         ("socket", ctypes.c_int64),
         ("ended", ctypes.c_uint64),
         ("greeting", ctypes.c_uint64),
         ("needs", ctypes.c_void_p),
-        ("out", _Flow),
-        ("into", _Flow),
+        ("out", _TransferQueue),
+        ("into", _TransferQueue),
     )
 
 
-class _Step(ctypes.Structure):
+class _ScheduleStep(ctypes.Structure):
     _fields_ = (("out", ctypes.c_void_p), ("rows", ctypes.c_void_p), ("length", ctypes.c_uint64))
 
 
-class _Round(ctypes.Structure):
+class _Schedule(ctypes.Structure):
     _fields_ = (
-        ("lines", ctypes.POINTER(_Line)),
+        ("lines", ctypes.POINTER(_Peer)),
         ("lines_count", ctypes.c_uint64),
-        ("steps", ctypes.POINTER(_Step)),
+        ("steps", ctypes.POINTER(_ScheduleStep)),
         *((name, ctypes.c_uint64) for name in ("steps_count", "itemsize", "piece")),
         ("sum", native.Sum),
         ("header", ctypes.c_void_p),
@@ -63,15 +63,15 @@ class _Round(ctypes.Structure):
     )
 
 
-class Line:
-    """What is under way with one peer, as a Channel tells it of its own queues."""
+class CompiledPeer:
+    """What is under way with one peer, as a DataChannel tells it of its own queues."""
 
-    def __init__(self, kernels: native.Kernels, connection: Any, round_: _Round, number: int) -> None:
+    def __init__(self, kernels: native.Kernels, connection: Any, round_: _Schedule, number: int) -> None:
         self.connection = connection
         self._kernels, self._round, self._number = kernels, round_, number
         self._line = round_.lines[number]
 
-    def _is_open(self, flow: _Flow) -> bool:
+    def _is_open(self, flow: _TransferQueue) -> bool:
         at = flow.place
         return bool(at < flow.count and flow.segments[at].gate <= self._round.done)
 
@@ -95,7 +95,7 @@ class Line:
         return bool(self._kernels.pull(ctypes.addressof(self._round), self._number))
 
 
-class Wire:
+class CompiledSchedule:
     """One schedule, for `kernels.round` and `kernels.round_on`, and everything that it points to."""
 
     def __init__(
@@ -113,18 +113,18 @@ class Wire:
         self._kept: list[Any] = [schedule, connections, headers]
         own, theirs = headers
         late = int(schedule.answers)
-        lines = (_Line * len(connections))()
+        lines = (_Peer * len(connections))()
         for line, peer, connection, header in zip(lines, schedule.peers, connections, theirs, strict=True):
             line.socket, line.greeting = connection.fileno(), schedule.greeting[peer]
             needs = np.array([step.needs[peer] for step in schedule.steps], np.uint64)
             line.needs = address_of(self._keep(needs))
-            line.out = self._flow([Segment(own, late), *schedule.out[peer]])
-            line.into = self._flow([Segment(header), *schedule.into[peer]])
-        steps = (_Step * len(schedule.steps))()
+            line.out = self._flow([Transfer(own, late), *schedule.out[peer]])
+            line.into = self._flow([Transfer(header), *schedule.into[peer]])
+        steps = (_ScheduleStep * len(schedule.steps))()
         for place, step in zip(steps, schedule.steps, strict=True):
             rows = self._keep(table(step.rows))
             place.out, place.rows, place.length = address_of(step.out), address_of(rows), step.out.size
-        self.round = _Round(
+        self.round = _Schedule(
             lines=lines, lines_count=len(lines), steps=steps, steps_count=len(steps), sum=total
         )
         self.round.header, self.round.header_bytes = address_of(own), own.nbytes
@@ -134,7 +134,7 @@ class Wire:
             self.round.itemsize = schedule.steps[0].out.itemsize
             self.round.piece = PIECE_BYTES // self.round.itemsize
         self.address = ctypes.addressof(self.round)
-        self.lines = [Line(kernels, c, self.round, number) for number, c in enumerate(connections)]
+        self.lines = [CompiledPeer(kernels, c, self.round, number) for number, c in enumerate(connections)]
 
     def copy_at_the_end(self, source: np.ndarray, target: np.ndarray) -> None:
         self.round.source, self.round.target = address_of(source), address_of(target)
@@ -144,8 +144,8 @@ class Wire:
         self._kept.append(array)
         return array
 
-    def _flow(self, segments: Sequence[Segment]) -> _Flow:
-        places = (_Segment * len(segments))()
+    def _flow(self, segments: Sequence[Transfer]) -> _TransferQueue:
+        places = (_Transfer * len(segments))()
         for place, segment in zip(places, segments, strict=True):
             place.at, place.bytes, place.gate = address_of(segment.data), segment.data.nbytes, segment.gate
-        return _Flow(places, len(places), 0, 0)
+        return _TransferQueue(places, len(places), 0, 0)

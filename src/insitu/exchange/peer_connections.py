@@ -22,8 +22,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from insitu.exchange import congestion
-from insitu.exchange.transport import Gone, Mismatch
+from insitu.exchange import tcp_tuning
+from insitu.exchange.transport import MemberLost, Mismatch
 
 _FRAME = struct.Struct("!cxxxi")
 """Kind; a rank."""
@@ -74,7 +74,7 @@ def _has_all_acknowledged(connection: socket.socket) -> bool:
         return False
 
 
-class Flow(Protocol):
+class PendingTransfers(Protocol):
     """What is under way with one peer."""
 
     @property
@@ -98,7 +98,7 @@ class Flow(Protocol):
         """Takes what has come. Returns whether anything moved."""
 
 
-class Channel:
+class DataChannel:
     """One data connection: what is still to be sent, and where what comes is to be put."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -170,7 +170,7 @@ class Channel:
         return not self.out and not self.into
 
 
-class Links:
+class PeerConnections:
     """All connections of one member. Not for several threads."""
 
     def __init__(
@@ -187,9 +187,9 @@ class Links:
         self._crowded = crowded
         self._looks = _LOOKS_WHEN_CROWDED if crowded else _LOOKS
         self._control = dict(control)
-        self.channels = {peer: Channel(connection) for peer, connection in sorted(data.items())}
+        self.channels = {peer: DataChannel(connection) for peer, connection in sorted(data.items())}
         self._all = list(self.channels.values())
-        self._flows: Mapping[int, Flow] = self.channels
+        self._flows: Mapping[int, PendingTransfers] = self.channels
         self.threads = threads
         self.stall_timeout = stall_timeout
         """Seconds without any progress after which a peer is given up."""
@@ -205,10 +205,10 @@ class Links:
         self.waited = 0.0
         """Seconds spent asleep so far."""
         for connection in data.values():
-            congestion.settle(connection)
+            tcp_tuning.choose_after_connect(connection)
 
     def pump(self, step: Callable[[], bool]) -> None:
-        """Moves bytes until `step`, called after every move, returns True. Raises Gone."""
+        """Moves bytes until `step`, called after every move, returns True. Raises MemberLost."""
         looks = 0
         progress = time.monotonic()
         while not step():
@@ -230,9 +230,9 @@ class Links:
                     progress = time.monotonic()
                 self._sleep(progress)
 
-    def attend(self, flows: Mapping[int, Flow], move: Callable[[], tuple[bool, bool]]) -> None:
+    def attend(self, flows: Mapping[int, PendingTransfers], move: Callable[[], tuple[bool, bool]]) -> None:
         """Sleeps until something can be moved, again and again, until `move` returns (True, ...); the second
-        says whether it moved anything. `flows`: what is under way, by rank. Raises Gone, Mismatch."""
+        says whether it moved anything. `flows`: what is under way, by rank. Raises MemberLost, Mismatch."""
         progress = time.monotonic()
         self._flows = flows
         try:
@@ -342,7 +342,7 @@ class Links:
     # Loss
 
     def _judge(self, progress: float, now: float) -> None:
-        """Raises Gone where a peer that is needed has ended, was lost by another one, or is stuck."""
+        """Raises MemberLost where a peer that is needed has ended, was lost by another one, or is stuck."""
         needed = self._needed()
         ended = [peer for peer in needed if peer in self._ended or self._flows[peer].ended]
         if ended or self._lost is not None or (needed and self._different is not None):
@@ -391,11 +391,11 @@ class Links:
             silent = following
         return silent
 
-    def lose(self, rank: int, why: str) -> Gone:
+    def lose(self, rank: int, why: str) -> MemberLost:
         """Tells all others who was lost, so that they blame nobody else."""
         self._lost = rank
         self._tell(_LOST, rank)
-        return Gone(rank, why)
+        return MemberLost(rank, why)
 
     def close(self) -> None:
         self._tell(_BYE, self._rank)

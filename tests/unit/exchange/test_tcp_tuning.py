@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from insitu.exchange import congestion
+from insitu.exchange import tcp_tuning
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it is chosen by Linux' socket options")
 
@@ -21,8 +21,8 @@ def test_short_paths_keep_reno_and_long_ones_get_what_the_system_has() -> None:
     with socket.socket() as fresh:
         default = _control(fresh)
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as caller:
-        congestion.start(listener)
-        congestion.start(caller)
+        tcp_tuning.choose_before_connect(listener)
+        tcp_tuning.choose_before_connect(caller)
         caller.connect(listener.getsockname())
         called, _ = listener.accept()
         with called:
@@ -30,17 +30,17 @@ def test_short_paths_keep_reno_and_long_ones_get_what_the_system_has() -> None:
             assert caller.recv(1) == b"x"
             caller.sendall(b"y")
             assert called.recv(1) == b"y"
-            congestion.settle(called)
+            tcp_tuning.choose_after_connect(called)
             assert _control(called) == _control(caller) == b"reno"
-            with mock.patch.object(congestion, "_LONG", 0):
-                congestion.settle(called)
+            with mock.patch.object(tcp_tuning, "_LONG", 0):
+                tcp_tuning.choose_after_connect(called)
             assert _control(called) == default
 
 
 def test_a_system_that_does_not_know_it_changes_nothing() -> None:
     with socket.socket() as connection:
         before = _control(connection)
-        congestion._choose(connection, b"none such")
+        tcp_tuning._choose(connection, b"none such")
         assert _control(connection) == before
-        congestion.settle(connection)  # it isn't connected
+        tcp_tuning.choose_after_connect(connection)  # it isn't connected
         assert _control(connection) == before

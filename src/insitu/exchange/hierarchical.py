@@ -17,14 +17,14 @@ import numpy as np
 from insitu.exchange.algorithms import ALGORITHMS, CHUNK_BYTES, Algorithm
 from insitu.exchange.arithmetic import bounds
 from insitu.exchange.costs import choose
-from insitu.exchange.regions import SLOT_BYTES
-from insitu.exchange.shm import SharedMemory
-from insitu.exchange.tcp import Tcp
-from insitu.exchange.transport import Account, Gone, Members, Reduction, Run
+from insitu.exchange.shm import SharedMemoryTransport
+from insitu.exchange.shm_layout import SLOT_BYTES
+from insitu.exchange.tcp import TcpTransport
+from insitu.exchange.transport import MemberLost, Members, Reduction, RunReduction, WaitStats
 
 
 @dataclass(frozen=True, slots=True)
-class Hosts:
+class HostTopology:
     """Pure: which ranks share a host, and what follows from it for one of them.
 
     `ranks[h]` are the ranks on host h, ascending; hosts are in the order of their first ranks.
@@ -68,12 +68,12 @@ class Hosts:
         return Members(self.position, shards, len(order))
 
 
-class SeveralHosts:
+class HierarchicalTransport:
     """A Transport. `wire` is None for a rank that is in no lane."""
 
     name = "shm+tcp"
 
-    def __init__(self, hosts: Hosts, shared: SharedMemory, wire: Tcp | None) -> None:
+    def __init__(self, hosts: HostTopology, shared: SharedMemoryTransport, wire: TcpTransport | None) -> None:
         self._hosts = hosts
         self._shared = shared
         self._wire = wire
@@ -83,17 +83,17 @@ class SeveralHosts:
             shared.meanwhile(wire.stream.await_elsewhere)
 
     @property
-    def account(self) -> Account:
+    def account(self) -> WaitStats:
         return self._shared.account
 
     @contextmanager
-    def _on_wire(self) -> Iterator[Tcp]:
+    def _on_wire(self) -> Iterator[TcpTransport]:
         """Work of this rank between hosts; a loss there is told to the ranks here."""
         assert self._wire is not None  # noqa: S101 (ranks in no lane never come here)
         before = self._wire.account.waiting
         try:
             yield self._wire
-        except Gone as gone:
+        except MemberLost as gone:
             self._shared.announce(gone.rank)
             raise
         self.account.waiting += self._wire.account.waiting - before
@@ -103,7 +103,7 @@ class SeveralHosts:
         """Work among the ranks here; a loss here is told to the other hosts."""
         try:
             yield
-        except Gone as gone:
+        except MemberLost as gone:
             if self._wire is not None:
                 self._wire.tell_lost(gone.rank)
             raise
@@ -114,12 +114,12 @@ class SeveralHosts:
 
     # Reduction
 
-    def reduction(self, reduction: Reduction) -> Run:
+    def reduction(self, reduction: Reduction) -> RunReduction:
         if reduction.scatter is not None:
             return self._scatter(reduction)
         return self._small(reduction) if reduction.row_bytes <= SLOT_BYTES else self._large(reduction)
 
-    def _scatter(self, reduction: Reduction) -> Run:
+    def _scatter(self, reduction: Reduction) -> RunReduction:
         whole = np.empty(reduction.length, reduction.dtype)
         inner = self.reduction(
             Reduction(reduction.op, reduction.dtype, reduction.length, reduction.rows, whole)
@@ -134,7 +134,7 @@ class SeveralHosts:
 
         return run
 
-    def _small(self, reduction: Reduction) -> Run:
+    def _small(self, reduction: Reduction) -> RunReduction:
         """The first rank of each host collects its host's rows and reduces with those of the other hosts."""
         rows = np.zeros((len(self._order), reduction.length), reduction.dtype)
         result = np.zeros(reduction.length, reduction.dtype)
@@ -167,7 +167,7 @@ class SeveralHosts:
         self._shared.gather([_bytes(np.array([weight])) for weight in weights], _table(table), "weights")
         return [float(weight) for weight in table[:, 0]]
 
-    def _large(self, reduction: Reduction) -> Run:
+    def _large(self, reduction: Reduction) -> RunReduction:
         hosts = self._hosts
         part = bounds(reduction.length, hosts.lanes, reduction.dtype.itemsize)
         mine = part[hosts.position] if hosts.position < hosts.lanes else None

@@ -8,7 +8,7 @@ import numpy as np
 
 from insitu.exchange.memory import Segment
 from insitu.exchange.plan import SCRATCH_BYTES
-from insitu.exchange.wait import LINE, meeting_bytes
+from insitu.exchange.shm_barrier import LINE, meeting_bytes
 
 SLOT_BYTES = 64 * 1024
 """Room of a slot."""
@@ -17,7 +17,7 @@ DIRECTORY_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SegmentLayout:
     """Where things lie in the control segment that all members map. All values are byte offsets."""
 
     members: int
