@@ -86,7 +86,7 @@ def _reduce_this_way(pipe: Any, rank: int, addresses: list[str], size: int, way:
     from insitu.exchange import tcp
 
     os.environ["INSITU_NATIVE"] = str(int(compiled))
-    tcp.choose = lambda *_: way  # type: ignore[assignment,return-value]
+    tcp.choose_algorithm = lambda *_: way  # type: ignore[assignment,return-value]
     return _reduce_for_ever(pipe, rank, addresses, size, "tcp", 600.0)
 
 
@@ -113,21 +113,21 @@ def _answer_by_half(pipe: Any, rank: int, addresses: list[str], compiled: bool) 
     from insitu.exchange import peer_connections, tcp
 
     os.environ["INSITU_NATIVE"] = str(int(compiled and rank != 0))
-    tcp.choose = lambda *_: "star"  # type: ignore[assignment,return-value]
+    tcp.choose_algorithm = lambda *_: "star"  # type: ignore[assignment,return-value]
     with exchange.join(rank, addresses, secret=SECRET, transport="tcp") as group:
         buffer = group.buffer(25_000, np.float32)
         buffer[:] = np.arange(25_000) + rank
         before = buffer.copy()
-        whole = peer_connections.DataChannel.push
+        whole = peer_connections.DataChannel.send_some
 
-        def push(channel: peer_connections.DataChannel) -> bool:
-            if channel.sent and channel.out:  # after the header
-                channel.connection.send(channel.out[0][: len(channel.out[0]) // 2])
+        def send_some(channel: peer_connections.DataChannel) -> bool:
+            if channel.sent and channel.outgoing:  # after the header
+                channel.connection.send(channel.outgoing[0][: len(channel.outgoing[0]) // 2])
                 os.kill(os.getpid(), signal.SIGKILL)
             return whole(channel)
 
         if rank == 0:
-            peer_connections.DataChannel.push = push  # type: ignore[method-assign]
+            peer_connections.DataChannel.send_some = send_some  # type: ignore[method-assign]
         with pytest.raises(PeerLost) as caught:
             group.all_reduce(buffer)
         return caught.value.rank, group.last_completed < caught.value.sequence, bool((buffer == before).all())
@@ -213,7 +213,7 @@ def test_survivors_go_on_with_a_replacement(transport: str) -> None:
 def _die_at(place: str, piece: int) -> None:
     """Makes this process kill itself in the middle of its part of the next large reduction: while it sums a
     piece, or when it has copied half of the sum over the first member's rows."""
-    from insitu.exchange import shm
+    from insitu.exchange import shm_reductions
     from insitu.exchange.arithmetic import Reducer
 
     seen = 0
@@ -230,20 +230,20 @@ def _die_at(place: str, piece: int) -> None:
                 out[len(out) // 2 :] = np.nan
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    def deliver(total: Any, targets: Any) -> None:
+    def copy_to_targets(total: Any, targets: Any) -> None:
         if place == "copying" and seen == piece + 1:
             targets[0][: len(total) // 2] = total[: len(total) // 2]
             os.kill(os.getpid(), signal.SIGKILL)
         whole(total, targets)
 
-    whole = shm.deliver
-    shm.Reducer = Summing  # type: ignore[misc]
-    shm.deliver = deliver
+    whole = shm_reductions.copy_to_targets
+    shm_reductions.Reducer = Summing  # type: ignore[misc]
+    shm_reductions.copy_to_targets = copy_to_targets
 
 
 def _without_compiled_code(group: exchange.Group) -> None:
     """This rank reduces its part step by step in Python, in pieces as small as the compiled code's."""
-    group._transport._kernels = None  # type: ignore[attr-defined]
+    group._transport.session.kernels = None  # type: ignore[attr-defined]
 
 
 def _lose_one_in_the_middle(
@@ -284,18 +284,18 @@ def _come_late_to_the_meeting(pipe: Any, rank: int, addresses: list[str]) -> Any
         buffer[:] = rank
         if rank == VICTIM:
             _without_compiled_code(group)
-        wait = ShmBarrier._wait
+        wait = ShmBarrier._wait_for_missing
 
         def slowly(self: ShmBarrier, word: int, excused: Any) -> None:
             pipe.send(("waits", None))
             wait(self, word, excused)
             deadline = time.monotonic() + 30
-            while not self._words[self._alarm]:
-                assert time.monotonic() < deadline, "nobody was given up"
-            ShmBarrier._wait = wait  # type: ignore[method-assign]
+            while not self._words[self._loss_flag]:
+                assert time.monotonic() < deadline, "nobody was evicted"
+            ShmBarrier._wait_for_missing = wait  # type: ignore[method-assign]
 
         if rank == 2:
-            ShmBarrier._wait = slowly  # type: ignore[method-assign]
+            ShmBarrier._wait_for_missing = slowly  # type: ignore[method-assign]
         else:
             pipe.recv()
         with pytest.raises(PeerLost) as caught:
@@ -317,14 +317,14 @@ def test_one_that_hears_of_a_loss_before_it_begins_still_takes_part() -> None:
 
 def _stopped_while_forming(pipe: Any, rank: int, addresses: list[str], transport: str) -> Any:
     if rank == 1:
-        measure, allocate = TcpTransport._measure, SharedMemoryTransport.allocate
+        measure, allocate = TcpTransport._measure_costs, SharedMemoryTransport.allocate
 
         def stop(transport: Any, *arguments: Any) -> Any:
             pipe.send(("forming", None))
             os.kill(os.getpid(), signal.SIGSTOP)
             return (measure if isinstance(transport, TcpTransport) else allocate)(transport, *arguments)
 
-        TcpTransport._measure = SharedMemoryTransport.allocate = stop  # type: ignore[assignment, method-assign]
+        TcpTransport._measure_costs = SharedMemoryTransport.allocate = stop  # type: ignore[assignment, method-assign]
     start = time.monotonic()
     with pytest.raises(JoinTimeout) as caught:
         exchange.join(rank, addresses, transport=transport, timeout=2.0, stall_timeout=50.0)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from insitu.errors import (
     JoinTimeout,
     StaleGeneration,
 )
-from insitu.exchange.handshake import GREETING, NONCE_BYTES, PROOF_BYTES, ProtocolError, accept, dial
+from insitu.exchange.handshake import MAGIC, NONCE_BYTES, PROOF_BYTES, ProtocolError, accept, dial
 from insitu.exchange.transport import Mismatch
 
 
@@ -62,7 +62,7 @@ def test_a_wrong_secret_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [b"", b"GET / HTTP/1.1\r\n\r\n", GREETING, GREETING + bytes(NONCE_BYTES), b"\xff" * 100_000],
+    [b"", b"GET / HTTP/1.1\r\n\r\n", MAGIC, MAGIC + bytes(NONCE_BYTES), b"\xff" * 100_000],
     ids=["silence", "http", "half", "no proof", "flood"],
 )
 def test_garbage_does_not_disturb_the_honest(words: bytes) -> None:
@@ -119,7 +119,7 @@ def test_many_silent_callers_do_not_keep_a_peer_out() -> None:
         finally:
             through.set()
 
-    with mock.patch("insitu.exchange.rendezvous._PATIENCE", 25.0):
+    with mock.patch("insitu.exchange.rendezvous._HANDSHAKE_TIMEOUT", 25.0):
         in_threads(3, run)
 
 
@@ -146,7 +146,7 @@ def test_a_stranger_that_answers_instead_of_a_peer_is_no_peer() -> None:
             exchange.join(1, addresses, secret=SECRET, timeout=1.0)
         thread.join(30)
     assert caught.value.missing == (0,)
-    assert len(seen[0]) == len(GREETING) + NONCE_BYTES, "more than a nonce was told to a stranger"
+    assert len(seen[0]) == len(MAGIC) + NONCE_BYTES, "more than a nonce was told to a stranger"
 
 
 def test_a_connection_to_the_own_port_does_not_count() -> None:
@@ -154,8 +154,8 @@ def test_a_connection_to_the_own_port_does_not_count() -> None:
     first, second = accept(SECRET, {"rank": 0}), accept(SECRET, {"rank": 0})
     next(first), next(second)
     nonce = bytes(NONCE_BYTES)
-    proof = first.send(GREETING + nonce)[-PROOF_BYTES:]
-    second.send(GREETING + nonce)
+    proof = first.send(MAGIC + nonce)[-PROOF_BYTES:]
+    second.send(MAGIC + nonce)
     assert next(second) == PROOF_BYTES
     with pytest.raises(AuthenticationError):
         second.send(proof)
@@ -236,7 +236,7 @@ def test_all_are_told_of_another_operation_also_who_has_not_heard_of_it(
     way: str, other: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a star only the middle one hears of everybody."""
-    monkeypatch.setattr("insitu.exchange.tcp.choose", lambda *_: way)
+    monkeypatch.setattr("insitu.exchange.tcp.choose_algorithm", lambda *_: way)
     done = threading.Barrier(3)
 
     def run(rank: int, addresses: list[str]) -> None:

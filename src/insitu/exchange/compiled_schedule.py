@@ -1,4 +1,4 @@
-"""A round over TCP in compiled code: `ScheduleRunner` as `kernels.c` sees it."""
+"""A schedule as `kernels.c` sees it."""
 
 from __future__ import annotations
 
@@ -9,32 +9,38 @@ from typing import Any
 import numpy as np
 
 from insitu.exchange import native
-from insitu.exchange.native import address_of, table
+from insitu.exchange.native import address_of, address_table
 from insitu.exchange.schedule import Schedule, Transfer
 
-THROUGH, WAITING, AGREED, DIFFERENT = 0, 1, 2, 3
-"""What a call comes back with: all is done; somebody is late; all have agreed, and it is to be said what rows
-are multiplied with; a peer's header differs."""
+DONE, WAITING, AGREED, MISMATCH = 0, 1, 2, 3
+"""The states that a call returns: all is done; a peer is late; all have agreed and the factors must be set; a
+peer's header differs."""
 PIECE_BYTES = 8192
-"""What is added up at once, so that a sum stays in the first-level cache from one row to the next."""
+"""Bytes that are summed at once: the sum stays in the first-level cache from one row to the next."""
 
 
 class _Transfer(ctypes.Structure):
+    """`struct transfer`."""
+
     _fields_ = (("at", ctypes.c_void_p), ("bytes", ctypes.c_uint64), ("gate", ctypes.c_uint64))
 
 
 class _TransferQueue(ctypes.Structure):
+    """`struct transfer_queue`."""
+
     _fields_ = (
-        ("segments", ctypes.POINTER(_Transfer)),
-        *((name, ctypes.c_uint64) for name in ("count", "place", "offset")),
+        ("transfers", ctypes.POINTER(_Transfer)),
+        *((name, ctypes.c_uint64) for name in ("count", "current", "offset")),
     )
 
 
 class _Peer(ctypes.Structure):
+    """`struct peer`."""
+
     _fields_ = (
         ("socket", ctypes.c_int64),
         ("ended", ctypes.c_uint64),
-        ("greeting", ctypes.c_uint64),
+        ("preamble", ctypes.c_uint64),
         ("needs", ctypes.c_void_p),
         ("out", _TransferQueue),
         ("into", _TransferQueue),
@@ -42,61 +48,70 @@ class _Peer(ctypes.Structure):
 
 
 class _ScheduleStep(ctypes.Structure):
+    """`struct step`."""
+
     _fields_ = (("out", ctypes.c_void_p), ("rows", ctypes.c_void_p), ("length", ctypes.c_uint64))
 
 
 class _Schedule(ctypes.Structure):
+    """`struct schedule`."""
+
     _fields_ = (
-        ("lines", ctypes.POINTER(_Peer)),
-        ("lines_count", ctypes.c_uint64),
+        ("peers", ctypes.POINTER(_Peer)),
+        ("peers_count", ctypes.c_uint64),
         ("steps", ctypes.POINTER(_ScheduleStep)),
         *((name, ctypes.c_uint64) for name in ("steps_count", "itemsize", "piece")),
         ("sum", native.Sum),
         ("header", ctypes.c_void_p),
-        *((name, ctypes.c_uint64) for name in ("header_bytes", "pauses", "skips", "in_place")),
+        *((name, ctypes.c_uint64) for name in ("header_bytes", "stop_when_agreed", "skip_steps", "in_place")),
         ("source", ctypes.c_void_p),
         ("target", ctypes.c_void_p),
-        *((name, ctypes.c_uint64) for name in ("bytes", "looks", "yields", "done", "agreed", "moved")),
+        *((name, ctypes.c_uint64) for name in ("bytes", "max_polls", "yields", "done", "agreed", "moved")),
         ("waited", ctypes.c_double),
         ("last", ctypes.c_int64),
-        ("different", ctypes.c_int64),
+        ("mismatched", ctypes.c_int64),
     )
 
 
 class CompiledPeer:
-    """What is under way with one peer, as a DataChannel tells it of its own queues."""
+    """The transfers under way with one peer; PendingTransfers for `TcpSession.sleep_until`."""
 
-    def __init__(self, kernels: native.Kernels, connection: Any, round_: _Schedule, number: int) -> None:
+    def __init__(self, kernels: native.Kernels, connection: Any, schedule: _Schedule, number: int) -> None:
         self.connection = connection
-        self._kernels, self._round, self._number = kernels, round_, number
-        self._line = round_.lines[number]
+        self._kernels, self._schedule, self._number = kernels, schedule, number
+        self._peer = schedule.peers[number]
 
-    def _is_open(self, flow: _TransferQueue) -> bool:
-        at = flow.place
-        return bool(at < flow.count and flow.segments[at].gate <= self._round.done)
+    def _is_open(self, queue: _TransferQueue) -> bool:
+        current = queue.current
+        return bool(current < queue.count and queue.transfers[current].gate <= self._schedule.done)
 
     @property
     def ended(self) -> bool:
-        return bool(self._line.ended)
+        """See PendingTransfers."""
+        return bool(self._peer.ended)
 
     @property
-    def out(self) -> bool:
-        return self._is_open(self._line.out)
+    def outgoing(self) -> bool:
+        """See PendingTransfers."""
+        return self._is_open(self._peer.out)
 
     @property
-    def into(self) -> bool:
-        return self._is_open(self._line.into)
+    def incoming(self) -> bool:
+        """See PendingTransfers."""
+        return self._is_open(self._peer.into)
 
     @property
     def idle(self) -> bool:
-        return not self.out and not self.into
+        """See PendingTransfers."""
+        return not self.outgoing and not self.incoming
 
-    def pull(self) -> bool:
-        return bool(self._kernels.pull(ctypes.addressof(self._round), self._number))
+    def receive_some(self) -> bool:
+        """See PendingTransfers."""
+        return bool(self._kernels.receive_from(ctypes.addressof(self._schedule), self._number))
 
 
 class CompiledSchedule:
-    """One schedule, for `kernels.round` and `kernels.round_on`, and everything that it points to."""
+    """One schedule for `kernels.run_schedule`. Keeps everything that it points to."""
 
     def __init__(
         self,
@@ -105,47 +120,53 @@ class CompiledSchedule:
         connections: Sequence[Any],
         headers: tuple[np.ndarray, Sequence[np.ndarray]],
         total: native.Sum,
-        looks: tuple[int, bool],
+        poll_limit: tuple[int, bool],
     ) -> None:
-        """`connections` and the headers to be received are those of `schedule.peers`, in order; the first of
-        `headers` is this member's own. `looks`: how often to ask all connections again before giving up, and
-        whether to yield the processor in between."""
+        """Compile `schedule` for the connections to `schedule.peers`, in that order.
+
+        `headers` are this member's own, and memory for those of the peers. `poll_limit`: how often to poll
+        all connections before returning WAITING, and whether to yield the processor in between.
+        """
         self._kept: list[Any] = [schedule, connections, headers]
         own, theirs = headers
-        late = int(schedule.answers)
-        lines = (_Peer * len(connections))()
-        for line, peer, connection, header in zip(lines, schedule.peers, connections, theirs, strict=True):
-            line.socket, line.greeting = connection.fileno(), schedule.greeting[peer]
+        header_gate = int(schedule.delay_header)
+        peers = (_Peer * len(connections))()
+        for struct, peer, connection, header in zip(peers, schedule.peers, connections, theirs, strict=True):
+            struct.socket, struct.preamble = connection.fileno(), schedule.preamble[peer]
             needs = np.array([step.needs[peer] for step in schedule.steps], np.uint64)
-            line.needs = address_of(self._keep(needs))
-            line.out = self._flow([Transfer(own, late), *schedule.out[peer]])
-            line.into = self._flow([Transfer(header), *schedule.into[peer]])
+            struct.needs = address_of(self._keep(needs))
+            struct.out = self._make_queue([Transfer(own, header_gate), *schedule.sends[peer]])
+            struct.into = self._make_queue([Transfer(header), *schedule.receives[peer]])
         steps = (_ScheduleStep * len(schedule.steps))()
         for place, step in zip(steps, schedule.steps, strict=True):
-            rows = self._keep(table(step.rows))
+            rows = self._keep(address_table(step.rows))
             place.out, place.rows, place.length = address_of(step.out), address_of(rows), step.out.size
-        self.round = _Schedule(
-            lines=lines, lines_count=len(lines), steps=steps, steps_count=len(steps), sum=total
+        #: The structure that compiled code reads and writes.
+        self.struct = _Schedule(
+            peers=peers, peers_count=len(peers), steps=steps, steps_count=len(steps), sum=total
         )
-        self.round.header, self.round.header_bytes = address_of(own), own.nbytes
-        self.round.in_place = schedule.in_place
-        self.round.looks, self.round.yields = looks
+        self.struct.header, self.struct.header_bytes = address_of(own), own.nbytes
+        self.struct.in_place = schedule.in_place
+        self.struct.max_polls, self.struct.yields = poll_limit
         if schedule.steps:
-            self.round.itemsize = schedule.steps[0].out.itemsize
-            self.round.piece = PIECE_BYTES // self.round.itemsize
-        self.address = ctypes.addressof(self.round)
-        self.lines = [CompiledPeer(kernels, c, self.round, number) for number, c in enumerate(connections)]
+            self.struct.itemsize = schedule.steps[0].out.itemsize
+            self.struct.piece = PIECE_BYTES // self.struct.itemsize
+        #: The address of `struct`.
+        self.address = ctypes.addressof(self.struct)
+        #: The transfers with each peer.
+        self.peers = [CompiledPeer(kernels, c, self.struct, number) for number, c in enumerate(connections)]
 
-    def copy_at_the_end(self, source: np.ndarray, target: np.ndarray) -> None:
-        self.round.source, self.round.target = address_of(source), address_of(target)
-        self.round.bytes = target.nbytes
+    def set_copy_at_end(self, source: np.ndarray, target: np.ndarray) -> None:
+        """Have `source` copied to `target` at the end."""
+        self.struct.source, self.struct.target = address_of(source), address_of(target)
+        self.struct.bytes = target.nbytes
 
     def _keep(self, array: np.ndarray) -> np.ndarray:
         self._kept.append(array)
         return array
 
-    def _flow(self, segments: Sequence[Transfer]) -> _TransferQueue:
-        places = (_Transfer * len(segments))()
-        for place, segment in zip(places, segments, strict=True):
-            place.at, place.bytes, place.gate = address_of(segment.data), segment.data.nbytes, segment.gate
+    def _make_queue(self, transfers: Sequence[Transfer]) -> _TransferQueue:
+        places = (_Transfer * len(transfers))()
+        for place, transfer in zip(places, transfers, strict=True):
+            place.at, place.bytes, place.gate = address_of(transfer.data), transfer.data.nbytes, transfer.gate
         return _TransferQueue(places, len(places), 0, 0)

@@ -1,158 +1,122 @@
 """The transport of several ranks on each of several hosts: shared memory within a host, TCP between hosts.
 
-The hosts' ranks are matched in lanes: the first ranks of all hosts form one, the second another, as many as
-the smallest host has ranks. Each lane moves its own part of a large buffer between the hosts, reading the
-rows of all ranks of its host in place; the result is put together in memory that the host's ranks share,
-and once it is whole, each takes it from there.
+The ranks of different hosts are matched in lanes (see `topology`). Each lane moves its own part of a large
+buffer between the hosts, and reads the rows of all ranks of its host in place. The result is computed in
+memory that the host's ranks share. Once it is complete, each rank copies it from there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 
 from insitu.exchange.algorithms import ALGORITHMS, CHUNK_BYTES, Algorithm
-from insitu.exchange.arithmetic import bounds
-from insitu.exchange.costs import choose
+from insitu.exchange.arithmetic import split_by_pages
+from insitu.exchange.costs import choose_algorithm
 from insitu.exchange.shm import SharedMemoryTransport
 from insitu.exchange.shm_layout import SLOT_BYTES
 from insitu.exchange.tcp import TcpTransport
-from insitu.exchange.transport import MemberLost, Members, Reduction, RunReduction, WaitStats
-
-
-@dataclass(frozen=True, slots=True)
-class HostTopology:
-    """Pure: which ranks share a host, and what follows from it for one of them.
-
-    `ranks[h]` are the ranks on host h, ascending; hosts are in the order of their first ranks.
-    """
-
-    members: Members
-    ranks: tuple[tuple[int, ...], ...]
-
-    @property
-    def here(self) -> int:
-        return next(h for h, ranks in enumerate(self.ranks) if self.members.rank in ranks)
-
-    @property
-    def position(self) -> int:
-        """Of this rank on its host."""
-        return self.ranks[self.here].index(self.members.rank)
-
-    @property
-    def lanes(self) -> int:
-        return min(map(len, self.ranks))
-
-    def lane(self, number: int) -> tuple[int, ...]:
-        """The ranks of one lane, by host."""
-        return tuple(ranks[number] for ranks in self.ranks)
-
-    @property
-    def shards(self) -> tuple[tuple[int, ...], ...]:
-        """All shards of each host, ascending."""
-        return tuple(tuple(sorted(s for r in ranks for s in self.members.shards[r])) for ranks in self.ranks)
-
-    def between(self) -> Members:
-        """The hosts as members."""
-        return Members(self.here, self.shards, self.members.num_shards)
-
-    def within(self) -> Members:
-        """This host's ranks as members, with its shards numbered from 0."""
-        order = self.shards[self.here]
-        shards = tuple(
-            tuple(order.index(s) for s in self.members.shards[rank]) for rank in self.ranks[self.here]
-        )
-        return Members(self.position, shards, len(order))
+from insitu.exchange.topology import HostTopology
+from insitu.exchange.transport import MemberLost, Reduction, RunReduction, WaitStats
 
 
 class HierarchicalTransport:
-    """A Transport. `wire` is None for a rank that is in no lane."""
+    """A Transport that combines one within each host and one between hosts."""
 
     name = "shm+tcp"
 
-    def __init__(self, hosts: HostTopology, shared: SharedMemoryTransport, wire: TcpTransport | None) -> None:
-        self._hosts = hosts
-        self._shared = shared
-        self._wire = wire
-        self._leads = hosts.position == 0
-        self._order = hosts.shards[hosts.here]
-        if wire is not None:
-            shared.meanwhile(wire.stream.await_elsewhere)
+    def __init__(
+        self, topology: HostTopology, local: SharedMemoryTransport, remote: TcpTransport | None
+    ) -> None:
+        """`remote` is None for a rank that is in no lane."""
+        self._topology = topology
+        self._local = local
+        self._remote = remote
+        self._leads = topology.local_rank == 0
+        self._shards = topology.shards[topology.own_host]
+        if remote is not None:
+            local.session.set_on_sleep(remote.session.report_waiting_for)
 
     @property
-    def account(self) -> WaitStats:
-        return self._shared.account
+    def wait_stats(self) -> WaitStats:
+        """See Transport."""
+        return self._local.wait_stats
 
     @contextmanager
-    def _on_wire(self) -> Iterator[TcpTransport]:
-        """Work of this rank between hosts; a loss there is told to the ranks here."""
-        assert self._wire is not None  # noqa: S101 (ranks in no lane never come here)
-        before = self._wire.account.waiting
+    def _between_hosts(self) -> Iterator[TcpTransport]:
+        """Report a loss between hosts to the ranks here."""
+        assert self._remote is not None  # noqa: S101 (ranks in no lane never come here)
+        before = self._remote.wait_stats.seconds
         try:
-            yield self._wire
-        except MemberLost as gone:
-            self._shared.announce(gone.rank)
+            yield self._remote
+        except MemberLost as lost:
+            self._local.session.announce_loss(lost.rank)
             raise
-        self.account.waiting += self._wire.account.waiting - before
+        self.wait_stats.seconds += self._remote.wait_stats.seconds - before
 
     @contextmanager
-    def _at_home(self) -> Iterator[None]:
-        """Work among the ranks here; a loss here is told to the other hosts."""
+    def _within_host(self) -> Iterator[None]:
+        """Report a loss here to the other hosts."""
         try:
             yield
-        except MemberLost as gone:
-            if self._wire is not None:
-                self._wire.tell_lost(gone.rank)
+        except MemberLost as lost:
+            if self._remote is not None:
+                self._remote.session.report_lost(lost.rank)
             raise
 
     def allocate(self, size: int, keep: np.ndarray | None = None) -> np.ndarray:
-        with self._at_home():
-            return self._shared.allocate(size, keep)
+        """See Transport."""
+        with self._within_host():
+            return self._local.allocate(size, keep)
 
     # Reduction
 
-    def reduction(self, reduction: Reduction) -> RunReduction:
+    def prepare(self, reduction: Reduction) -> RunReduction:
+        """See Transport."""
         if reduction.scatter is not None:
-            return self._scatter(reduction)
-        return self._small(reduction) if reduction.row_bytes <= SLOT_BYTES else self._large(reduction)
+            return self._prepare_scatter(reduction)
+        if reduction.row_bytes <= SLOT_BYTES:
+            return self._prepare_small(reduction)
+        return self._prepare_large(reduction)
 
-    def _scatter(self, reduction: Reduction) -> RunReduction:
+    def _prepare_scatter(self, reduction: Reduction) -> RunReduction:
+        """Prepare an all_reduce, of which this rank takes its part."""
         whole = np.empty(reduction.length, reduction.dtype)
-        inner = self.reduction(
+        run_whole = self.prepare(
             Reduction(reduction.op, reduction.dtype, reduction.length, reduction.rows, whole)
         )
         start, stop = reduction.scatter or (0, 0)
 
         def run(weights: Sequence[float] | None) -> bool:
-            reduced = inner(weights)
+            reduced = run_whole(weights)
             if reduced:
                 reduction.result[...] = whole[start:stop]
             return reduced
 
         return run
 
-    def _small(self, reduction: Reduction) -> RunReduction:
-        """The first rank of each host collects its host's rows and reduces with those of the other hosts."""
-        rows = np.zeros((len(self._order), reduction.length), reduction.dtype)
+    def _prepare_small(self, reduction: Reduction) -> RunReduction:
+        """Prepare a reduction in which the first rank of each host gathers its host's rows and reduces them
+        with those of the other hosts."""
+        rows = np.zeros((len(self._shards), reduction.length), reduction.dtype)
         result = np.zeros(reduction.length, reduction.dtype)
         flag = np.zeros(1, np.uint8)
         outer = Reduction(reduction.op, reduction.dtype, reduction.length, tuple(rows), result)
-        inner = self._wire.reduction(outer) if self._leads and self._wire is not None else None
-        what = str(reduction)
+        run_outer = self._remote.prepare(outer) if self._leads and self._remote is not None else None
+        label = str(reduction)
 
         def run(weights: Sequence[float] | None) -> bool:
-            with self._at_home():
-                self._shared.gather([_bytes(row) for row in reduction.rows], _table(rows), what)
+            with self._within_host():
+                self._local.gather([_as_bytes(row) for row in reduction.rows], _as_byte_rows(rows), label)
                 own = self._gather_weights(weights)
-            if inner is not None:
-                with self._on_wire():
-                    flag[0] = inner(own)
-            with self._at_home():
-                self._shared.broadcast(flag, 0, what)
-                self._shared.broadcast(_bytes(result), 0, what)
+            if run_outer is not None:
+                with self._between_hosts():
+                    flag[0] = run_outer(own)
+            with self._within_host():
+                self._local.broadcast(flag, 0, label)
+                self._local.broadcast(_as_bytes(result), 0, label)
             if flag[0]:
                 reduction.result[...] = result
             return bool(flag[0])
@@ -160,95 +124,102 @@ class HierarchicalTransport:
         return run
 
     def _gather_weights(self, weights: Sequence[float] | None) -> list[float] | None:
-        """Those of all shards here, in their order."""
+        """Return the weights of all shards of this host, in their order."""
         if weights is None:
             return None
-        table = np.zeros((len(self._order), 1), np.float64)
-        self._shared.gather([_bytes(np.array([weight])) for weight in weights], _table(table), "weights")
+        table = np.zeros((len(self._shards), 1), np.float64)
+        rows = [_as_bytes(np.array([weight])) for weight in weights]
+        self._local.gather(rows, _as_byte_rows(table), "weights")
         return [float(weight) for weight in table[:, 0]]
 
-    def _large(self, reduction: Reduction) -> RunReduction:
-        hosts = self._hosts
-        part = bounds(reduction.length, hosts.lanes, reduction.dtype.itemsize)
-        mine = part[hosts.position] if hosts.position < hosts.lanes else None
+    def _prepare_large(self, reduction: Reduction) -> RunReduction:
+        """Prepare a reduction in which each lane reduces its part of the length."""
+        topology = self._topology
+        parts = split_by_pages(reduction.length, topology.num_lanes, reduction.dtype.itemsize)
+        own_part = parts[topology.local_rank] if topology.own_lane else None
         prepared: list[tuple[object, Algorithm | None, np.ndarray]] = []
 
-        def prepare() -> tuple[Algorithm | None, np.ndarray]:
-            place, rows, whole = self._shared.lay_out(reduction)
-            if not prepared or prepared[0][0] is not place:
-                prepared[:] = [(place, self._lane(reduction, rows, whole, mine), whole)]
+        def map_rows() -> tuple[Algorithm | None, np.ndarray]:
+            key, rows, whole = self._local.map_rows(reduction)
+            if not prepared or prepared[0][0] is not key:
+                prepared[:] = [(key, self._prepare_lane(reduction, rows, whole, own_part), whole)]
             return prepared[0][1], prepared[0][2]
 
         def run(weights: Sequence[float] | None) -> bool:
-            with self._at_home():
-                algorithm, whole = prepare()
+            with self._within_host():
+                algorithm, whole = map_rows()
                 own = self._gather_weights(weights)
             reduced = np.zeros(1, np.uint8)
             if algorithm is not None:
-                with self._on_wire():
+                with self._between_hosts():
                     reduced[0] = algorithm.run(own)
-            with self._at_home():
-                self._shared.broadcast(reduced, 0, "lanes")  # also the sign that all lanes here are through
-                self._shared.meet("lanes")
+            with self._within_host():
+                self._local.broadcast(reduced, 0, "lanes")  # returns when all lanes here are done
+                self._local.synchronize("lanes")
             if reduced[0]:
                 reduction.result[...] = whole
             return bool(reduced[0])
 
         return run
 
-    def _lane(
+    def _prepare_lane(
         self,
         reduction: Reduction,
         rows: Sequence[np.ndarray],
         whole: np.ndarray,
-        mine: tuple[int, int] | None,
+        part: tuple[int, int] | None,
     ) -> Algorithm | None:
-        if mine is None or self._wire is None:
+        """Prepare the reduction of this lane's part; None for a rank in no lane."""
+        if part is None or self._remote is None:
             return None
-        low, high = mine
+        low, high = part
         target = whole[low:high]
         outer = Reduction(
             reduction.op, reduction.dtype, high - low, tuple(row[low:high] for row in rows), target
         )
-        way = choose(self._hosts.between(), outer.row_bytes, CHUNK_BYTES, self._wire.costs)
-        return ALGORITHMS[way](self._wire.stream, outer, target)
+        hosts = self._topology.make_host_members()
+        name = choose_algorithm(hosts, outer.row_bytes, CHUNK_BYTES, self._remote.costs)
+        return ALGORITHMS[name](self._remote.session, outer, target)
 
     # Copies
 
-    def gather(self, rows: Sequence[np.ndarray], out: np.ndarray, what: str) -> None:
-        here = np.empty((len(self._order), out.shape[1]), np.uint8)
-        with self._at_home():
-            self._shared.gather(rows, here, what)
+    def gather(self, rows: Sequence[np.ndarray], out: np.ndarray, label: str) -> None:
+        """See Transport."""
+        here = np.empty((len(self._shards), out.shape[1]), np.uint8)
+        with self._within_host():
+            self._local.gather(rows, here, label)
         if self._leads:
-            with self._on_wire() as wire:
-                wire.gather(list(here), out, what)
-        with self._at_home():
-            self._shared.broadcast(out.reshape(-1), 0, what)
+            with self._between_hosts() as remote:
+                remote.gather(list(here), out, label)
+        with self._within_host():
+            self._local.broadcast(out.reshape(-1), 0, label)
 
-    def broadcast(self, data: np.ndarray, root: int, what: str) -> None:
-        hosts = self._hosts
-        home = next(h for h, ranks in enumerate(hosts.ranks) if root in ranks)
+    def broadcast(self, data: np.ndarray, root: int, label: str) -> None:
+        """See Transport."""
+        topology = self._topology
+        root_host = next(h for h, ranks in enumerate(topology.ranks) if root in ranks)
         copy = np.array(data)
-        if home == hosts.here:
-            with self._at_home():
-                self._shared.broadcast(copy, hosts.ranks[home].index(root), what)
+        if root_host == topology.own_host:
+            with self._within_host():
+                self._local.broadcast(copy, topology.local_ranks.index(root), label)
         if self._leads:
-            with self._on_wire() as wire:
-                wire.broadcast(copy, home, what)
-        if home != hosts.here:
-            with self._at_home():
-                self._shared.broadcast(copy, 0, what)
+            with self._between_hosts() as remote:
+                remote.broadcast(copy, root_host, label)
+        if root_host != topology.own_host:
+            with self._within_host():
+                self._local.broadcast(copy, 0, label)
         data[...] = copy
 
     def close(self) -> None:
-        self._shared.close()
-        if self._wire is not None:
-            self._wire.close()
+        """See Transport."""
+        self._local.close()
+        if self._remote is not None:
+            self._remote.close()
 
 
-def _bytes(array: np.ndarray) -> np.ndarray:
+def _as_bytes(array: np.ndarray) -> np.ndarray:
     return array.view(np.uint8)
 
 
-def _table(array: np.ndarray) -> np.ndarray:
+def _as_byte_rows(array: np.ndarray) -> np.ndarray:
     return array.reshape(-1).view(np.uint8).reshape(len(array), array.shape[1] * array.dtype.itemsize)

@@ -1,8 +1,8 @@
-"""How members of one host wait for each other: words in shared memory, and sleeping where it takes long.
+"""A barrier in shared memory for the members of one host, and the eviction of members that don't come.
 
-Each member publishes one 64-bit word per meeting: the meeting's number and a signature of what the member
-came for. A waiting member looks at the others' words for some microseconds, then yields the processor, then
-sleeps on a futex, waking now and then to see whether somebody died.
+Each member publishes one 64-bit word per phase of the barrier: the number of the phase and a signature of the
+operation. A waiting member polls the others' words for some microseconds, then yields the processor, then
+sleeps on a futex. It wakes up regularly to see whether a member has died.
 """
 
 from __future__ import annotations
@@ -25,35 +25,41 @@ SIGNATURE_BITS = 24
 SIGNATURE_MASK = (1 << SIGNATURE_BITS) - 1
 
 LINE = 64
-"""Bytes of a cache line: what one member writes never shares one with what another writes."""
+"""Bytes of a cache line. Words that different members write never share one."""
 _WORDS = LINE // 8
-_LEFT, _OUT, _BELL = 2, 3, 8
-"""Words of a member, beside its two arrival words (of even and of odd meetings): whether it has left;
-the number of the first meeting at which the others don't count on it any more (0: none); the word it sleeps
-on, on a line of its own."""
+_LEFT, _EVICTED, _DOORBELL = 2, 3, 8
+"""Words of a member after its two arrival words (for even and for odd phases): whether it has left; the
+number of the first phase from which the others don't count on it any more (0: none); the word it sleeps on,
+on a line of its own."""
 MEMBER_WORDS = 2 * _WORDS
 
-_SHORTEST_SLEEP, _LONGEST_SLEEP = 0.0005, 0.04
-"""Seconds. The longest bounds how late a death is noticed; the shortest how much a missed bell costs."""
+_MIN_SLEEP, _MAX_SLEEP = 0.0005, 0.04
+"""Seconds. The longest sleep bounds how late a death is noticed, the shortest what a missed wake-up costs."""
 
 
 class SignatureMismatch(Exception):
-    """Internal: members came to one meeting for different things."""
+    """Internal: members came to one phase with different signatures."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpinPolicy:
-    """How often to look again before yielding, and to yield before sleeping; and what compiled code does of
-    both before that, without letting other threads run."""
+    """How often a waiting member polls before it sleeps."""
 
+    #: Polls in Python without yielding the processor.
     spins: int
+    #: Polls in Python with yielding it.
     yields: int
+    #: Polls in compiled code, before the above, without yielding. Other threads don't run meanwhile.
     compiled_spins: int = 0
+    #: Polls in compiled code with yielding.
     compiled_yields: int = 0
 
 
-def patience(members: int, crowded: bool, same_process: bool) -> SpinPolicy:
-    """Spinning pays where the awaited member runs on another processor at this moment, and only there."""
+def choose_spin_policy(members: int, crowded: bool, same_process: bool) -> SpinPolicy:
+    """Return how to poll. Spinning pays only where the awaited member runs on another processor meanwhile.
+
+    `crowded`: the members are more than their processors. `same_process`: some are threads of one process.
+    """
     if same_process:
         return SpinPolicy(0, 2)
     if crowded:
@@ -61,20 +67,23 @@ def patience(members: int, crowded: bool, same_process: bool) -> SpinPolicy:
     return SpinPolicy(1000, 10, 3000, 10)
 
 
-def meeting_bytes(members: int) -> int:
-    """Bytes of shared memory that a ShmBarrier of so many members needs: two lines for each, one for the
-    alarm, and one byte for each that says whether it sleeps."""
+def count_barrier_bytes(members: int) -> int:
+    """Return the bytes of shared memory that a ShmBarrier of so many members needs.
+
+    These are two lines for each member, one for the loss flag, and one byte for each member that tells
+    whether it sleeps.
+    """
     return LINE * (2 * members + 1 + -(-members // LINE))
 
 
 class ShmBarrier:
-    """The place where members of one host meet. Not for several threads of one member.
+    """A barrier for the members of one host. Not for several threads of one member.
 
-    Who is given up is decided once, under a lock, for all: a member is out for good if it had not come when
-    that was decided, and everybody who comes to a meeting looks at the decisions after having seen all
-    others come. (The store of a decision precedes the look at the arrival word, and the look at the
-    decisions follows the look at the arrival words; on a processor with ordered stores, two members can't
-    conclude differently.)
+    The eviction of a member is decided once for all members, under a lock. A member is evicted for good if it
+    had not arrived at that time. Each member that comes to a phase reads the decisions after it has seen all
+    others arrive. The store of a decision precedes the load of the arrival word, and the load of the
+    decisions follows the load of the arrival words; on a processor with ordered stores, two members can't
+    conclude differently.
     """
 
     def __init__(
@@ -83,247 +92,268 @@ class ShmBarrier:
         offset: int,
         member: int,
         ranks: Sequence[int],
-        patience: SpinPolicy,
-        dead: Callable[[], Sequence[int]],
+        policy: SpinPolicy,
+        find_dead: Callable[[], Sequence[int]],
         stall_timeout: float,
         kernels: Kernels | None = None,
     ) -> None:
-        """`ranks` are the members' ranks in the group, which `dead` returns and errors name."""
+        """Use the memory at `offset` of `segment`, which is all zeros before the first phase.
+
+        `ranks` are the members' ranks in the group, which `find_dead` returns and errors name.
+        """
         members = len(ranks)
         self._ranks = ranks
         self._segment = segment
-        data = memoryview(segment.array())[offset : offset + meeting_bytes(members)]  # type: ignore[arg-type]
+        data = memoryview(segment.array())[offset : offset + count_barrier_bytes(members)]  # type: ignore[arg-type]
         self._words = data.cast("Q")
-        self._bells = data.cast("I")
-        self._alarm = MEMBER_WORDS * members
-        sleepers = self._alarm + _WORDS
+        self._doorbells = data.cast("I")
+        self._loss_flag = MEMBER_WORDS * members
+        sleepers = self._loss_flag + _WORDS
         self._asleep = data[8 * sleepers : 8 * sleepers + members]
         self._sleepers = range(sleepers, sleepers + -(-members // 8))
         self._address = segment.address + offset
         self._member = member
         self._members = members
-        self._patience = patience
-        self._spins = range(patience.spins)
-        self._dead = dead
+        self._policy = policy
+        self._spins = range(policy.spins)
+        self._find_dead = find_dead
+        #: Seconds after which a member that doesn't arrive is evicted.
         self.stall_timeout = stall_timeout
         self._own = tuple(member * MEMBER_WORDS + parity for parity in (0, 1))
         self._others = tuple(
             tuple(m * MEMBER_WORDS + parity for m in range(members) if m != member) for parity in (0, 1)
         )
-        self.meanwhile: Callable[[int], None] = lambda rank: None
-        """Called now and then by a member that sleeps, with the rank that it waits for."""
-        self.tick = 0
-        """Number of the last meeting that this member came to; the first is 1."""
+        #: Called regularly while this member sleeps, with the rank that it waits for.
+        self.on_sleep: Callable[[int], None] = lambda rank: None
+        #: Number of the last phase that this member came to; the first is 1.
+        self.phase = 0
+        #: Seconds spent waiting in the last phase.
         self.waited = 0.0
-        """Seconds spent waiting in the last meeting."""
+        #: The member that came last to the last phase.
         self.last = member
-        """Who came last to the last meeting."""
         self._kernels = kernels
         self._others_table = np.array(self._others, np.uint64)
-        self.place = BarrierStruct(
+        #: This barrier for compiled code.
+        self.struct = BarrierStruct(
             self._address,
             self._address + 8 * sleepers,
             address_of(self._others_table),
             self._own,
-            *(self._alarm, 2 * _BELL, MEMBER_WORDS, member, members - 1),
-            *(patience.compiled_spins, patience.compiled_yields),
+            *(self._loss_flag, 2 * _DOORBELL, MEMBER_WORDS, member, members - 1),
+            *(policy.compiled_spins, policy.compiled_yields),
         )
-        """This meeting, for compiled code."""
-        self.place_address = ctypes.addressof(self.place)
-        self.out_address = self._address + 8 * (self._own[0] + _OUT)
-        """The word that says whether the others have given this member up."""
+        self.struct_address = ctypes.addressof(self.struct)
+        #: Address of the word that tells whether the others have evicted this member.
+        self.evicted_address = self._address + 8 * (self._own[0] + _EVICTED)
 
-    def meet(self, signature: int) -> None:
-        """Returns once all members came to this meeting with the same `signature` (24 bits). What a member
-        wrote to shared memory before is seen by all after. Raises MemberLost, SignatureMismatch."""
-        tick = self.tick = self.tick + 1
+    def wait(self, signature: int) -> None:
+        """Return once all members have come to this phase with the same `signature` (24 bits).
+
+        All members see then what each wrote to shared memory before. Raises MemberLost, SignatureMismatch.
+        """
+        phase = self.phase = self.phase + 1
         if self._kernels is not None:
-            return self.settle(self._kernels.meet(self.place_address, tick, signature), signature)
-        parity = tick & 1
-        word = tick << SIGNATURE_BITS | signature
+            return self.complete(self._kernels.barrier_wait(self.struct_address, phase, signature), signature)
+        parity = phase & 1
+        word = phase << SIGNATURE_BITS | signature
         words = self._words
         words[self._own[parity]] = word
         self.waited, self.last = 0.0, self._member
         for index in self._others[parity]:
             if words[index] != word:
                 self._spin(index, word)
-        self._depart()
+        self._release()
 
-    def settle(self, state: int, signature: int) -> None:
-        """Ends the meeting `tick`, to which compiled code came and returned with `state`. Raises as `meet`
-        does."""
-        place = self.place
-        self.waited = place.waited
-        self.last = self._member if place.last < 0 else place.last // MEMBER_WORDS
+    def complete(self, state: int, signature: int) -> None:
+        """Complete the current phase, which compiled code began and returned from with `state`. Raises as
+        `wait` does."""
+        struct = self.struct
+        self.waited = struct.waited
+        self.last = self._member if struct.last < 0 else struct.last // MEMBER_WORDS
         if state:
             if state & MISSING:
                 start = time.monotonic()
-                self._wait(self.tick << SIGNATURE_BITS | signature, frozenset())
+                self._wait_for_missing(self.phase << SIGNATURE_BITS | signature, frozenset())
                 self.waited += time.monotonic() - start
-            self._depart()
+            self._release()
 
-    def _depart(self) -> None:
-        """All have come: looks whether they still count, and wakes who sleeps."""
+    def _release(self) -> None:
+        """Check, after all have arrived, that none was evicted, and wake those that sleep."""
         words = self._words
-        if words[self._alarm]:
-            self._heed(self.tick, frozenset())
+        if words[self._loss_flag]:
+            self._raise_if_lost(self.phase, frozenset())
         for index in self._sleepers:
             if words[index]:
                 self._wake()
 
-    def finish(self, signature: int, roll: Callable[[int], None], begun: int | None = None) -> None:
-        """The meeting at the end of work that all have begun. Where members are lost, the others do that
-        work to its end: `roll(member)` is called under the lock, by every other member, for each that is
-        lost and didn't come. Then raises MemberLost with `completed` set. `begun`: what compiled code that came to
-        the meeting returned with."""
+    def wait_and_finish(
+        self, signature: int, finish_for: Callable[[int], None], state: int | None = None
+    ) -> None:
+        """Wait at the end of work that all have begun, and finish the work of members that are lost.
+
+        Every other member calls `finish_for(member)` under the lock for each member that is lost and did not
+        arrive. Then this raises MemberLost with `completed` set. `state`: what compiled code that began this
+        phase returned; None: nobody has begun it.
+        """
         try:
-            return self.meet(signature) if begun is None else self.settle(begun, signature)
-        except MemberLost as gone:
-            if gone.rank == self._ranks[self._member]:
+            return self.wait(signature) if state is None else self.complete(state, signature)
+        except MemberLost as lost:
+            if lost.rank == self._ranks[self._member]:
                 raise
-            first = gone
-        word = self.tick << SIGNATURE_BITS | signature
-        excused: set[int] = set()
+            first = lost
+        word = self.phase << SIGNATURE_BITS | signature
+        finished: set[int] = set()
         while True:
-            for member in self._out(self.tick) - excused:
-                if self._words[member * MEMBER_WORDS + (self.tick & 1)] != word:
+            for member in self._find_evicted(self.phase) - finished:
+                if self._words[member * MEMBER_WORDS + (self.phase & 1)] != word:
                     with self._locked():
-                        roll(member)
-                excused.add(member)
+                        finish_for(member)
+                finished.add(member)
             try:
-                self._wait(word, excused)
-                self._heed(self.tick, excused)
-            except MemberLost as gone:
-                if gone.rank == self._ranks[self._member]:
+                self._wait_for_missing(word, finished)
+                self._raise_if_lost(self.phase, finished)
+            except MemberLost as lost:
+                if lost.rank == self._ranks[self._member]:
                     raise
                 continue
-            raise MemberLost(first.rank, first.why, completed=True) from first
+            raise MemberLost(first.rank, first.reason, completed=True) from first
 
-    def is_out(self) -> bool:
-        """Whether the others have given this member up."""
-        return bool(self._words[self._own[0] + _OUT])
+    def is_evicted(self) -> bool:
+        """Return True if the others have evicted this member."""
+        return bool(self._words[self._own[0] + _EVICTED])
+
+    def eviction_error(self) -> MemberLost:
+        """Return the error that tells this member that it was evicted."""
+        return MemberLost(self._ranks[self._member], "was evicted by the other ranks")
 
     # Waiting
 
     def _spin(self, index: int, word: int) -> None:
-        """Looks at the arrival word at `index` for some microseconds, then waits for all that are missing."""
+        """Poll the arrival word at `index` for some microseconds, then wait for all that are missing."""
         words, start = self._words, time.monotonic()
         for _ in self._spins:
             if words[index] == word:
                 self.last = index // MEMBER_WORDS
                 break
         else:
-            self._wait(word, frozenset())
+            self._wait_for_missing(word, frozenset())
         self.waited += time.monotonic() - start
 
-    def _wait(self, word: int, excused: Collection[int]) -> None:
+    def _wait_for_missing(self, word: int, excused: Collection[int]) -> None:
+        """Return once all members but those `excused` have arrived with `word`."""
         start = time.monotonic()
         parity = word >> SIGNATURE_BITS & 1
         missing = [index for index in self._others[parity] if index // MEMBER_WORDS not in excused]
         words = self._words
-        looks = 0
-        pause = _SHORTEST_SLEEP
+        polls = 0
+        seconds = _MIN_SLEEP
         while True:
             missing = [index for index in missing if words[index] != word]
             if not missing:
                 break
             self.last = missing[-1] // MEMBER_WORDS
-            looks += 1
-            self._check_words(missing, word)
-            if looks <= self._patience.yields:
+            polls += 1
+            self._check_signatures(missing, word)
+            if polls <= self._policy.yields:
                 yield_processor()
                 continue
-            self._sleep(missing, word, pause)
-            self.meanwhile(self._ranks[missing[0] // MEMBER_WORDS])
-            pause = min(2 * pause, _LONGEST_SLEEP)
-            if words[self._alarm]:
-                self._heed(word >> SIGNATURE_BITS, excused)
-            self._check_lives(missing, word, start)
+            self._sleep(missing, word, seconds)
+            self.on_sleep(self._ranks[missing[0] // MEMBER_WORDS])
+            seconds = min(2 * seconds, _MAX_SLEEP)
+            if words[self._loss_flag]:
+                self._raise_if_lost(word >> SIGNATURE_BITS, excused)
+            self._evict_if_lost(missing, word, start)
 
-    def _check_words(self, missing: Sequence[int], word: int) -> None:
+    def _check_signatures(self, missing: Sequence[int], word: int) -> None:
+        """Raise SignatureMismatch if a member has come to this phase with another signature."""
         for index in missing:
             seen = self._words[index]
             if seen != word and seen >> SIGNATURE_BITS == word >> SIGNATURE_BITS:
                 raise SignatureMismatch
 
     def _sleep(self, missing: Sequence[int], word: int, seconds: float) -> None:
-        bell = 2 * (self._own[0] + _BELL)
+        doorbell = 2 * (self._own[0] + _DOORBELL)
         self._asleep[self._member] = 1
-        value = self._bells[bell]
+        value = self._doorbells[doorbell]
         if any(self._words[index] != word for index in missing):
-            futex_wait(self._address + bell * 4, value, seconds)
+            futex_wait(self._address + doorbell * 4, value, seconds)
         self._asleep[self._member] = 0
 
     def _wake(self) -> None:
+        """Wake all members that sleep."""
         for member in range(self._members):
             if self._asleep[member] and member != self._member:
-                bell = 2 * (member * MEMBER_WORDS + _BELL)
-                self._bells[bell] = (self._bells[bell] + 1) & 0xFFFFFFFF
-                futex_wake(self._address + bell * 4)
+                doorbell = 2 * (member * MEMBER_WORDS + _DOORBELL)
+                self._doorbells[doorbell] = (self._doorbells[doorbell] + 1) & 0xFFFFFFFF
+                futex_wake(self._address + doorbell * 4)
 
     # Loss
 
-    def _check_lives(self, missing: Sequence[int], word: int, start: float) -> None:
-        """Gives up those that died, and the first that is late beyond the stall timeout."""
-        dead = {self._ranks.index(rank) for rank in self._dead()}
+    def _evict_if_lost(self, missing: Sequence[int], word: int, start: float) -> None:
+        """Evict a member that has died, or one that is late by more than the stall timeout."""
+        dead = {self._ranks.index(rank) for rank in self._find_dead()}
         late = [index for index in missing if self._words[index] != word]
         lost = [index for index in late if index // MEMBER_WORDS in dead]
         if not lost and late and time.monotonic() - start > self.stall_timeout:
             lost = late[:1]
         if lost:
             with self._locked():
-                self._give_up(lost[0], word)
+                self._evict(lost[0], word)
 
-    def _give_up(self, index: int, word: int) -> None:
-        """Decides on the member whose arrival word is at `index`; call under the lock."""
+    def _evict(self, index: int, word: int) -> None:
+        """Evict the member whose arrival word is at `index`, unless it arrives meanwhile. Call under the
+        lock."""
         words = self._words
-        out = index // MEMBER_WORDS * MEMBER_WORDS + _OUT
-        words[self._alarm] = 1
-        if words[out]:
+        evicted = index // MEMBER_WORDS * MEMBER_WORDS + _EVICTED
+        words[self._loss_flag] = 1
+        if words[evicted]:
             return
-        words[out] = word >> SIGNATURE_BITS
-        yield_processor()  # its system call orders the store above before the look below
+        words[evicted] = word >> SIGNATURE_BITS
+        yield_processor()  # its system call orders the store above before the load below
         if words[index] == word:
-            words[out] = 0  # it came after all
+            words[evicted] = 0  # it has arrived after all
 
-    def _out(self, tick: int) -> set[int]:
-        """Members that were given up at the meeting of this number or at an earlier one. One that was given
-        up later did come to this one, with whatever that entails: its work is finished for it."""
+    def _find_evicted(self, phase: int) -> set[int]:
+        """Return the members that were evicted at this phase or at an earlier one.
+
+        A member that was evicted later did come to this phase, and has finished its work for it.
+        """
         words = self._words
-        return {m for m in range(self._members) if 0 < words[m * MEMBER_WORDS + _OUT] <= tick}
+        return {m for m in range(self._members) if 0 < words[m * MEMBER_WORDS + _EVICTED] <= phase}
 
-    def _heed(self, tick: int, excused: Collection[int]) -> None:
-        """Raises MemberLost for a member that was given up."""
+    def _raise_if_lost(self, phase: int, excused: Collection[int]) -> None:
+        """Raise MemberLost if a member other than those `excused` was evicted, or one on another host
+        lost."""
         with self._locked():
-            out = self._out(tick)
-            elsewhere = self._words[self._alarm + 1]
-            if not elsewhere and not any(self._words[m * MEMBER_WORDS + _OUT] for m in range(self._members)):
-                self._words[self._alarm] = 0
-        if self._member in out:
-            raise MemberLost(self._ranks[self._member], "was given up by the others")
-        for member in sorted(out.difference(excused)):
-            raise MemberLost(self._ranks[member], self._why(member))
+            evicted = self._find_evicted(phase)
+            elsewhere = self._words[self._loss_flag + 1]
+            if not elsewhere and not any(
+                self._words[m * MEMBER_WORDS + _EVICTED] for m in range(self._members)
+            ):
+                self._words[self._loss_flag] = 0
+        if self._member in evicted:
+            raise self.eviction_error()
+        for member in sorted(evicted.difference(excused)):
+            raise MemberLost(self._ranks[member], self._describe_loss(member))
         if elsewhere:
             raise MemberLost(elsewhere - 1, "was lost")
 
-    def announce(self, rank: int) -> None:
-        """Tells all members that `rank`, on another host, was lost: every wait ends with MemberLost."""
-        self._words[self._alarm + 1] = rank + 1
-        self._words[self._alarm] = 1
+    def announce_loss(self, rank: int) -> None:
+        """Report to all members that `rank`, on another host, was lost: every wait ends with MemberLost."""
+        self._words[self._loss_flag + 1] = rank + 1
+        self._words[self._loss_flag] = 1
 
-    def _why(self, member: int) -> str:
+    def _describe_loss(self, member: int) -> str:
         if self._words[member * MEMBER_WORDS + _LEFT]:
             return "left the group"
-        return (
-            "died"
-            if self._ranks[member] in self._dead()
-            else f"made no progress for {self.stall_timeout:g} s"
-        )
+        if self._ranks[member] in self._find_dead():
+            return "died"
+        return f"made no progress for {self.stall_timeout:g} s"
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Excludes the other members; the system frees the lock of one that dies. One that is stopped while
-        it holds the lock is waited for as long as for anything else."""
+        """Hold the lock of the segment. The system releases that of a member that dies; one that is stopped
+        while it holds the lock is waited for up to the stall timeout."""
         deadline = time.monotonic() + self.stall_timeout
         while True:
             try:
@@ -331,18 +361,21 @@ class ShmBarrier:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise ExchangeError("The lock of the group's shared memory is not given back") from None
-                time.sleep(_SHORTEST_SLEEP)
+                    raise ExchangeError(
+                        "A rank must release the lock of the group's shared memory within the stall timeout. "
+                        f"Received: {self.stall_timeout:g} s of waiting. Resume or end the stopped rank"
+                    ) from None
+                time.sleep(_MIN_SLEEP)
         try:
             yield
         finally:
             fcntl.flock(self._segment.file, fcntl.LOCK_UN)
 
     def leave(self) -> None:
-        """Tells the others that this member won't come again."""
+        """Report to the others that this member won't come again."""
         self._words[self._own[0] + _LEFT] = 1
 
 
 def as_words(array: np.ndarray) -> memoryview:
-    """A writable view of uint8 bytes as 64-bit words."""
+    """Return a writable view of uint8 bytes as 64-bit words."""
     return memoryview(array).cast("B").cast("Q")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Where things lie in the memory that members of one host share."""
+"""The layout of what the members of one host share in memory."""
 
 from __future__ import annotations
 
@@ -7,67 +7,89 @@ from dataclasses import dataclass
 import numpy as np
 
 from insitu.exchange.memory import Segment
-from insitu.exchange.plan import SCRATCH_BYTES
-from insitu.exchange.shm_barrier import LINE, meeting_bytes
+from insitu.exchange.reduce_plan import SCRATCH_BYTES
+from insitu.exchange.shm_barrier import LINE, count_barrier_bytes
 
 SLOT_BYTES = 64 * 1024
-"""Room of a slot."""
+"""Bytes of a slot."""
 DIRECTORY_BYTES = 256
-"""Per member: where its new segment is, or what it came for, in words."""
+"""Bytes of a member's directory entry: where its new segment is, or which operation it called, as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentLayout:
-    """Where things lie in the control segment that all members map. All values are byte offsets."""
+    """Byte offsets in the control segment that all members map.
 
+    It holds, in this order: two barriers, the weights, the members' progress, the directory, the scratch
+    memory, two common slots, and the slots of all shards. What has two halves has one for even and one for
+    odd phases of the barrier.
+    """
+
+    #: The number of members.
     members: int
+    #: The number of shards of all members together.
     shards: int
 
     @property
-    def weights(self) -> int:
-        return 2 * round_up(meeting_bytes(self.members))
+    def mismatch_barrier(self) -> int:
+        """The second barrier, where members compare operations that differ. The first one is at 0."""
+        return round_up(count_barrier_bytes(self.members))
 
     @property
-    def work(self) -> int:
-        """Two words per member: how far it is with its part, and how far the others are who finish it."""
+    def weights(self) -> int:
+        """float64[2, shards], rounded up to cache lines."""
+        return 2 * self.mismatch_barrier
+
+    @property
+    def progress(self) -> int:
+        """A cache line per member: how far it is with its part, and how far those are who finish it."""
         return self.weights + 2 * round_up(8 * self.shards)
 
     @property
     def directory(self) -> int:
-        return self.work + LINE * self.members
+        """DIRECTORY_BYTES per member."""
+        return self.progress + LINE * self.members
 
     @property
     def scratch(self) -> int:
+        """SCRATCH_BYTES per member."""
         return round_up(self.directory + DIRECTORY_BYTES * self.members, 4096)
 
     @property
     def common(self) -> int:
+        """Two slots that the root of a broadcast writes."""
         return self.scratch + SCRATCH_BYTES * self.members
 
     @property
     def slots(self) -> int:
+        """Two slots per shard."""
         return self.common + 2 * SLOT_BYTES
 
     @property
     def size(self) -> int:
+        """Bytes of the whole segment."""
         return self.slots + 2 * self.shards * SLOT_BYTES
 
 
 def round_up(size: int, unit: int = LINE) -> int:
+    """Return the smallest multiple of `unit` that is not less than `size`."""
     return -(-size // unit) * unit
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Memory that all members made together: `parts[m]` is that of member m, mapped here. `compiled`: all of
-    them have compiled code, so that they agree on the size of pieces."""
+    """Memory that all members allocated together and mapped."""
 
+    #: `parts[m]` is the part of member m, mapped here.
     parts: tuple[np.ndarray, ...]
+    #: The segment of this member's own part.
     own: Segment
+    #: Bytes of this member's own part.
     size: int
+    #: True if all members have compiled code: then they agree on the size of pieces.
     compiled: bool
 
-    def offset_of(self, array: np.ndarray) -> int | None:
-        """Where in this member's part `array` begins, or None where it doesn't lie in it."""
+    def find_offset(self, array: np.ndarray) -> int | None:
+        """Return the offset of `array` in this member's part, or None if it lies elsewhere."""
         start = array.__array_interface__["data"][0] - self.own.address
         return start if start >= 0 and start + max(array.nbytes, 1) <= self.size else None

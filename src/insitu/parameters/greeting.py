@@ -25,7 +25,7 @@ def card(role: str, index: int, **more: Any) -> handshake.PeerInfo:
         "role": role,
         "index": index,
         "process": os.getpid(),
-        "host": memory.host_identity() if memory.supported() else "",
+        "host": memory.read_host_identity() if memory.is_supported() else "",
         "version": __version__,
         "protocol": PROTOCOL,
         **more,
@@ -58,7 +58,7 @@ class Greeting:
 
     @property
     def card(self) -> handshake.PeerInfo | None:
-        return self._talk.card
+        return self._talk.info
 
     @property
     def sending(self) -> bool:

@@ -342,7 +342,7 @@ class Holdings:
         for group in self.values:
             # A shard without rows may have sent nothing: it has weight 0.
             sent = [(g.dense[group], w) for g, w in zip(held, weights, strict=True) if group in g.dense]
-            factors = arithmetic.coefficients([w for _, w in sent], as_dtype(group))
+            factors = arithmetic.compute_factors([w for _, w in sent], as_dtype(group))
             if factors is not None:
                 dense[group] = self._mean_of(group, [flat for flat, _ in sent], factors)
         if dense:
@@ -356,7 +356,7 @@ class Holdings:
         mean = self._mean[group]
         size = arithmetic.PAGE * 16
         reducer = arithmetic.Reducer("weighted_mean", dtype, len(rows), size)
-        for low, high in arithmetic.chunks(0, len(mean), size):
+        for low, high in arithmetic.split_chunks(0, len(mean), size):
             reducer.reduce([row[low:high] for row in rows], mean[low:high], factors)
         return mean
 
@@ -364,7 +364,7 @@ class Holdings:
         for name in dict.fromkeys(name for gradients in held for name in gradients.rows):
             table = self.table(name)
             sent = [(g.rows[name], w) for g, w in zip(held, weights, strict=True) if name in g.rows]
-            factors = arithmetic.coefficients(weights, as_dtype(table.table.dtype))
+            factors = arithmetic.compute_factors(weights, as_dtype(table.table.dtype))
             if factors is None:
                 continue
             by_weight = dict(zip(weights, factors, strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from insitu.exchange.costs import Costs, LinearCost, choose
+from insitu.exchange.costs import Costs, LinearCost, choose_algorithm
 from insitu.exchange.transport import Members
 
 CHUNK = 256 * 1024
@@ -33,8 +33,8 @@ def test_small_buffers_go_to_everybody_and_large_ones_are_shared_out(
     size: int, latency: float, bandwidth: float
 ) -> None:
     costs = costs_of(latency, bandwidth, size)
-    assert choose(one_shard_each(size), 1024, CHUNK, costs) == "gather"
-    assert choose(one_shard_each(size), 100_000_000, CHUNK, costs) == "direct"
+    assert choose_algorithm(one_shard_each(size), 1024, CHUNK, costs) == "gather"
+    assert choose_algorithm(one_shard_each(size), 100_000_000, CHUNK, costs) == "direct"
 
 
 def test_where_sending_is_what_takes_time_small_buffers_go_through_one_member() -> None:
@@ -44,17 +44,17 @@ def test_where_sending_is_what_takes_time_small_buffers_go_through_one_member() 
         "star": LinearCost(94e-6, 2.7e-9),
         "direct": LinearCost(320e-6, 2.3e-9),
     }
-    assert choose(one_shard_each(8), 1024, CHUNK, costs) == "star"
-    assert choose(one_shard_each(8), 262_144, CHUNK, costs) == "star"
-    assert choose(one_shard_each(8), 4_000_000, CHUNK, costs) == "direct"
+    assert choose_algorithm(one_shard_each(8), 1024, CHUNK, costs) == "star"
+    assert choose_algorithm(one_shard_each(8), 262_144, CHUNK, costs) == "star"
+    assert choose_algorithm(one_shard_each(8), 4_000_000, CHUNK, costs) == "direct"
 
 
 @pytest.mark.parametrize("favourite", ["gather", "star"])
 def test_no_member_holds_everybodys_large_rows(favourite: str) -> None:
     costs = {way: LinearCost(0.0 if way == favourite else 0.1, 1e-9) for way in ("gather", "star", "direct")}
     scattered = Members(0, ((0, 4), (1, 5), (2, 6), (3, 7)), 8)  # so that there is no chain
-    assert choose(scattered, 1_000_000, CHUNK, costs) == favourite  # type: ignore[arg-type]
-    assert choose(scattered, 100_000_000, CHUNK, costs) == "direct"  # type: ignore[arg-type]
+    assert choose_algorithm(scattered, 1_000_000, CHUNK, costs) == favourite  # type: ignore[arg-type]
+    assert choose_algorithm(scattered, 100_000_000, CHUNK, costs) == "direct"  # type: ignore[arg-type]
 
 
 def test_what_has_no_elements_needs_no_middle() -> None:
@@ -63,12 +63,12 @@ def test_what_has_no_elements_needs_no_middle() -> None:
         "star": LinearCost(0.0, 0.0),
         "direct": LinearCost(0.0, 0.0),
     }
-    assert choose(one_shard_each(4), 0, CHUNK, costs) == "gather"
+    assert choose_algorithm(one_shard_each(4), 0, CHUNK, costs) == "gather"
 
 
 def test_hosts_of_many_shards_pass_on_a_running_sum() -> None:
     members = Members(0, (tuple(range(8)), tuple(range(8, 16))), 16)
     costs = costs_of(100e-6, 1.2e9, 2, 8)
-    assert choose(members, 100_000_000, CHUNK, costs) == "chain"
+    assert choose_algorithm(members, 100_000_000, CHUNK, costs) == "chain"
     scattered = Members(0, (tuple(range(0, 16, 2)), tuple(range(1, 16, 2))), 16)
-    assert choose(scattered, 100_000_000, CHUNK, costs) == "direct"
+    assert choose_algorithm(scattered, 100_000_000, CHUNK, costs) == "direct"

@@ -77,7 +77,7 @@ def test_ranks_of_one_host_that_reduce_otherwise_are_a_mismatch_between_hosts_to
                 group.all_reduce(np.ones(3, np.float32), "mean" if rank % 2 else "sum")
 
     hosts = iter([f"host {number}" for number in (0, 1, 0, 1)])
-    with mock.patch("insitu.exchange.memory.host_identity", lambda: next(hosts)):
+    with mock.patch("insitu.exchange.memory.read_host_identity", lambda: next(hosts)):
         in_threads(4, run)
 
 
@@ -141,7 +141,7 @@ def test_what_overflows_does_so_quietly(dtype: str, compiled: bool) -> None:
 
     with (
         warnings.catch_warnings(),
-        mock.patch("insitu.exchange.native.kernels", native.kernels if compiled else lambda: None),
+        mock.patch("insitu.exchange.native.load_kernels", native.load_kernels if compiled else lambda: None),
     ):
         warnings.simplefilter("error")
         for transport in TRANSPORTS:

@@ -14,18 +14,18 @@ from insitu.exchange import compiling, memory, native
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where a library is kept for this user, while none can be beside the source."""
-    monkeypatch.setattr(compiling, "_beside", lambda source: Path("/proc/nowhere"))
+    monkeypatch.setattr(compiling, "_get_cache_beside", lambda source: Path("/proc/nowhere"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "insitu"
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 def test_it_is_compiled_once_and_kept_for_this_user(cache: Path) -> None:
-    assert native.kernels.__wrapped__() is not None
+    assert native.load_kernels.__wrapped__() is not None
     assert cache.stat().st_mode & 0o077 == 0
     (library,) = cache.iterdir()
     made = library.stat().st_mtime_ns
-    assert native.kernels.__wrapped__() is not None
+    assert native.load_kernels.__wrapped__() is not None
     assert [path.stat().st_mtime_ns for path in cache.iterdir()] == [made]
 
 
@@ -34,20 +34,20 @@ def test_without_a_compiler_that_works_there_is_none(
     cache: Path, monkeypatch: pytest.MonkeyPatch, compiler: str | None
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: compiler)
-    assert native.kernels.__wrapped__() is None
+    assert native.load_kernels.__wrapped__() is None
     assert not list(cache.glob("*"))
 
 
 def test_what_cannot_be_loaded_is_as_good_as_none(cache: Path) -> None:
-    made = compiling._library(native._SOURCE, compiling._cache(native._SOURCE))
+    made = compiling._find_library(native._SOURCE, compiling._get_user_cache(native._SOURCE))
     if made is not None:
         made.write_bytes(b"not a library")
-    assert native.kernels.__wrapped__() is None
+    assert native.load_kernels.__wrapped__() is None
 
 
 def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INSITU_NATIVE", "0")
-    assert native.kernels.__wrapped__() is None
+    assert native.load_kernels.__wrapped__() is None
 
 
 def _raise(error: Exception) -> None:
@@ -58,18 +58,18 @@ def _raise(error: Exception) -> None:
 def test_a_damaged_library_or_no_home_is_as_good_as_none(
     cache: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    monkeypatch.setattr(compiling, "_cache", lambda source: _raise(error))
-    assert native.kernels.__wrapped__() is None
+    monkeypatch.setattr(compiling, "_get_user_cache", lambda source: _raise(error))
+    assert native.load_kernels.__wrapped__() is None
 
 
 def test_nothing_is_loaded_from_where_others_can_write(cache: Path) -> None:
     cache.mkdir()
     cache.chmod(0o777)
-    assert native.kernels.__wrapped__() is None
+    assert native.load_kernels.__wrapped__() is None
     assert not list(cache.iterdir())
 
 
-@pytest.mark.skipif(not memory.supported(), reason="no shared memory")
+@pytest.mark.skipif(not memory.is_supported(), reason="no shared memory")
 def test_a_segment_is_its_owners_alone() -> None:
     file = memory.create("insitu-test", 10)
     try:

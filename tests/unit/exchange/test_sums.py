@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from insitu import exchange
 from insitu.errors import InputError
 from insitu.exchange import native
-from insitu.exchange.costs import chain_order
+from insitu.exchange.costs import find_chain_order
 from insitu.exchange.group import Group
 from insitu.exchange.transport import Members
 
@@ -150,18 +150,18 @@ def arranged(transport: str) -> Iterator[None]:
         if "hosts" in transport:
             hosts = 2 if transport == "two hosts" else 3
             name = lambda: f"host {int(threading.current_thread().name.split()[1]) % hosts}"  # noqa: E731
-            stack.enter_context(mock.patch("insitu.exchange.memory.host_identity", name))
+            stack.enter_context(mock.patch("insitu.exchange.memory.read_host_identity", name))
         if transport == "numpy" or "without compiler" in transport:
-            compiled = native.kernels()
+            compiled = native.load_kernels()
             some = lambda: None if threading.current_thread().name == "rank 1" else compiled  # noqa: E731
-            stack.enter_context(mock.patch("insitu.exchange.native.kernels", some))
+            stack.enter_context(mock.patch("insitu.exchange.native.load_kernels", some))
         way = transport.split()[0]
         if way in WAYS:
 
             def choose(members: Members, *_: object) -> str:
-                return way if way != "chain" or chain_order(members) is not None else "direct"
+                return way if way != "chain" or find_chain_order(members) is not None else "direct"
 
-            stack.enter_context(mock.patch("insitu.exchange.tcp.choose", choose))
+            stack.enter_context(mock.patch("insitu.exchange.tcp.choose_algorithm", choose))
         yield
 
 

@@ -32,7 +32,7 @@ def test_short_paths_keep_reno_and_long_ones_get_what_the_system_has() -> None:
             assert called.recv(1) == b"y"
             tcp_tuning.choose_after_connect(called)
             assert _control(called) == _control(caller) == b"reno"
-            with mock.patch.object(tcp_tuning, "_LONG", 0):
+            with mock.patch.object(tcp_tuning, "_LONG_ROUND_TRIP", 0):
                 tcp_tuning.choose_after_connect(called)
             assert _control(called) == default
 
@@ -40,7 +40,7 @@ def test_short_paths_keep_reno_and_long_ones_get_what_the_system_has() -> None:
 def test_a_system_that_does_not_know_it_changes_nothing() -> None:
     with socket.socket() as connection:
         before = _control(connection)
-        tcp_tuning._choose(connection, b"none such")
+        tcp_tuning._set_congestion_control(connection, b"none such")
         assert _control(connection) == before
         tcp_tuning.choose_after_connect(connection)  # it isn't connected
         assert _control(connection) == before

@@ -22,7 +22,7 @@ from insitu.errors import (
     ServerLost,
     ServerStalled,
 )
-from insitu.exchange.arithmetic import Reducer, coefficients
+from insitu.exchange.arithmetic import Reducer, compute_factors
 from insitu.parameters import ParameterServer, Table, checkpoints, connect
 from insitu.parameters.service import Service
 
@@ -112,7 +112,7 @@ def test_sync_is_the_exchange_s_weighted_mean_to_the_bit(transport: str, count: 
         # The last shard's first: the order of arrival must not matter.
         pushed = [workers[shard].push(0, rows[shard], gradients=gradients(shard)) for shard in (2, 1, 0)]
         assert [push.result() for push in pushed] == ["applied"] * 3
-        factors = coefficients([float(r) for r in rows], np.dtype("float32"))
+        factors = compute_factors([float(r) for r in rows], np.dtype("float32"))
         for client in workers:
             assert client.pull().result() == 1
             for name, (shape, _, initial) in definitions().items():
