@@ -70,7 +70,7 @@ def test_survivors_get_peer_lost(how: signal.Signals, size: int, transport: str)
             assert after == (3 * before if completed == lost.sequence else before)
 
 
-def test_a_death_on_one_host_needs_no_connection_to_be_seen() -> None:
+def test_death_on_one_host_is_seen_without_a_connection() -> None:
     with ranks(3, _reduce_for_ever, 100, "shm", 600.0) as processes:
         for process in processes:
             process.hear()
@@ -82,22 +82,24 @@ def test_a_death_on_one_host_needs_no_connection_to_be_seen() -> None:
             assert (lost.rank, lost.task) == (VICTIM, "worker:1") and whole
 
 
-def _reduce_this_way(pipe: Any, rank: int, addresses: list[str], size: int, way: str, compiled: bool) -> Any:
+def _reduce_with_algorithm(
+    pipe: Any, rank: int, addresses: list[str], size: int, algorithm: str, compiled: bool
+) -> Any:
     from insitu.exchange import tcp
 
     os.environ["INSITU_NATIVE"] = str(int(compiled))
-    tcp.choose_algorithm = lambda *_: way  # type: ignore[assignment,return-value]
+    tcp.choose_algorithm = lambda *_: algorithm  # type: ignore[assignment,return-value]
     return _reduce_for_ever(pipe, rank, addresses, size, "tcp", 600.0)
 
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "python"])
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("size", [100, 100_000], ids=["small", "middle"])
-@pytest.mark.parametrize("way", ["gather", "star", "direct"])
-def test_however_they_reduce_survivors_get_peer_lost(
-    way: str, size: int, victim: int, compiled: bool
+@pytest.mark.parametrize("algorithm", ["gather", "star", "direct"])
+def test_survivors_get_peer_lost_with_each_algorithm(
+    algorithm: str, size: int, victim: int, compiled: bool
 ) -> None:
-    with ranks(3, _reduce_this_way, size, way, compiled) as processes:
+    with ranks(3, _reduce_with_algorithm, size, algorithm, compiled) as processes:
         for process in processes:
             process.hear()
         os.kill(processes[victim].pid, signal.SIGKILL)
@@ -108,7 +110,7 @@ def test_however_they_reduce_survivors_get_peer_lost(
             assert after == (3 * before if completed == lost.sequence else before)
 
 
-def _answer_by_half(pipe: Any, rank: int, addresses: list[str], compiled: bool) -> Any:
+def _answer_half(pipe: Any, rank: int, addresses: list[str], compiled: bool) -> Any:
     """Rank 0 adds up for all, and dies when it has sent half of a sum."""
     from insitu.exchange import peer_connections, tcp
 
@@ -134,8 +136,8 @@ def _answer_by_half(pipe: Any, rank: int, addresses: list[str], compiled: bool) 
 
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "python"])
-def test_half_a_sum_that_came_leaves_the_rows_as_they_were(compiled: bool) -> None:
-    with ranks(3, _answer_by_half, compiled) as processes:
+def test_half_a_received_sum_leaves_the_rows_unchanged(compiled: bool) -> None:
+    with ranks(3, _answer_half, compiled) as processes:
         assert processes[1].result() == (0, True, True)
         assert processes[2].result() == (0, True, True)
         processes[0].process.join(30)
@@ -153,7 +155,7 @@ def _leave_early(pipe: Any, rank: int, addresses: list[str], transport: str) -> 
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_peer_that_leaves_is_named(transport: str) -> None:
+def test_peer_lost_names_a_peer_that_leaves(transport: str) -> None:
     with ranks(2, _leave_early, transport) as processes:
         assert [process.result() for process in processes] == [VICTIM, None]
 
@@ -196,7 +198,7 @@ def _recover(pipe: Any, rank: int, addresses: list[str], transport: str, replace
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_survivors_go_on_with_a_replacement(transport: str) -> None:
+def test_survivors_continue_with_a_replacement(transport: str) -> None:
     with ranks(3, _recover, transport) as processes:
         for process in processes:
             process.hear()
@@ -265,7 +267,7 @@ def _lose_one_in_the_middle(
 
 @pytest.mark.parametrize("place", ["summing", "copying"])
 @pytest.mark.parametrize(("piece", "compiled"), [(0, True), (2, False), (2, True)])
-def test_survivors_finish_what_the_lost_one_had_begun(place: str, piece: int, compiled: bool) -> None:
+def test_survivors_finish_the_part_of_a_lost_member(place: str, piece: int, compiled: bool) -> None:
     with ranks(3, _lose_one_in_the_middle, place, piece, compiled) as processes:
         assert processes[0].result() == (VICTIM, True, True)
         assert processes[2].result() == (VICTIM, True, True)
@@ -273,7 +275,7 @@ def test_survivors_finish_what_the_lost_one_had_begun(place: str, piece: int, co
         assert processes[VICTIM].process.exitcode == -signal.SIGKILL, "the fault wasn't injected"
 
 
-def _come_late_to_the_meeting(pipe: Any, rank: int, addresses: list[str]) -> Any:
+def _come_late_to_the_barrier(pipe: Any, rank: int, addresses: list[str]) -> Any:
     """Rank 1 dies at work; rank 2 learns of it when it still has to see that all came to begin."""
     from insitu.exchange.shm_barrier import ShmBarrier
 
@@ -304,8 +306,8 @@ def _come_late_to_the_meeting(pipe: Any, rank: int, addresses: list[str]) -> Any
         return caught.value.rank, group.last_completed == caught.value.sequence, whole
 
 
-def test_one_that_hears_of_a_loss_before_it_begins_still_takes_part() -> None:
-    with ranks(3, _come_late_to_the_meeting) as processes:
+def test_member_that_sees_a_loss_before_its_part_still_takes_part() -> None:
+    with ranks(3, _come_late_to_the_barrier) as processes:
         processes[2].hear()
         processes[0].tell("go")
         processes[VICTIM].tell("go")
@@ -332,7 +334,7 @@ def _stopped_while_forming(pipe: Any, rank: int, addresses: list[str], transport
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_a_peer_that_stops_while_the_group_forms_is_waited_for_until_the_deadline(transport: str) -> None:
+def test_peer_stopped_while_the_group_forms_is_missing_at_the_deadline(transport: str) -> None:
     with ranks(2, _stopped_while_forming, transport) as processes:
         processes[1].hear()
         missing, seconds = processes[0].result()
@@ -366,7 +368,7 @@ def _forks(pipe: Any, rank: int, addresses: list[str]) -> Any:
         return time.monotonic() - start
 
 
-def test_a_forked_process_does_not_hide_that_its_parent_died() -> None:
+def test_forked_process_does_not_hide_the_death_of_its_parent() -> None:
     with ranks(2, _forks) as processes:
         child, text = processes[1].hear()
         try:

@@ -86,9 +86,7 @@ def _until_cut(pipe: Any, rank: int, addresses: list[str], names: tuple[str, str
 
 
 @pytest.mark.parametrize("size", [10, 2_000_000])
-def test_a_link_that_is_cut_is_noticed_and_leaves_buffers_whole(
-    namespaces: tuple[str, str], size: int
-) -> None:
+def test_cut_network_is_noticed_and_leaves_buffers_whole(namespaces: tuple[str, str], size: int) -> None:
     with ranks(2, _until_cut, namespaces, size) as processes:
         assert [process.hear() for process in processes] == ["tcp", "tcp"]
         cut = time.monotonic()
@@ -113,7 +111,7 @@ def _half_open(pipe: Any, rank: int, addresses: list[str]) -> int:
         return caught.value.rank
 
 
-def test_a_half_open_connection_is_a_lost_peer() -> None:
+def test_half_open_connection_is_a_lost_peer() -> None:
     with ranks(2, _half_open) as processes:
         assert processes[0].result() == 1
         processes[1].tell("enough")
@@ -141,7 +139,7 @@ def _on_two_hosts(pipe: Any, rank: int, addresses: list[str]) -> Any:
 
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
-def test_every_host_hears_of_a_loss_on_another(victim: int) -> None:
+def test_all_hosts_learn_of_a_loss_on_another(victim: int) -> None:
     with ranks(4, _on_two_hosts) as processes:
         for process in processes:
             process.hear()
@@ -170,7 +168,7 @@ def _until_lost(pipe: Any, rank: int, addresses: list[str], size: int) -> int:
 
 @pytest.mark.parametrize("size", [10, 100_000])
 @pytest.mark.parametrize("victim", [0, 1, 3])
-def test_every_host_blames_the_one_that_is_stuck_on_another(victim: int, size: int) -> None:
+def test_all_hosts_name_the_stuck_rank_on_another(victim: int, size: int) -> None:
     with ranks(4, _until_lost, size) as processes:
         for process in processes:
             process.hear()
@@ -183,7 +181,7 @@ def test_every_host_blames_the_one_that_is_stuck_on_another(victim: int, size: i
         assert [process.result() for process in survivors] == [victim] * 3
 
 
-def test_all_who_wait_blame_the_one_that_does_not() -> None:
+def test_all_waiting_ranks_name_the_stuck_one() -> None:
     """In a chain the first waits for the second, which waits for the third, which is stuck."""
     stuck = threading.Event()
 
@@ -205,7 +203,7 @@ def test_all_who_wait_blame_the_one_that_does_not() -> None:
         assert in_threads(3, run) == [2, 2, None]
 
 
-def test_a_peer_that_beats_is_not_taken_for_a_stuck_one() -> None:
+def test_peer_that_sends_heartbeats_is_not_stuck() -> None:
     connections = PeerConnections(0, {}, {}, 1.0)
     connections._last_frame_at = {1: 99.9, 2: 99.8}
     connections._waits_for = {1: 3, 2: 1}
@@ -214,7 +212,7 @@ def test_a_peer_that_beats_is_not_taken_for_a_stuck_one() -> None:
     assert connections._find_stuck([2], 100.0) == 1
 
 
-def test_a_stopped_process_is_not_taken_for_a_vanished_host() -> None:
+def test_stopped_process_is_not_an_unreachable_host() -> None:
     """Its kernel acknowledges, however long it says nothing itself."""
     here, there = socket.socketpair(socket.AF_UNIX)
     with here, there:
@@ -232,7 +230,7 @@ def test_a_stopped_process_is_not_taken_for_a_vanished_host() -> None:
             assert connections._ended == set()
 
 
-def test_beats_that_nobody_reads_are_no_loss() -> None:
+def test_unread_heartbeats_are_no_loss() -> None:
     """A peer that computes for long leaves its kernel no room for them."""
 
     def shrink_buffer(connection: socket.socket) -> None:

@@ -77,8 +77,8 @@ def make_gather(session: TcpSession, reduction: Reduction, target: np.ndarray) -
         for peer in session.peers
     }
     start, stop = reduction.scatter or (0, length)
-    elsewhere = _overwrites_own_row(session, reduction, reducer, target)
-    total = np.empty_like(target) if elsewhere else target
+    separate = _overwrites_own_row(session, reduction, reducer, target)
+    total = np.empty_like(target) if separate else target
     summands = [row[start:stop] for row in rows]
     step = ScheduleStep(summands, total, {peer: 1 + len(queue) for peer, queue in receives.items()})
     schedule = Schedule(
@@ -86,8 +86,8 @@ def make_gather(session: TcpSession, reduction: Reduction, target: np.ndarray) -
         receives,
         _count_preamble(session, weights),
         [step] if stop > start else [],
-        in_place=not elsewhere,
-        copy_at_end=(total, target) if elsewhere else None,
+        in_place=not separate,
+        copy_at_end=(total, target) if separate else None,
     )
     return ScheduleRunner(session, reduction, reducer, schedule)
 
@@ -223,7 +223,8 @@ def _count_until(groups: Sequence[list[Transfer]], rows: Sequence[list[Transfer]
 
 
 class ChainReduction:
-    """ "chain": a running sum passes through all members in shard order, and the result comes back."""
+    """The "chain" algorithm: a running sum passes through all members in shard order, and the result comes
+    back."""
 
     def __init__(self, session: TcpSession, reduction: Reduction, target: np.ndarray) -> None:
         size = CHUNK_BYTES // reduction.dtype.itemsize

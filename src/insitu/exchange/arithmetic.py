@@ -3,8 +3,8 @@
 Every transport reduces with `Reducer`, part by part, so that the result has the same bits whatever the
 transport, the number of processes, the cuts and the timing: each element is `((x_0 + x_1) + x_2) + ...` in
 shard order, in the buffer's own dtype. float16 and bfloat16 are the exception: they are accumulated in
-float32 and rounded once, at the end. What overflows or isn't a number becomes an infinity or NaN without a
-warning, whatever `numpy.seterr` says: half a group can't stop in the middle of a sum.
+float32 and rounded once, at the end. Overflow and invalid operations give
+infinity and NaN without a warning, also after `numpy.seterr`: no rank may stop in the middle of a sum.
 """
 
 from __future__ import annotations

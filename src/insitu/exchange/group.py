@@ -1,4 +1,4 @@
-"""The group: what a task calls to move buffers."""
+"""The group: the methods that a task calls to move buffers."""
 
 from __future__ import annotations
 
@@ -421,9 +421,9 @@ class Group:
 
     def _eviction_error(self, lost: MemberLost) -> StaleGeneration:
         return StaleGeneration(
-            f"{self.task(self.rank)} {lost.reason}, which may continue with a generation after "
-            f"{self.generation}. The contents of its buffers are undefined. "
-            "Call rejoin() with that generation"
+            f"A rank must take part in all operations of its generation, {self.generation}. Received: "
+            f"{self.task(self.rank)} {lost.reason}, and the contents of its buffers are undefined. "
+            "Call rejoin() with the generation that the others continue with"
         )
 
     def _unusable_error(self) -> ExchangeError:

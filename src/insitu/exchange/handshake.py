@@ -25,7 +25,7 @@ from typing import Any
 from insitu.errors import AuthenticationError, ExchangeError, InputError
 
 PeerInfo = dict[str, Any]
-"""What a peer reports of itself; it must fit into JSON."""
+"""The facts that a peer sends about itself, as a JSON object."""
 HandshakeSteps = Generator[int | bytes, bytes, PeerInfo]
 """Yields bytes to send, or the number of bytes to receive next; returns the peer's info."""
 
@@ -103,7 +103,7 @@ def _seal(key: bytes, info: PeerInfo) -> bytes:
     body = json.dumps(info).encode()
     if len(body) > INFO_LIMIT:
         raise ExchangeError(
-            f"What a peer reports of itself must have {INFO_LIMIT} bytes at most. Received: {len(body)}. "
+            f"A peer's info must have {INFO_LIMIT} bytes at most. Received: {len(body)}. "
             "Use fewer shards per rank"
         )
     return _LENGTH.pack(len(body)) + hmac.new(key, body, hashlib.sha256).digest() + body
@@ -114,18 +114,18 @@ def _read_info(key: bytes) -> HandshakeSteps:
     (length,) = _LENGTH.unpack_from(head)
     if length > INFO_LIMIT:
         raise ProtocolError(
-            f"What a peer reports of itself must have {INFO_LIMIT} bytes at most. Received: {length}. "
+            f"A peer's info must have {INFO_LIMIT} bytes at most. Received: {length}. "
             "Check that the address is that of a rank"
         )
     body = yield length
     if not hmac.compare_digest(head[_LENGTH.size :], hmac.new(key, body, hashlib.sha256).digest()):
         raise AuthenticationError(
-            "What a peer reports of itself must arrive unchanged, but it was changed on its way. "
+            "A peer's info must arrive unchanged, but it was changed on its way. "
             "Check the network between the two hosts"
         )
     info = json.loads(body)
     if not isinstance(info, dict):
-        raise ProtocolError(f"What a peer reports of itself must be a JSON object. Received: {info!r:.100}")
+        raise ProtocolError(f"A peer's info must be a JSON object. Received: {info!r:.100}")
     return info
 
 

@@ -113,7 +113,7 @@ class _JoinOptions:
     stall_timeout: float
 
     def make_info(self, config: GroupConfig) -> PeerInfo:
-        """Return what this process reports of itself."""
+        """Return the facts that this process sends to its peers."""
         return {
             "rank": config.rank,
             "size": len(config.addresses),

@@ -94,9 +94,9 @@ class Segment:
         #: The address of the mapping.
         self.address = 0
         self._over = over
-        place = _reserve(size) if over is None else over.__array_interface__["data"][0]
+        at = _reserve(size) if over is None else over.__array_interface__["data"][0]
         flags = mmap.MAP_SHARED | _MAP_POPULATE | _MAP_FIXED
-        address = _libc.mmap(place, max(size, 1), mmap.PROT_READ | mmap.PROT_WRITE, flags, file, 0)
+        address = _libc.mmap(at, max(size, 1), mmap.PROT_READ | mmap.PROT_WRITE, flags, file, 0)
         if address == _FAILED:
             raise _memory_error(f"{size} bytes of shared memory must be available")
         self.address = address

@@ -376,7 +376,7 @@ class PeerConnections:
         awaited = self._find_awaited()
         ended = [peer for peer in awaited if peer in self._ended or self._pending[peer].ended]
         if ended or self._lost is not None or (awaited and self._mismatch is not None):
-            # What arrived before the end still counts.
+            # Bytes that arrived before the end still count.
             if any(self._pending[peer].receive_some() for peer in awaited):
                 return
             if self._lost is None and self._mismatch is None:

@@ -1,7 +1,7 @@
 """The rendezvous of the ranks of a group: authenticated TCP connections between pairs.
 
 Each rank listens on its own address and dials the ranks below it, again and again until the deadline. A
-caller that isn't a peer is disconnected and disturbs nobody. A pair has a connection for each `channel`:
+caller that isn't a peer is disconnected and has no other effect. A pair has a connection for each `channel`:
 "control" for liveness and small messages, "data" for buffers.
 """
 
@@ -53,7 +53,7 @@ class Peer:
     rank: int
     #: Non-blocking, with TCP_NODELAY.
     connection: socket.socket
-    #: What it reported of itself.
+    #: The facts that it sent about itself.
     info: PeerInfo
 
 
@@ -101,7 +101,7 @@ class _PendingHandshake:
 
     @property
     def info(self) -> PeerInfo | None:
-        """What the peer reported of itself, once it has proved that it knows the secret."""
+        """The facts that the peer sent about itself, once it has proved that it knows the secret."""
         return self._handshake.info
 
     @property
@@ -122,8 +122,9 @@ class Rendezvous:
         timeout: float,
         cancelled: Callable[[], bool],
     ) -> None:
-        """`info` is what this rank reports of itself. `check` raises ExchangeError for the info of a peer
-        that can't be in the same group. `cancelled` is polled; True ends the wait with StaleGeneration."""
+        """`info` are the facts that this rank sends about itself. `check` raises ExchangeError for the info
+        of a peer that can't be in the same group. `cancelled` is polled; True ends the wait with
+        StaleGeneration."""
         self._rank = config.rank
         self._addresses = [parse_address(text) for text in config.addresses]
         self._info = info

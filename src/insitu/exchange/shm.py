@@ -55,10 +55,10 @@ class SharedMemoryTransport:
         """See Transport."""
         if reduction.row_bytes <= _SMALL_BYTES:
             return prepare_slot_reduction(self.session, reduction).run
-        place = self._find_buffer(reduction)
-        if place is None:
+        location = self._find_buffer(reduction)
+        if location is None:
             return StagedReduction(self.session, reduction, sign(str(reduction))).run
-        return prepare_buffer_reduction(self.session, reduction, *place).run
+        return prepare_buffer_reduction(self.session, reduction, *location).run
 
     def _find_buffer(self, reduction: Reduction) -> tuple[int, int] | None:
         return self.session.find_buffer(reduction.rows[0] if reduction.rows else reduction.result)
@@ -105,11 +105,11 @@ class SharedMemoryTransport:
         buffer.
         """
         session = self.session
-        place = self._find_buffer(reduction)
-        same = session.agree(sign(f"{reduction} {place}"), reduction.__str__)
+        location = self._find_buffer(reduction)
+        same = session.agree(sign(f"{reduction} {location}"), reduction.__str__)
         common = session.get_common_memory(reduction.row_bytes)
-        if same and place is not None:
-            region, offset = session.get_buffer(place[0]), place[1]
+        if same and location is not None:
+            region, offset = session.get_buffer(location[0]), location[1]
         else:
             region, offset = session.get_staging(reduction.row_bytes), 0
             copy_rows(session, reduction, region)

@@ -1,4 +1,4 @@
-"""The layout of what the members of one host share in memory."""
+"""The layout of the memory that the members of one host share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SegmentLayout:
     """Byte offsets in the control segment that all members map.
 
     It holds, in this order: two barriers, the weights, the members' progress, the directory, the scratch
-    memory, two common slots, and the slots of all shards. What has two halves has one for even and one for
+    memory, two common slots, and the slots of all shards. Memory with two halves has one for even and one for
     odd phases of the barrier.
     """
 

@@ -252,9 +252,10 @@ class CompiledRegionReduction(RegionReduction):
     def run(self, weights: Sequence[float] | None) -> bool:
         """Reduce; see RunReduction."""
         factors = self._session.read_factors(weights, self._plan.dtype)
-        if weights is not None and factors is None:
-            return False
-        if self._factors is not None and factors is not None:
+        if factors is None:
+            if weights is not None:
+                return False
+        elif self._factors is not None:
             self._factors[:] = factors
         self._complete(self._reduce(self._address, self._barrier.phase), factors)
         return True

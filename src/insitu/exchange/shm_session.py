@@ -1,4 +1,5 @@
-"""What the members of one host share: the barrier with its checks, and memory that all have mapped."""
+"""The shared state of the members of one host: the barrier with its checks, and memory that all have
+mapped."""
 
 from __future__ import annotations
 

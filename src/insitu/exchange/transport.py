@@ -1,4 +1,4 @@
-"""The protocol between a group and what moves its buffers."""
+"""The protocol between a group and the transport that moves its buffers."""
 
 from __future__ import annotations
 

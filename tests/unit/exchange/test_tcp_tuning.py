@@ -1,4 +1,4 @@
-"""Short paths are spared the congestion control that is meant for long ones."""
+"""The congestion control of short and of long paths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _control(connection: socket.socket) -> bytes:
     return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
 
 
-def test_short_paths_keep_reno_and_long_ones_get_what_the_system_has() -> None:
+def test_reno_on_short_paths_and_the_system_default_on_long_ones() -> None:
     with socket.socket() as fresh:
         default = _control(fresh)
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as caller:
@@ -37,7 +37,7 @@ def test_short_paths_keep_reno_and_long_ones_get_what_the_system_has() -> None:
             assert _control(called) == default
 
 
-def test_a_system_that_does_not_know_it_changes_nothing() -> None:
+def test_unknown_congestion_control_changes_nothing() -> None:
     with socket.socket() as connection:
         before = _control(connection)
         tcp_tuning._set_congestion_control(connection, b"none such")

@@ -1,4 +1,4 @@
-"""A group forms anew: of another size, with shards in other places, or not at all."""
+"""`Group.rejoin`: another size, other shards, and failures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _reduce(group: Group) -> bytes:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_shards_move_and_ranks_come_and_go(transport: str) -> None:
+def test_rejoin_with_moved_shards_and_another_size(transport: str) -> None:
     """Three ranks; the second leaves and its shard moves; then it comes back, as the third."""
     left = threading.Event()
 
@@ -62,7 +62,7 @@ def test_shards_move_and_ranks_come_and_go(transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_buffers_last_through_a_change_of_places(transport: str) -> None:
+def test_buffers_survive_rejoin_with_other_shards(transport: str) -> None:
     """Nobody was lost: two ranks change their shards, and go on in the same buffers."""
 
     def run(rank: int, addresses: list[str]) -> bytes:
@@ -77,7 +77,7 @@ def test_buffers_last_through_a_change_of_places(transport: str) -> None:
     assert in_threads(2, run) == [(ROWS[0] + ROWS[1]).tobytes()] * 2
 
 
-def test_a_wait_that_is_called_off_ends_at_once_and_another_may_begin() -> None:
+def test_cancelled_rejoin_ends_at_once_and_can_be_repeated() -> None:
     newer = threading.Event()
 
     def run(rank: int, addresses: list[str]) -> float | bool:
@@ -99,7 +99,7 @@ def test_a_wait_that_is_called_off_ends_at_once_and_another_may_begin() -> None:
     assert time.monotonic() - start < 30, "it waited for the timeout"
 
 
-def test_what_does_not_fit_leaves_a_group_that_may_try_again() -> None:
+def test_failed_rejoin_can_be_repeated() -> None:
     group = exchange.join(0, ["127.0.0.1:1"])
     with pytest.raises(InputError, match="greater than the last"):
         group.rejoin(0)

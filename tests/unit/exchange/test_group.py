@@ -1,32 +1,30 @@
-"""The result is the sum in shard order, bit for bit, however the shards are spread."""
+"""The operations of a group: their results, bit for bit, and the rejection of invalid calls."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import ml_dtypes
 import numpy as np
 import pytest
 from exchange_ranks import SECRET, in_threads
+from exchange_transports import FORCED_TRANSPORTS, forced_transport
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from insitu import exchange
-from insitu.errors import InputError
+from insitu.errors import ExchangeError, InputError
 from insitu.exchange import native
-from insitu.exchange.costs import find_chain_order
 from insitu.exchange.group import Group
-from insitu.exchange.transport import Members
+from insitu.exchange.transport import Mismatch
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.int64]
-WAYS = ["gather", "star", "direct", "chain"]
-WITHOUT_COMPILER = [f"{way} without compiler" for way in WAYS[:3]]
-TRANSPORTS = ["shm", "numpy", "tcp", *WAYS, *WITHOUT_COMPILER, "two hosts", "three hosts"]
-"""Or shared memory where rank 1 has no compiler, an algorithm of TCP that is forced, the same where rank 1
-has no compiler, or hosts that the ranks are dealt out to."""
+TRANSPORTS = ["shm", "tcp"]
 LENGTHS = st.one_of(st.integers(0, 40), st.sampled_from([1023, 4097, 16384, 16385, 40001, 70001]))
 
 
@@ -85,7 +83,7 @@ def make_array(group: Group, own: np.ndarray, kind: str) -> np.ndarray:
     return np.array(values)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", FORCED_TRANSPORTS)
 @settings(max_examples=40, deadline=None)
 @given(
     layout=layouts(),
@@ -96,7 +94,7 @@ def make_array(group: Group, own: np.ndarray, kind: str) -> np.ndarray:
     seed=st.integers(0, 99),
 )
 @example([[0, 1, 3], [2]], 0, np.float32, "weighted_mean", "array", 1)
-def test_all_reduce_is_the_sum_in_shard_order(
+def test_all_reduce_sums_in_shard_order(
     transport: str, layout: list[list[int]], length: int, dtype: type, op: str, kind: str, seed: int
 ) -> None:
     count = sum(map(len, layout))
@@ -138,46 +136,12 @@ def test_all_reduce_is_the_sum_in_shard_order(
             group.barrier()
             return results
 
-    with arranged(transport):
+    with forced_transport(transport):
         for results in in_threads(len(layout), run):
             assert all(same_bits(result, want) for result in results)
 
 
-@contextlib.contextmanager
-def arranged(transport: str) -> Iterator[None]:
-    """Forces an algorithm, or deals ranks out to hosts that they believe to be different."""
-    with contextlib.ExitStack() as stack:
-        if "hosts" in transport:
-            hosts = 2 if transport == "two hosts" else 3
-            name = lambda: f"host {int(threading.current_thread().name.split()[1]) % hosts}"  # noqa: E731
-            stack.enter_context(mock.patch("insitu.exchange.memory.read_host_identity", name))
-        if transport == "numpy" or "without compiler" in transport:
-            compiled = native.load_kernels()
-            some = lambda: None if threading.current_thread().name == "rank 1" else compiled  # noqa: E731
-            stack.enter_context(mock.patch("insitu.exchange.native.load_kernels", some))
-        way = transport.split()[0]
-        if way in WAYS:
-
-            def choose(members: Members, *_: object) -> str:
-                return way if way != "chain" or find_chain_order(members) is not None else "direct"
-
-            stack.enter_context(mock.patch("insitu.exchange.tcp.choose_algorithm", choose))
-        yield
-
-
-def test_shared_memory_is_the_choice_on_one_host_and_tcp_between_hosts() -> None:
-    def run(rank: int, addresses: list[str]) -> str:
-        threading.current_thread().name = f"rank {rank}"
-        with exchange.join(rank, addresses) as group:
-            return group.transport
-
-    assert in_threads(3, run) == ["shm"] * 3
-    with arranged("three hosts"):
-        assert in_threads(3, run) == ["tcp"] * 3
-        assert in_threads(5, run) == ["shm+tcp"] * 5
-
-
-def test_weights_that_are_all_zero_touch_nothing() -> None:
+def test_all_reduce_with_zero_weights_changes_no_array() -> None:
     def run(rank: int, addresses: list[str]) -> bool:
         with exchange.join(rank, addresses) as group:
             for size in (10, 100_000):
@@ -192,7 +156,7 @@ def test_weights_that_are_all_zero_touch_nothing() -> None:
     assert all(in_threads(2, run))
 
 
-def test_what_cannot_be_reduced_is_refused() -> None:
+def test_all_reduce_rejects_invalid_input() -> None:
     group = exchange.join(0, ["127.0.0.1:1"])
     for array, op, weights in [
         (np.zeros(3, np.uint8), "sum", None),
@@ -208,3 +172,127 @@ def test_what_cannot_be_reduced_is_refused() -> None:
         with pytest.raises(InputError):
             group.all_reduce(array, op, weights)  # type: ignore[arg-type]
     assert group.last_completed == -1
+
+
+def _run_both(transport: str, action: Callable[[exchange.Group, int], Any]) -> list[Any]:
+    def run(rank: int, addresses: list[str]) -> Any:
+        with exchange.join(rank, addresses, transport=transport, stall_timeout=20) as group:  # type: ignore[arg-type]
+            return action(group, rank)
+
+    return in_threads(2, run)
+
+
+@pytest.mark.parametrize("transport", [*TRANSPORTS, "solo"])
+@pytest.mark.parametrize("size", [10, 1000, 100_000])
+def test_prepared_operation_does_not_keep_the_array(transport: str, size: int) -> None:
+    given: list[weakref.ref[np.ndarray]] = []
+
+    def run(group: exchange.Group, rank: int) -> int:
+        for _ in range(5):
+            array = np.ones(size, np.float32)
+            given.append(weakref.ref(array))
+            group.all_reduce(array)
+            del array
+        return len(group._prepared)
+
+    if transport == "solo":
+        with exchange.join(0, ["127.0.0.1:1"]) as group:
+            assert run(group, 0) == 0
+    else:
+        assert _run_both(transport, run) == [0, 0]
+    assert given and all(reference() is None for reference in given)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_array_at_the_address_of_a_deleted_one_is_prepared_again(transport: str) -> None:
+    def run(group: exchange.Group, rank: int) -> None:
+        for size in (5, 50, 5, 5000, 50, 5):
+            assert (group.all_reduce(np.full(size, rank + 1.0)) == 3).all()
+
+    _run_both(transport, run)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("operation", ["all_gather", "broadcast", "all_reduce"])
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_different_dtypes_of_equal_size_raise_mismatch(transport: str, operation: str, size: int) -> None:
+    def run(group: exchange.Group, rank: int) -> None:
+        with pytest.raises(Mismatch, match=r"int32.*float32|float32.*int32"):
+            getattr(group, operation)(np.ones(size, (np.float32, np.int32)[rank]))
+
+    _run_both(transport, run)
+
+
+def test_foreign_byte_order_is_rejected() -> None:
+    group = exchange.join(0, ["127.0.0.1:1"])
+    foreign = np.ones(3, np.dtype(np.float32).newbyteorder())
+    for operation in (group.all_reduce, group.all_gather, group.broadcast, group.reduce_scatter):
+        with pytest.raises(InputError, match="byte order"):
+            operation(foreign)
+        with pytest.raises(InputError):
+            operation(np.array([None]))
+
+
+def test_broadcast_rejects_read_only_receivers() -> None:
+    def run(group: exchange.Group, rank: int) -> None:
+        array = np.ones(3)
+        array.flags.writeable = False
+        if rank == 1:
+            with pytest.raises(InputError, match="read-only"):
+                group.broadcast(array)
+        group.broadcast(array if rank == 0 else np.zeros(3))
+
+    _run_both("shm", run)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_interrupted_operation_breaks_the_group(transport: str) -> None:
+    def run(group: exchange.Group, rank: int) -> None:
+        if rank == 0:
+            group.all_reduce(np.ones(3))
+            return
+        interrupt = mock.Mock(side_effect=KeyboardInterrupt)
+        with (
+            mock.patch.object(group._transport, "gather", interrupt, create=True)
+            if transport == "tcp"
+            else mock.patch.object(type(group._transport), "gather", interrupt),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            group.barrier()
+        with pytest.raises(ExchangeError, match="interrupted by KeyboardInterrupt"):
+            group.all_reduce(np.ones(3))
+
+    def alone(rank: int, addresses: list[str]) -> None:
+        with exchange.join(rank, addresses, transport=transport) as group:  # type: ignore[arg-type]
+            if rank == 1:
+                run(group, rank)
+
+    in_threads(2, alone)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_overflow_gives_no_warning(dtype: str, compiled: bool) -> None:
+    most = float(np.finfo(dtype).max)
+
+    def run(group: exchange.Group, rank: int) -> None:
+        array = np.array([most, (np.inf, -np.inf)[rank], np.nan] * 5000, dtype)
+        with np.errstate(all="raise"):
+            result = group.all_reduce(array)
+        assert np.isinf(result[0]) and np.isnan(result[1:3]).all()
+
+    with (
+        warnings.catch_warnings(),
+        mock.patch("insitu.exchange.native.load_kernels", native.load_kernels if compiled else lambda: None),
+    ):
+        warnings.simplefilter("error")
+        for transport in TRANSPORTS:
+            _run_both(transport, run)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_weights_up_to_the_largest_float_are_accepted(transport: str) -> None:
+    def run(group: exchange.Group, rank: int) -> float:
+        return float(group.all_reduce(np.full(3, rank + 1.0), "weighted_mean", [1.5e308])[0])
+
+    assert _run_both(transport, run) == [1.5, 1.5]

@@ -1,14 +1,13 @@
-"""Where compiled code comes from, and that nothing depends on it."""
+"""Compiling on first use, and the absence of a compiler."""
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from insitu.exchange import compiling, memory, native
+from insitu.exchange import compiling, native
 
 
 @pytest.fixture
@@ -20,7 +19,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_it_is_compiled_once_and_kept_for_this_user(cache: Path) -> None:
+def test_library_is_compiled_once_and_kept_for_this_user(cache: Path) -> None:
     assert native.load_kernels.__wrapped__() is not None
     assert cache.stat().st_mode & 0o077 == 0
     (library,) = cache.iterdir()
@@ -30,7 +29,7 @@ def test_it_is_compiled_once_and_kept_for_this_user(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("compiler", [None, "/bin/false", "/bin/true"])
-def test_without_a_compiler_that_works_there_is_none(
+def test_no_library_without_a_working_compiler(
     cache: Path, monkeypatch: pytest.MonkeyPatch, compiler: str | None
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: compiler)
@@ -38,14 +37,14 @@ def test_without_a_compiler_that_works_there_is_none(
     assert not list(cache.glob("*"))
 
 
-def test_what_cannot_be_loaded_is_as_good_as_none(cache: Path) -> None:
+def test_library_that_cannot_be_loaded_is_ignored(cache: Path) -> None:
     made = compiling._find_library(native._SOURCE, compiling._get_user_cache(native._SOURCE))
     if made is not None:
         made.write_bytes(b"not a library")
     assert native.load_kernels.__wrapped__() is None
 
 
-def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_insitu_native_0_disables_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INSITU_NATIVE", "0")
     assert native.load_kernels.__wrapped__() is None
 
@@ -55,24 +54,15 @@ def _raise(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("error", [AttributeError("insitu_meet"), RuntimeError("no home directory")])
-def test_a_damaged_library_or_no_home_is_as_good_as_none(
+def test_no_library_if_it_is_damaged_or_without_a_home_folder(
     cache: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     monkeypatch.setattr(compiling, "_get_user_cache", lambda source: _raise(error))
     assert native.load_kernels.__wrapped__() is None
 
 
-def test_nothing_is_loaded_from_where_others_can_write(cache: Path) -> None:
+def test_nothing_is_loaded_from_a_folder_that_others_can_write(cache: Path) -> None:
     cache.mkdir()
     cache.chmod(0o777)
     assert native.load_kernels.__wrapped__() is None
     assert not list(cache.iterdir())
-
-
-@pytest.mark.skipif(not memory.is_supported(), reason="no shared memory")
-def test_a_segment_is_its_owners_alone() -> None:
-    file = memory.create("insitu-test", 10)
-    try:
-        assert os.fstat(file).st_mode & 0o777 == 0o600
-    finally:
-        os.close(file)
