@@ -1,4 +1,4 @@
-"""Which algorithm of reducing over TCP is taken when."""
+"""The choice of an algorithm to reduce over TCP."""
 
 from __future__ import annotations
 
