@@ -78,15 +78,18 @@ def test_steps_sum_every_element_once(name: str, shards: list[list[int]], length
 @pytest.mark.parametrize("name", ["gather", "star", "direct"])
 @settings(deadline=None, max_examples=40)
 @given(shards_of_members(), st.sampled_from([1, 1000, 300_000]))
-def test_steps_wait_for_the_rows_that_they_sum(name: str, shards: list[list[int]], length: int) -> None:
+def test_received_rows_are_kept_until_they_are_summed(
+    name: str, shards: list[list[int]], length: int
+) -> None:
+    """A step needs the transfer of each peer's row, and a later one to the same memory waits for the step."""
     for schedule in _make_schedules(name, shards, length, "sum"):
-        for step in schedule.steps:
+        for number, step in enumerate(schedule.steps):
             for peer, count in step.needs.items():
-                arrived = [transfer.data for transfer in schedule.receives[peer][: count - 1]]
-                later = [transfer.data for transfer in schedule.receives[peer][count - 1 :]]
+                before, after = schedule.receives[peer][: count - 1], schedule.receives[peer][count - 1 :]
                 for row in step.rows:
-                    if any(np.shares_memory(row, data) for data in later):
-                        assert any(np.shares_memory(row, data) for data in arrived), "reused chunks"
+                    later = [t for t in after if np.may_share_memory(row, t.data)]
+                    assert all(transfer.gate > number for transfer in later)
+                    assert not later or any(np.may_share_memory(row, t.data) for t in before)
 
 
 def test_sums_follow_the_rows_of_two_chunks() -> None:

@@ -41,11 +41,13 @@ def test_both_learn_the_other_ones_info(first: PeerInfo, second: PeerInfo, size:
     assert dialler.out == acceptor.out == b""
 
 
-def test_acceptor_with_another_secret_fails_at_the_dialler() -> None:
-    dialler, acceptor = Handshake(dial(b"one", {})), Handshake(accept(b"other", {"rank": 0}))
+def test_acceptor_with_another_secret_learns_no_proof() -> None:
+    dialler, acceptor = Handshake(dial(b"one", {"rank": 1})), Handshake(accept(b"other", {"rank": 0}))
+    acceptor.received(dialler.out)
+    dialler.sent(len(dialler.out))
     with pytest.raises(AuthenticationError, match="doesn't know this job's secret"):
-        _run(dialler, acceptor)
-    assert dialler.info is None and acceptor.info is None
+        dialler.received(acceptor.out)
+    assert dialler.info is None and dialler.out == b""
 
 
 def test_dialler_with_another_secret_learns_only_a_nonce() -> None:
