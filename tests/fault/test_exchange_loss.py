@@ -57,7 +57,7 @@ def test_survivors_get_peer_lost(how: signal.Signals, size: int, transport: str)
     stall = 1.0 if how is signal.SIGSTOP else 600.0
     with ranks(3, _reduce_for_ever, size, transport, stall) as processes:
         for process in processes:
-            process.hear()
+            process.receive()
         os.kill(processes[VICTIM].pid, how)
         struck = time.monotonic()
         for survivor in (processes[0], processes[2]):
@@ -73,7 +73,7 @@ def test_survivors_get_peer_lost(how: signal.Signals, size: int, transport: str)
 def test_death_on_one_host_is_seen_without_a_connection() -> None:
     with ranks(3, _reduce_for_ever, 100, "shm", 600.0) as processes:
         for process in processes:
-            process.hear()
+            process.receive()
         # What is sent to them doesn't arrive, and nobody is told.
         assert all(deafen_connections(process.pid) for process in processes)
         os.kill(processes[VICTIM].pid, signal.SIGKILL)
@@ -101,7 +101,7 @@ def test_survivors_get_peer_lost_with_each_algorithm(
 ) -> None:
     with ranks(3, _reduce_with_algorithm, size, algorithm, compiled) as processes:
         for process in processes:
-            process.hear()
+            process.receive()
         os.kill(processes[victim].pid, signal.SIGKILL)
         for rank in {0, 1, 2} - {victim}:
             _, lost, completed, (whole, before, after) = processes[rank].result()
@@ -201,7 +201,7 @@ def _recover(pipe: Any, rank: int, addresses: list[str], transport: str, replace
 def test_survivors_continue_with_a_replacement(transport: str) -> None:
     with ranks(3, _recover, transport) as processes:
         for process in processes:
-            process.hear()
+            process.receive()
         os.kill(processes[VICTIM].pid, signal.SIGKILL)
         with without_main():
             new = Rank(_recover, (VICTIM, processes[VICTIM].arguments[1], transport, True))
@@ -308,9 +308,9 @@ def _come_late_to_the_barrier(pipe: Any, rank: int, addresses: list[str]) -> Any
 
 def test_member_that_sees_a_loss_before_its_part_still_takes_part() -> None:
     with ranks(3, _come_late_to_the_barrier) as processes:
-        processes[2].hear()
-        processes[0].tell("go")
-        processes[VICTIM].tell("go")
+        processes[2].receive()
+        processes[0].send("go")
+        processes[VICTIM].send("go")
         assert processes[0].result() == (VICTIM, True, True)
         assert processes[2].result() == (VICTIM, True, True)
         processes[VICTIM].process.join(30)
@@ -336,7 +336,7 @@ def _stopped_while_forming(pipe: Any, rank: int, addresses: list[str], transport
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_peer_stopped_while_the_group_forms_is_missing_at_the_deadline(transport: str) -> None:
     with ranks(2, _stopped_while_forming, transport) as processes:
-        processes[1].hear()
+        processes[1].receive()
         missing, seconds = processes[0].result()
         assert missing == (1,)
         assert seconds < 40
@@ -370,7 +370,7 @@ def _forks(pipe: Any, rank: int, addresses: list[str]) -> Any:
 
 def test_forked_process_does_not_hide_the_death_of_its_parent() -> None:
     with ranks(2, _forks) as processes:
-        child, text = processes[1].hear()
+        child, text = processes[1].receive()
         try:
             assert "forked" in text
             os.kill(processes[1].pid, signal.SIGKILL)

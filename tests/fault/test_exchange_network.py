@@ -88,7 +88,7 @@ def _until_cut(pipe: Any, rank: int, addresses: list[str], names: tuple[str, str
 @pytest.mark.parametrize("size", [10, 2_000_000])
 def test_cut_network_is_noticed_and_leaves_buffers_whole(namespaces: tuple[str, str], size: int) -> None:
     with ranks(2, _until_cut, namespaces, size) as processes:
-        assert [process.hear() for process in processes] == ["tcp", "tcp"]
+        assert [process.receive() for process in processes] == ["tcp", "tcp"]
         cut = time.monotonic()
         _ip("-n", namespaces[0], "link", "set", "in0", "down")
         for rank, process in enumerate(processes):
@@ -114,7 +114,7 @@ def _half_open(pipe: Any, rank: int, addresses: list[str]) -> int:
 def test_half_open_connection_is_a_lost_peer() -> None:
     with ranks(2, _half_open) as processes:
         assert processes[0].result() == 1
-        processes[1].tell("enough")
+        processes[1].send("enough")
         assert processes[1].result() == -1
 
 
@@ -142,7 +142,7 @@ def _on_two_hosts(pipe: Any, rank: int, addresses: list[str]) -> Any:
 def test_all_hosts_learn_of_a_loss_on_another(victim: int) -> None:
     with ranks(4, _on_two_hosts) as processes:
         for process in processes:
-            process.hear()
+            process.receive()
         os.kill(processes[victim].pid, signal.SIGKILL)
         for rank, process in enumerate(processes):
             if rank != victim:
@@ -171,13 +171,13 @@ def _until_lost(pipe: Any, rank: int, addresses: list[str], size: int) -> int:
 def test_all_hosts_name_the_stuck_rank_on_another(victim: int, size: int) -> None:
     with ranks(4, _until_lost, size) as processes:
         for process in processes:
-            process.hear()
+            process.receive()
         os.kill(processes[victim].pid, signal.SIGSTOP)
         survivors = [process for rank, process in enumerate(processes) if rank != victim]
         for process in survivors:
-            process.hear()
+            process.receive()
         for process in survivors:
-            process.tell("enough")
+            process.send("enough")
         assert [process.result() for process in survivors] == [victim] * 3
 
 
