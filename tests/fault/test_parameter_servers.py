@@ -139,7 +139,7 @@ def _kill_at_random(mode: str, kills: int, pushes: int, seed: int) -> None:
         stack.callback(end_workers)
         for shard in (0, 1):
             start_worker(shard)
-        begun = {shard: running[shard].hear() for shard in (0, 1)}
+        begun = {shard: running[shard].receive() for shard in (0, 1)}
         assert begun == {0: 0, 1: 0}
         observer = stack.enter_context(_observer(servers.addresses))
         for turn in range(kills):
@@ -154,7 +154,7 @@ def _kill_at_random(mode: str, kills: int, pushes: int, seed: int) -> None:
                 running.pop(shard).end()
                 struck.append(f"worker:{shard}")
                 start_worker(shard)
-                running[shard].hear()
+                running[shard].receive()
             _wait_for_mirrors(observer)
         assert len(struck) == kills
         assert {name.split(":")[0] for name in struck} == {"ps", "worker"}
@@ -283,7 +283,7 @@ def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path):
     with without_main():
         rank = Rank(_serve_on_a_small_disk, (addresses,))
     try:
-        rank.hear()
+        rank.receive()
         with clients(addresses) as (client,):
             define(client)
             push_one(client, 0, 0)

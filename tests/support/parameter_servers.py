@@ -52,7 +52,7 @@ class Servers:
         for index in range(len(self.addresses)):
             self.start(index, wait=False)
         for rank in self._running.values():
-            rank.hear()
+            rank.receive()
         return self
 
     def start(self, index: int, *, wait: bool = True, **options: Any) -> None:
@@ -60,7 +60,7 @@ class Servers:
             rank = Rank(serve, (index, self.addresses, {**self._options, **options}))
         self._running[index] = rank
         if wait:
-            rank.hear()
+            rank.receive()
 
     def kill(self, index: int) -> None:
         """SIGKILL; returns once it is gone."""
