@@ -1,17 +1,17 @@
-"""What a checkpoint of parameter servers and the death of one cost a worker that trains on them.
+"""What a checkpoint of parameter servers, and the death of one, cost a worker that trains on them.
 
-Two servers and one worker of plain NumPy, each a process. The servers hold 5,824,522 dense parameters and a
-table of a million rows of 64 floats. A step looks up the rows of 4,096 keys drawn by Zipf's law, pushes a
-gradient of these and of all parameters, and pulls the values. Plain gradient descent, and Adam with its two
-slots for each parameter and for each element of a row.
+There are two servers and one worker in plain NumPy, each in its own process. The servers hold 5,824,522
+dense parameters and a table of a million rows of 64 floats. A step looks up the rows of 4,096 keys drawn by
+Zipf's law, pushes a gradient of these rows and of all parameters, and pulls the values. The optimizers are
+plain gradient descent, and Adam with two slots for each parameter and each element of a row.
 
-    checkpoint    `Client.checkpoint` of everything, while steps go on: how long the step takes in which it
-                  begins and the servers stand still, and those until it is on disk; beside as many steps
-                  without one, of which the longest says what the machine does of itself
-    a server dies one of two servers with `backups=1` is killed: seconds from the kill to the end of the first
-                  step afterwards, in which the mirror takes over
+    checkpoint    `Client.checkpoint` of everything while steps continue: the duration of the step in which
+                  the checkpoint begins and the servers stand still, and of the steps until it is on disk.
+                  The longest of as many steps without a checkpoint shows how much the machine itself varies
+    a server dies one of two servers with `backups=1` is killed: seconds from the kill to the end of the
+                  next step, in which the mirror takes over
 
-One process for each; each figure is the median of several.
+Each figure is the median of several.
 """
 
 from __future__ import annotations

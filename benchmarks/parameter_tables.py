@@ -1,21 +1,22 @@
-"""Rows of a sparse table looked up and updated on one parameter server: 64 floats each, Zipf keys.
+"""Rows of a sparse table, looked up and updated on one parameter server: 64 floats each, Zipf keys.
 
     python benchmarks/parameter_tables.py [--quick] [--rows 1e5 1e6 1e7 1e8] [--spaces 1e7 1e8] [--json FILE]
 
-All hold the same number of rows and are given the same batches of distinct keys (what a batch of 65,536 draws
-comes to), in turn; the update is gradient descent:
+All contenders hold the same number of rows and get the same batches of distinct keys in turn. A batch holds
+the distinct keys of 65,536 draws. The update is gradient descent.
 
-    bare NumPy      np.take of rows by number, and rows[numbers] -= rate * gradient: what the memory gives.
-                    Numbers come in the order of the keys, which is any order, as in the table
+    bare NumPy      np.take of rows by number, and rows[numbers] -= rate * gradient: the speed of the
+                    memory. The numbers have the order of the keys, which is random, as in the table
     insitu table    keys are any int64, found through the index: the table itself, as it is on a server
     insitu server   the same through a worker's client: another process, with its transport
     TensorFlow      tf.Variable, embedding_lookup and scatter_sub by row number, compiled, in one process
 
-The figures are rows per second, medians over alternating rounds, and bytes of memory for each row beside the
-value and the key. Sizes that don't fit into the free memory four times over are left out, and named.
+The figures are rows per second, medians over alternating rounds, and the bytes of memory for each row. A
+size is left out, and named, if the free memory can't hold it four times.
 
-Then a table of a key space that no machine here could hold: rows are made on first use, so it costs what a
-run touches. Adagrad, whose slot is as large as the row; a batch is looked up, which makes rows, and updated.
+Then a table with a key space that no machine here could hold. Rows are created on first use, so the table
+only needs memory for the keys that a run uses. The optimizer is Adagrad, whose slot is as large as the row.
+Each batch is looked up, which creates rows, and updated.
 """
 
 from __future__ import annotations

@@ -266,6 +266,7 @@ def test_the_public_names_are_there():
 
 def test_links_in_the_documents_lead_somewhere():
     documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+    documents += (ROOT / "examples").rglob("*.md")
     assert documents
     broken = []
     for document in documents:
