@@ -76,13 +76,13 @@ def bare(rows: int) -> Contender:
 
 def table(rows: int) -> tuple[Contender, float]:
     """The contender, and bytes of memory for each row."""
-    from insitu.parameters.tables import Rows
+    from insitu.parameters.tables import RowStore
 
-    held = Rows(_table())
+    held = RowStore(_table())
     out = np.zeros((DRAWS, WIDTH), np.float32)
     step = 1 << 16
     # What making rows needs besides, whatever their number, isn't the rows'.
-    Rows(_table()).pull(np.arange(step), out[:step])
+    RowStore(_table()).pull(np.arange(step), out[:step])
     before = psutil.Process().memory_info().rss
     for low in range(0, rows, step):
         keys = keys_of(np.arange(low, min(rows, low + step)))
@@ -212,12 +212,12 @@ def zipf_keys(space: int, batches: int) -> Iterator[Any]:
 def touch(space: int, batches: int) -> dict[str, float]:
     """What a run over `space` keys makes and costs."""
     from insitu.parameters import Table
-    from insitu.parameters.tables import Rows
+    from insitu.parameters.tables import RowStore
 
     updater = {"name": "adagrad", "learning_rate": RATE}
-    held = Rows(Table("rows", WIDTH, updater=updater))
+    held = RowStore(Table("rows", WIDTH, updater=updater))
     out, gradients = np.zeros((DRAWS, WIDTH), np.float32), np.ones((DRAWS, WIDTH), np.float32)
-    Rows(Table("warm", WIDTH, updater=updater)).pull(np.arange(DRAWS), out)
+    RowStore(Table("warm", WIDTH, updater=updater)).pull(np.arange(DRAWS), out)
     before, seconds, total = psutil.Process().memory_info().rss, 0.0, 0
     for keys in zipf_keys(space, batches):
         seconds += common.timed(lambda keys=keys: held.pull(keys, out[: len(keys)]))

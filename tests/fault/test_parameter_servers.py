@@ -18,7 +18,7 @@ from parameter_servers import DEADLINE, Servers, clients
 
 from insitu.errors import ServerLost, ServerMoved, StorageFull
 from insitu.parameters import Client, Table, connect
-from insitu.parameters.links import Link
+from insitu.parameters.server_connection import ServerConnection
 
 UPDATER = {"name": "sgd", "learning_rate": 1.0}
 """With gradients of -1, each value is the number of pushes that it has seen."""
@@ -103,7 +103,7 @@ def test_a_mirror_takes_nothing_over_from_a_server_that_lives():
     with Servers(2, backups=1) as servers, clients(servers.addresses, backups=1) as (client,):
         define(client)
         _wait_for_mirrors(client)
-        late = Link(0, servers.addresses, 5, SECRET, "auto")
+        late = ServerConnection(0, servers.addresses, 5, SECRET, "auto")
         late.move()
         with pytest.raises(ServerMoved, match="Server 0 lives"):
             late.find(time.monotonic() + DEADLINE)

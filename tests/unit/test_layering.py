@@ -57,7 +57,7 @@ PURE = [
     "exchange/arithmetic.py",
     "parameters/hashing.py",
     "parameters/histogram.py",
-    "parameters/layout.py",
+    "parameters/sharding_plan.py",
     "parameters/modes.py",
     "parameters/updaters.py",
     "parameters/wire.py",

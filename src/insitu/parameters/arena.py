@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from insitu.exchange import memory
-from insitu.parameters.wire import Array, Place
+from insitu.parameters.wire import Array, BufferRef
 
 SIZE = 32 << 20
 """Bytes. Requests for which there is no room at the moment are sent."""
@@ -32,7 +32,7 @@ class Arena:
         self._returned: deque[tuple[int, int]] = deque()
         """(start, size) of what is to be lent again: arrays end at any time, in any thread."""
 
-    def lend(self, shapes: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> Loan | None:
+    def lend(self, shapes: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> Allocation | None:
         """Arrays of these shapes and dtypes, together; None where there is no room."""
         self._collect()
         sizes = [int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for shape, dtype in shapes]
@@ -40,16 +40,16 @@ class Arena:
         for index, (start, stop) in enumerate(self._free):
             if stop - start >= needed:
                 self._free[index : index + 1] = [(start + needed, stop)] if stop - start > needed else []
-                return Loan(self, start, needed, self._cut(start, sizes, shapes))
+                return Allocation(self, start, needed, self._cut(start, sizes, shapes))
         return None
 
     def _cut(
         self, start: int, sizes: Sequence[int], shapes: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
-    ) -> list[tuple[Array, Place]]:
+    ) -> list[tuple[Array, BufferRef]]:
         parts = []
         for size, (shape, dtype) in zip(sizes, shapes, strict=True):
             array = self._memory[start : start + size].view(dtype).reshape(shape)
-            parts.append((array, Place(self.SEGMENT, start)))
+            parts.append((array, BufferRef(self.SEGMENT, start)))
             start += -(-size // _LINE) * _LINE
         return parts
 
@@ -71,7 +71,7 @@ class Arena:
 
     def hand_out(self, array: Array, start: int, size: int) -> Array:
         """`array`, which lies in a block that was lent, as one whose last view gives the block back."""
-        return np.asarray(_Lasting(array, self._returned, start, size))
+        return np.asarray(_BlockOwner(array, self._returned, start, size))
 
     def shown(self) -> dict[str, Any]:
         """What a server must know to see it."""
@@ -89,10 +89,10 @@ class Arena:
             self.descriptor = -1
 
 
-class Loan:
+class Allocation:
     """`arrays` of shared memory and the `places` where they lie, until `give_back`."""
 
-    def __init__(self, arena: Arena, start: int, size: int, parts: list[tuple[Array, Place]]) -> None:
+    def __init__(self, arena: Arena, start: int, size: int, parts: list[tuple[Array, BufferRef]]) -> None:
         self.arrays = [array for array, _ in parts]
         self.places = [place for _, place in parts]
         self._arena = arena
@@ -112,7 +112,7 @@ class Loan:
         self._size = 0
 
 
-class _Lasting:
+class _BlockOwner:
     """The memory of an array in the arena; NumPy keeps this as long as anybody has a view of it."""
 
     def __init__(self, array: Array, returned: deque[tuple[int, int]], start: int, size: int) -> None:

@@ -31,8 +31,8 @@ from insitu.durable import NO_ROOM, PageFile, published, seal, unseal, write_syn
 from insitu.errors import CheckpointError, InsituError, ParameterError, StorageFull
 from insitu.exchange.arithmetic import PAGE
 from insitu.exchange.pages import Pages
-from insitu.parameters.moments import KeptArray
-from insitu.parameters.snapshots import Lasting, Snapshot
+from insitu.parameters.copy_on_write import SnapshotArray
+from insitu.parameters.snapshots import LiveSnapshot, Snapshot
 from insitu.parameters.wire import Array, dtype_of
 
 _NAME = re.compile(r"checkpoint-(\d{8})")
@@ -54,11 +54,11 @@ class _Stopped(Exception):
     """Internal: nobody wants the checkpoint any more."""
 
 
-class Writing:
+class CheckpointWriter:
     """A checkpoint that is being written, by a thread of its own. Its file number becomes readable once it is
     done. Raises ParameterError where that can't be begun."""
 
-    def __init__(self, directory: Path, number: int, server: int, lasting: Lasting) -> None:
+    def __init__(self, directory: Path, number: int, server: int, lasting: LiveSnapshot) -> None:
         self._error: InsituError | None = None
         self._unwanted = threading.Event()
         self._out, self._into = os.pipe2(os.O_CLOEXEC)
@@ -71,7 +71,7 @@ class Writing:
             os.close(self._into)
             raise ParameterError(f"No thread can be started to write a checkpoint: {error}") from error
 
-    def _write(self, folder: Path, number: int, lasting: Lasting) -> None:
+    def _write(self, folder: Path, number: int, lasting: LiveSnapshot) -> None:
         try:
             with contextlib.suppress(OSError):
                 # Of this thread alone: where processors are few, those who train come first.
@@ -105,7 +105,7 @@ class Writing:
         self.end()
 
 
-def write(folder: Path, number: int, lasting: Lasting, look: _Step = lambda: None) -> None:
+def write(folder: Path, number: int, lasting: LiveSnapshot, look: _Step = lambda: None) -> None:
     """Writes and publishes a checkpoint, then removes the oldest beyond those to keep. Calls `look` now and
     then, which may raise. Raises StorageFull, CheckpointError: nothing half-written stays, older ones
     stand."""
@@ -125,7 +125,7 @@ def write(folder: Path, number: int, lasting: Lasting, look: _Step = lambda: Non
         shutil.rmtree(folder / f"checkpoint-{old:08d}", ignore_errors=True)
 
 
-def _write_arrays(path: Path, arrays: Mapping[str, Array | KeptArray], look: _Step) -> list[Any]:
+def _write_arrays(path: Path, arrays: Mapping[str, Array | SnapshotArray], look: _Step) -> list[Any]:
     """[name, dtype, shape, XXH3] of each, in the order in which they lie in the file."""
     described = []
     room = Pages(_AT_ONCE).array()
@@ -150,11 +150,11 @@ def _write_arrays(path: Path, arrays: Mapping[str, Array | KeptArray], look: _St
     return described
 
 
-def _pieces(array: Array | KeptArray) -> Iterator[Array]:
+def _pieces(array: Array | SnapshotArray) -> Iterator[Array]:
     """The bytes of an array, uint8[n], piece by piece. One is gone when the next is asked for."""
     if not array.nbytes:
         return
-    if isinstance(array, KeptArray):
+    if isinstance(array, SnapshotArray):
         rows = max(1, _PIECE * len(array) // array.nbytes)
         out = np.empty((rows, *array.shape[1:]), array.dtype)
         for low in range(0, len(array), rows):

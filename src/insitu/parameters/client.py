@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from insitu.errors import InputError, ParameterError
 from insitu.exchange.handshake import check_secret
-from insitu.parameters import layout as layouts
-from insitu.parameters import native
-from insitu.parameters.buffers import Buffers, as_values
+from insitu.parameters import native, sharding_plan
 from insitu.parameters.futures import Future, gathered, pass_on
-from insitu.parameters.layout import MIN_PIECE_BYTES, Layout, Variable
-from insitu.parameters.links import Link
-from insitu.parameters.lookups import TableSession, as_counts
+from insitu.parameters.server_connection import ServerConnection
+from insitu.parameters.sharding_plan import MIN_PIECE_BYTES, ShardingPlan, Variable
+from insitu.parameters.table_client import TableClient, as_counts
 from insitu.parameters.wire import Message
+from insitu.parameters.worker_buffers import WorkerBuffers, as_values
 
 Array = NDArray[Any]
 Transport = Literal["auto", "shm", "tcp"]
@@ -70,7 +69,7 @@ def connect(
     links = []
     for server, address in enumerate(addresses):
         candidates = [address, *([addresses[(server + 1) % len(addresses)]] if backups else [])]
-        links.append(Link(server, candidates, rank, secret, transport))
+        links.append(ServerConnection(server, candidates, rank, secret, transport))
     client = Client(links, hosted, rank == 0 if chief is None else chief, timeout, stall_timeout)
     try:
         client.open()
@@ -80,7 +79,7 @@ def connect(
     return client
 
 
-class Client(TableSession):
+class Client(TableClient):
     """One worker's access to all servers. May be used by several threads.
 
     Requests return a `Future`; several may be under way. `values` and `gradients` are the client's own
@@ -88,13 +87,18 @@ class Client(TableSession):
     """
 
     def __init__(
-        self, links: Sequence[Link], shards: Sequence[int], chief: bool, timeout: float, stall_timeout: float
+        self,
+        links: Sequence[ServerConnection],
+        shards: Sequence[int],
+        chief: bool,
+        timeout: float,
+        stall_timeout: float,
     ) -> None:
         super().__init__(links, shards, timeout, stall_timeout)
         self.is_chief = chief
         self.mode = "async"
         self.total_replicas = 1
-        self._buffers: Buffers | None = None
+        self._buffers: WorkerBuffers | None = None
         self._versions = [0] * len(self.links)
         self._decisions: list[Any] = []
         self._told = False
@@ -126,7 +130,7 @@ class Client(TableSession):
         updater: Mapping[str, Any] | str = "sgd",
         min_piece_bytes: int = MIN_PIECE_BYTES,
         together: bool = False,
-    ) -> Layout:
+    ) -> ShardingPlan:
         """Defines the dense variables, alike in all workers, and returns where they went. The chief's initial
         values are those that all start with, unless the servers have values already. `updater` is what
         `make_updater` of the servers understands. Variables are spread over the servers, the large ones in
@@ -136,13 +140,13 @@ class Client(TableSession):
         Raises DefinitionMismatch where the servers hold another model, InputError.
         """
         listed = [Variable(n, tuple(int(i) for i in d[0]), str(d[1])) for n, d in variables.items()]
-        layout = layouts.lay_out(listed, len(self.links), min_piece_bytes, together=together)
-        meta = {"layout": layouts.to_json(layout, min_piece_bytes), "updater": updater}
+        layout = sharding_plan.plan_sharding(listed, len(self.links), min_piece_bytes, together=together)
+        meta = {"layout": sharding_plan.to_json(layout, min_piece_bytes), "updater": updater}
         answers = self.everywhere("define", meta).result()
         self._versions = [answer.meta["version"] for answer in answers]
         if self._buffers is None:
             self.remember("define", meta)
-            self._buffers = Buffers(layout, self.shards, any(link.here for link in self.links))
+            self._buffers = WorkerBuffers(layout, self.shards, any(link.here for link in self.links))
             self._show_buffers()
         buffers = self._buffers
         if self.is_chief and not all(answer.meta["initialised"] for answer in answers):
@@ -165,10 +169,10 @@ class Client(TableSession):
         gathered(futures, self.pump, list).result()
 
     @staticmethod
-    def _shown(buffers: Buffers) -> dict[str, Any]:
-        return {"segment": Buffers.SEGMENT, "descriptor": buffers.descriptor, "size": buffers.size}
+    def _shown(buffers: WorkerBuffers) -> dict[str, Any]:
+        return {"segment": WorkerBuffers.SEGMENT, "descriptor": buffers.descriptor, "size": buffers.size}
 
-    def reintroduce(self, link: Link, deadline: float) -> None:
+    def reintroduce(self, link: ServerConnection, deadline: float) -> None:
         super().reintroduce(link, deadline)
         buffers = self._buffers
         if buffers is not None and link.here and buffers.shared:
@@ -177,7 +181,7 @@ class Client(TableSession):
             self._send_inline(link, buffers)
 
     @staticmethod
-    def _send_inline(link: Link, buffers: Buffers) -> None:
+    def _send_inline(link: ServerConnection, buffers: WorkerBuffers) -> None:
         """What isn't answered goes to a server that doesn't share this host's memory."""
         for request in link.pending.values():
             request.meta.pop("ahead", None)
@@ -188,19 +192,19 @@ class Client(TableSession):
                 parts = buffers.parts(link.server, request.meta.get("shard"))
                 request.arrays = [*parts, *request.arrays]
 
-    def _part(self, link: Link, shard: int | None) -> tuple[dict[str, Any], list[Array]]:
+    def _part(self, link: ServerConnection, shard: int | None) -> tuple[dict[str, Any], list[Array]]:
         """How a server finds its part of the values or of a shard's gradients: (meta, arrays)."""
         buffers = self._defined()
         if link.here and buffers.shared:
-            return {"segment": Buffers.SEGMENT, "at": buffers.at(shard)}, []
+            return {"segment": WorkerBuffers.SEGMENT, "at": buffers.at(shard)}, []
         return {}, buffers.parts(link.server, shard)
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ShardingPlan:
         """Where the dense variables are. Raises InputError before `define`."""
         return self._defined().layout
 
-    def _defined(self) -> Buffers:
+    def _defined(self) -> WorkerBuffers:
         if self._buffers is None:
             raise InputError(
                 "Variables must be defined (Client.define) before anything else is done with them"
@@ -270,7 +274,7 @@ class Client(TableSession):
             return {}
         return {"version": self._versions[0], "decisions": self._decisions}
 
-    def _pull_all(self, links: Sequence[Link], shard: int, values: bool) -> Future[int]:
+    def _pull_all(self, links: Sequence[ServerConnection], shard: int, values: bool) -> Future[int]:
         self._told = False
         futures = []
         with self.lock:
@@ -441,7 +445,7 @@ class Client(TableSession):
 
     def checkpoint(self, directory: str | os.PathLike[str]) -> Future[int]:
         """Has all servers write what they hold to `directory`, all at the same moment: see
-        `insitu.parameters.freezing`. Returns once that moment is fixed; the result, the checkpoint's number,
+        `insitu.parameters.consistent_cut`. Returns once that moment is fixed; the result, the checkpoint's number,
         is known once it is on disk everywhere, and training goes on meanwhile. For one worker at a time.
 
         Raises ParameterError where one is under way; the future fails with StorageFull, CheckpointError or

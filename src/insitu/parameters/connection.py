@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from insitu.errors import ParameterError
 from insitu.exchange import memory
-from insitu.parameters.wire import HEADER, Malformed, Message, decode, encode, read_header
+from insitu.parameters.wire import HEADER, MalformedMessage, Message, decode, encode, read_header
 
 _ROOM = 1 << 16
 _VIEWS = 16
@@ -22,7 +22,7 @@ PAYLOAD_LIMIT = 64 << 30
 """Bytes of numbers in one message. Peers are the job's own; this keeps nonsense from being allocated."""
 
 
-class Ended(Exception):
+class ConnectionClosed(Exception):
     """Internal: the other side has closed, or can't be reached any more."""
 
 
@@ -79,7 +79,7 @@ class Connection:
             except BlockingIOError:
                 return
             except OSError as error:
-                raise Ended(str(error)) from error
+                raise ConnectionClosed(str(error)) from error
             while out and count >= len(out[0]):
                 count -= len(out.popleft())
             if count:
@@ -98,11 +98,11 @@ class Connection:
             except BlockingIOError:
                 return messages
             except OSError as error:
-                raise Ended(str(error)) from error
+                raise ConnectionClosed(str(error)) from error
             if not count:
                 if messages:
                     return messages
-                raise Ended("the connection was closed")
+                raise ConnectionClosed("the connection was closed")
             if self._payload_at < self._payload.size:
                 self._payload_at += count
                 if self._payload_at == self._payload.size:
@@ -121,7 +121,7 @@ class Connection:
                     break
                 self._head = read_header(room[at : at + HEADER.size])
                 if self._head[3] > PAYLOAD_LIMIT:
-                    raise Malformed(f"A message of {self._head[3]} bytes is too large")
+                    raise MalformedMessage(f"A message of {self._head[3]} bytes is too large")
                 at += HEADER.size
                 self._text = bytearray()
             take = min(self._head[2] - len(self._text), self._filled - at)
@@ -145,13 +145,13 @@ class Connection:
     def _finish(self) -> Message:
         head, payload = self._head, self._payload
         if head is None:
-            raise Malformed("A message without a head")
+            raise MalformedMessage("A message without a head")
         self._head, self._payload, self._payload_at = None, _NOTHING, 0
         return decode(head[0], head[1], self._text, payload, self._segment)
 
     def _segment(self, number: int) -> NDArray[Any]:
         if number not in self._shown:
-            raise Malformed(f"Segment {number} of shared memory was never shown")
+            raise MalformedMessage(f"Segment {number} of shared memory was never shown")
         return self._shown[number]
 
     def attach(self, number: int, process: int, descriptor: int, size: int) -> None:

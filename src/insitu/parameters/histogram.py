@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Histogram:
+class StalenessHistogram:
     """Counts of 0, 1, 2 to 3, 4 to 7, ... `counts[i]` is of those with i binary digits."""
 
     counts: list[int] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Histogram:
         return {"counts": list(self.counts), "total": self.total, "largest": self.largest}
 
     @classmethod
-    def from_json(cls, data: dict[str, object]) -> Histogram:
+    def from_json(cls, data: dict[str, object]) -> StalenessHistogram:
         counts = data["counts"]
         if not isinstance(counts, Sequence):
             raise TypeError(f"counts must be a list. Received: {counts!r}")

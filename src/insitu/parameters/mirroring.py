@@ -28,10 +28,10 @@ import numpy as np
 
 from insitu.errors import CheckpointError, InsituError, ServerLost, ServerMoved
 from insitu.parameters import snapshots
-from insitu.parameters.connection import Connection, Ended
-from insitu.parameters.greeting import call, card
-from insitu.parameters.holdings import Holdings
-from insitu.parameters.service import Service
+from insitu.parameters.connection import Connection, ConnectionClosed
+from insitu.parameters.request_handler import RequestHandler
+from insitu.parameters.server_handshake import call, card
+from insitu.parameters.server_state import ServerState
 from insitu.parameters.wire import FAILURE, REPLY, REQUEST, Message, error_meta
 
 Role = Literal["starting", "primary", "mirror", "handed over"]
@@ -48,7 +48,7 @@ starts looks for one that holds its state."""
 class Hosted:
     """The state of one server, as this process has it. `early`: requests that came before it was ready."""
 
-    service: Service
+    service: RequestHandler
     role: Role
     mirror: Connection | None = None
     handed_to: Connection | None = None
@@ -59,7 +59,7 @@ class Hosted:
     early: list[tuple[Connection, Message]] = field(default_factory=list)
 
 
-class Mirrors:
+class MirrorManager:
     """What one process of the servers holds, and its part in keeping mirrors. Not for several threads, except
     for what it starts itself."""
 
@@ -69,10 +69,10 @@ class Mirrors:
         addresses: Sequence[str],
         backups: int,
         secret: bytes,
-        make: Callable[[int, Callable[[Message], int | None]], Service],
+        make: Callable[[int, Callable[[Message], int | None]], RequestHandler],
         adopt: Callable[[socket.socket], Connection],
         wake: Callable[[], None],
-        restore: Callable[[Holdings], None],
+        restore: Callable[[ServerState], None],
     ) -> None:
         """`make(server, changed)` makes the service of new holdings, `adopt(socket)` has the loop look after
         a connection that was dialled, `wake()` makes the loop call `tick` soon; `restore` puts a checkpoint
@@ -128,7 +128,7 @@ class Mirrors:
     def _send(connection: Connection, message: Message) -> bool:
         try:
             connection.send(message)
-        except Ended:
+        except ConnectionClosed:
             return False  # the loop sees it too, and cleans up
         return True
 
@@ -169,7 +169,7 @@ class Mirrors:
         self._send_snapshot(connection, message, hosted.service.holdings)
         self._retry_at["copy"] = 0.0
 
-    def _send_snapshot(self, connection: Connection, message: Message, holdings: Holdings) -> None:
+    def _send_snapshot(self, connection: Connection, message: Message, holdings: ServerState) -> None:
         snapshot = snapshots.take(holdings)
         arrays = [np.array(array) for array in snapshot.arrays.values()]
         meta = {"held": True, "snapshot": snapshot.meta, "names": list(snapshot.arrays)}

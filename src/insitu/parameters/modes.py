@@ -31,7 +31,7 @@ MOST_ROWS = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class ConsistencyPolicy:
     """How a job's servers take pushes. `replicas_to_aggregate` None: all of `total_replicas`."""
 
     mode: Mode = "async"
@@ -69,7 +69,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Push:
+class PushEvent:
     """An event: a shard's gradient of `rows` rows has come. `step` is the version of what it was computed
     on."""
 
@@ -83,7 +83,7 @@ class Push:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class StepDecidedEvent:
     """An event on a server that doesn't lead: the step made at version `step` took these shards.
 
     Who is told of a step's decision pushes for the next step only after every server has heard of it: so a
@@ -95,13 +95,13 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class ShardFinishedEvent:
     """An event: this shard pushes no more for now; nobody waits for it until it does."""
 
     shard: int
 
 
-Event = Push | Decided | Finished
+Event = PushEvent | StepDecidedEvent | ShardFinishedEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Apply:
     """An action: make one update of these, in the order of shards given. All may have no rows: then only the
     version counts."""
 
-    pushes: tuple[Push, ...]
+    pushes: tuple[PushEvent, ...]
     step: int
 
 
@@ -117,40 +117,40 @@ class Apply:
 class Hold:
     """An action: keep the gradient (in the place of one held before for the same shard)."""
 
-    push: Push
+    push: PushEvent
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
     """An action: the gradient came too late for its step; its rows enter no update."""
 
-    push: Push
+    push: PushEvent
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
     """An action: this push was consumed before; answer as then."""
 
-    push: Push
+    push: PushEvent
 
 
 @dataclass(frozen=True, slots=True)
 class Await:
     """An action: this push is held already; answer when it's consumed."""
 
-    push: Push
+    push: PushEvent
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
     """An action: tell the worker that this can't be."""
 
-    push: Push
+    push: PushEvent
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class CountLost:
     """An action: `count` pushes of the shard were consumed by the server that died, after the checkpoint that
     this one started from."""
 
@@ -158,11 +158,11 @@ class Lost:
     count: int
 
 
-Action = Apply | Hold | Drop | Repeat | Await | Refuse | Lost
+Action = Apply | Hold | Drop | Repeat | Await | Refuse | CountLost
 
 
 @dataclass(frozen=True)
-class State:
+class PushState:
     """Everything the decisions rest on.
 
     `version`: updates made so far. `applied`: per shard the last sequence consumed. `clocks`: per shard the
@@ -176,14 +176,14 @@ class State:
     version: int = 0
     applied: Mapping[int, int] = field(default_factory=dict)
     clocks: Mapping[int, int] = field(default_factory=dict)
-    held: tuple[Push, ...] = ()
+    held: tuple[PushEvent, ...] = ()
     since: float | None = None
     finished: frozenset[int] = frozenset()
     decisions: tuple[tuple[int, tuple[int, ...]], ...] = ()
     dropped: Mapping[int, int] = field(default_factory=dict)
     behind: frozenset[int] = frozenset()
 
-    def validate(self, rules: Rules) -> None:
+    def validate(self, rules: ConsistencyPolicy) -> None:
         """Raises AssertionError where the state can't be; for tests."""
         shards = [p.shard for p in self.held]
         if len(set(shards)) != len(shards):
@@ -209,7 +209,7 @@ class State:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> State:
+    def from_json(cls, data: Mapping[str, Any]) -> PushState:
         return cls(
             version=int(data["version"]),
             applied={int(s): int(n) for s, n in data["applied"]},
@@ -220,12 +220,14 @@ class State:
         )
 
 
-def decide(rules: Rules, state: State, event: Event, now: float) -> tuple[State, list[Action]]:
+def decide(
+    rules: ConsistencyPolicy, state: PushState, event: Event, now: float
+) -> tuple[PushState, list[Action]]:
     """What becomes of `event`. `now` in seconds of any clock that only goes forward."""
-    if isinstance(event, Finished):
+    if isinstance(event, ShardFinishedEvent):
         state = replace(state, finished=state.finished | {event.shard})
         return _take(rules, state, []) if rules.leads else (state, [])
-    if isinstance(event, Decided):
+    if isinstance(event, StepDecidedEvent):
         return _follow(state, event)
     state, lost = _catch_up(state, event)
     refusal = _refusal(rules, state, event)
@@ -235,7 +237,9 @@ def decide(rules: Rules, state: State, event: Event, now: float) -> tuple[State,
     return state, [*lost, *actions]
 
 
-def _take_push(rules: Rules, state: State, event: Push, now: float) -> tuple[State, list[Action]]:
+def _take_push(
+    rules: ConsistencyPolicy, state: PushState, event: PushEvent, now: float
+) -> tuple[PushState, list[Action]]:
     if rules.mode == "sync" and not rules.leads:
         return _hold(state, event, now)
     if event.sequence <= state.applied.get(event.shard, -1):
@@ -246,7 +250,7 @@ def _take_push(rules: Rules, state: State, event: Push, now: float) -> tuple[Sta
     return _push_in_sync(rules, state, event, now)
 
 
-def may_pull(rules: Rules, state: State, shard: int) -> bool:
+def may_pull(rules: ConsistencyPolicy, state: PushState, shard: int) -> bool:
     """Whether `shard` may go on training now: in mode bounded, not too far ahead; in mode sync, not while
     its own push is held by the leader."""
     if rules.mode == "sync":
@@ -256,7 +260,7 @@ def may_pull(rules: Rules, state: State, shard: int) -> bool:
     return state.clocks.get(shard, 0) - _slowest(rules, state) <= rules.max_staleness
 
 
-def awaited(rules: Rules, state: State, shard: int | None = None) -> list[int]:
+def awaited(rules: ConsistencyPolicy, state: PushState, shard: int | None = None) -> list[int]:
     """The shards that the step under way, or a pull of `shard`, waits for."""
     active = [s for s in range(rules.total_replicas) if s not in state.finished]
     if rules.mode == "sync":
@@ -266,12 +270,12 @@ def awaited(rules: Rules, state: State, shard: int | None = None) -> list[int]:
     return [s for s in active if s != shard and state.clocks.get(s, 0) == slowest]
 
 
-def _slowest(rules: Rules, state: State) -> int:
+def _slowest(rules: ConsistencyPolicy, state: PushState) -> int:
     active = [s for s in range(rules.total_replicas) if s not in state.finished]
     return min((state.clocks.get(s, 0) for s in active), default=0)
 
 
-def _refusal(rules: Rules, state: State, push: Push) -> str:
+def _refusal(rules: ConsistencyPolicy, state: PushState, push: PushEvent) -> str:
     if not 0 <= push.shard < rules.total_replicas:
         return f"shard must be in [0, {rules.total_replicas}), the total_replicas. Received: {push.shard}"
     if push.sequence < 0 or push.rows < 0:
@@ -290,12 +294,12 @@ def _refusal(rules: Rules, state: State, push: Push) -> str:
     return ""
 
 
-def restored(rules: Rules, state: State) -> State:
+def restored(rules: ConsistencyPolicy, state: PushState) -> PushState:
     """The state of a server that starts from a checkpoint: each shard may be ahead of it, once."""
     return replace(state, behind=frozenset(range(rules.total_replicas)))
 
 
-def _catch_up(state: State, push: Push) -> tuple[State, list[Action]]:
+def _catch_up(state: PushState, push: PushEvent) -> tuple[PushState, list[Action]]:
     if push.shard not in state.behind:
         return state, []
     gap = push.sequence - state.applied.get(push.shard, -1) - 1
@@ -304,10 +308,10 @@ def _catch_up(state: State, push: Push) -> tuple[State, list[Action]]:
         return state, []
     clocks = {**state.clocks, push.shard: state.clocks.get(push.shard, 0) + gap}
     applied = {**state.applied, push.shard: push.sequence - 1}
-    return replace(state, applied=applied, clocks=clocks), [Lost(push.shard, gap)]
+    return replace(state, applied=applied, clocks=clocks), [CountLost(push.shard, gap)]
 
 
-def _come_back(rules: Rules, state: State, shard: int) -> State:
+def _come_back(rules: ConsistencyPolicy, state: PushState, shard: int) -> PushState:
     if shard not in state.finished:
         return state
     slowest = _slowest(rules, state)
@@ -315,7 +319,7 @@ def _come_back(rules: Rules, state: State, shard: int) -> State:
     return replace(state, finished=state.finished - {shard}, clocks=clocks)
 
 
-def _consume(state: State, pushes: tuple[Push, ...], step: int) -> State:
+def _consume(state: PushState, pushes: tuple[PushEvent, ...], step: int) -> PushState:
     applied, clocks = dict(state.applied), dict(state.clocks)
     for push in pushes:
         applied[push.shard] = push.sequence
@@ -323,7 +327,7 @@ def _consume(state: State, pushes: tuple[Push, ...], step: int) -> State:
     return replace(state, version=state.version + 1, applied=applied, clocks=clocks)
 
 
-def _drop(state: State, push: Push) -> State:
+def _drop(state: PushState, push: PushEvent) -> PushState:
     return replace(
         state,
         applied={**state.applied, push.shard: push.sequence},
@@ -331,7 +335,9 @@ def _drop(state: State, push: Push) -> State:
     )
 
 
-def _push_in_sync(rules: Rules, state: State, push: Push, now: float) -> tuple[State, list[Action]]:
+def _push_in_sync(
+    rules: ConsistencyPolicy, state: PushState, push: PushEvent, now: float
+) -> tuple[PushState, list[Action]]:
     """On the leader."""
     if any(p.shard == push.shard for p in state.held):
         return state, [Await(push)]
@@ -341,7 +347,7 @@ def _push_in_sync(rules: Rules, state: State, push: Push, now: float) -> tuple[S
     return _take(rules, state, actions)
 
 
-def _hold(state: State, push: Push, now: float) -> tuple[State, list[Action]]:
+def _hold(state: PushState, push: PushEvent, now: float) -> tuple[PushState, list[Action]]:
     """Keeps a push for the step under way; one for a step that was taken is dropped. The leader will say so
     too, and counts it."""
     if push.step < state.version:
@@ -351,7 +357,9 @@ def _hold(state: State, push: Push, now: float) -> tuple[State, list[Action]]:
     return replace(state, held=(*others, push), since=since), [Hold(push)]
 
 
-def _take(rules: Rules, state: State, actions: list[Action]) -> tuple[State, list[Action]]:
+def _take(
+    rules: ConsistencyPolicy, state: PushState, actions: list[Action]
+) -> tuple[PushState, list[Action]]:
     """Makes the step where enough pushes are held."""
     active = rules.total_replicas - len(state.finished)
     if rules.mode != "sync" or not state.held or len(state.held) < min(rules.needed, active):
@@ -359,7 +367,9 @@ def _take(rules: Rules, state: State, actions: list[Action]) -> tuple[State, lis
     return _make_step(state, tuple(sorted(p.shard for p in state.held)), actions)
 
 
-def _make_step(state: State, shards: tuple[int, ...], actions: list[Action]) -> tuple[State, list[Action]]:
+def _make_step(
+    state: PushState, shards: tuple[int, ...], actions: list[Action]
+) -> tuple[PushState, list[Action]]:
     step, held = state.version, state.held
     pushes = tuple(sorted((p for p in held if p.shard in shards), key=lambda p: p.shard))
     state = replace(
@@ -374,13 +384,13 @@ def _make_step(state: State, shards: tuple[int, ...], actions: list[Action]) -> 
     return state, actions
 
 
-def _follow(state: State, event: Decided) -> tuple[State, list[Action]]:
+def _follow(state: PushState, event: StepDecidedEvent) -> tuple[PushState, list[Action]]:
     if event.step < state.version:
         return state, []
     missing = set(event.shards) - {p.shard for p in state.held}
     if (event.step > state.version and state.behind) or (missing and missing <= state.behind):
         # Decided before this server began from its checkpoint: what it is about can't be had again.
-        lost: list[Action] = [Lost(shard, 1) for shard in sorted(missing)]
+        lost: list[Action] = [CountLost(shard, 1) for shard in sorted(missing)]
         return replace(state, version=event.step + 1, held=(), since=None), lost
     if event.step > state.version or missing:
         raise InputError(
@@ -390,6 +400,6 @@ def _follow(state: State, event: Decided) -> tuple[State, list[Action]]:
     return _make_step(state, event.shards, [])
 
 
-def decisions_since(state: State, version: int) -> list[tuple[int, tuple[int, ...]]]:
+def decisions_since(state: PushState, version: int) -> list[tuple[int, tuple[int, ...]]]:
     """The decisions on the steps made at `version` and later."""
     return [(step, shards) for step, shards in state.decisions if step >= version]

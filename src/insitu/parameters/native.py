@@ -109,7 +109,7 @@ def descend(value: Array, gradient: Array, rate: float, to: Array | None) -> boo
 
 def find(keys: Array, table: Array, known: Array, found: Array) -> int | None:
     """Writes the number of the row of each of `keys`, int64[n], to `found`, -1 for those that aren't there:
-    see `insitu.parameters.index`. Returns how many aren't; None where there is no compiled code for it: then
+    see `insitu.parameters.key_index`. Returns how many aren't; None where there is no compiled code for it: then
     nothing was done."""
     compiled = kernels()
     if compiled is None or not _plain(keys):

@@ -17,14 +17,14 @@ from insitu.errors import AuthenticationError, InputError, InsituError, Paramete
 from insitu.exchange import handshake
 from insitu.exchange.rendezvous import parse_address
 from insitu.parameters import checkpoints, snapshots
-from insitu.parameters.connection import Connection, Ended
-from insitu.parameters.greeting import Greeting, card, check_card
-from insitu.parameters.holdings import Holdings, MakeUpdater
-from insitu.parameters.mirroring import Mirrors
-from insitu.parameters.modes import Mode, Rules
-from insitu.parameters.service import Service
+from insitu.parameters.connection import Connection, ConnectionClosed
+from insitu.parameters.mirroring import MirrorManager
+from insitu.parameters.modes import ConsistencyPolicy, Mode
+from insitu.parameters.request_handler import RequestHandler
+from insitu.parameters.server_handshake import SocketHandshake, card, check_card
+from insitu.parameters.server_state import MakeUpdater, ServerState
 from insitu.parameters.updaters import make_updater
-from insitu.parameters.wire import REQUEST, Malformed, Message
+from insitu.parameters.wire import REQUEST, MalformedMessage, Message
 
 _LOG = logging.getLogger("insitu")
 _TICK = 0.25
@@ -78,17 +78,17 @@ class ParameterServer:
                 f"backups must be 0, or 1 with two servers or more. Received: {backups} with {count}"
             )
         handshake.check_secret(secret)
-        rules = Rules(mode, total_replicas, replicas_to_aggregate, max_staleness)
-        Holdings(index, rules, nan=nan)
+        rules = ConsistencyPolicy(mode, total_replicas, replicas_to_aggregate, max_staleness)
+        ServerState(index, rules, nan=nan)
         self._secret = secret
         self._card = card("server", index)
         self._checkpoint = None if checkpoint is None else Path(checkpoint)
         self._tell = tell or (lambda account: None)
         self._told = 0.0
 
-        def make(server: int, changed: Callable[[Message], int | None]) -> Service:
-            holdings = Holdings(server, rules, nan=nan, make_updater=make_updater)
-            return Service(holdings, stall_timeout, changed, self._write_behind)
+        def make(server: int, changed: Callable[[Message], int | None]) -> RequestHandler:
+            holdings = ServerState(server, rules, nan=nan, make_updater=make_updater)
+            return RequestHandler(holdings, stall_timeout, changed, self._write_behind)
 
         self._selector = selectors.DefaultSelector()
         self._listener = _listen(address)
@@ -99,14 +99,14 @@ class ParameterServer:
         """Who wakes mustn't write to what has got the pipe's number since. A signal's handler may."""
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake_out, selectors.EVENT_READ, self._woken)
-        self._greetings: set[Greeting] = set()
+        self._greetings: set[SocketHandshake] = set()
         self._connections: set[Connection] = set()
         self._writing: set[Connection] = set()
         """Those with something left that the system didn't take at once."""
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._mirrors = Mirrors(
+        self._mirrors = MirrorManager(
             index, addresses or [self.address], backups, secret, make, self._adopt, self._wake, self._restore
         )
 
@@ -156,11 +156,11 @@ class ParameterServer:
                 return
             self._closed = True
         for key in list(self._selector.get_map().values()):
-            if isinstance(key.fileobj, Greeting):
+            if isinstance(key.fileobj, SocketHandshake):
                 key.fileobj.socket.close()
             elif isinstance(key.fileobj, Connection):
                 key.fileobj.close()
-            elif isinstance(key.fileobj, checkpoints.Writing):
+            elif isinstance(key.fileobj, checkpoints.CheckpointWriter):
                 key.fileobj.stop()
         self._selector.close()
         self._listener.close()
@@ -207,7 +207,7 @@ class ParameterServer:
         if len(self._greetings) >= _CALLERS:
             # Strangers who call and say nothing keep nobody out.
             self._hang_up(min(self._greetings, key=lambda greeting: greeting.deadline))
-        greeting = Greeting(connection, handshake.accept(self._secret, self._card))
+        greeting = SocketHandshake(connection, handshake.accept(self._secret, self._card))
         self._greetings.add(greeting)
         self._selector.register(greeting, selectors.EVENT_READ, self._greet)
 
@@ -237,7 +237,7 @@ class ParameterServer:
         self._connections.add(connection)
         return connection
 
-    def _hang_up(self, greeting: Greeting) -> None:
+    def _hang_up(self, greeting: SocketHandshake) -> None:
         self._greetings.discard(greeting)
         self._selector.unregister(greeting)
         greeting.socket.close()
@@ -251,9 +251,9 @@ class ParameterServer:
             if events & selectors.EVENT_READ:
                 for message in connection.receive():
                     self._handle(connection, message)
-        except Ended:
+        except ConnectionClosed:
             self._end(connection)
-        except Malformed as error:
+        except MalformedMessage as error:
             _LOG.warning("Server %d hangs up on a peer: %s", self.index, error)
             self._end(connection)
         self._attend()
@@ -270,7 +270,7 @@ class ParameterServer:
             if connection.sending or connection in self._writing:
                 try:
                     connection.flush()
-                except Ended:
+                except ConnectionClosed:
                     self._end(connection)
                     continue
                 self._watch(connection)
@@ -292,7 +292,7 @@ class ParameterServer:
 
     # Checkpoints
 
-    def _restore(self, holdings: Holdings) -> None:
+    def _restore(self, holdings: ServerState) -> None:
         """Puts the newest checkpoint into new holdings, where there is one."""
         if self._checkpoint is None:
             return
@@ -302,7 +302,9 @@ class ParameterServer:
             snapshots.go_on_from(holdings)
             _LOG.info("Server %d starts from checkpoint %d", holdings.server, snapshot.meta["number"])
 
-    def _write_behind(self, writing: checkpoints.Writing, done: Callable[[InsituError | None], None]) -> None:
+    def _write_behind(
+        self, writing: checkpoints.CheckpointWriter, done: Callable[[InsituError | None], None]
+    ) -> None:
         """Has the loop look at a checkpoint that is being written."""
 
         def ready(*_: Any) -> None:

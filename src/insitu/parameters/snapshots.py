@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from insitu.errors import CheckpointError
-from insitu.parameters import layout as layouts
-from insitu.parameters import modes
-from insitu.parameters.holdings import Account, Gradients, Holdings
-from insitu.parameters.modes import Push, State
-from insitu.parameters.moments import KeptArray
+from insitu.parameters import modes, sharding_plan
+from insitu.parameters.copy_on_write import SnapshotArray
+from insitu.parameters.modes import PushEvent, PushState
+from insitu.parameters.server_state import Gradients, PushStats, ServerState
 from insitu.parameters.tables import Table
 from insitu.parameters.wire import Array
 
@@ -27,14 +26,14 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Lasting:
+class LiveSnapshot:
     """A snapshot of what goes on changing: rows are read in blocks, each as it was."""
 
     meta: dict[str, Any]
-    arrays: dict[str, Array | KeptArray]
+    arrays: dict[str, Array | SnapshotArray]
 
 
-def take(holdings: Holdings) -> Snapshot:
+def take(holdings: ServerState) -> Snapshot:
     """Views of what the server holds, which change with its next update. Pushes that the step under way holds
     are in it too: a server that doesn't lead has acknowledged that it holds them."""
     arrays = _dense(holdings)
@@ -50,7 +49,7 @@ def take(holdings: Holdings) -> Snapshot:
     return Snapshot(meta, arrays)
 
 
-def make_room(holdings: Holdings, room: dict[str, Array]) -> None:
+def make_room(holdings: ServerState, room: dict[str, Array]) -> None:
     """Puts arrays into `room` for copies of all that is dense, where there are none yet. New memory takes the
     system longer than to copy to it."""
     for name, array in _dense(holdings).items():
@@ -58,34 +57,34 @@ def make_room(holdings: Holdings, room: dict[str, Array]) -> None:
             room[name] = array.copy()
 
 
-def keep(holdings: Holdings, room: dict[str, Array]) -> Lasting:
+def keep(holdings: ServerState, room: dict[str, Array]) -> LiveSnapshot:
     """What the server holds now, until `let_go`. Dense arrays, all of which the next update changes, are
     copied at once, to `room`; rows of tables only as they are changed."""
     make_room(holdings, room)
     dense = _dense(holdings)
     for name, array in dense.items():
         np.copyto(room[name], array)
-    arrays: dict[str, Array | KeptArray] = {name: room[name] for name in dense}
+    arrays: dict[str, Array | SnapshotArray] = {name: room[name] for name in dense}
     for name, rows in holdings.rows.items():
         moment = rows.moment()
-        arrays |= {f"rows/{name}/{kind}": KeptArray(moment, kind) for kind in moment.arrays}
-    return Lasting(_describe(holdings), arrays)
+        arrays |= {f"rows/{name}/{kind}": SnapshotArray(moment, kind) for kind in moment.arrays}
+    return LiveSnapshot(_describe(holdings), arrays)
 
 
-def let_go(holdings: Holdings) -> None:
+def let_go(holdings: ServerState) -> None:
     """Nobody reads any more what `keep` gave."""
     for rows in holdings.rows.values():
         rows.let_go()
 
 
-def _dense(holdings: Holdings) -> dict[str, Array]:
+def _dense(holdings: ServerState) -> dict[str, Array]:
     arrays = {f"values/{group}": flat for group, flat in holdings.values.items()}
     for owner, slots in holdings.slots.items():
         arrays |= {f"slots/{owner}/{slot}": array for slot, array in slots.items()}
     return arrays
 
 
-def _describe(holdings: Holdings) -> dict[str, Any]:
+def _describe(holdings: ServerState) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "server": holdings.server,
@@ -105,7 +104,7 @@ def _describe(holdings: Holdings) -> dict[str, Any]:
     }
 
 
-def put(holdings: Holdings, snapshot: Snapshot) -> None:
+def put(holdings: ServerState, snapshot: Snapshot) -> None:
     """Fills holdings that are new. Raises CheckpointError where the two don't go together."""
     meta, arrays = snapshot.meta, snapshot.arrays
     if meta.get("format") != FORMAT or meta.get("server") != holdings.server:
@@ -114,7 +113,7 @@ def put(holdings: Holdings, snapshot: Snapshot) -> None:
             f"{holdings.server} (format {FORMAT})"
         )
     if meta["layout"] is not None:
-        holdings.define(layouts.from_json(meta["layout"]), meta["updater"], meta["layout"])
+        holdings.define(sharding_plan.from_json(meta["layout"]), meta["updater"], meta["layout"])
         for group, flat in holdings.values.items():
             _copy(flat, arrays, f"values/{group}")
         for owner, slots in holdings.slots.items():
@@ -130,17 +129,17 @@ def put(holdings: Holdings, snapshot: Snapshot) -> None:
         own = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
         holdings.rows[table.name].load(own, updates=int(told["updates"]))
         holdings.rows[table.name].evicted = int(told["evicted"])
-    holdings.state = State.from_json(meta["state"])
-    holdings.streams = {name: State.from_json(state) for name, state in meta["streams"].items()}
+    holdings.state = PushState.from_json(meta["state"])
+    holdings.streams = {name: PushState.from_json(state) for name, state in meta["streams"].items()}
     for number, (push, groups, names) in enumerate(meta["held"]):
         prefix = f"held/{number}"
         dense = {group: arrays[f"{prefix}/dense/{group}"] for group in groups}
         rows = {name: (arrays[f"{prefix}/keys/{name}"], arrays[f"{prefix}/rows/{name}"]) for name in names}
-        holdings.push(Push(**push), Gradients(dense, rows), 0.0)
-    holdings.account = Account.from_json(meta["account"])
+        holdings.push(PushEvent(**push), Gradients(dense, rows), 0.0)
+    holdings.account = PushStats.from_json(meta["account"])
 
 
-def go_on_from(holdings: Holdings) -> None:
+def go_on_from(holdings: ServerState) -> None:
     """Says that these holdings come from a checkpoint: workers may be ahead of them, once."""
     holdings.state = modes.restored(holdings.rules, holdings.state)
     holdings.streams = {n: modes.restored(holdings.rules, s) for n, s in holdings.streams.items()}

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from insitu.errors import InputError
 from insitu.parameters import native
-from insitu.parameters.growing import Growing
+from insitu.parameters.copy_on_write import SavedRowIndex, TableSnapshot
+from insitu.parameters.growable_array import GrowableArray
 from insitu.parameters.hashing import Initializer
-from insitu.parameters.index import Index, Keys, distinct
-from insitu.parameters.layout import as_dtype
-from insitu.parameters.moments import Moment, Notes
-from insitu.parameters.updaters import Elementwise, Updater, make_updater
+from insitu.parameters.key_index import KeyIndex, Keys, distinct
+from insitu.parameters.sharding_plan import as_dtype
+from insitu.parameters.updaters import ElementwiseUpdater, Updater, make_updater
 
 Array = NDArray[Any]
 _BLOCK_BYTES = 1 << 17
@@ -86,29 +86,29 @@ class Table:
         return cls(**{**data, "eviction": None if eviction is None else Eviction(**eviction)})
 
 
-class Rows:
+class RowStore:
     """The rows of one table that one server holds."""
 
     def __init__(self, table: Table, *, updater: Updater | None = None, limit: int | None = None) -> None:
         """`limit` bytes may be used at most by each array (None: the machine's memory)."""
         self.table = table
-        self.index = Index(limit)
+        self.index = KeyIndex(limit)
         self.updates = 0
         """Updates of this table here."""
         self.evicted = 0
         """Rows evicted so far."""
         self._limit = limit
-        self._moment: Moment | None = None
-        self._notes: Notes | None = None
+        self._moment: TableSnapshot | None = None
+        self._notes: SavedRowIndex | None = None
         self._dtype = as_dtype(table.dtype)
         self._initializer = Initializer(table.initializer, table.seed, table.name)
         self._updater = updater or make_updater(table.updater)
-        self._values = Growing((table.width,), self._dtype, limit=limit)
+        self._values = GrowableArray((table.width,), self._dtype, limit=limit)
         self._first = self._updater.row_slots()
-        self._slots = {slot: Growing((table.width,), self._dtype, limit=limit) for slot in self._first}
+        self._slots = {slot: GrowableArray((table.width,), self._dtype, limit=limit) for slot in self._first}
         counted = table.eviction is not None
-        self._counts = Growing((), np.dtype(np.uint32), limit=limit) if counted else None
-        self._touched = Growing((), np.dtype(np.int64), limit=limit) if counted else None
+        self._counts = GrowableArray((), np.dtype(np.uint32), limit=limit) if counted else None
+        self._touched = GrowableArray((), np.dtype(np.int64), limit=limit) if counted else None
         self._block = max(1, _BLOCK_BYTES // (table.width * self._dtype.itemsize))
 
     def __len__(self) -> int:
@@ -156,7 +156,9 @@ class Rows:
 
     def _update(self, found: NDArray[np.int32], gradients: Array) -> None:
         values, updater = self._values.array, self._updater
-        if isinstance(updater, Elementwise) and updater.sweep_rows(values, found, gradients, self.updates):
+        if isinstance(updater, ElementwiseUpdater) and updater.sweep_rows(
+            values, found, gradients, self.updates
+        ):
             return
         held = {name: slot.array for name, slot in self._slots.items()}
         moved = np.empty((min(len(found), self._block), *values.shape[1:]), values.dtype)
@@ -232,7 +234,7 @@ class Rows:
             growing.shrink(left)
         self.index.rebuild()
 
-    def _all(self) -> list[Growing]:
+    def _all(self) -> list[GrowableArray]:
         account = [g for g in (self._counts, self._touched) if g is not None]
         return [self.index.keys, self._values, *self._slots.values(), *account]
 
@@ -247,10 +249,10 @@ class Rows:
             named |= {"counts": self._counts, "touched": self._touched}
         return {name: growing.array[:count] for name, growing in named.items()}
 
-    def moment(self) -> Moment:
+    def moment(self) -> TableSnapshot:
         """All rows as they are now, whatever becomes of them, until `let_go`. One at a time."""
-        self._notes = self._notes or Notes(self._limit)
-        self._moment = Moment(self.arrays(), self._notes, self._limit)
+        self._notes = self._notes or SavedRowIndex(self._limit)
+        self._moment = TableSnapshot(self.arrays(), self._notes, self._limit)
         return self._moment
 
     def let_go(self) -> None:

@@ -54,14 +54,14 @@ class Updater(Protocol):
 
 
 @runtime_checkable
-class Finalizing(Protocol):
+class FinalizingUpdater(Protocol):
     """An updater that leaves something else behind than its last update."""
 
     def finalize(self, values: Mapping[str, Array], slots: Mapping[str, Mapping[str, Array]]) -> None:
         """A training has ended: puts into the pieces what it comes to, such as averages over its updates."""
 
 
-class Elementwise:
+class ElementwiseUpdater:
     """What the updaters here share: weight decay, clipping, a learning rate that may be a schedule.
 
     `learning_rate` is a number, or a function of the step that gives one. `weight_decay` is decoupled, as in
@@ -153,7 +153,7 @@ class Elementwise:
         raise NotImplementedError
 
 
-class SGD(Elementwise):
+class SGD(ElementwiseUpdater):
     """Gradient descent with `momentum`, and Nesterov's variant."""
 
     def __init__(
@@ -200,7 +200,7 @@ class SGD(Elementwise):
             value += velocity
 
 
-class Adam(Elementwise):
+class Adam(ElementwiseUpdater):
     """Adam; with `weight_decay` it is AdamW."""
 
     state = (("momentum", 0.0), ("velocity", 0.0))
@@ -238,7 +238,7 @@ class Adam(Elementwise):
         value -= spare
 
 
-class Adagrad(Elementwise):
+class Adagrad(ElementwiseUpdater):
     """Adagrad, its accumulators starting at `initial_accumulator_value`."""
 
     def __init__(
@@ -268,7 +268,7 @@ class Adagrad(Elementwise):
         value -= spare
 
 
-class Ftrl(Elementwise):
+class Ftrl(ElementwiseUpdater):
     """FTRL-Proximal with `l1` and `l2`, as Keras has it (`beta` added to the adaptive rate)."""
 
     def __init__(
@@ -305,7 +305,7 @@ class Ftrl(Elementwise):
         accumulator[...] = grown
 
 
-KINDS: dict[str, type[Elementwise]] = {
+UPDATERS: dict[str, type[ElementwiseUpdater]] = {
     "sgd": SGD,
     "adam": Adam,
     "adamw": Adam,
@@ -314,16 +314,16 @@ KINDS: dict[str, type[Elementwise]] = {
 }
 
 
-def make_updater(config: Mapping[str, Any] | str) -> Elementwise:
+def make_updater(config: Mapping[str, Any] | str) -> ElementwiseUpdater:
     """The updater of a config such as `{"name": "adam", "learning_rate": 0.001}`, or of a name alone.
 
     Raises InputError for a name that isn't known or an argument that the updater doesn't take.
     """
     settings = {"name": config} if isinstance(config, str) else dict(config)
     name = str(settings.pop("name", "")).lower()
-    if name not in KINDS:
-        raise InputError(f"An updater is one of {', '.join(sorted(KINDS))}. Received: {name!r}")
+    if name not in UPDATERS:
+        raise InputError(f"An updater is one of {', '.join(sorted(UPDATERS))}. Received: {name!r}")
     try:
-        return KINDS[name](**settings)
+        return UPDATERS[name](**settings)
     except TypeError as error:
         raise InputError(f"The updater {name} doesn't take these settings: {error}") from error

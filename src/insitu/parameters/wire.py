@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import ParameterError
-from insitu.parameters.layout import named_dtype
+from insitu.parameters.sharding_plan import named_dtype
 
 PROTOCOL = 1
 """Changes whenever a worker and a server of two versions can't talk."""
@@ -34,12 +34,12 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "uint32
 Array = NDArray[Any]
 
 
-class Malformed(ParameterError):
+class MalformedMessage(ParameterError):
     """What came is no message of this protocol. The connection can't be used any more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BufferRef:
     """Where an array lies in shared memory: the number of a segment, a byte offset in it."""
 
     segment: int
@@ -55,12 +55,14 @@ class Message:
     request: int
     meta: dict[str, Any]
     arrays: Sequence[Array] = ()
-    places: Sequence[Place | None] = field(default=())
+    places: Sequence[BufferRef | None] = field(default=())
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
     if name not in DTYPES:
-        raise Malformed(f"An array's dtype is one of {', '.join(DTYPES)}. Received: {str(name)[:40]!r}")
+        raise MalformedMessage(
+            f"An array's dtype is one of {', '.join(DTYPES)}. Received: {str(name)[:40]!r}"
+        )
     return named_dtype(name)
 
 
@@ -104,9 +106,9 @@ def read_header(data: bytes | bytearray | memoryview) -> tuple[int, int, int, in
     """(kind, request, bytes of JSON, bytes of numbers). Raises Malformed."""
     magic, kind, request, meta, payload = HEADER.unpack_from(data)
     if magic != MAGIC or kind not in (REQUEST, REPLY, FAILURE):
-        raise Malformed("What came is not a message between workers and servers")
+        raise MalformedMessage("What came is not a message between workers and servers")
     if meta > META_LIMIT:
-        raise Malformed(f"A message's description has {META_LIMIT} bytes at most. Received: {meta}")
+        raise MalformedMessage(f"A message's description has {META_LIMIT} bytes at most. Received: {meta}")
     return kind, request, meta, payload
 
 
@@ -118,14 +120,14 @@ def decode(
     try:
         meta = json.loads(text)
     except ValueError as error:
-        raise Malformed(f"A message's description is no JSON: {error}") from error
+        raise MalformedMessage(f"A message's description is no JSON: {error}") from error
     if not isinstance(meta, dict):
-        raise Malformed("A message's description must be a JSON object")
+        raise MalformedMessage("A message's description must be a JSON object")
     described = meta.pop("arrays", None)
     if described is None:
         return Message(kind, request, meta)
     arrays: list[Array] = []
-    places: list[Place | None] = []
+    places: list[BufferRef | None] = []
     at = 0
     for name, shape, number, offset in _described(described):
         dtype = dtype_of(name)
@@ -137,7 +139,7 @@ def decode(
             at += size
         else:
             arrays.append(_view(segment(number), offset, size, dtype, shape))
-            places.append(Place(number, offset))
+            places.append(BufferRef(number, offset))
     return Message(kind, request, meta, arrays, places)
 
 
@@ -150,7 +152,7 @@ def _described(described: Any) -> list[tuple[str, tuple[int, ...], int, int]]:
                 raise ValueError(f"an array of shape {lengths} at {offset}")
             found.append((str(name), lengths, int(number), int(offset)))
     except (TypeError, ValueError) as error:
-        raise Malformed(f"A message describes its arrays wrongly: {error}") from error
+        raise MalformedMessage(f"A message describes its arrays wrongly: {error}") from error
     return found
 
 
@@ -158,7 +160,7 @@ def _view(memory: Array, offset: int, size: int, dtype: np.dtype[Any], shape: tu
     if not size:
         return np.empty(shape, dtype)
     if offset + size > memory.size or offset % dtype.itemsize:
-        raise Malformed(f"An array of {size} bytes at {offset} lies outside of {memory.size} bytes")
+        raise MalformedMessage(f"An array of {size} bytes at {offset} lies outside of {memory.size} bytes")
     return memory[offset : offset + size].view(dtype).reshape(shape)
 
 

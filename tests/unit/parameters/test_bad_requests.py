@@ -15,7 +15,7 @@ from exchange_ranks import SECRET
 from parameter_servers import DEADLINE, clients, servers
 
 from insitu.errors import InputError, NotFinite, ParameterError, SequenceError, ServerLost
-from insitu.parameters import ParameterServer, Table, checkpoints, connect, holdings
+from insitu.parameters import ParameterServer, Table, checkpoints, connect, server_state
 from insitu.parameters import server as serving
 
 ONES = np.ones(4, np.float32)
@@ -113,7 +113,7 @@ def test_a_definition_for_which_there_is_no_memory_leaves_nothing(monkeypatch: p
             def none_left(*_: Any) -> None:
                 raise MemoryError("none left")
 
-            patch.setattr(holdings, "aligned_empty", none_left)
+            patch.setattr(server_state, "aligned_empty", none_left)
             with pytest.raises(InputError, match="none left"):
                 client.define(MODEL)
         client.define({"another": MODEL["a"]})

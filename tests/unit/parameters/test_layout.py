@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from insitu.errors import InputError
-from insitu.parameters import layout as layouts
-from insitu.parameters.layout import Variable, lay_out
+from insitu.parameters import sharding_plan
+from insitu.parameters.sharding_plan import Variable, plan_sharding
 
 shapes = st.lists(st.integers(0, 40), max_size=3).map(tuple)
 definitions = st.lists(
@@ -20,8 +20,8 @@ definitions = st.lists(
 @settings(max_examples=50, deadline=None)
 @given(definitions, st.integers(1, 5), st.integers(1, 4000))
 def test_each_element_is_on_one_server_and_all_buffers_are_filled(variables, servers, least):
-    layout = lay_out(variables, servers, least)
-    assert layouts.from_json(layouts.to_json(layout, least)) == layout
+    layout = plan_sharding(variables, servers, least)
+    assert sharding_plan.from_json(sharding_plan.to_json(layout, least)) == layout
     for group in layout.groups:
         whole = np.zeros(layout.sizes[group], int)
         for server in range(servers):
@@ -41,26 +41,30 @@ def test_each_element_is_on_one_server_and_all_buffers_are_filled(variables, ser
 @settings(max_examples=50, deadline=None)
 @given(definitions, st.integers(1, 5), st.integers(1, 4000))
 def test_pieces_keep_to_the_least_size_and_loads_to_the_greatest_piece(variables, servers, least):
-    layout = lay_out(variables, servers, least)
+    layout = plan_sharding(variables, servers, least)
     cuts = [p for p in layout.pieces if not p.whole]
     for piece in cuts:
         row = piece.variable.nbytes // max(1, piece.variable.shape[0])
-        assert piece.size * layouts.as_dtype(piece.variable.dtype).itemsize > least - row
+        assert piece.size * sharding_plan.as_dtype(piece.variable.dtype).itemsize > least - row
     loads = [layout.own_bytes(server) for server in range(servers)]
-    largest = max((p.size * layouts.as_dtype(p.variable.dtype).itemsize for p in layout.pieces), default=0)
+    largest = max(
+        (p.size * sharding_plan.as_dtype(p.variable.dtype).itemsize for p in layout.pieces), default=0
+    )
     assert max(loads) - min(loads) <= largest
 
 
 @settings(max_examples=20, deadline=None)
 @given(definitions, st.integers(1, 5), st.integers(1, 4000))
 def test_together_all_is_whole_and_on_the_first(variables, servers, least):
-    layout = lay_out(variables, servers, least, together=True)
-    assert layouts.from_json(layouts.to_json(layout, least)) == layout
+    layout = plan_sharding(variables, servers, least, together=True)
+    assert sharding_plan.from_json(sharding_plan.to_json(layout, least)) == layout
     assert [(p.server, p.whole) for p in layout.pieces] == [(0, True)] * len(variables)
 
 
 def test_a_large_variable_is_cut_by_rows_and_small_ones_fill_up():
-    layout = lay_out([Variable("small", (10,)), Variable("large", (1000, 100))], 2, min_piece_bytes=1000)
+    layout = plan_sharding(
+        [Variable("small", (10,)), Variable("large", (1000, 100))], 2, min_piece_bytes=1000
+    )
     assert [(p.name, p.server) for p in layout.pieces] == [
         ("small", 0),
         ("large[0:500]", 0),
@@ -69,19 +73,19 @@ def test_a_large_variable_is_cut_by_rows_and_small_ones_fill_up():
 
 
 def test_what_changed_is_named():
-    old = lay_out([Variable("a", (2,)), Variable("b", (3,))], 1)
+    old = plan_sharding([Variable("a", (2,)), Variable("b", (3,))], 1)
     for variables, told in (
         ([Variable("a", (2,))], "'b' is missing"),
         ([Variable("a", (2,)), Variable("b", (3,)), Variable("c", ())], "'c' is new"),
         ([Variable("a", (2,)), Variable("b", (4,))], r"float32[4] instead of float32[3]"),
         ([Variable("b", (3,)), Variable("a", (2,))], "another order"),
     ):
-        assert told in layouts.difference(old, lay_out(variables, 1))
-    assert not layouts.difference(old, old)
+        assert told in sharding_plan.difference(old, plan_sharding(variables, 1))
+    assert not sharding_plan.difference(old, old)
 
 
 def test_bad_definitions():
     with pytest.raises(InputError, match="must be of float32"):
         Variable("a", (2,), "int32")
     with pytest.raises(InputError, match="Received twice: 'a'"):
-        lay_out([Variable("a", (2,)), Variable("a", (2,))], 1)
+        plan_sharding([Variable("a", (2,)), Variable("a", (2,))], 1)

@@ -12,25 +12,25 @@ from hypothesis import strategies as st
 from parameter_servers import DEADLINE
 
 from insitu.errors import CheckpointError
-from insitu.parameters import moments
-from insitu.parameters.moments import KeptArray, Moment, Notes
-from insitu.parameters.tables import Eviction, Rows, Table
+from insitu.parameters import copy_on_write
+from insitu.parameters.copy_on_write import SavedRowIndex, SnapshotArray, TableSnapshot
+from insitu.parameters.tables import Eviction, RowStore, Table
 
 WIDTH = 3
 
 
-def a_table(count: int, **options: Any) -> Rows:
-    rows = Rows(Table("t", WIDTH, updater="adam", **options))
+def a_table(count: int, **options: Any) -> RowStore:
+    rows = RowStore(Table("t", WIDTH, updater="adam", **options))
     rows.pull(np.arange(count), np.empty((count, WIDTH), np.float32))
     return rows
 
 
-def copied(rows: Rows) -> dict[str, Any]:
+def copied(rows: RowStore) -> dict[str, Any]:
     return {kind: array.copy() for kind, array in rows.arrays().items()}
 
 
-def read(moment: Moment, kind: str, block: int) -> Any:
-    kept = KeptArray(moment, kind)
+def read(moment: TableSnapshot, kind: str, block: int) -> Any:
+    kept = SnapshotArray(moment, kind)
     out = np.empty(kept.shape, kept.dtype)
     for low in range(0, len(kept), block):
         high = min(len(kept), low + block)
@@ -38,12 +38,12 @@ def read(moment: Moment, kind: str, block: int) -> Any:
     return out
 
 
-def push(rows: Rows, keys: Any) -> None:
+def push(rows: RowStore, keys: Any) -> None:
     keys = np.unique(np.asarray(keys, np.int64))
     rows.push(keys, np.ones((len(keys), WIDTH), np.float32))
 
 
-def load(rows: Rows, keys: Any) -> None:
+def load(rows: RowStore, keys: Any) -> None:
     keys = np.unique(np.asarray(keys, np.int64))
     rows.load({"keys": keys, "values": np.full((len(keys), WIDTH), 7, np.float32)})
 
@@ -82,7 +82,7 @@ def test_who_reads_and_who_changes_do_not_wait_for_each_other():
         found: dict[str, Any] = {}
         pushed = threading.Event()
 
-        def write(moment: Moment = moment, found: dict[str, Any] = found, go: Any = pushed) -> None:
+        def write(moment: TableSnapshot = moment, found: dict[str, Any] = found, go: Any = pushed) -> None:
             assert go.wait(DEADLINE)
             found.update({kind: read(moment, kind, 100) for kind in moment.arrays})
 
@@ -99,7 +99,7 @@ def test_who_reads_and_who_changes_do_not_wait_for_each_other():
 def test_rows_are_kept_once_and_only_while_they_are_read():
     rows = a_table(100)
     moment = rows.moment()
-    values = KeptArray(moment, "values")
+    values = SnapshotArray(moment, "values")
     for _ in range(3):
         push(rows, [1, 2, 3])
     assert {kind: log.rows for kind, log in moment._log.items()} == dict.fromkeys(moment.arrays, 3)
@@ -110,7 +110,7 @@ def test_rows_are_kept_once_and_only_while_they_are_read():
 
 
 def test_numbers_of_the_log_begin_anew_before_they_overflow(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(moments, "_MOST", 40)
+    monkeypatch.setattr(copy_on_write, "_MOST", 40)
     rows = a_table(10)
     for turn in range(8):
         expected, moment = copied(rows), rows.moment()
@@ -121,7 +121,7 @@ def test_numbers_of_the_log_begin_anew_before_they_overflow(monkeypatch: pytest.
 
 def test_without_room_the_checkpoint_fails_and_not_the_training():
     values = np.zeros((4096, WIDTH), np.float32)
-    moment = Moment({"values": values}, Notes(), limit=100 * WIDTH * 4)
+    moment = TableSnapshot({"values": values}, SavedRowIndex(), limit=100 * WIDTH * 4)
     moment.keep(np.arange(100))
     moment.keep(np.arange(101))
     moment.keep(np.arange(102))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from insitu.parameters import Table, make_updater, native
-from insitu.parameters.tables import Rows
+from insitu.parameters.tables import RowStore
 
 SIZES = [0, 1, 15, 16, 2048, 5000, (1 << 18) + 37]
 """Below, at and above a block, and large enough to be written past the caches."""
@@ -91,7 +91,7 @@ def test_rows_of_tables_are_the_same_rows(dtype: str, updater: Any):
     pulled: list[list[Any]] = []
     for kernels in (native.kernels, lambda: None):
         with mock.patch.object(native, "kernels", kernels):
-            rows, seen = Rows(Table("t", 5, dtype=dtype, updater=updater)), []
+            rows, seen = RowStore(Table("t", 5, dtype=dtype, updater=updater)), []
             for keys in batches:
                 rows.push(keys, (keys[:, None] // 2**53 % [3, 5, 7, 11, 13]).astype(dtype))
                 for create in (False, True):

@@ -24,7 +24,7 @@ from insitu.errors import (
 )
 from insitu.exchange.arithmetic import Reducer, coefficients
 from insitu.parameters import ParameterServer, Table, checkpoints, connect
-from insitu.parameters.service import Service
+from insitu.parameters.request_handler import RequestHandler
 
 TRANSPORTS = ["shm", "tcp"]
 SHAPES = {"kernel": (300, 7), "bias": (7,), "scale": ()}
@@ -61,8 +61,8 @@ def test_who_pulls_behind_a_push_has_the_values_written_by_the_update(
     count: int, updater: str, monkeypatch: pytest.MonkeyPatch
 ):
     written: list[int] = []
-    copy_out = Service._copy_out
-    monkeypatch.setattr(Service, "_copy_out", lambda *given: (written.append(1), copy_out(*given))[1])
+    copy_out = RequestHandler._copy_out
+    monkeypatch.setattr(RequestHandler, "_copy_out", lambda *given: (written.append(1), copy_out(*given))[1])
     with servers(count) as addresses, clients(addresses, transport="shm") as (one,):
         one.define(definitions(), updater=updater, min_piece_bytes=2000)
         one.pull().result()
@@ -261,8 +261,8 @@ def test_connecting_to_what_cannot_be():
 
 def test_versions_that_differ_are_told_apart(monkeypatch: pytest.MonkeyPatch):
     with servers() as addresses:
-        monkeypatch.setattr("insitu.parameters.links.card", _card_of_another_version)
-        monkeypatch.setattr("insitu.parameters.greeting.PROTOCOL", 99)
+        monkeypatch.setattr("insitu.parameters.server_connection.card", _card_of_another_version)
+        monkeypatch.setattr("insitu.parameters.server_handshake.PROTOCOL", 99)
         with pytest.raises(ParameterError, match="need the same version of insitu"), clients(addresses):
             pass
 
@@ -471,14 +471,14 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypa
 
 
 def test_a_server_that_ends_gives_its_checkpoint_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    gate, stop = Gate(monkeypatch), checkpoints.Writing.stop
+    gate, stop = Gate(monkeypatch), checkpoints.CheckpointWriter.stop
 
     def stop_and_open(writing: Any) -> None:
         writing._unwanted.set()
         gate.open.set()
         stop(writing)
 
-    monkeypatch.setattr(checkpoints.Writing, "stop", stop_and_open)
+    monkeypatch.setattr(checkpoints.CheckpointWriter, "stop", stop_and_open)
     with ParameterServer() as server, connect([server.address]) as client:
         client.define({"w": ((5,), "float32")})
         client.checkpoint(tmp_path)

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from insitu.errors import InputError, ParameterError
 from insitu.parameters.arena import Arena
-from insitu.parameters.growing import Growing
+from insitu.parameters.growable_array import GrowableArray
 from insitu.parameters.hashing import server_of
-from insitu.parameters.index import Index
-from insitu.parameters.tables import Eviction, Rows, Table, summed
+from insitu.parameters.key_index import KeyIndex
+from insitu.parameters.tables import Eviction, RowStore, Table, summed
 
 keys64 = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=60)
 
 
-def pulled(rows: Rows, keys: Any, **options: Any) -> Any:
+def pulled(rows: RowStore, keys: Any, **options: Any) -> Any:
     keys = np.asarray(keys, np.int64)
     out = np.empty((len(keys), rows.table.width), rows.table.dtype)
     rows.pull(keys, out, **options)
@@ -29,7 +29,7 @@ def pulled(rows: Rows, keys: Any, **options: Any) -> Any:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(keys64, max_size=6))
 def test_the_index_is_a_dictionary(batches):
-    index, known = Index(limit=1 << 20), {}
+    index, known = KeyIndex(limit=1 << 20), {}
     for batch in batches:
         found = index.find(np.array(batch, np.int64))
         assert found.tolist() == [known.get(key, -1) for key in batch]
@@ -39,7 +39,7 @@ def test_the_index_is_a_dictionary(batches):
 
 
 def test_many_keys_in_one_place_of_the_index():
-    index = Index()
+    index = KeyIndex()
     keys = np.arange(5000, dtype=np.int64) << 40
     index.add(keys)
     assert index.find(keys).tolist() == list(range(5000))
@@ -51,23 +51,23 @@ def test_many_keys_in_one_place_of_the_index():
 @pytest.mark.parametrize("initializer", ["uniform", "normal", {"name": "constant", "value": 2.5}])
 def test_first_values_depend_on_nothing_but_seed_table_and_key(initializer):
     table = Table("t", 7, initializer=initializer, seed=5)
-    one, two = Rows(table), Rows(table)
+    one, two = RowStore(table), RowStore(table)
     keys = np.array([9, -3, 2**63 - 1, 9])
     a = pulled(one, keys)
     pulled(two, [1, 2, 3])
     b = np.concatenate([pulled(two, [key]) for key in keys])
     np.testing.assert_array_equal(a, b)
     if initializer != {"name": "constant", "value": 2.5}:
-        assert (pulled(Rows(Table("t", 7, initializer=initializer, seed=6)), keys) != a).all()
-        assert (pulled(Rows(Table("u", 7, initializer=initializer, seed=5)), keys) != a).all()
+        assert (pulled(RowStore(Table("t", 7, initializer=initializer, seed=6)), keys) != a).all()
+        assert (pulled(RowStore(Table("u", 7, initializer=initializer, seed=5)), keys) != a).all()
 
 
 def test_drawn_values_have_the_moments_asked_for():
     keys = np.arange(20000)
-    normal = pulled(Rows(Table("t", 9, initializer={"name": "normal", "mean": 1, "deviation": 2})), keys)
+    normal = pulled(RowStore(Table("t", 9, initializer={"name": "normal", "mean": 1, "deviation": 2})), keys)
     assert abs(normal.mean() - 1) < 0.03
     assert abs(normal.std() - 2) < 0.03
-    uniform = pulled(Rows(Table("t", 9, initializer={"name": "uniform", "low": -1, "high": 3})), keys)
+    uniform = pulled(RowStore(Table("t", 9, initializer={"name": "uniform", "low": -1, "high": 3})), keys)
     assert -1 <= uniform.min() < -0.99
     assert 2.99 < uniform.max() <= 3
     assert abs(np.corrcoef(uniform[:, 0], uniform[:, 1])[0, 1]) < 0.03
@@ -88,7 +88,7 @@ def test_equal_keys_are_added_up(keys, seed):
 def test_rows_move_as_dense_variables_do(updater):
     from insitu.parameters.updaters import make_updater
 
-    rows = Rows(Table("t", 4, updater=updater))
+    rows = RowStore(Table("t", 4, updater=updater))
     keys = np.arange(1000)
     dense = pulled(rows, keys)
     made = make_updater(updater)
@@ -104,7 +104,7 @@ def test_rows_move_as_dense_variables_do(updater):
 
 def test_old_and_rare_rows_are_evicted_and_start_over():
     eviction = Eviction(max_age=3, min_count=3, every=1)
-    rows = Rows(Table("t", 2, updater={"name": "sgd", "learning_rate": 1.0}, eviction=eviction))
+    rows = RowStore(Table("t", 2, updater={"name": "sgd", "learning_rate": 1.0}, eviction=eviction))
     first = pulled(rows, [1, 2])
     one = np.ones((1, 2), "f4")
     for _ in range(3):
@@ -119,7 +119,7 @@ def test_old_and_rare_rows_are_evicted_and_start_over():
 
 
 def test_the_number_of_rows_is_kept():
-    rows = Rows(Table("t", 2, eviction=Eviction(max_rows=10, every=1)))
+    rows = RowStore(Table("t", 2, eviction=Eviction(max_rows=10, every=1)))
     for key in range(50):
         rows.push(np.array([key]), np.ones((1, 2), "f4"))
     assert sorted(rows.arrays()["keys"].tolist()) == list(range(40, 50))
@@ -127,7 +127,7 @@ def test_the_number_of_rows_is_kept():
 
 def test_a_copy_has_everything():
     table = Table("t", 3, updater="adam", eviction=Eviction(max_rows=100))
-    rows, copy = Rows(table), Rows(table)
+    rows, copy = RowStore(table), RowStore(table)
     rng = np.random.default_rng(0)
     for _ in range(5):
         keys = np.unique(rng.integers(0, 50, 20))
@@ -142,20 +142,20 @@ def test_a_copy_has_everything():
 
 def test_memory_for_each_row_is_little_more_than_what_it_holds():
     for updater, slots in (("sgd", 0), ("adam", 2)):
-        rows = Rows(Table("t", 64, updater=updater))
+        rows = RowStore(Table("t", 64, updater=updater))
         for start in range(0, 100_000, 10_000):
             pulled(rows, np.arange(start, start + 10_000) * 977)
         assert rows.nbytes / len(rows) <= 1.3 * (64 * 4 * (1 + slots) + 8)
 
 
 def test_a_table_that_does_not_fit_says_so():
-    rows = Rows(Table("t", 64), limit=1 << 16)
+    rows = RowStore(Table("t", 64), limit=1 << 16)
     with pytest.raises(ParameterError, match="spread the table over more servers"):
         pulled(rows, np.arange(1000))
 
 
 def test_an_array_grows_where_it_lies():
-    growing = Growing((3,), np.dtype("f4"))
+    growing = GrowableArray((3,), np.dtype("f4"))
     growing.extend(10)
     growing.array[:10] = 7
     address = growing.array.__array_interface__["data"][0]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from insitu.errors import InputError
-from insitu.parameters.histogram import Histogram
+from insitu.parameters.histogram import StalenessHistogram
 from insitu.parameters.updaters import BLOCK, make_updater
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -86,10 +86,10 @@ def test_settings_that_cannot_be(settings: dict[str, float]):
 
 
 def test_staleness_is_counted_by_powers_of_two():
-    histogram = Histogram()
+    histogram = StalenessHistogram()
     for staleness in (0, 0, 1, 2, 3, 9):
         histogram.add(staleness)
     assert histogram.rows() == [("0", 2), ("1", 1), ("2-3", 2), ("4-7", 0), ("8-15", 1)]
     assert histogram.largest == 9
     assert histogram.mean == 2.5
-    assert Histogram.from_json(histogram.to_json()) == histogram
+    assert StalenessHistogram.from_json(histogram.to_json()) == histogram

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from parameter_servers import clients, servers
 
 from insitu.parameters import wire
-from insitu.parameters.connection import Connection, Ended
-from insitu.parameters.wire import Malformed, Message
+from insitu.parameters.connection import Connection, ConnectionClosed
+from insitu.parameters.wire import MalformedMessage, Message
 
 arrays = st.lists(
     st.tuples(st.sampled_from(wire.DTYPES), st.lists(st.integers(0, 5), max_size=3)), max_size=4
@@ -26,7 +26,7 @@ described = st.dictionaries(st.text(max_size=5), st.integers())
 
 
 def no_segment(number: int) -> Any:
-    raise Malformed(f"no segment {number}")
+    raise MalformedMessage(f"no segment {number}")
 
 
 @settings(max_examples=50, deadline=None)
@@ -66,7 +66,7 @@ def test_messages_survive_any_cuts(contents: Any, data: Any):
     ],
 )
 def test_arrays_that_lie_outside_are_refused(described: Any):
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         wire.decode(
             wire.REQUEST, 1, json.dumps({"arrays": described}).encode(), np.zeros(4, np.uint8), no_segment
         )
@@ -74,7 +74,7 @@ def test_arrays_that_lie_outside_are_refused(described: Any):
 
 @pytest.mark.parametrize("text", [b"{", b"[]", b"\xff"])
 def test_a_description_that_is_no_object_is_refused(text: bytes):
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         wire.decode(wire.REQUEST, 1, text, np.zeros(0, np.uint8), no_segment)
 
 
@@ -85,7 +85,7 @@ def test_any_bytes_are_a_message_or_malformed(data: bytes):
     with here, there:
         here.sendall(data)
         here.close()
-        with contextlib.suppress(Malformed, Ended):
+        with contextlib.suppress(MalformedMessage, ConnectionClosed):
             Connection(there).receive()
 
 
@@ -93,7 +93,7 @@ def test_a_length_beyond_all_measure_is_not_allocated():
     here, there = socket.socketpair()
     with here, there:
         here.sendall(struct.pack("!2sBxIIQ", wire.MAGIC, wire.REQUEST, 1, 2, 1 << 60) + b"{}")
-        with pytest.raises(Malformed, match="too large"):
+        with pytest.raises(MalformedMessage, match="too large"):
             Connection(there).receive()
 
 

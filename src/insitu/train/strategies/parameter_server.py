@@ -13,8 +13,8 @@ from insitu.context import context as read_context
 from insitu.errors import TrainingError
 from insitu.grid import Dataset
 from insitu.grid.files import publish_file
-from insitu.parameters import MIN_PIECE_BYTES, Mode, Rules
-from insitu.parameters.layout import check_min_piece_bytes
+from insitu.parameters import MIN_PIECE_BYTES, ConsistencyPolicy, Mode
+from insitu.parameters.sharding_plan import check_min_piece_bytes
 from insitu.train.backends import Replica, make_replica
 from insitu.train.binding import Binding
 from insitu.train.feed import Feed
@@ -82,7 +82,7 @@ class ParameterServerStrategy(Strategy):
         context: Context | None = None,
     ) -> None:
         context = context or read_context()
-        rules = Rules(mode, context.num_shards, replicas_to_aggregate, max_staleness)
+        rules = ConsistencyPolicy(mode, context.num_shards, replicas_to_aggregate, max_staleness)
         check_min_piece_bytes(min_piece_bytes)
         self._service = begin_service(context, rules, nan, "A ParameterServerStrategy needs ps tasks.")
         super().__init__(context=context)

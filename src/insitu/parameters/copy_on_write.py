@@ -19,18 +19,18 @@ from numpy.typing import NDArray
 
 from insitu.errors import CheckpointError, InsituError
 from insitu.parameters import native
-from insitu.parameters.growing import Growing
+from insitu.parameters.growable_array import GrowableArray
 
 Array = NDArray[Any]
 _MOST = 2**32 - 1
 
 
-class Notes:
+class SavedRowIndex:
     """For each row of a table, where it is in the log of the moment under way. They outlive the moment, since
     memory that was used before costs less than new one: a number that is too low speaks of an older log."""
 
     def __init__(self, limit: int | None = None) -> None:
-        self._numbers = Growing((), np.dtype(np.uint32), limit=limit, huge=False)
+        self._numbers = GrowableArray((), np.dtype(np.uint32), limit=limit, huge=False)
         self._base = self._used = 0
 
     def begin(self, count: int) -> None:
@@ -59,17 +59,17 @@ class Notes:
         return which, numbers[which].astype(np.intp) - self._base - 1
 
 
-class Moment:
+class TableSnapshot:
     """All rows, of several `arrays` by kind: keys, values, slots. One thread keeps, one reads."""
 
-    def __init__(self, arrays: Mapping[str, Array], notes: Notes, limit: int | None = None) -> None:
+    def __init__(self, arrays: Mapping[str, Array], notes: SavedRowIndex, limit: int | None = None) -> None:
         """`arrays` are those of the table itself. `limit` bytes may be used at most for each kind of the log
         (None: the machine's memory)."""
         self.arrays = dict(arrays)
         self.count = len(next(iter(self.arrays.values())))
         self._unread = dict.fromkeys(self.arrays)
         self._log = {
-            kind: Growing(array.shape[1:], array.dtype, limit=limit, huge=False)
+            kind: GrowableArray(array.shape[1:], array.dtype, limit=limit, huge=False)
             for kind, array in self.arrays.items()
         }
         self._logged = 0
@@ -111,10 +111,10 @@ class Moment:
         self._unread.pop(kind, None)
 
 
-class KeptArray:
+class SnapshotArray:
     """One kind of a moment's rows, with what is known of an array: to be read in blocks."""
 
-    def __init__(self, moment: Moment, kind: str) -> None:
+    def __init__(self, moment: TableSnapshot, kind: str) -> None:
         like = moment.arrays[kind]
         self.shape, self.dtype, self.nbytes = like.shape, like.dtype, like.nbytes
         self._moment = moment

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from insitu.errors import ParameterError
 from insitu.parameters import native
-from insitu.parameters.growing import Growing
+from insitu.parameters.growable_array import GrowableArray
 from insitu.parameters.hashing import scramble
 
 Keys = NDArray[np.int64]
-Rows = NDArray[np.int32]
+RowNumbers = NDArray[np.int32]
 
 _EMPTY = -1
 _NONE = np.empty(0, np.intp)
@@ -28,12 +28,12 @@ _BLOCK = 1 << 15
 MOST_ROWS = 2**31 - 2
 
 
-class Index:
+class KeyIndex:
     """Keys, int64, in the order in which they came; each has the number of its row, from 0."""
 
     def __init__(self, limit: int | None = None) -> None:
-        self.keys = Growing((), np.dtype(np.int64), limit=limit)
-        self._table: Rows = np.full(_SMALLEST, _EMPTY, np.int32)
+        self.keys = GrowableArray((), np.dtype(np.int64), limit=limit)
+        self._table: RowNumbers = np.full(_SMALLEST, _EMPTY, np.int32)
 
     def __len__(self) -> int:
         return self.keys.rows
@@ -43,11 +43,11 @@ class Index:
         """Bytes of the hash table and the keys."""
         return int(self._table.nbytes) + 8 * len(self)
 
-    def find(self, keys: Keys) -> Rows:
+    def find(self, keys: Keys) -> RowNumbers:
         """The rows of `keys`, int64[n], -1 for each that isn't there."""
         return self.look_up(keys)[0]
 
-    def look_up(self, keys: Keys) -> tuple[Rows, NDArray[np.intp]]:
+    def look_up(self, keys: Keys) -> tuple[RowNumbers, NDArray[np.intp]]:
         """(as `find`; which of `keys` aren't there)."""
         found = np.empty(len(keys), np.int32)
         missing = native.find(keys, self._table, self.keys.array, found)
@@ -55,11 +55,11 @@ class Index:
             self._find_all(keys, found)
         return found, _NONE if missing == 0 else np.flatnonzero(found < 0)
 
-    def _find_all(self, keys: Keys, found: Rows) -> None:
+    def _find_all(self, keys: Keys, found: RowNumbers) -> None:
         for low in range(0, len(keys), _BLOCK):
             found[low : low + _BLOCK] = self._find(keys[low : low + _BLOCK])
 
-    def _find(self, keys: Keys) -> Rows:
+    def _find(self, keys: Keys) -> RowNumbers:
         places = self._home(keys)
         found = np.take(self._table, places, mode="clip")
         # A row number of -1 looks up the key of row 0, which is ruled out by the number itself.
@@ -82,7 +82,7 @@ class Index:
         words &= np.uint64(len(self._table) - 1)
         return words.view(np.int64)
 
-    def add(self, keys: Keys) -> Rows:
+    def add(self, keys: Keys) -> RowNumbers:
         """Gives new rows to `keys`, which are distinct and not there yet; returns the rows, ascending."""
         if len(self) + len(keys) > MOST_ROWS:
             raise ParameterError(f"A table holds at most {MOST_ROWS:,} rows on one server")
@@ -106,7 +106,7 @@ class Index:
             high = min(len(self), low + step)
             self._insert(self.keys.array[low:high], np.arange(low, high, dtype=np.int32))
 
-    def _insert(self, keys: Keys, rows: Rows) -> None:
+    def _insert(self, keys: Keys, rows: RowNumbers) -> None:
         table, mask = self._table, len(self._table) - 1
         places = self._home(keys)
         while rows.size:

@@ -15,11 +15,11 @@ from insitu.errors import DefinitionMismatch, InputError, NotFinite, SequenceErr
 from insitu.exchange import arithmetic
 from insitu.exchange.pages import aligned_empty
 from insitu.parameters import modes, native
-from insitu.parameters.histogram import Histogram
-from insitu.parameters.layout import Layout, Piece, as_dtype, difference
-from insitu.parameters.modes import Push, Rules, State
-from insitu.parameters.tables import Rows, Table
-from insitu.parameters.updaters import Elementwise, Finalizing, Updater, make_updater
+from insitu.parameters.histogram import StalenessHistogram
+from insitu.parameters.modes import ConsistencyPolicy, PushEvent, PushState
+from insitu.parameters.sharding_plan import Piece, ShardingPlan, as_dtype, difference
+from insitu.parameters.tables import RowStore, Table
+from insitu.parameters.updaters import ElementwiseUpdater, FinalizingUpdater, Updater, make_updater
 
 Array = NDArray[Any]
 Outcome = Literal["applied", "dropped"]
@@ -49,13 +49,13 @@ class Ahead:
 class Resolved:
     """What became of a push; `version` is the server's afterwards."""
 
-    push: Push
+    push: PushEvent
     outcome: Outcome
     version: int
 
 
 @dataclass
-class Account:
+class PushStats:
     """Counts since the server began, of pushes unless said otherwise. `lost`: consumed by a server that died,
     after the checkpoint that this one started from. `clipped`: elements that weren't finite and became 0."""
 
@@ -68,7 +68,7 @@ class Account:
     clipped: int = 0
     lost: int = 0
     dropped_by_shard: dict[int, int] = field(default_factory=dict)
-    staleness: Histogram = field(default_factory=Histogram)
+    staleness: StalenessHistogram = field(default_factory=StalenessHistogram)
 
     def to_json(self) -> dict[str, Any]:
         plain = {name: value for name, value in vars(self).items() if isinstance(value, int)}
@@ -76,12 +76,12 @@ class Account:
         return {**plain, "dropped_by_shard": by_shard, "staleness": self.staleness.to_json()}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Account:
+    def from_json(cls, data: Mapping[str, Any]) -> PushStats:
         return cls(
             **{
                 **data,
                 "dropped_by_shard": {int(s): int(n) for s, n in data["dropped_by_shard"]},
-                "staleness": Histogram.from_json(data["staleness"]),
+                "staleness": StalenessHistogram.from_json(data["staleness"]),
             }
         )
 
@@ -92,17 +92,22 @@ def check_nan(nan: object) -> None:
         raise InputError(f'nan must be "refuse" or "clip". Received: {nan!r}')
 
 
-class Holdings:
+class ServerState:
     """One server's state. `server` is its index; `nan` says what becomes of a gradient that isn't finite:
     "refuse" it, or "clip" what isn't to 0."""
 
     def __init__(
-        self, server: int, rules: Rules, *, nan: str = "refuse", make_updater: MakeUpdater = make_updater
+        self,
+        server: int,
+        rules: ConsistencyPolicy,
+        *,
+        nan: str = "refuse",
+        make_updater: MakeUpdater = make_updater,
     ) -> None:
         check_nan(nan)
         self.server = server
         self.rules = replace(rules, leads=server == 0)
-        self.layout: Layout | None = None
+        self.layout: ShardingPlan | None = None
         self.told: Mapping[str, Any] | None = None
         """The layout as JSON, as workers tell it."""
         self.config: Mapping[str, Any] | str = ""
@@ -111,16 +116,16 @@ class Holdings:
         """Own elements by group, flat."""
         self.slots: dict[str, dict[str, Array]] = {}
         """By piece; by group where the updater is elementwise."""
-        self.rows: dict[str, Rows] = {}
+        self.rows: dict[str, RowStore] = {}
         self.initialised = False
         self.checkpoints = 0
         """The number of the last checkpoint."""
         self.finalized = -1
         """The number of the last training that was finalized."""
-        self.state = State()
-        self.streams: dict[str, State] = {}
+        self.state = PushState()
+        self.streams: dict[str, PushState] = {}
         """The account of pushes that are of one table alone; by table."""
-        self.account = Account()
+        self.account = PushStats()
         self._nan = nan
         self._make_updater = make_updater
         self._updater: Updater | None = None
@@ -130,7 +135,7 @@ class Holdings:
     # Definition
 
     def define(
-        self, layout: Layout, config: Mapping[str, Any] | str, told: Mapping[str, Any] | None = None
+        self, layout: ShardingPlan, config: Mapping[str, Any] | str, told: Mapping[str, Any] | None = None
     ) -> None:
         """The dense variables, with zeros for values. Raises DefinitionMismatch where they were defined
         otherwise before, InputError for an updater that can't be made."""
@@ -157,7 +162,7 @@ class Holdings:
         self.initialised = not layout.variables
 
     def _make_slots(
-        self, layout: Layout, updater: Updater | None, values: Mapping[str, Array]
+        self, layout: ShardingPlan, updater: Updater | None, values: Mapping[str, Array]
     ) -> dict[str, dict[str, Array]]:
         if updater is None:
             return {}
@@ -170,8 +175,8 @@ class Holdings:
         """Raises DefinitionMismatch where it was defined otherwise before."""
         known = self.rows.get(table.name)
         if known is None:
-            self.rows[table.name] = Rows(table)
-            self.streams[table.name] = State()
+            self.rows[table.name] = RowStore(table)
+            self.streams[table.name] = PushState()
         elif known.table != table:
             raise DefinitionMismatch(
                 f"The servers hold table {table.name!r} as {known.table}. Received: {table}. A job's model "
@@ -187,7 +192,7 @@ class Holdings:
         elif self._updater is not None:
             self._updater = updater
 
-    def table(self, name: str) -> Rows:
+    def table(self, name: str) -> RowStore:
         if name not in self.rows:
             known = ", ".join(sorted(self.rows)) or "none"
             raise InputError(f"No table is called {name!r}; defined are: {known}")
@@ -203,7 +208,7 @@ class Holdings:
     # Pushes
 
     def push(
-        self, push: Push, gradients: Gradients, now: float, ahead: Ahead | None = None
+        self, push: PushEvent, gradients: Gradients, now: float, ahead: Ahead | None = None
     ) -> list[Resolved]:
         """Takes one push; returns what became of it and of others that waited for it, none while it waits
         itself. An update may write the values to where they are wanted `ahead`. Raises NotFinite,
@@ -214,19 +219,23 @@ class Holdings:
 
     def decided(self, step: int, shards: Sequence[int], now: float) -> list[Resolved]:
         """On a server that doesn't lead: makes the step that the leader decided on."""
-        state, actions = modes.decide(self.rules, self.state, modes.Decided(step, tuple(shards)), now)
+        state, actions = modes.decide(
+            self.rules, self.state, modes.StepDecidedEvent(step, tuple(shards)), now
+        )
         return self._perform(state, actions, Gradients())
 
-    def held(self) -> list[tuple[Push, Gradients]]:
+    def held(self) -> list[tuple[PushEvent, Gradients]]:
         """The pushes that the step under way holds, in the order in which they came."""
         return [(push, self._held[push.shard]) for push in self.state.held]
 
     def finish(self, shard: int, now: float) -> list[Resolved]:
         """Nobody waits for `shard` until it pushes again."""
-        state, actions = modes.decide(self.rules, self.state, modes.Finished(shard), now)
+        state, actions = modes.decide(self.rules, self.state, modes.ShardFinishedEvent(shard), now)
         return self._perform(state, actions, Gradients())
 
-    def push_rows(self, name: str, push: Push, keys: Array, gradients: Array, now: float) -> list[Resolved]:
+    def push_rows(
+        self, name: str, push: PushEvent, keys: Array, gradients: Array, now: float
+    ) -> list[Resolved]:
         """A push of one table alone, which is an update at once whatever the mode; it counts its own
         sequences."""
         rows = self.table(name)
@@ -241,7 +250,7 @@ class Holdings:
             if isinstance(action, modes.Refuse):
                 self.account.refused += 1
                 raise SequenceError(f"A push to table {name!r} is refused: {action.why}")
-            if isinstance(action, modes.Lost):
+            if isinstance(action, modes.CountLost):
                 self.account.lost += action.count
             elif isinstance(action, modes.Repeat):
                 self.account.repeated += 1
@@ -258,7 +267,7 @@ class Holdings:
             return
         self.finalized = training
         updater: object = self._updater
-        if self.layout is not None and isinstance(updater, Finalizing):
+        if self.layout is not None and isinstance(updater, FinalizingUpdater):
             pieces = self.layout.of(self.server)
             updater.finalize({piece.name: self.view(self.values, piece) for piece in pieces}, self.slots)
 
@@ -279,7 +288,7 @@ class Holdings:
 
     def _perform(
         self,
-        state: State,
+        state: PushState,
         actions: Sequence[modes.Action],
         gradients: Gradients,
         ahead: Ahead | None = None,
@@ -305,12 +314,12 @@ class Holdings:
                 dropped = state.dropped.get(action.push.shard) == action.push.sequence
                 outcome: Outcome = "dropped" if dropped else "applied"
                 resolved.append(Resolved(action.push, outcome, state.version))
-            elif isinstance(action, modes.Lost):
+            elif isinstance(action, modes.CountLost):
                 self.account.lost += action.count
         self.state = state
         return resolved
 
-    def _count_drop(self, push: Push) -> None:
+    def _count_drop(self, push: PushEvent) -> None:
         if self.rules.mode == "sync" and not self.rules.leads:
             return
         self.account.dropped += 1
@@ -334,7 +343,7 @@ class Holdings:
             for name, (keys, rows) in gradients.rows.items():
                 self.table(name).push(keys, rows)
 
-    def _apply_mean(self, pushes: Sequence[Push], held: Sequence[Gradients]) -> None:
+    def _apply_mean(self, pushes: Sequence[PushEvent], held: Sequence[Gradients]) -> None:
         """The mean by rows, added in shard order, with the exchange's own arithmetic: so the bits are those
         of the synchronous strategy."""
         weights = [float(push.rows) for push in pushes]
@@ -375,7 +384,7 @@ class Holdings:
         updater, layout = self._updater, self.layout
         if updater is None or layout is None or not dense:
             return
-        if ahead is not None and isinstance(updater, Elementwise):
+        if ahead is not None and isinstance(updater, ElementwiseUpdater):
             self._update_ahead(updater, dense, ahead)
             return
         if updater.elementwise:
@@ -387,7 +396,7 @@ class Holdings:
             gradients[piece.name] = self.view(dense, piece)
         updater.update(values, gradients, self.slots, self.state.version)
 
-    def _update_ahead(self, updater: Elementwise, dense: Mapping[str, Array], ahead: Ahead) -> None:
+    def _update_ahead(self, updater: ElementwiseUpdater, dense: Mapping[str, Array], ahead: Ahead) -> None:
         """Updates each part and copies it at once, while it is in the cache."""
         for group, parts in ahead.parts.items():
             for start, copy in parts:
@@ -404,7 +413,7 @@ class Holdings:
 
     # Bad input
 
-    def _checked(self, push: Push, gradients: Gradients) -> Gradients:
+    def _checked(self, push: PushEvent, gradients: Gradients) -> Gradients:
         if not push.rows:
             return gradients
         dense, rows = dict(gradients.dense), dict(gradients.rows)
@@ -440,7 +449,7 @@ class Holdings:
                 f"each key. Received: {values.dtype.name}{list(values.shape)}"
             )
 
-    def _where(self, push: Push, group: str, flat: Array) -> str:
+    def _where(self, push: PushEvent, group: str, flat: Array) -> str:
         layout = self.layout
         for piece in layout.of(self.server, group) if layout else ():
             if not np.isfinite(self.view({group: flat}, piece)).all():

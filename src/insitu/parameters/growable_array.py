@@ -18,7 +18,7 @@ def physical_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-class Growing:
+class GrowableArray:
     """Rows of `shape`, of one dtype; `rows` of them are in use. `array` is all that may be used, at an
     address that never changes unless the system refuses to reserve as much as the machine has.
 

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from insitu.errors import InputError
 from insitu.exchange import memory
 from insitu.exchange.arithmetic import PAGE
-from insitu.parameters.layout import Layout, as_dtype
+from insitu.parameters.sharding_plan import ShardingPlan, as_dtype
 
 Array = NDArray[Any]
 
 
-class Buffers:
+class WorkerBuffers:
     """One flat array for each group of a layout: of values, and of gradients for each shard.
 
     With `shared`, all lie in one segment of shared memory, whose descriptor is `descriptor` and whose number
@@ -27,7 +27,7 @@ class Buffers:
 
     SEGMENT = 1
 
-    def __init__(self, layout: Layout, shards: Sequence[int], shared: bool) -> None:
+    def __init__(self, layout: ShardingPlan, shards: Sequence[int], shared: bool) -> None:
         self.layout = layout
         self.shared = shared
         self._at: dict[int | None, list[int]] = {}

@@ -118,7 +118,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ShardingPlan:
     """Where everything is. `pieces` are in the order of the variables, then of the rows."""
 
     variables: tuple[Variable, ...]
@@ -199,13 +199,13 @@ def check_min_piece_bytes(given: Any) -> None:
         raise InputError(f"min_piece_bytes must be a whole number, at least 1. Received: {given!r}")
 
 
-def lay_out(
+def plan_sharding(
     variables: Sequence[Variable],
     servers: int,
     min_piece_bytes: int = MIN_PIECE_BYTES,
     *,
     together: bool = False,
-) -> Layout:
+) -> ShardingPlan:
     """The layout of `variables` over `servers`. Raises InputError where names repeat."""
     if servers < 1:
         raise InputError(f"Variables need at least one server. Received: {servers}")
@@ -226,7 +226,7 @@ def lay_out(
         whole[dtype] += piece.size
         own[server, dtype] += piece.size
         pieces.append(piece)
-    return Layout(tuple(variables), servers, tuple(pieces), together)
+    return ShardingPlan(tuple(variables), servers, tuple(pieces), together)
 
 
 def _rows(variable: Variable, servers: int, least: int) -> list[tuple[int, int]]:
@@ -248,7 +248,7 @@ def _spread(cuts: Sequence[tuple[Variable, int, int]], servers: int) -> list[int
     return chosen
 
 
-def to_json(layout: Layout, min_piece_bytes: int) -> dict[str, Any]:
+def to_json(layout: ShardingPlan, min_piece_bytes: int) -> dict[str, Any]:
     """What another process needs to make the same layout."""
     return {
         "variables": [[v.name, list(v.shape), v.dtype] for v in layout.variables],
@@ -259,10 +259,10 @@ def to_json(layout: Layout, min_piece_bytes: int) -> dict[str, Any]:
     }
 
 
-def from_json(data: Mapping[str, Any]) -> Layout:
+def from_json(data: Mapping[str, Any]) -> ShardingPlan:
     """Raises InputError where the layout that comes out is another one than `to_json` was given."""
     variables = [Variable(str(n), tuple(int(i) for i in s), str(d)) for n, s, d in data["variables"]]
-    layout = lay_out(
+    layout = plan_sharding(
         variables, int(data["servers"]), int(data["min_piece_bytes"]), together=bool(data["together"])
     )
     if layout.fingerprint != data["fingerprint"]:
@@ -270,7 +270,7 @@ def from_json(data: Mapping[str, Any]) -> Layout:
     return layout
 
 
-def difference(old: Layout, new: Layout) -> str:
+def difference(old: ShardingPlan, new: ShardingPlan) -> str:
     """The first thing in which `new` differs from `old`, in words; empty where nothing does."""
     if old.servers != new.servers:
         return f"{new.servers} servers instead of {old.servers}"

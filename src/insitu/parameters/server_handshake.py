@@ -45,7 +45,7 @@ def check_card(theirs: handshake.Card) -> None:
         )
 
 
-class Greeting:
+class SocketHandshake:
     """One handshake under way on one non-blocking connection."""
 
     def __init__(self, connection: socket.socket, talk: handshake.Talk) -> None:
@@ -96,7 +96,7 @@ def call(
         if connection.getsockname() == connection.getpeername():
             raise ConnectionRefusedError("nobody listens there yet")
         connection.setblocking(False)
-        greeting = Greeting(connection, handshake.dial(secret, mine))
+        greeting = SocketHandshake(connection, handshake.dial(secret, mine))
         while not greeting.go_on():
             left = min(deadline, greeting.deadline) - time.monotonic()
             if left <= 0:

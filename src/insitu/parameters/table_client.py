@@ -10,22 +10,21 @@ from typing import Any
 import numpy as np
 
 from insitu.errors import InputError
-from insitu.parameters import layout as layouts
-from insitu.parameters import native
-from insitu.parameters.arena import Arena, Loan
+from insitu.parameters import native, sharding_plan
+from insitu.parameters.arena import Allocation, Arena
 from insitu.parameters.futures import Future, gathered
 from insitu.parameters.hashing import server_of
-from insitu.parameters.links import ROWS, Link
-from insitu.parameters.session import Session
+from insitu.parameters.request_client import RequestClient
+from insitu.parameters.server_connection import ROWS, ServerConnection
 from insitu.parameters.tables import Table, summed
 from insitu.parameters.wire import Array, Message
 
 
-class TableSession(Session):
+class TableClient(RequestClient):
     """Keys are split over the servers by hash; equal ones are added up before they're sent."""
 
     def __init__(
-        self, links: Sequence[Link], shards: Sequence[int], timeout: float, stall_timeout: float
+        self, links: Sequence[ServerConnection], shards: Sequence[int], timeout: float, stall_timeout: float
     ) -> None:
         super().__init__(links, timeout, stall_timeout)
         self.shards = tuple(shards)
@@ -64,7 +63,7 @@ class TableSession(Session):
             futures = [self.request(link, "attach", self._arena.shown(), lane=ROWS) for link in near]
             gathered(futures, self.pump, list).result()
 
-    def reintroduce(self, link: Link, deadline: float) -> None:
+    def reintroduce(self, link: ServerConnection, deadline: float) -> None:
         super().reintroduce(link, deadline)
         if self._arena is not None and link.here:
             link.ask("attach", self._arena.shown(), deadline, lane=ROWS)
@@ -75,7 +74,9 @@ class TableSession(Session):
                 request.arrays = request.arrays[:1] if request.meta["op"] == "pull_rows" else request.arrays
                 request.places = ()
 
-    def _lend(self, link: Link, shapes: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> Loan | None:
+    def _lend(
+        self, link: ServerConnection, shapes: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
+    ) -> Allocation | None:
         return self._arena.lend(shapes) if self._arena is not None and link.here else None
 
     def close(self) -> None:
@@ -90,14 +91,14 @@ class TableSession(Session):
         without it, and with one server, nothing is copied. Unknown keys get rows, where `create`; otherwise
         their first values come and nothing is kept."""
         known, keys = self._table(table), _as_keys(keys)
-        shape, dtype = (len(keys), known.width), layouts.as_dtype(known.dtype)
+        shape, dtype = (len(keys), known.width), sharding_plan.as_dtype(known.dtype)
         if out is not None and (out.shape != shape or out.dtype != dtype):
             raise InputError(
                 f"out must be {known.dtype}[{len(keys)}, {known.width}]. "
                 f"Received: {out.dtype.name}{list(out.shape)}"
             )
         where, futures = self._where(keys), []
-        loans: list[Loan | None] = []
+        loans: list[Allocation | None] = []
         with self.lock:
             for link, index in zip(self.links, where, strict=True):
                 meta, own = {"table": table, "create": create, **self.told()}, _taken(keys, index)
@@ -123,7 +124,7 @@ class TableSession(Session):
         return self._given_back(gathered(futures, self.pump, arrived), loans)
 
     @staticmethod
-    def _given_back(future: Future[Any], loans: Sequence[Loan | None]) -> Future[Any]:
+    def _given_back(future: Future[Any], loans: Sequence[Allocation | None]) -> Future[Any]:
         def give_back(_: Future[Any]) -> None:
             for loan in loans:
                 if loan is not None:
@@ -181,7 +182,7 @@ class TableSession(Session):
     def load_rows(self, table: str, keys: Any, rows: Any) -> Future[Any]:
         """Sets rows, [n, width], of distinct int64[n] keys; slots of new ones start anew."""
         known = self._table(table)
-        pairs = self.split({table: (keys, np.asarray(rows, layouts.as_dtype(known.dtype)))}, add=False)
+        pairs = self.split({table: (keys, np.asarray(rows, sharding_plan.as_dtype(known.dtype)))}, add=False)
         metas = [{"table": table, "names": ["keys", "values"]} for _ in self.links]
         return self.each("load_rows", metas, [list(pair[0]) for pair in pairs], lane=ROWS)
 

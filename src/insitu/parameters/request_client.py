@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from insitu.errors import InsituError, ParameterError, ServerLost, ServerMoved, ServerStalled
-from insitu.parameters.connection import Ended
+from insitu.parameters.connection import ConnectionClosed
 from insitu.parameters.futures import Future, gathered
-from insitu.parameters.links import DENSE, Link
-from insitu.parameters.wire import Array, Malformed, Message, Place
+from insitu.parameters.server_connection import DENSE, ServerConnection
+from insitu.parameters.wire import Array, BufferRef, MalformedMessage, Message
 
 _LONGEST = 0.05
 """Seconds in one wait for the connections at most."""
@@ -22,10 +22,10 @@ _GRACE = 0.002
 """Seconds after which what nobody waits for any more is moved on."""
 
 
-class Session:
+class RequestClient:
     """The links to all servers, in order. May be used by several threads."""
 
-    def __init__(self, links: Sequence[Link], timeout: float, stall_timeout: float) -> None:
+    def __init__(self, links: Sequence[ServerConnection], timeout: float, stall_timeout: float) -> None:
         self.links = list(links)
         self.lock = threading.RLock()
         self._timeout = timeout
@@ -38,12 +38,12 @@ class Session:
 
     def request(
         self,
-        link: Link,
+        link: ServerConnection,
         operation: str,
         meta: Mapping[str, Any],
         arrays: Sequence[Array] = (),
         lane: int = DENSE,
-        places: Sequence[Place | None] = (),
+        places: Sequence[BufferRef | None] = (),
         hold: bool = False,
     ) -> Future[Any]:
         future: Future[Any] = Future(self.pump)
@@ -136,13 +136,13 @@ class Session:
                 if lane < len(link.lanes) and link.lanes[lane] is connection:
                     self._serve(link, lane, events)
 
-    def _serve(self, link: Link, lane: int, events: int) -> None:
+    def _serve(self, link: ServerConnection, lane: int, events: int) -> None:
         try:
             if events & select.POLLOUT:
                 link.lanes[lane].flush()
             if events & ~select.POLLOUT:
                 link.receive(lane)
-        except (Ended, Malformed):
+        except (ConnectionClosed, MalformedMessage):
             link.lose(lambda lost: self._recover(lost, self._timeout))
 
     # When a server is lost
@@ -151,7 +151,7 @@ class Session:
         """A definition that a server must know before anything else, also one that takes another's place."""
         self._definitions.append((operation, meta))
 
-    def _recover(self, link: Link, seconds: float) -> None:
+    def _recover(self, link: ServerConnection, seconds: float) -> None:
         """Finds a lost server again: at its own address, or at its mirror's. Raises ServerLost where it isn't
         found in time, or has lost what it held."""
         deadline = time.monotonic() + seconds
@@ -162,7 +162,7 @@ class Session:
                 link.find(deadline)
                 self.reintroduce(link, deadline)
                 return
-            except (Ended, OSError, ServerMoved) as error:
+            except (ConnectionClosed, OSError, ServerMoved) as error:
                 link.move()
                 why = str(error)
             if time.monotonic() >= deadline:
@@ -173,7 +173,7 @@ class Session:
                 )
             time.sleep(_GRACE)
 
-    def reintroduce(self, link: Link, deadline: float) -> None:
+    def reintroduce(self, link: ServerConnection, deadline: float) -> None:
         """Tells a server that was found again what it must know of this worker."""
         for operation, meta in self._definitions:
             answer = link.ask(operation, meta, deadline)

@@ -16,10 +16,10 @@ from insitu.errors import (
     ServerMoved,
     ServerStalled,
 )
-from insitu.parameters.connection import Connection, Ended
+from insitu.parameters.connection import Connection, ConnectionClosed
 from insitu.parameters.futures import Future
-from insitu.parameters.greeting import call, card
-from insitu.parameters.wire import FAILURE, REQUEST, Array, Message, Place
+from insitu.parameters.server_handshake import call, card
+from insitu.parameters.wire import FAILURE, REQUEST, Array, BufferRef, Message
 
 DENSE, ROWS = 0, 1
 """The lanes to each server: connections of their own, so that a large transfer holds up no lookups."""
@@ -36,11 +36,11 @@ class Request:
     lane: int
     meta: dict[str, Any]
     arrays: Sequence[Array]
-    places: Sequence[Place | None]
+    places: Sequence[BufferRef | None]
     future: Future[Any]
 
 
-class Link:
+class ServerConnection:
     """One server as a worker sees it. Not for several threads.
 
     `addresses` are where the server's state may be: at its own address and, where it's mirrored, at the
@@ -80,7 +80,7 @@ class Link:
             try:
                 self.find(deadline)
                 return
-            except (OSError, Ended, ServerMoved) as error:
+            except (OSError, ConnectionClosed, ServerMoved) as error:
                 why = str(error)
             if time.monotonic() >= own_until:
                 self.move()
@@ -160,7 +160,7 @@ class Link:
         arrays: Sequence[Array] = (),
         *,
         lane: int = DENSE,
-        places: Sequence[Place | None] = (),
+        places: Sequence[BufferRef | None] = (),
         hold: bool = False,
     ) -> None:
         """Sends a request; `future` gets the Message that answers. Arrays must not change until then. One to
@@ -178,7 +178,9 @@ class Link:
 
     def _send(self, number: int, request: Request, *, hold: bool = False) -> None:
         message = Message(REQUEST, number, request.meta, request.arrays, request.places)
-        with contextlib.suppress(Ended):  # whoever waits for the answer will find the connection ended
+        with contextlib.suppress(
+            ConnectionClosed
+        ):  # whoever waits for the answer will find the connection ended
             connection = self.lanes[request.lane]
             (connection.put if hold else connection.send)(message)
 
@@ -191,13 +193,13 @@ class Link:
             if message.kind == FAILURE and message.meta.get("error") == ServerMoved.__name__:
                 self.pending[message.request] = request
                 self.move()
-                raise Ended("what the server held has moved")
+                raise ConnectionClosed("what the server held has moved")
             if message.kind == FAILURE:
                 request.future.fail(as_error(message.meta))
             else:
                 request.future.resolve(message)
 
-    def lose(self, recover: Callable[[Link], None]) -> None:
+    def lose(self, recover: Callable[[ServerConnection], None]) -> None:
         """The server's connections have ended. `recover` finds it again or raises; then all that wasn't
         answered is sent again, in order."""
         self._hang_up()

@@ -15,15 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import InputError, InsituError, ParameterError, ServerStalled
-from insitu.parameters import layout as layouts
-from insitu.parameters import modes, native
+from insitu.parameters import modes, native, sharding_plan
 from insitu.parameters.connection import Connection
-from insitu.parameters.freezing import Freezer, WriteBehind
-from insitu.parameters.holdings import Ahead, Gradients, Holdings, Resolved
-from insitu.parameters.layout import Layout, as_dtype
-from insitu.parameters.modes import Push
+from insitu.parameters.consistent_cut import CheckpointBarrier, WriteBehind
+from insitu.parameters.modes import PushEvent
+from insitu.parameters.server_state import Ahead, Gradients, Resolved, ServerState
+from insitu.parameters.sharding_plan import ShardingPlan, as_dtype
 from insitu.parameters.tables import Table
-from insitu.parameters.wire import FAILURE, REPLY, Malformed, Message, error_meta
+from insitu.parameters.wire import FAILURE, REPLY, MalformedMessage, Message, error_meta
 
 Array = NDArray[Any]
 Answer = tuple[dict[str, Any], Sequence[Array]]
@@ -51,12 +50,12 @@ class Waiting:
     deadline: float
 
 
-class Service:
+class RequestHandler:
     """The requests to one server's holdings. Not for several threads."""
 
     def __init__(
         self,
-        holdings: Holdings,
+        holdings: ServerState,
         stall_timeout: float,
         changed: Callable[[Message], int | None],
         write_behind: WriteBehind,
@@ -68,7 +67,7 @@ class Service:
         """Whether a mirror has all of it."""
         self._stall_timeout = stall_timeout
         self._changed = changed
-        self._freezer = Freezer(holdings, write_behind, self._checkpointed)
+        self._freezer = CheckpointBarrier(holdings, write_behind, self._checkpointed)
         self._waiting: list[Waiting] = []
         self._pushers: dict[tuple[int, int], list[Waiting]] = {}
         self._operations: dict[str, Callable[[Connection, Message], Answer | None]] = {
@@ -99,7 +98,7 @@ class Service:
         self._hold = None
         try:
             answer = handler(connection, message)
-        except Malformed:
+        except MalformedMessage:
             raise
         except _EXPECTED as error:
             self._fail(connection, message, error)
@@ -243,7 +242,7 @@ class Service:
         return {}, ()
 
     def _define(self, connection: Connection, message: Message) -> Answer:
-        layout = layouts.from_json(message.meta["layout"])
+        layout = sharding_plan.from_json(message.meta["layout"])
         self.holdings.define(layout, message.meta["updater"], message.meta["layout"])
         self._freezer.make_room()
         self._hold = self._changed(message)
@@ -329,7 +328,7 @@ class Service:
 
     def _push(self, connection: Connection, message: Message) -> Answer | None:
         meta, holdings = message.meta, self.holdings
-        push = Push(int(meta["shard"]), int(meta["sequence"]), int(meta["step"]), int(meta["rows"]))
+        push = PushEvent(int(meta["shard"]), int(meta["sequence"]), int(meta["step"]), int(meta["rows"]))
         names = [str(name) for name in meta.get("tables", ())]
         split = len(message.arrays) - 2 * len(names)
         dense = self._dense(connection, message, message.arrays[:split]) if meta.get("dense") else {}
@@ -420,7 +419,7 @@ class Service:
             self._copy_out(connection, message, holdings.layout)
         return told, ()
 
-    def _copy_out(self, connection: Connection, message: Message, layout: Layout) -> None:
+    def _copy_out(self, connection: Connection, message: Message, layout: ShardingPlan) -> None:
         """Writes the values into the worker's memory."""
         holdings = self.holdings
         for position, group in enumerate(layout.groups):
@@ -450,7 +449,7 @@ class Service:
 
     def _push_rows(self, connection: Connection, message: Message) -> Answer:
         meta = message.meta
-        push = Push(int(meta["shard"]), int(meta["sequence"]), 0, int(meta.get("rows", 1)))
+        push = PushEvent(int(meta["shard"]), int(meta["sequence"]), 0, int(meta.get("rows", 1)))
         keys, gradients = message.arrays
         name = str(meta["table"])
         self.holdings.push_rows(name, push, keys, gradients, time.monotonic())

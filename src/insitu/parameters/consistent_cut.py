@@ -18,7 +18,7 @@ from typing import Any
 from insitu.errors import InsituError, ParameterError
 from insitu.parameters import checkpoints, snapshots
 from insitu.parameters.connection import Connection
-from insitu.parameters.holdings import Holdings
+from insitu.parameters.server_state import ServerState
 from insitu.parameters.wire import Array, Message
 
 PATIENCE = 10.0
@@ -26,7 +26,7 @@ PATIENCE = 10.0
 KEPT = frozenset({"push", "push_rows", "load_rows", "finish", "adjust", "define_table"})
 """Operations that wait while it is."""
 
-WriteBehind = Callable[[checkpoints.Writing, Callable[[InsituError | None], None]], None]
+WriteBehind = Callable[[checkpoints.CheckpointWriter, Callable[[InsituError | None], None]], None]
 Finish = Callable[[Connection, Message, InsituError | None], None]
 
 
@@ -39,10 +39,10 @@ class _Frozen:
     """The request for a checkpoint, once the cut is known."""
 
 
-class Freezer:
+class CheckpointBarrier:
     """One server's part in checkpoints."""
 
-    def __init__(self, holdings: Holdings, write_behind: WriteBehind, finish: Finish) -> None:
+    def __init__(self, holdings: ServerState, write_behind: WriteBehind, finish: Finish) -> None:
         """`finish(connection, request, error)` answers a request for a checkpoint."""
         self._holdings = holdings
         self._write_behind = write_behind
@@ -121,7 +121,7 @@ class Freezer:
         try:
             directory = Path(str(message.meta["directory"]))
             lasting = snapshots.keep(self._holdings, self._room)
-            writing = checkpoints.Writing(directory, number, self._holdings.server, lasting)
+            writing = checkpoints.CheckpointWriter(directory, number, self._holdings.server, lasting)
         except (InsituError, MemoryError) as error:
             snapshots.let_go(self._holdings)
             none_left = ParameterError("No memory is left to write a checkpoint from")
