@@ -65,7 +65,7 @@ class Training:
             keys = self._keys[self._sequence % len(self._keys)]
             self.client.pull_rows("rows", keys).result()
             tables = {"rows": (keys, self._gradients[: len(keys)])}
-        push = self.client.push(self._sequence, 16, tables=tables, hold=True, pulls=True)
+        push = self.client.push(self._sequence, 16, tables=tables, defer_send=True, pull_follows=True)
         self.client.pull().result()
         push.result()
         self._sequence += 1

@@ -131,7 +131,7 @@ def carried(parameters: int) -> float:
     updater = make_updater({"name": "sgd", "learning_rate": 0.01})
 
     def step() -> None:
-        native.copy(pushed, gradient)
+        native.copy_and_check(pushed, gradient)
         updater.update({"": values}, {"": pushed}, {"": {}}, 0, {"": pulled})
 
     return 1000 * min(common.timed(step) for _ in range(20))

@@ -7,7 +7,7 @@
         client.pull().result()
         client.push(sequence=0, rows=32, gradients={"w": 2 * client.values["w"] + 1}).result()
 
-Importing it costs nothing but itself; what it needs is loaded on first use.
+Each name is loaded on first use, so that importing this package takes no time.
 """
 
 from __future__ import annotations

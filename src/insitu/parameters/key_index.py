@@ -1,7 +1,7 @@
-"""Where the row of a key is: open addressing with linear probing, vectorised over many keys.
+"""Finds the row of each key: a hash table with linear probing, which looks up many keys at a time.
 
-The hash table holds 32-bit row numbers only; the keys lie by row in an array of their own, which a table
-needs anyway. A quarter to a half of it is in use, so it costs 8 to 16 bytes for each row.
+The buckets hold 32-bit row numbers only. The keys lie by row in an array of their own, which a table needs
+anyway. A quarter to a half of the buckets is in use, so each row costs 8 to 16 bytes.
 """
 
 from __future__ import annotations
@@ -14,110 +14,116 @@ from numpy.typing import NDArray
 from insitu.errors import ParameterError
 from insitu.parameters import native
 from insitu.parameters.growable_array import GrowableArray
-from insitu.parameters.hashing import scramble
+from insitu.parameters.hashing import mix64
 
 Keys = NDArray[np.int64]
 RowNumbers = NDArray[np.int32]
 
 _EMPTY = -1
-_NONE = np.empty(0, np.intp)
-_SMALLEST = 1 << 10
-_FULLEST = 0.5
-_BLOCK = 1 << 15
-"""Keys looked up at a time: what is computed for them stays in the cache."""
-MOST_ROWS = 2**31 - 2
+_NO_ROWS = np.empty(0, np.intp)
+_MIN_BUCKETS = 1 << 10
+_MAX_LOAD = 0.5
+"""Most of the buckets that may be in use."""
+_BLOCK_KEYS = 1 << 15
+"""Keys looked up at a time, so that scratch memory stays in the cache."""
+MAX_ROWS = 2**31 - 2
 
 
 class KeyIndex:
-    """Keys, int64, in the order in which they came; each has the number of its row, from 0."""
+    """Gives each key, int64, the number of its row, from 0 in the order in which keys were added."""
 
     def __init__(self, limit: int | None = None) -> None:
+        #: The key of each row.
         self.keys = GrowableArray((), np.dtype(np.int64), limit=limit)
-        self._table: RowNumbers = np.full(_SMALLEST, _EMPTY, np.int32)
+        #: Row numbers, _EMPTY where there is none; a power of two of them.
+        self._buckets: RowNumbers = np.full(_MIN_BUCKETS, _EMPTY, np.int32)
 
     def __len__(self) -> int:
         return self.keys.rows
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the hash table and the keys."""
-        return int(self._table.nbytes) + 8 * len(self)
+        """Bytes of the buckets and the keys."""
+        return int(self._buckets.nbytes) + 8 * len(self)
 
     def find(self, keys: Keys) -> RowNumbers:
-        """The rows of `keys`, int64[n], -1 for each that isn't there."""
+        """Return the rows of `keys`, int64[n]; -1 for each key that isn't there."""
         return self.look_up(keys)[0]
 
     def look_up(self, keys: Keys) -> tuple[RowNumbers, NDArray[np.intp]]:
-        """(as `find`; which of `keys` aren't there)."""
+        """Return (the result of `find`; the indices of `keys` that aren't there)."""
         found = np.empty(len(keys), np.int32)
-        missing = native.find(keys, self._table, self.keys.array, found)
+        missing = native.find(keys, self._buckets, self.keys.array, found)
         if missing is None:
-            self._find_all(keys, found)
-        return found, _NONE if missing == 0 else np.flatnonzero(found < 0)
+            self._probe_blocks(keys, found)
+        return found, _NO_ROWS if missing == 0 else np.flatnonzero(found < 0)
 
-    def _find_all(self, keys: Keys, found: RowNumbers) -> None:
-        for low in range(0, len(keys), _BLOCK):
-            found[low : low + _BLOCK] = self._find(keys[low : low + _BLOCK])
+    def _probe_blocks(self, keys: Keys, found: RowNumbers) -> None:
+        for low in range(0, len(keys), _BLOCK_KEYS):
+            found[low : low + _BLOCK_KEYS] = self._probe(keys[low : low + _BLOCK_KEYS])
 
-    def _find(self, keys: Keys) -> RowNumbers:
-        places = self._home(keys)
-        found = np.take(self._table, places, mode="clip")
-        # A row number of -1 looks up the key of row 0, which is ruled out by the number itself.
+    def _probe(self, keys: Keys) -> RowNumbers:
+        buckets = self._hash_to_buckets(keys)
+        found = np.take(self._buckets, buckets, mode="clip")
+        # _EMPTY, clipped, reads the key of row 0; such buckets are excluded by the number itself.
         known = np.take(self.keys.array, found, mode="clip")
         wrong = np.flatnonzero((known != keys) & (found != _EMPTY))
-        mask = len(self._table) - 1
-        places, sought = places.take(wrong), keys.take(wrong)
+        mask = len(self._buckets) - 1
+        buckets, sought = buckets.take(wrong), keys.take(wrong)
         while wrong.size:
-            places += 1
-            places &= mask
-            here = np.take(self._table, places, mode="clip")
-            found[wrong] = here
-            known = np.take(self.keys.array, here, mode="clip")
-            left = np.flatnonzero((known != sought) & (here != _EMPTY))
-            wrong, places, sought = wrong.take(left), places.take(left), sought.take(left)
+            buckets += 1
+            buckets &= mask
+            present = np.take(self._buckets, buckets, mode="clip")
+            found[wrong] = present
+            known = np.take(self.keys.array, present, mode="clip")
+            left = np.flatnonzero((known != sought) & (present != _EMPTY))
+            wrong, buckets, sought = wrong.take(left), buckets.take(left), sought.take(left)
         return found
 
-    def _home(self, keys: Keys) -> NDArray[np.int64]:
-        words = scramble(keys.view(np.uint64))
-        words &= np.uint64(len(self._table) - 1)
+    def _hash_to_buckets(self, keys: Keys) -> NDArray[np.int64]:
+        words = mix64(keys.view(np.uint64))
+        words &= np.uint64(len(self._buckets) - 1)
         return words.view(np.int64)
 
     def add(self, keys: Keys) -> RowNumbers:
-        """Gives new rows to `keys`, which are distinct and not there yet; returns the rows, ascending."""
-        if len(self) + len(keys) > MOST_ROWS:
-            raise ParameterError(f"A table holds at most {MOST_ROWS:,} rows on one server")
+        """Add `keys`, distinct and not there yet. Return their rows, ascending. Raises ParameterError."""
+        if len(self) + len(keys) > MAX_ROWS:
+            raise ParameterError(
+                f"A table holds at most {MAX_ROWS:,} rows on one server. Received: "
+                f"{len(self) + len(keys):,}. Use more servers (--ps), or let rows be evicted"
+            )
         first = self.keys.extend(len(keys))
         self.keys.array[first : first + len(keys)] = keys
         rows = np.arange(first, first + len(keys), dtype=np.int32)
-        if len(self) > _FULLEST * len(self._table):
+        if len(self) > _MAX_LOAD * len(self._buckets):
             self.rebuild()
         else:
             self._insert(keys, rows)
         return rows
 
     def rebuild(self) -> None:
-        """Makes the hash table anew from the keys, of a size that leaves it a quarter full or less."""
-        size = _SMALLEST
-        while len(self) > 0.5 * _FULLEST * size:
+        """Fill new buckets from the keys, as many as leave them a quarter full or less."""
+        size = _MIN_BUCKETS
+        while len(self) > 0.5 * _MAX_LOAD * size:
             size *= 2
-        self._table = np.full(size, _EMPTY, np.int32)
+        self._buckets = np.full(size, _EMPTY, np.int32)
         step = 1 << 20
         for low in range(0, len(self), step):
             high = min(len(self), low + step)
             self._insert(self.keys.array[low:high], np.arange(low, high, dtype=np.int32))
 
     def _insert(self, keys: Keys, rows: RowNumbers) -> None:
-        table, mask = self._table, len(self._table) - 1
-        places = self._home(keys)
+        table, mask = self._buckets, len(self._buckets) - 1
+        buckets = self._hash_to_buckets(keys)
         while rows.size:
-            free = table[places] == _EMPTY
-            # Of several that want one place the last is written; all look who it was.
-            table[places[free]] = rows[free]
-            left = table[places] != rows
-            places, rows = (places[left] + 1) & mask, rows[left]
+            free = table[buckets] == _EMPTY
+            # Of several rows for one bucket the last is written; the others then see that it isn't theirs.
+            table[buckets[free]] = rows[free]
+            left = table[buckets] != rows
+            buckets, rows = (buckets[left] + 1) & mask, rows[left]
 
 
-def distinct(keys: Any) -> tuple[Keys, NDArray[np.intp]]:
-    """(distinct keys ascending, which of them each key is)."""
+def find_distinct(keys: Any) -> tuple[Keys, NDArray[np.intp]]:
+    """Return (distinct keys ascending; for each key, its index among these)."""
     found, inverse = np.unique(keys, return_inverse=True)
     return found, inverse.reshape(-1)

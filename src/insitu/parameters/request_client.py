@@ -1,4 +1,4 @@
-"""Requests to all servers, and who moves their bytes: whoever waits does it for all."""
+"""A worker's requests to all servers. The thread that waits for a result does the I/O for all requests."""
 
 from __future__ import annotations
 
@@ -10,186 +10,234 @@ from typing import Any
 
 from insitu.errors import InsituError, ParameterError, ServerLost, ServerMoved, ServerStalled
 from insitu.parameters.connection import ConnectionClosed
-from insitu.parameters.futures import Future, gathered
-from insitu.parameters.server_connection import DENSE, ServerConnection
+from insitu.parameters.futures import Future, gather
+from insitu.parameters.server_connection import DENSE_LANE, ServerConnection
 from insitu.parameters.wire import Array, BufferRef, MalformedMessage, Message
 
-_LONGEST = 0.05
-"""Seconds in one wait for the connections at most."""
-_ANEW = 1.0
-"""Seconds for which a request looks again for a server that wasn't found in time before."""
-_GRACE = 0.002
-"""Seconds after which what nobody waits for any more is moved on."""
+_MAX_POLL = 0.05
+"""Most seconds of one poll of the connections."""
+_RECONNECT_TIMEOUT = 1.0
+"""Seconds for which a new request looks for a server that was lost and not found before."""
+_RETRY_INTERVAL = 0.002
+"""Seconds between two attempts to find a lost server, or to take the I/O over from a waiting thread."""
 
 
 class RequestClient:
-    """The links to all servers, in order. May be used by several threads."""
+    """Sends requests to all servers and receives their answers. Several threads may use it."""
 
-    def __init__(self, links: Sequence[ServerConnection], timeout: float, stall_timeout: float) -> None:
-        self.links = list(links)
+    def __init__(self, connections: Sequence[ServerConnection], timeout: float, stall_timeout: float) -> None:
+        """`timeout` bounds how long a lost server is looked for, `stall_timeout` how long an answer may take,
+        both in seconds."""
+        #: One for each server, in the order of their indices.
+        self.connections = list(connections)
+        #: Held by whoever uses a connection, but not while waiting.
         self.lock = threading.RLock()
         self._timeout = timeout
         self._stall_timeout = stall_timeout
         self._closed = False
-        self._pumping = 0
+        #: Threads that wait for a result and therefore do the I/O.
+        self._waiting_threads = 0
+        #: (operation, meta) of the requests that define the model, for a server that is found again.
         self._definitions: list[tuple[str, Mapping[str, Any]]] = []
-        self._work = threading.Event()
-        self._mover: threading.Thread | None = None
+        self._has_background_work = threading.Event()
+        self._io_thread: threading.Thread | None = None
+
+    # Requests
 
     def request(
         self,
-        link: ServerConnection,
+        connection: ServerConnection,
         operation: str,
         meta: Mapping[str, Any],
         arrays: Sequence[Array] = (),
-        lane: int = DENSE,
-        places: Sequence[BufferRef | None] = (),
-        hold: bool = False,
+        lane: int = DENSE_LANE,
+        refs: Sequence[BufferRef | None] = (),
+        defer_send: bool = False,
     ) -> Future[Any]:
-        future: Future[Any] = Future(self.pump)
+        """Send a request to one server; see `ServerConnection.submit`. The result is the answer's Message."""
+        future: Future[Any] = Future(self.run_until_done)
         with self.lock:
             if self._closed:
-                raise ParameterError("The client is closed")
-            link.submit(future, operation, meta, arrays, lane=lane, places=places, hold=hold)
-            if link.unsent and not hold:
-                self.keep_moving()
+                raise ParameterError("A client can't be used once it is closed. Call connect() for a new one")
+            connection.submit(future, operation, meta, arrays, lane=lane, refs=refs, defer_send=defer_send)
+            if connection.has_unsent and not defer_send:
+                self.start_background_io()
         return future
 
-    def each(
+    def request_each(
         self,
         operation: str,
         metas: Sequence[Mapping[str, Any]],
         arrays: Sequence[Sequence[Array]],
-        lane: int = DENSE,
-        hold: bool = False,
+        lane: int = DENSE_LANE,
+        defer_send: bool = False,
     ) -> Future[list[Message]]:
-        """One request to each server; see `Link.submit` for those to `hold`."""
+        """Send each server its own request. The result is the list of their answers."""
         futures = [
-            self.request(link, operation, meta, parts, lane, hold=hold)
-            for link, meta, parts in zip(self.links, metas, arrays, strict=True)
+            self.request(connection, operation, meta, parts, lane, defer_send=defer_send)
+            for connection, meta, parts in zip(self.connections, metas, arrays, strict=True)
         ]
-        return gathered(futures, self.pump, list)
+        return gather(futures, self.run_until_done, list)
 
-    def suspects_first(
-        self, ask: Sequence[Callable[[], Future[Any]]], suspects: Collection[int]
+    def request_all(
+        self, operation: str, meta: Mapping[str, Any], lane: int = DENSE_LANE
+    ) -> Future[list[Message]]:
+        """Send all servers the same request, without arrays. The result is the list of their answers."""
+        count = len(self.connections)
+        return self.request_each(operation, [meta] * count, [()] * count, lane)
+
+    def request_suspects_first(
+        self, send: Sequence[Callable[[], Future[Any]]], suspects: Collection[int]
     ) -> Future[list[Any]]:
-        """`ask[i]()` sends server i its part of one change, which `suspects` may refuse: so they are asked,
-        and waited for, before any other server makes it."""
-        asked: dict[int, Future[Any]] = {}
-        for server in sorted(range(len(ask)), key=lambda server: server not in suspects):
-            asked[server] = ask[server]()
+        """Send one change to all servers so that all make it or none.
+
+        `send[i]()` sends server i its part, which `suspects` may refuse. These are asked, and waited for,
+        before any other server makes the change.
+        """
+        sent: dict[int, Future[Any]] = {}
+        for server in sorted(range(len(send)), key=lambda server: server not in suspects):
+            sent[server] = send[server]()
             if server in suspects:
                 try:
-                    asked[server].result()
+                    sent[server].result()
                 except InsituError:
-                    return asked[server]
-        return gathered([asked[server] for server in range(len(ask))], self.pump, list)
+                    return sent[server]
+        return gather([sent[server] for server in range(len(send))], self.run_until_done, list)
 
-    def everywhere(self, operation: str, meta: Mapping[str, Any], lane: int = DENSE) -> Future[list[Message]]:
-        return self.each(operation, [meta] * len(self.links), [()] * len(self.links), lane)
+    # I/O
 
-    def pump(self, future: Future[Any], timeout: float | None) -> None:
-        """Moves the connections until `future` is done. Whoever waits does the work for all."""
-        deadline = time.monotonic() + (self._stall_timeout if timeout is None else timeout)
-        self._pumping += 1
+    def run_until_done(self, future: Future[Any], timeout: float | None) -> None:
+        """Do the I/O of all connections until `future` is done.
+
+        Raises ServerStalled after `timeout` seconds (None: the stall timeout).
+        """
+        seconds = self._stall_timeout if timeout is None else timeout
+        deadline = time.monotonic() + seconds
+        self._waiting_threads += 1
         try:
             while not future.done():
-                self._turn(min(_LONGEST, max(0.0, deadline - time.monotonic())))
+                self._poll(min(_MAX_POLL, max(0.0, deadline - time.monotonic())))
                 if time.monotonic() >= deadline and not future.done():
-                    waiting = [f"{link.server} at {link.address}" for link in self.links if link.pending]
-                    raise ServerStalled(f"No answer in time from parameter server {', '.join(waiting)}")
+                    silent = [f"{c.server} at {c.address}" for c in self.connections if c.pending]
+                    raise ServerStalled(
+                        f"Parameter servers must answer within {seconds:g} s. Received: nothing from server "
+                        f"{', '.join(silent)}. Look into its log, or raise --stall-timeout"
+                    )
         finally:
-            self._pumping -= 1
+            self._waiting_threads -= 1
 
-    def keep_moving(self) -> None:
-        """From now on what is under way goes on also while nobody waits, which costs a thread: for requests
-        that are made in two steps, and bytes that don't fit into the system's buffers at once."""
-        if self._mover is None:
-            self._mover = threading.Thread(target=self._move, name="parameter client", daemon=True)
-            self._mover.start()
-        self._work.set()
+    def start_background_io(self) -> None:
+        """Do I/O from now on also while no thread waits for a result.
 
-    def _move(self) -> None:
+        Needed for requests that are made in two steps and for bytes that the system doesn't take at once.
+        Costs a thread, so it isn't started before.
+        """
+        if self._io_thread is None:
+            self._io_thread = threading.Thread(
+                target=self._run_background_io, name="parameter client", daemon=True
+            )
+            self._io_thread.start()
+        self._has_background_work.set()
+
+    def _run_background_io(self) -> None:
         while not self._closed:
-            self._work.wait()
-            if not any(link.pending for link in self.links):
-                self._work.clear()
-            elif self._pumping:
-                time.sleep(_GRACE)
+            self._has_background_work.wait()
+            if not any(connection.pending for connection in self.connections):
+                self._has_background_work.clear()
+            elif self._waiting_threads:
+                time.sleep(_RETRY_INTERVAL)
             else:
-                self._turn(_LONGEST)
+                self._poll(_MAX_POLL)
 
-    def _turn(self, seconds: float) -> None:
-        """Waits for any connection once, and moves what can be moved. Holds nobody up while it waits."""
+    def _poll(self, seconds: float) -> None:
+        """Wait for any connection once, then send and receive. Holds the lock only outside of the wait."""
         poll = select.poll()
         lanes = {}
         with self.lock:
-            for link in self.links:
-                if link.pending and not link.lanes:
-                    link.lose(lambda lost: self._recover(lost, _ANEW))
-                for lane, connection in enumerate(link.lanes):
-                    lanes[connection.fileno()] = (link, lane, connection)
-                    poll.register(connection, select.POLLIN | (select.POLLOUT if connection.sending else 0))
+            for server in self.connections:
+                if server.pending and not server.lanes:
+                    self._reconnect(server, _RECONNECT_TIMEOUT)
+                for lane, connection in enumerate(server.lanes):
+                    lanes[connection.fileno()] = (server, lane, connection)
+                    events = select.POLLIN | (select.POLLOUT if connection.has_unsent else 0)
+                    poll.register(connection, events)
         for file, events in poll.poll(seconds * 1000):
-            link, lane, connection = lanes[file]
+            server, lane, connection = lanes[file]
             with self.lock:
-                if lane < len(link.lanes) and link.lanes[lane] is connection:
-                    self._serve(link, lane, events)
+                if lane < len(server.lanes) and server.lanes[lane] is connection:
+                    self._handle_events(server, lane, events)
 
-    def _serve(self, link: ServerConnection, lane: int, events: int) -> None:
+    def _handle_events(self, server: ServerConnection, lane: int, events: int) -> None:
         try:
             if events & select.POLLOUT:
-                link.lanes[lane].flush()
+                server.lanes[lane].flush()
             if events & ~select.POLLOUT:
-                link.receive(lane)
+                server.receive(lane)
         except (ConnectionClosed, MalformedMessage):
-            link.lose(lambda lost: self._recover(lost, self._timeout))
+            self._reconnect(server, self._timeout)
 
-    # When a server is lost
+    # Lost servers
 
-    def remember(self, operation: str, meta: Mapping[str, Any]) -> None:
-        """A definition that a server must know before anything else, also one that takes another's place."""
+    def remember_definition(self, operation: str, meta: Mapping[str, Any]) -> None:
+        """Keep a request that defines the model, to be repeated to a server that is found again."""
         self._definitions.append((operation, meta))
 
-    def _recover(self, link: ServerConnection, seconds: float) -> None:
-        """Finds a lost server again: at its own address, or at its mirror's. Raises ServerLost where it isn't
-        found in time, or has lost what it held."""
+    def _reconnect(self, server: ServerConnection, seconds: float) -> None:
+        """Find a lost server again and resend what it hasn't answered; fail that where it isn't found."""
+        server.disconnect()
+        try:
+            self._find_again(server, seconds)
+        except InsituError as error:
+            server.fail_pending(error)
+        else:
+            server.resend_pending()
+
+    def _find_again(self, server: ServerConnection, seconds: float) -> None:
+        """Connect to a lost server, at its own address or its mirror's.
+
+        Raises ServerLost where it isn't found within `seconds`, or has lost its state.
+        """
         deadline = time.monotonic() + seconds
         if self._closed:
-            raise ParameterError("The client is closed")
+            raise ParameterError("A client can't be used once it is closed. Call connect() for a new one")
         while True:
             try:
-                link.find(deadline)
-                self.reintroduce(link, deadline)
+                server.connect_once(deadline)
+                self.reintroduce(server, deadline)
                 return
             except (ConnectionClosed, OSError, ServerMoved) as error:
-                link.move()
-                why = str(error)
+                server.use_next_address()
+                reason = str(error)
             if time.monotonic() >= deadline:
                 raise ServerLost(
-                    f"Parameter server {link.server} was lost, and isn't found again at {link.address}: "
-                    f"{why}",
-                    server=link.server,
+                    f"Parameter server {server.server} was lost and isn't found again at {server.address}. "
+                    f"Received: {reason}. Start it again, or run with --ps-backups 1, so that a mirror "
+                    "takes over",
+                    server=server.server,
                 )
-            time.sleep(_GRACE)
+            time.sleep(_RETRY_INTERVAL)
 
-    def reintroduce(self, link: ServerConnection, deadline: float) -> None:
-        """Tells a server that was found again what it must know of this worker."""
+    def reintroduce(self, server: ServerConnection, deadline: float) -> None:
+        """Repeat to a server that was found again what it must know of this worker.
+
+        Raises ServerLost where it has lost its state.
+        """
         for operation, meta in self._definitions:
-            answer = link.ask(operation, meta, deadline)
+            answer = server.call(operation, meta, deadline)
             if operation == "define" and not answer.meta["initialised"]:
                 raise ServerLost(
-                    f"Parameter server {link.server} at {link.address} was started anew, without what it "
-                    "held: there was no mirror (--ps-backups) and no checkpoint",
-                    server=link.server,
+                    f"Parameter server {server.server} at {server.address} was started anew, without what it "
+                    "held: it has no mirror (--ps-backups 1) and no checkpoint to start from. Start the job "
+                    "again with one of them",
+                    server=server.server,
                 )
 
     def close(self) -> None:
-        """Hangs up; what is under way fails."""
+        """Close all connections. Requests under way fail."""
         with self.lock:
             self._closed = True
-            self._work.set()
-            for link in self.links:
-                link.close()
-        if self._mover is not None and self._mover is not threading.current_thread():
-            self._mover.join()
+            self._has_background_work.set()
+            for connection in self.connections:
+                connection.close()
+        if self._io_thread is not None and self._io_thread is not threading.current_thread():
+            self._io_thread.join()

@@ -1,156 +1,180 @@
-"""A worker's connections to one server: requests out, answers in, and what to do when the server is lost."""
+"""A worker's connections to one server: sends requests, matches answers, and finds a lost server again."""
 
 from __future__ import annotations
 
 import contextlib
 import select
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from insitu import errors
-from insitu.errors import (
-    ParameterError,
-    ServerLost,
-    ServerMoved,
-    ServerStalled,
-)
+from insitu.errors import InsituError, ParameterError, ServerLost, ServerMoved, ServerStalled
 from insitu.parameters.connection import Connection, ConnectionClosed
 from insitu.parameters.futures import Future
-from insitu.parameters.server_handshake import call, card
+from insitu.parameters.server_handshake import connect_to_server, make_peer_info
 from insitu.parameters.wire import FAILURE, REQUEST, Array, BufferRef, Message
 
-DENSE, ROWS = 0, 1
-"""The lanes to each server: connections of their own, so that a large transfer holds up no lookups."""
+DENSE_LANE, ROWS_LANE = 0, 1
+"""Each lane is a TCP connection of its own, so that a large dense transfer doesn't delay rows of tables."""
 LANES = 2
-_RETRY = 0.02
-_AGAIN = 0.7
-"""Seconds that a server has to answer a call when it is looked for again."""
+_RETRY_INTERVAL = 0.02
+"""Seconds between two attempts to connect."""
+_DIAL_TIMEOUT = 0.7
+"""Seconds that one address has to answer before the next one is tried."""
 
 
 @dataclass(slots=True)
 class Request:
     """One request that isn't answered yet, kept so that it can be sent again."""
 
+    #: DENSE_LANE or ROWS_LANE.
     lane: int
+    #: The message's description; see `wire.Message`.
     meta: dict[str, Any]
     arrays: Sequence[Array]
-    places: Sequence[BufferRef | None]
+    refs: Sequence[BufferRef | None]
+    #: Completed with the answer.
     future: Future[Any]
 
 
 class ServerConnection:
-    """One server as a worker sees it. Not for several threads.
-
-    `addresses` are where the server's state may be: at its own address and, where it's mirrored, at the
-    mirror's.
-    """
+    """One server as a worker sees it. Only one thread may use it at a time."""
 
     def __init__(
         self, server: int, addresses: Sequence[str], rank: int, secret: bytes, transport: str
     ) -> None:
+        """`addresses`: the server's own and, with mirrors, the one of the server that mirrors it."""
+        #: The server's index.
         self.server = server
-        self.here = False
-        """Whether the server can see this process's memory."""
+        #: Whether the server can map this process's memory. Set with each connection.
+        self.shares_memory = False
+        #: One connection for each lane; empty while there is none.
         self.lanes: list[Connection] = []
+        #: Requests without an answer, by number, in the order of their submission.
         self.pending: dict[int, Request] = {}
-        self.at = 0
-        """Which of the addresses it is at."""
+        #: Index of the address that is used.
+        self.address_index = 0
         self._addresses = list(addresses)
         self._rank = rank
         self._secret = secret
         self._transport = transport
-        self._next = 1
+        self._next_number = 1
 
     @property
     def address(self) -> str:
-        return self._addresses[self.at]
+        """The address that is used."""
+        return self._addresses[self.address_index]
 
     @property
-    def unsent(self) -> bool:
-        """Whether something is still to be sent."""
-        return any(connection.sending for connection in self.lanes)
+    def has_unsent(self) -> bool:
+        """Whether bytes of any lane wait to be sent."""
+        return any(connection.has_unsent for connection in self.lanes)
+
+    # Connecting
 
     def connect(self, deadline: float) -> None:
-        """Dials until somebody answers, at the mirror's address too once it has taken long. Raises
-        ServerLost after `deadline`, AuthenticationError, VersionMismatch."""
-        own_until = time.monotonic() + _AGAIN
+        """Connect, trying until `deadline` (monotonic); after a while at the mirror's address too.
+
+        Raises ServerLost after the deadline, AuthenticationError, VersionMismatch, ParameterError.
+        """
+        own_address_until = time.monotonic() + _DIAL_TIMEOUT
         while True:
             try:
-                self.find(deadline)
+                self.connect_once(deadline)
                 return
             except (OSError, ConnectionClosed, ServerMoved) as error:
-                why = str(error)
-            if time.monotonic() >= own_until:
-                self.move()
+                reason = str(error)
+            if time.monotonic() >= own_address_until:
+                self.use_next_address()
             if time.monotonic() >= deadline:
                 raise ServerLost(
-                    f"Parameter server {self.server} at {self.address} can't be reached: {why}. One with "
-                    "another secret answers like this too",
+                    f"Parameter server {self.server} must answer at {self.address}. Received: {reason}. "
+                    "Check that its task runs (insitu ps, insitu logs JOB ps:"
+                    f"{self.server}) and that all tasks have the same secret",
                     server=self.server,
                 )
-            time.sleep(_RETRY)
+            time.sleep(_RETRY_INTERVAL)
 
-    def _dial(self, deadline: float) -> None:
-        for lane in range(LANES):
-            mine = card("worker", self._rank, lane=lane)
-            connection, theirs = call(self.address, self._secret, mine, deadline)
-            self.lanes.append(Connection(connection))
-            if theirs.get("role") != "server":
-                raise ParameterError(f"{self.address} is no parameter server")
-            if not self.at and theirs.get("index") != self.server:
-                raise ParameterError(
-                    "Addresses must be those of all servers, in the order of their indices. Received for "
-                    f"server {self.server}: {self.address}, where server {theirs.get('index')} is"
-                )
-            host = theirs.get("host")
-            self.here = self._transport != "tcp" and bool(host) and host == mine["host"]
-        if self._transport == "shm" and not self.here:
-            raise ParameterError(
-                f'transport="shm" needs all servers on one x86-64 Linux host. Server {self.server} at '
-                f"{self.address} is not on that of worker {self._rank}"
-            )
+    def connect_once(self, deadline: float) -> None:
+        """Connect at the present address; at a mirror's, ask it to take over.
 
-    def find(self, deadline: float) -> None:
-        """Dials once where the server may be; at the mirror's address, asks it to take over. Raises OSError,
-        Ended, ServerMoved, AuthenticationError, VersionMismatch."""
+        Raises OSError, ConnectionClosed, ServerMoved, AuthenticationError, VersionMismatch, ParameterError.
+        """
         try:
-            self._dial(min(deadline, time.monotonic() + _AGAIN))
-            if self.at:
-                self.ask("take_over", {}, deadline)
+            self._open_lanes(min(deadline, time.monotonic() + _DIAL_TIMEOUT))
+            if self.address_index:
+                self.call("take_over", {}, deadline)
         except ServerLost as error:
-            self._hang_up()
+            self.disconnect()
             raise ServerMoved(str(error)) from error
         except BaseException:
-            self._hang_up()
+            self.disconnect()
             raise
 
-    def ask(self, operation: str, meta: Mapping[str, Any], deadline: float, *, lane: int = DENSE) -> Message:
-        """One request, answered before any other, while the server is being found again."""
-        asked = Message(REQUEST, 0, {"op": operation, "of": self.server, **meta})
-        connection = self.lanes[lane]
-        connection.send(asked)
-        while True:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise ServerStalled(f"Server {self.server} at {self.address} gives no answer")
-            poll = select.poll()
-            poll.register(connection, select.POLLIN | (select.POLLOUT if connection.sending else 0))
-            poll.poll(left * 1000)
-            connection.flush()
-            for message in connection.receive():
-                if message.request == 0 and message.kind == FAILURE:
-                    raise as_error(message.meta)
-                if message.request == 0:
-                    return message
+    def _open_lanes(self, deadline: float) -> None:
+        for lane in range(LANES):
+            own_info = make_peer_info("worker", self._rank, lane=lane)
+            opened, peer = connect_to_server(self.address, self._secret, own_info, deadline)
+            self.lanes.append(Connection(opened, peer))
+            if peer.get("role") != "server":
+                raise ParameterError(
+                    f"Addresses must be those of parameter servers. Received for server {self.server}: "
+                    f"{self.address}, where {peer.get('role')} {peer.get('index')} answers"
+                )
+            if not self.address_index and peer.get("index") != self.server:
+                raise ParameterError(
+                    "Addresses must be those of all servers, in the order of their indices. Received for "
+                    f"server {self.server}: {self.address}, where server {peer.get('index')} is"
+                )
+            host = peer.get("host")
+            self.shares_memory = self._transport != "tcp" and bool(host) and host == own_info["host"]
+        if self._transport == "shm" and not self.shares_memory:
+            raise ParameterError(
+                f'transport="shm" needs all servers on one x86-64 Linux host. Received: server {self.server} '
+                f"at {self.address}, which is not on that of worker {self._rank}. Use the transport "
+                '"auto" or "tcp"'
+            )
 
-    def _hang_up(self) -> None:
+    def disconnect(self) -> None:
+        """Close all lanes. Unanswered requests stay, to be sent again or failed."""
         for connection in self.lanes:
             connection.close()
         self.lanes = []
 
+    def use_next_address(self) -> None:
+        """Use the next address from now on; after the last, the first."""
+        self.address_index = (self.address_index + 1) % len(self._addresses)
+
     # Requests
+
+    def call(
+        self, operation: str, meta: Mapping[str, Any], deadline: float, *, lane: int = DENSE_LANE
+    ) -> Message:
+        """Send one request and wait for its answer, while the connection carries no other.
+
+        Raises ServerStalled after `deadline`, ConnectionClosed, MalformedMessage, or the request's error.
+        """
+        connection = self.lanes[lane]
+        connection.send(Message(REQUEST, 0, {"op": operation, "of": self.server, **meta}))
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise ServerStalled(
+                    f"Server {self.server} at {self.address} must answer {operation!r} within the timeout. "
+                    "Received: nothing. Look into its log (insitu logs JOB ps:"
+                    f"{self.server})"
+                )
+            poll = select.poll()
+            poll.register(connection, select.POLLIN | (select.POLLOUT if connection.has_unsent else 0))
+            poll.poll(left * 1000)
+            connection.flush()
+            for message in connection.receive():
+                if message.request == 0 and message.kind == FAILURE:
+                    raise parse_failure(message.meta)
+                if message.request == 0:
+                    return message
 
     def submit(
         self,
@@ -159,76 +183,68 @@ class ServerConnection:
         meta: Mapping[str, Any],
         arrays: Sequence[Array] = (),
         *,
-        lane: int = DENSE,
-        places: Sequence[BufferRef | None] = (),
-        hold: bool = False,
+        lane: int = DENSE_LANE,
+        refs: Sequence[BufferRef | None] = (),
+        defer_send: bool = False,
     ) -> None:
-        """Sends a request; `future` gets the Message that answers. Arrays must not change until then. One to
-        `hold` goes with the next one, and wakes the server once for both."""
-        number = self._next
-        self._next = self._next % 0xFFFFFFFF + 1
-        request = Request(lane, {"op": operation, "of": self.server, **meta}, arrays, places, future)
+        """Send a request whose answer, a Message, completes `future`. Arrays must not change until then.
+
+        With `defer_send` it is sent together with the next one, which wakes the server once for both.
+        """
+        number = self._next_number
+        self._next_number = self._next_number % 0xFFFFFFFF + 1
+        request = Request(lane, {"op": operation, "of": self.server, **meta}, arrays, refs, future)
         self.pending[number] = request
         try:
             if self.lanes:
-                self._send(number, request, hold=hold)
+                self._send(number, request, defer_send=defer_send)
         except BaseException:
-            del self.pending[number]  # what can't be written down was never asked
+            del self.pending[number]  # it couldn't be encoded, so no answer will come
             raise
 
-    def _send(self, number: int, request: Request, *, hold: bool = False) -> None:
-        message = Message(REQUEST, number, request.meta, request.arrays, request.places)
-        with contextlib.suppress(
-            ConnectionClosed
-        ):  # whoever waits for the answer will find the connection ended
+    def _send(self, number: int, request: Request, *, defer_send: bool = False) -> None:
+        message = Message(REQUEST, number, request.meta, request.arrays, request.refs)
+        with contextlib.suppress(ConnectionClosed):  # found again by whoever waits for the answer
             connection = self.lanes[request.lane]
-            (connection.put if hold else connection.send)(message)
+            (connection.enqueue if defer_send else connection.send)(message)
 
     def receive(self, lane: int) -> None:
-        """Takes what has come. Raises Ended, Malformed."""
+        """Complete the futures whose answers have arrived. Raises ConnectionClosed, MalformedMessage."""
         for message in self.lanes[lane].receive():
             request = self.pending.pop(message.request, None)
             if request is None:
                 continue
             if message.kind == FAILURE and message.meta.get("error") == ServerMoved.__name__:
                 self.pending[message.request] = request
-                self.move()
-                raise ConnectionClosed("what the server held has moved")
+                self.use_next_address()
+                raise ConnectionClosed("the server's state has moved to another server")
             if message.kind == FAILURE:
-                request.future.fail(as_error(message.meta))
+                request.future.set_exception(parse_failure(message.meta))
             else:
-                request.future.resolve(message)
+                request.future.set_result(message)
 
-    def lose(self, recover: Callable[[ServerConnection], None]) -> None:
-        """The server's connections have ended. `recover` finds it again or raises; then all that wasn't
-        answered is sent again, in order."""
-        self._hang_up()
-        try:
-            recover(self)
-        except errors.InsituError as error:
-            pending, self.pending = self.pending, {}
-            for request in pending.values():
-                request.future.fail(error)
-            return
+    def resend_pending(self) -> None:
+        """Send all unanswered requests again, in order, over new connections."""
         for number, request in list(self.pending.items()):
             self._send(number, request)
 
-    def move(self) -> None:
-        """Looks at the next address from now on."""
-        self.at = (self.at + 1) % len(self._addresses)
-
-    def close(self) -> None:
-        self._hang_up()
+    def fail_pending(self, error: BaseException) -> None:
+        """Fail all unanswered requests."""
         pending, self.pending = self.pending, {}
         for request in pending.values():
-            request.future.fail(ParameterError("The client was closed before the answer came"))
+            request.future.set_exception(error)
+
+    def close(self) -> None:
+        """Close the connections and fail all unanswered requests."""
+        self.disconnect()
+        self.fail_pending(ParameterError("The client was closed before the answer came"))
 
 
-def as_error(meta: Mapping[str, Any]) -> errors.InsituError:
-    """The error that a FAILURE tells of, as the class of that name."""
+def parse_failure(meta: Mapping[str, Any]) -> InsituError:
+    """Return the error that a FAILURE describes, of the class that it names."""
     kind = getattr(errors, str(meta.get("error")), None)
     text = str(meta.get("message", ""))
-    if isinstance(kind, type) and issubclass(kind, errors.InsituError):
+    if isinstance(kind, type) and issubclass(kind, InsituError):
         try:
             return kind(text)
         except TypeError:

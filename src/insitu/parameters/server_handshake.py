@@ -1,4 +1,4 @@
-"""The beginning of a connection: both sides prove the job's secret before either is believed anything."""
+"""The handshake of a connection: both sides prove the job's secret before either trusts the other."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from typing import Any
 from insitu._version import __version__
 from insitu.errors import ExchangeError, VersionMismatch
 from insitu.exchange import handshake, memory
+from insitu.exchange.handshake import Card as PeerInfo
+from insitu.exchange.handshake import Conversation as HandshakeProtocol
+from insitu.exchange.handshake import Talk as HandshakeSteps
 from insitu.exchange.rendezvous import parse_address
-from insitu.parameters.wire import PROTOCOL
+from insitu.parameters.wire import PROTOCOL_VERSION
 
-PATIENCE = 5.0
-"""Seconds that a caller has for its handshake."""
+HANDSHAKE_TIMEOUT = 5.0
+"""Seconds that a peer has to complete the handshake."""
 
 
-def card(role: str, index: int, **more: Any) -> handshake.Card:
-    """What this process says of itself: "worker" or "server" `index`."""
+def make_peer_info(role: str, index: int, **more: Any) -> PeerInfo:
+    """Return the description that this process, `role` ("worker" or "server") and `index`, sends to peers."""
     return {
         "room": "parameters",
         "role": role,
@@ -27,93 +30,102 @@ def card(role: str, index: int, **more: Any) -> handshake.Card:
         "process": os.getpid(),
         "host": memory.host_identity() if memory.supported() else "",
         "version": __version__,
-        "protocol": PROTOCOL,
+        "protocol": PROTOCOL_VERSION,
         **more,
     }
 
 
-def check_card(theirs: handshake.Card) -> None:
-    """Raises VersionMismatch where the other side speaks another protocol, ExchangeError where it isn't of
-    parameter servers at all."""
-    if theirs.get("room") != "parameters":
-        raise ExchangeError("What answers there belongs to the job, but not to its parameter servers")
-    if theirs.get("protocol") != PROTOCOL:
+def check_peer_info(peer: PeerInfo) -> None:
+    """Raise VersionMismatch where the peer uses another protocol version, ExchangeError where it doesn't
+    belong to parameter servers."""
+    if peer.get("room") != "parameters":
+        raise ExchangeError(
+            f"A peer must be a task that uses parameter servers. Received: a peer of {peer.get('room')!r}. "
+            "Check that the addresses are those of the job's ps tasks"
+        )
+    if peer.get("protocol") != PROTOCOL_VERSION:
         raise VersionMismatch(
             f"All tasks of a job need the same version of insitu: this process has {__version__} (protocol "
-            f"{PROTOCOL}), {theirs.get('role')} {theirs.get('index')} has {theirs.get('version')} (protocol "
-            f"{theirs.get('protocol')})"
+            f"{PROTOCOL_VERSION}), {peer.get('role')} {peer.get('index')} has {peer.get('version')} "
+            f"(protocol {peer.get('protocol')}). Install the same version on all nodes"
         )
 
 
 class SocketHandshake:
-    """One handshake under way on one non-blocking connection."""
+    """One handshake under way on one non-blocking socket."""
 
-    def __init__(self, connection: socket.socket, talk: handshake.Talk) -> None:
+    def __init__(self, connection: socket.socket, steps: HandshakeSteps) -> None:
+        #: The socket; the caller's again once the handshake is done.
         self.socket = connection
-        self.deadline = time.monotonic() + PATIENCE
-        self._talk = handshake.Conversation(talk)
+        #: Time on the monotonic clock by which the handshake must be done; the caller enforces it.
+        self.deadline = time.monotonic() + HANDSHAKE_TIMEOUT
+        self._protocol = HandshakeProtocol(steps)
 
     def fileno(self) -> int:
+        """Return the socket's file descriptor, for selectors."""
         return self.socket.fileno()
 
     @property
-    def card(self) -> handshake.Card | None:
-        return self._talk.card
+    def peer_info(self) -> PeerInfo | None:
+        """The peer's description once it has proved the secret; None before."""
+        return self._protocol.card
 
     @property
-    def sending(self) -> bool:
-        return bool(self._talk.out)
+    def has_unsent(self) -> bool:
+        """Whether the handshake waits for the socket to become writable."""
+        return bool(self._protocol.out)
 
-    def go_on(self) -> bool:
-        """Moves what can be moved; returns whether it is done. Raises OSError, ExchangeError, ValueError."""
+    def advance(self) -> bool:
+        """Send and receive without waiting. Return whether the handshake is done.
+
+        Raises OSError, ExchangeError, ValueError.
+        """
         try:
             self._flush()
-            while self.card is None:
-                data = self.socket.recv(self._talk.missing)
+            while self.peer_info is None:
+                data = self.socket.recv(self._protocol.missing)
                 if not data:
-                    raise ConnectionError("it hung up before it had proved itself")
-                self._talk.received(data)
+                    raise ConnectionError("the peer closed the connection before the handshake was done")
+                self._protocol.received(data)
                 self._flush()
         except BlockingIOError:
             return False
         return True
 
     def _flush(self) -> None:
-        while self._talk.out:
-            self._talk.sent(self.socket.send(self._talk.out))
+        while self._protocol.out:
+            self._protocol.sent(self.socket.send(self._protocol.out))
 
 
-def call(
-    address: str, secret: bytes, mine: handshake.Card, deadline: float
-) -> tuple[socket.socket, handshake.Card]:
-    """Connects to a server: (connection, what it says of itself). Waits until `deadline` (monotonic) at most.
+def connect_to_server(
+    address: str, secret: bytes, own_info: PeerInfo, deadline: float
+) -> tuple[socket.socket, PeerInfo]:
+    """Connect to a server and do the handshake. Return (socket, the server's description).
 
-    Raises OSError where nobody answers, AuthenticationError, VersionMismatch, ExchangeError.
+    Waits until `deadline` (monotonic) at most. Raises OSError where nobody answers, AuthenticationError,
+    VersionMismatch, ExchangeError.
     """
     host, port = parse_address(address, lowest=0)
     connection = socket.create_connection((host, port), max(0.01, deadline - time.monotonic()))
     try:
         if connection.getsockname() == connection.getpeername():
+            # Linux connects a socket to itself where the port is free and was drawn as the local one.
             raise ConnectionRefusedError("nobody listens there yet")
         connection.setblocking(False)
-        greeting = SocketHandshake(connection, handshake.dial(secret, mine))
-        while not greeting.go_on():
-            left = min(deadline, greeting.deadline) - time.monotonic()
+        attempt = SocketHandshake(connection, handshake.dial(secret, own_info))
+        while not attempt.advance():
+            left = min(deadline, attempt.deadline) - time.monotonic()
             if left <= 0:
-                raise TimeoutError(f"{address} doesn't answer the handshake")
+                raise TimeoutError(f"{address} didn't complete the handshake in time")
             poll = select.poll()
-            poll.register(connection, select.POLLOUT if greeting.sending else select.POLLIN)
+            poll.register(connection, select.POLLOUT if attempt.has_unsent else select.POLLIN)
             poll.poll(left * 1000)
+        peer = attempt.peer_info or {}
+        check_peer_info(peer)
     except ConnectionError as error:
         connection.close()
         raise ConnectionRefusedError(str(error)) from error
     except BaseException:
         connection.close()
         raise
-    theirs = greeting.card or {}
-    try:
-        check_card(theirs)
-    except BaseException:
-        connection.close()
-        raise
-    return connection, theirs
+    return connection, peer

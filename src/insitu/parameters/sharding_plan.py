@@ -1,13 +1,13 @@
-"""Pure: which server holds which part of which variable, and where it lies in everybody's buffers.
+"""Pure: decides which server holds which part of which variable, and where it lies in the flat buffers.
 
-Whole variables go to the server that has the fewest bytes so far, the largest first; a variable of more than
-`min_piece_bytes` is cut by rows (its first axis) into as many pieces as servers can share it, none smaller
-than that. Where all must be in one place, *together*, the first server has them whole. The same definitions
-and number of servers always give the same layout.
+Whole variables go to the server that has the fewest bytes so far, the largest first. A variable of more than
+`min_piece_bytes` is cut by rows (its first axis) into pieces of at least that size, one for each server at
+most. With `together` the first server has all variables whole. The same definitions and the same number of
+servers always give the same plan.
 
 All variables of one dtype form a *group*: one flat buffer with the variables back to back, in the order of
-their definition. Each server holds its pieces of a group back to back too, in the same order. So what a
-worker computes into one flat buffer needs no rearranging before it's sent.
+their definition. Each server holds its pieces of a group back to back too, in the same order. So a worker
+can send what it computes into one flat buffer without rearranging it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ from insitu.errors import InputError
 
 MIN_PIECE_BYTES = 256 << 10
 DTYPES = ("float32", "float64", "float16", "bfloat16")
+"""Dtypes that a dense variable may have."""
+_MAX_NAME = 1000
 
 
 def as_dtype(name: str) -> np.dtype[Any]:
-    """The dtype of one of DTYPES. Raises InputError for anything else."""
+    """Return the dtype of this name. Raises InputError unless it is one of DTYPES."""
     if name not in DTYPES:
         raise InputError(f"A variable on parameter servers must be of {', '.join(DTYPES)}. Received: {name}")
     return named_dtype(name)
 
 
 def named_dtype(name: str) -> np.dtype[Any]:
-    """The dtype of this name, also where only ml_dtypes knows it."""
+    """Return the dtype of this name, also of one that only ml_dtypes knows."""
     if name == "bfloat16":
         import ml_dtypes
 
@@ -47,83 +49,99 @@ def named_dtype(name: str) -> np.dtype[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One dense variable. `shape` in elements; `dtype` one of DTYPES."""
+    """One dense variable."""
 
+    #: Unique among the variables of a plan; 1 to 1000 characters.
     name: str
+    #: Lengths of its axes, in elements; () for a scalar.
     shape: tuple[int, ...]
+    #: One of DTYPES.
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
         as_dtype(self.dtype)
-        if not self.name or len(self.name) > 1000:
-            raise InputError(f"A variable's name has 1 to 1000 characters. Received: {self.name[:50]!r}")
+        if not self.name or len(self.name) > _MAX_NAME:
+            raise InputError(
+                f"A variable's name has 1 to {_MAX_NAME} characters. Received: {self.name[:50]!r}"
+            )
         if any(length < 0 for length in self.shape):
             raise InputError(f"A variable's shape has no negative lengths. Received: {self.shape}")
 
     @property
     def size(self) -> int:
+        """Elements."""
         return math.prod(self.shape)
 
     @property
     def row_size(self) -> int:
-        """Elements of one row; of all where there are no rows."""
+        """Elements of one row; 1 for a scalar."""
         return math.prod(self.shape[1:]) if self.shape else 1
 
     @property
     def nbytes(self) -> int:
+        """Bytes."""
         return self.size * as_dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows [start, stop) of a variable, on one server. A variable without axes is one row.
-
-    `offset` is where it begins in the group's flat buffer over all servers, `own` in that of its server, both
-    in elements.
-    """
+    """Rows [start, stop) of a variable, on one server. A scalar is one row."""
 
     variable: Variable
+    #: Index of the server that holds it.
     server: int
+    #: First row.
     start: int
+    #: Row after the last.
     stop: int
+    #: Start in the group's flat buffer over all servers, in elements.
     offset: int
-    own: int
+    #: Start in the group's flat buffer of its server, in elements.
+    server_offset: int
 
     @property
     def size(self) -> int:
+        """Elements."""
         return (self.stop - self.start) * self.variable.row_size
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Lengths of its axes, in elements."""
         return (self.stop - self.start, *self.variable.shape[1:]) if self.variable.shape else ()
 
     @property
-    def whole(self) -> bool:
+    def is_whole(self) -> bool:
+        """Whether it is all of its variable."""
         return self.size == self.variable.size
 
     @property
     def name(self) -> str:
-        """The variable's name; of a part, with its rows: `kernel[0:512]`."""
-        return self.variable.name if self.whole else f"{self.variable.name}[{self.start}:{self.stop}]"
+        """The variable's name; for a part of it, with its rows: `kernel[0:512]`."""
+        return self.variable.name if self.is_whole else f"{self.variable.name}[{self.start}:{self.stop}]"
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Elements that lie together both in the buffer of all servers and in that of one: `size` of them, from
-    `offset` there and from `own` here."""
+    """Elements that are contiguous both in the buffer over all servers and in that of one server."""
 
+    #: Start in the group's flat buffer over all servers, in elements.
     offset: int
-    own: int
+    #: Start in the group's flat buffer of the server, in elements.
+    server_offset: int
+    #: Elements.
     size: int
 
 
 @dataclass(frozen=True)
 class ShardingPlan:
-    """Where everything is. `pieces` are in the order of the variables, then of the rows."""
+    """The server and the position of each part of each variable."""
 
     variables: tuple[Variable, ...]
+    #: Number of servers.
     servers: int
+    #: In the order of the variables, then of their rows.
     pieces: tuple[Piece, ...]
+    #: Whether the first server was made to hold all.
     together: bool = False
 
     @cached_property
@@ -138,63 +156,68 @@ class ShardingPlan:
 
     @cached_property
     def offsets(self) -> dict[str, int]:
-        """Where each variable begins in its group, in elements."""
+        """Start of each variable in its group's flat buffer over all servers, in elements."""
         ends = dict.fromkeys(self.groups, 0)
-        found = {}
+        starts = {}
         for variable in self.variables:
-            found[variable.name] = ends[variable.dtype]
+            starts[variable.name] = ends[variable.dtype]
             ends[variable.dtype] += variable.size
-        return found
+        return starts
 
-    def of(self, server: int, group: str | None = None) -> tuple[Piece, ...]:
-        """The pieces that `server` holds, of one group or of all."""
+    def pieces_of(self, server: int, group: str | None = None) -> tuple[Piece, ...]:
+        """Return the pieces that `server` holds, of one group or (None) of all."""
         return tuple(
             p for p in self.pieces if p.server == server and (group is None or p.variable.dtype == group)
         )
 
-    def own_size(self, server: int, group: str) -> int:
-        """Elements of `group` that `server` holds."""
-        return sum(p.size for p in self.of(server, group))
+    def server_size(self, server: int, group: str) -> int:
+        """Return how many elements of `group` a server holds."""
+        return sum(p.size for p in self.pieces_of(server, group))
 
-    def own_bytes(self, server: int) -> int:
-        return sum(p.size * as_dtype(p.variable.dtype).itemsize for p in self.of(server))
+    def server_bytes(self, server: int) -> int:
+        """Return how many bytes of all groups a server holds."""
+        return sum(p.size * as_dtype(p.variable.dtype).itemsize for p in self.pieces_of(server))
 
-    def spans(self, server: int, group: str) -> tuple[Span, ...]:
-        """The pieces of `server`, joined where they lie together on both sides; empty ones left out."""
+    def spans_of(self, server: int, group: str) -> tuple[Span, ...]:
+        """Return the pieces of `server` that aren't empty, joined where they are contiguous on both sides."""
         if (server, group) not in self._spans:
-            self._spans[server, group] = self._join(server, group)
+            self._spans[server, group] = self._join_pieces(server, group)
         return self._spans[server, group]
 
     @cached_property
     def _spans(self) -> dict[tuple[int, str], tuple[Span, ...]]:
-        """What was asked for before: each message asks."""
+        """Results of `spans_of`, which each message needs."""
         return {}
 
-    def _join(self, server: int, group: str) -> tuple[Span, ...]:
+    def _join_pieces(self, server: int, group: str) -> tuple[Span, ...]:
         joined: list[Span] = []
-        for piece in self.of(server, group):
+        for piece in self.pieces_of(server, group):
             if not piece.size:
                 continue
             last = joined[-1] if joined else None
-            if last and last.offset + last.size == piece.offset and last.own + last.size == piece.own:
-                joined[-1] = Span(last.offset, last.own, last.size + piece.size)
+            if (
+                last
+                and last.offset + last.size == piece.offset
+                and last.server_offset + last.size == piece.server_offset
+            ):
+                joined[-1] = Span(last.offset, last.server_offset, last.size + piece.size)
             else:
-                joined.append(Span(piece.offset, piece.own, piece.size))
+                joined.append(Span(piece.offset, piece.server_offset, piece.size))
         return tuple(joined)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for equal layouts; 16 hex digits."""
-        told = [
+        """16 hex digits, equal for equal plans."""
+        described = [
             self.servers,
             [[v.name, list(v.shape), v.dtype] for v in self.variables],
             [[p.server, p.start, p.stop] for p in self.pieces],
         ]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]
 
 
 def check_min_piece_bytes(given: Any) -> None:
-    """Raises InputError for what is no size of a piece."""
+    """Raise InputError unless `given` can be the smallest size of a piece."""
     if not isinstance(given, int) or given < 1:
         raise InputError(f"min_piece_bytes must be a whole number, at least 1. Received: {given!r}")
 
@@ -206,7 +229,7 @@ def plan_sharding(
     *,
     together: bool = False,
 ) -> ShardingPlan:
-    """The layout of `variables` over `servers`. Raises InputError where names repeat."""
+    """Return the plan of `variables` over `servers`. Raises InputError where names repeat."""
     if servers < 1:
         raise InputError(f"Variables need at least one server. Received: {servers}")
     check_min_piece_bytes(min_piece_bytes)
@@ -215,29 +238,30 @@ def plan_sharding(
         twice = next(n for n in names if names.count(n) > 1)
         raise InputError(f"Each variable needs a name of its own. Received twice: {twice!r}")
     sharing = 1 if together else servers
-    cuts = [(v, start, stop) for v in variables for start, stop in _rows(v, sharing, min_piece_bytes)]
-    servers_of = _spread(cuts, sharing)
-    whole = dict.fromkeys(DTYPES, 0)
-    own = {(server, dtype): 0 for server in range(servers) for dtype in DTYPES}
+    cuts = [(v, start, stop) for v in variables for start, stop in _cut_rows(v, sharing, min_piece_bytes)]
+    servers_of = _balance_load(cuts, sharing)
+    ends = dict.fromkeys(DTYPES, 0)
+    server_ends = {(server, dtype): 0 for server in range(servers) for dtype in DTYPES}
     pieces = []
     for (variable, start, stop), server in zip(cuts, servers_of, strict=True):
         dtype = variable.dtype
-        piece = Piece(variable, server, start, stop, whole[dtype], own[server, dtype])
-        whole[dtype] += piece.size
-        own[server, dtype] += piece.size
+        piece = Piece(variable, server, start, stop, ends[dtype], server_ends[server, dtype])
+        ends[dtype] += piece.size
+        server_ends[server, dtype] += piece.size
         pieces.append(piece)
     return ShardingPlan(tuple(variables), servers, tuple(pieces), together)
 
 
-def _rows(variable: Variable, servers: int, least: int) -> list[tuple[int, int]]:
-    """Half-open intervals of rows, the cuts of one variable."""
+def _cut_rows(variable: Variable, servers: int, min_bytes: int) -> list[tuple[int, int]]:
+    """Return the half-open intervals of rows that a variable is cut into."""
     rows = variable.shape[0] if variable.shape else 1
-    parts = min(servers, max(1, variable.nbytes // least), max(1, rows))
+    parts = min(servers, max(1, variable.nbytes // min_bytes), max(1, rows))
     return [(rows * part // parts, rows * (part + 1) // parts) for part in range(parts)]
 
 
-def _spread(cuts: Sequence[tuple[Variable, int, int]], servers: int) -> list[int]:
-    """The server of each cut: the largest first, each to the one with the fewest bytes, ties to the first."""
+def _balance_load(cuts: Sequence[tuple[Variable, int, int]], servers: int) -> list[int]:
+    """Return the server of each cut: the largest first, each to the one with the fewest bytes, ties to the
+    first."""
     sizes = [(stop - start) * v.row_size * as_dtype(v.dtype).itemsize for v, start, stop in cuts]
     load = [0] * servers
     chosen = [0] * len(cuts)
@@ -248,30 +272,33 @@ def _spread(cuts: Sequence[tuple[Variable, int, int]], servers: int) -> list[int
     return chosen
 
 
-def to_json(layout: ShardingPlan, min_piece_bytes: int) -> dict[str, Any]:
-    """What another process needs to make the same layout."""
+def to_json(plan: ShardingPlan, min_piece_bytes: int) -> dict[str, Any]:
+    """Return what another process needs to make the same plan."""
     return {
-        "variables": [[v.name, list(v.shape), v.dtype] for v in layout.variables],
-        "servers": layout.servers,
+        "variables": [[v.name, list(v.shape), v.dtype] for v in plan.variables],
+        "servers": plan.servers,
         "min_piece_bytes": min_piece_bytes,
-        "together": layout.together,
-        "fingerprint": layout.fingerprint,
+        "together": plan.together,
+        "fingerprint": plan.fingerprint,
     }
 
 
 def from_json(data: Mapping[str, Any]) -> ShardingPlan:
-    """Raises InputError where the layout that comes out is another one than `to_json` was given."""
+    """Return the plan that `to_json` described. Raises InputError where this process comes to another one."""
     variables = [Variable(str(n), tuple(int(i) for i in s), str(d)) for n, s, d in data["variables"]]
-    layout = plan_sharding(
+    plan = plan_sharding(
         variables, int(data["servers"]), int(data["min_piece_bytes"]), together=bool(data["together"])
     )
-    if layout.fingerprint != data["fingerprint"]:
-        raise InputError("The same definitions give another layout here: the versions of insitu differ")
-    return layout
+    if plan.fingerprint != data["fingerprint"]:
+        raise InputError(
+            f"Workers and servers must plan alike: this process comes to {plan.fingerprint}. Received: "
+            f"{data['fingerprint']}. Install the same version of insitu on all nodes"
+        )
+    return plan
 
 
-def difference(old: ShardingPlan, new: ShardingPlan) -> str:
-    """The first thing in which `new` differs from `old`, in words; empty where nothing does."""
+def describe_difference(old: ShardingPlan, new: ShardingPlan) -> str:
+    """Return the first thing in which `new` differs from `old`, in words; "" where nothing does."""
     if old.servers != new.servers:
         return f"{new.servers} servers instead of {old.servers}"
     before = {v.name: v for v in old.variables}

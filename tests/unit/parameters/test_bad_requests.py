@@ -15,8 +15,7 @@ from exchange_ranks import SECRET
 from parameter_servers import DEADLINE, clients, servers
 
 from insitu.errors import InputError, NotFinite, ParameterError, SequenceError, ServerLost
-from insitu.parameters import ParameterServer, Table, checkpoints, connect, server_state
-from insitu.parameters import server as serving
+from insitu.parameters import ParameterServer, Table, checkpoints, connect, event_loop, server_state
 
 ONES = np.ones(4, np.float32)
 MODEL = {name: ((4,), "float32", np.zeros(4, np.float32)) for name in ("a", "b")}
@@ -48,7 +47,7 @@ def test_a_server_outlives_numbers_that_are_none():
         client.define(MODEL)
         endless = {"shard": 0, "sequence": float("inf"), "step": 0, "rows": 1}
         with pytest.raises(InputError, match="OverflowError"):
-            client.request(client.links[0], "push", endless).result()
+            client.request(client.connections[0], "push", endless).result()
         with pytest.raises(SequenceError, match="rows must be at most"):
             client.push(0, 10**400, gradients={"a": ONES, "b": ONES}).result()
         assert client.push(0, 1, gradients={"a": ONES, "b": ONES}).result() == "applied"
@@ -57,16 +56,16 @@ def test_a_server_outlives_numbers_that_are_none():
 def test_what_cannot_be_written_down_is_not_waited_for():
     with servers() as addresses, clients(addresses) as (client,):
         with pytest.raises(TypeError, match="plain values"):
-            client.request(client.links[0], "push", {"shard": object()})
-        assert not client.links[0].pending
+            client.request(client.connections[0], "push", {"shard": object()})
+        assert not client.connections[0].pending
 
 
 @pytest.mark.parametrize("mode", ["async", "bounded", "sync"])
 @pytest.mark.parametrize("bad", ["a", "b"])
 def test_what_one_of_two_servers_refuses_the_other_has_not_applied(mode: str, bad: str):
     with servers(2, mode=mode) as addresses, clients(addresses) as (client,):
-        layout = client.define(MODEL, updater=PLAIN)
-        assert {piece.server for piece in layout.pieces} == {0, 1}
+        plan = client.define(MODEL, updater=PLAIN)
+        assert {piece.server for piece in plan.pieces} == {0, 1}
         gradients = {"a": ONES, "b": ONES}
         with pytest.raises(NotFinite, match=f"variable '{bad}'"):
             client.push(0, 1, gradients={**gradients, bad: ONES * np.nan}).result()
@@ -161,7 +160,7 @@ def test_a_server_that_was_lost_is_looked_for_by_each_request():
 
 def test_a_server_stopped_twice_writes_to_nobody_else():
     server = ParameterServer().start()
-    number = server._wake_in
+    number = server._loop._wake_in
     server.stop()
     read, write = os.pipe2(os.O_NONBLOCK)
     own = os.dup2(write, number) if write != number else number
@@ -201,11 +200,13 @@ def test_a_checkpoint_that_one_server_cannot_begin_stops_no_other(
 
 
 def finished(folder: Path) -> set[int]:
-    return {server for server in (0, 1) if checkpoints.numbers(checkpoints.folder_of(folder, server))}
+    return {
+        server for server in (0, 1) if checkpoints.list_numbers(checkpoints.server_folder(folder, server))
+    }
 
 
 def test_strangers_who_say_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(serving, "_CALLERS", 4)
+    monkeypatch.setattr(event_loop, "_MAX_HANDSHAKES", 4)
     with ParameterServer() as server, contextlib.ExitStack() as stack:
         host, port = server.address.split(":")
         for _ in range(8):

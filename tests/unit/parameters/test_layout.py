@@ -20,20 +20,19 @@ definitions = st.lists(
 @settings(max_examples=50, deadline=None)
 @given(definitions, st.integers(1, 5), st.integers(1, 4000))
 def test_each_element_is_on_one_server_and_all_buffers_are_filled(variables, servers, least):
-    layout = plan_sharding(variables, servers, least)
-    assert sharding_plan.from_json(sharding_plan.to_json(layout, least)) == layout
-    for group in layout.groups:
-        whole = np.zeros(layout.sizes[group], int)
+    plan = plan_sharding(variables, servers, least)
+    assert sharding_plan.from_json(sharding_plan.to_json(plan, least)) == plan
+    for group in plan.groups:
+        whole = np.zeros(plan.sizes[group], int)
         for server in range(servers):
-            own = np.zeros(layout.own_size(server, group), int)
-            for span in layout.spans(server, group):
-                own[span.own : span.own + span.size] += 1
+            own = np.zeros(plan.server_size(server, group), int)
+            for span in plan.spans_of(server, group):
+                own[span.server_offset : span.server_offset + span.size] += 1
                 whole[span.offset : span.offset + span.size] += 1
             assert (own == 1).all()
-            for piece in layout.of(server, group):
+            for piece in plan.pieces_of(server, group):
                 assert (
-                    piece.offset - layout.offsets[piece.variable.name]
-                    == piece.start * piece.variable.row_size
+                    piece.offset - plan.offsets[piece.variable.name] == piece.start * piece.variable.row_size
                 )
         assert (whole == 1).all()
 
@@ -41,14 +40,14 @@ def test_each_element_is_on_one_server_and_all_buffers_are_filled(variables, ser
 @settings(max_examples=50, deadline=None)
 @given(definitions, st.integers(1, 5), st.integers(1, 4000))
 def test_pieces_keep_to_the_least_size_and_loads_to_the_greatest_piece(variables, servers, least):
-    layout = plan_sharding(variables, servers, least)
-    cuts = [p for p in layout.pieces if not p.whole]
+    plan = plan_sharding(variables, servers, least)
+    cuts = [p for p in plan.pieces if not p.is_whole]
     for piece in cuts:
         row = piece.variable.nbytes // max(1, piece.variable.shape[0])
         assert piece.size * sharding_plan.as_dtype(piece.variable.dtype).itemsize > least - row
-    loads = [layout.own_bytes(server) for server in range(servers)]
+    loads = [plan.server_bytes(server) for server in range(servers)]
     largest = max(
-        (p.size * sharding_plan.as_dtype(p.variable.dtype).itemsize for p in layout.pieces), default=0
+        (p.size * sharding_plan.as_dtype(p.variable.dtype).itemsize for p in plan.pieces), default=0
     )
     assert max(loads) - min(loads) <= largest
 
@@ -56,16 +55,14 @@ def test_pieces_keep_to_the_least_size_and_loads_to_the_greatest_piece(variables
 @settings(max_examples=20, deadline=None)
 @given(definitions, st.integers(1, 5), st.integers(1, 4000))
 def test_together_all_is_whole_and_on_the_first(variables, servers, least):
-    layout = plan_sharding(variables, servers, least, together=True)
-    assert sharding_plan.from_json(sharding_plan.to_json(layout, least)) == layout
-    assert [(p.server, p.whole) for p in layout.pieces] == [(0, True)] * len(variables)
+    plan = plan_sharding(variables, servers, least, together=True)
+    assert sharding_plan.from_json(sharding_plan.to_json(plan, least)) == plan
+    assert [(p.server, p.is_whole) for p in plan.pieces] == [(0, True)] * len(variables)
 
 
 def test_a_large_variable_is_cut_by_rows_and_small_ones_fill_up():
-    layout = plan_sharding(
-        [Variable("small", (10,)), Variable("large", (1000, 100))], 2, min_piece_bytes=1000
-    )
-    assert [(p.name, p.server) for p in layout.pieces] == [
+    plan = plan_sharding([Variable("small", (10,)), Variable("large", (1000, 100))], 2, min_piece_bytes=1000)
+    assert [(p.name, p.server) for p in plan.pieces] == [
         ("small", 0),
         ("large[0:500]", 0),
         ("large[500:1000]", 1),
@@ -80,8 +77,8 @@ def test_what_changed_is_named():
         ([Variable("a", (2,)), Variable("b", (4,))], r"float32[4] instead of float32[3]"),
         ([Variable("b", (3,)), Variable("a", (2,))], "another order"),
     ):
-        assert told in sharding_plan.difference(old, plan_sharding(variables, 1))
-    assert not sharding_plan.difference(old, old)
+        assert told in sharding_plan.describe_difference(old, plan_sharding(variables, 1))
+    assert not sharding_plan.describe_difference(old, old)
 
 
 def test_bad_definitions():

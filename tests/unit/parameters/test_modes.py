@@ -63,7 +63,7 @@ def test_a_step_takes_all_in_the_order_of_shards():
     rules = ConsistencyPolicy("sync", 3)
     state, actions = run(rules, PushState(), PushEvent(2, 0, 0, 8), PushEvent(0, 0, 0, 7))
     assert [type(a) for a in actions] == [Hold, Hold]
-    assert modes.awaited(rules, state) == [1]
+    assert modes.find_awaited_shards(rules, state) == [1]
     assert not modes.may_pull(rules, state, 0)
     state, actions = run(rules, state, PushEvent(1, 0, 0, 0))
     assert [p.shard for p in actions[-1].pushes] == [0, 1, 2]
@@ -96,7 +96,7 @@ def test_a_finished_shard_is_waited_for_by_nobody_until_it_comes_back():
 
 
 def test_a_server_that_does_not_lead_does_what_was_decided():
-    rules = ConsistencyPolicy("sync", 3, replicas_to_aggregate=2, leads=False)
+    rules = ConsistencyPolicy("sync", 3, replicas_to_aggregate=2, is_leader=False)
     state, actions = run(
         rules, PushState(), PushEvent(0, 4, 0, 8), PushEvent(1, 2, 0, 8), PushEvent(2, 9, 0, 8)
     )
@@ -104,12 +104,12 @@ def test_a_server_that_does_not_lead_does_what_was_decided():
     state, actions = run(rules, state, StepDecidedEvent(0, (0, 2)), StepDecidedEvent(0, (0, 2)))
     assert [p.shard for p in actions[0].pushes] == [0, 2]
     assert [type(a) for a in actions] == [Apply, Drop]
-    with pytest.raises(InputError, match="lacks the gradients of shards \\[1\\]"):
+    with pytest.raises(InputError, match="without the pushes of shards \\[1\\]"):
         modes.decide(rules, state, StepDecidedEvent(1, (1,)), 0.0)
 
 
 def test_a_worker_that_comes_again_replaces_what_a_follower_holds():
-    rules = ConsistencyPolicy("sync", 2, leads=False)
+    rules = ConsistencyPolicy("sync", 2, is_leader=False)
     state, _ = run(rules, PushState(), PushEvent(0, 4, 0, 8), PushEvent(0, 4, 0, 9))
     assert [p.rows for p in state.held] == [9]
 
@@ -118,7 +118,7 @@ def test_bounded_holds_back_who_is_too_far_ahead():
     rules = ConsistencyPolicy("bounded", 2, max_staleness=2)
     state, _ = run(rules, PushState(), *(PushEvent(0, n, 0, 8) for n in range(3)))
     assert not modes.may_pull(rules, state, 0)
-    assert modes.awaited(rules, state, 0) == [1]
+    assert modes.find_awaited_shards(rules, state, 0) == [1]
     assert modes.may_pull(rules, state, 1)
     assert modes.may_pull(rules, run(rules, state, PushEvent(1, 0, 0, 8))[0], 0)
     assert modes.may_pull(rules, run(rules, state, ShardFinishedEvent(1))[0], 0)
@@ -140,15 +140,15 @@ def test_who_comes_back_in_bounded_holds_nobody_up():
 def test_after_a_checkpoint_each_shard_may_be_ahead_once():
     rules = ConsistencyPolicy("async", 1)
     state, _ = run(rules, PushState(), PushEvent(0, 0, 0, 8))
-    state = modes.restored(rules, PushState.from_json(state.to_json()))
+    state = modes.mark_restored(rules, PushState.from_json(state.to_json()))
     state, actions = run(rules, state, PushEvent(0, 5, 9, 8), PushEvent(0, 9, 9, 8))
     assert actions[0] == modes.CountLost(0, 4)
     assert [type(a) for a in actions[1:]] == [Apply, Refuse]
 
 
 def test_what_a_restored_server_held_is_counted_as_lost():
-    rules = ConsistencyPolicy("sync", 2, leads=False)
-    state = modes.restored(rules, PushState(version=4, applied={0: 8, 1: 8}))
+    rules = ConsistencyPolicy("sync", 2, is_leader=False)
+    state = modes.mark_restored(rules, PushState(version=4, applied={0: 8, 1: 8}))
     state, actions = run(rules, state, PushEvent(1, 9, 4, 8), StepDecidedEvent(4, (0, 1)))
     assert actions == [Hold(PushEvent(1, 9, 4, 8)), modes.CountLost(0, 1)]
     assert state.version == 5
@@ -203,4 +203,4 @@ def _rewritten(state: PushState) -> PushState:
     """As it is after it was saved and read, except for what is held."""
     from dataclasses import replace
 
-    return replace(PushState.from_json(state.to_json()), held=state.held, since=state.since)
+    return replace(PushState.from_json(state.to_json()), held=state.held, held_since=state.held_since)

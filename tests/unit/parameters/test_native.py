@@ -33,7 +33,7 @@ def compiled(request: Any) -> Iterator[bool]:
 def test_a_copy_is_one(compiled: bool, size: int, offset: int):
     source = np.random.default_rng(size).normal(size=size + 2).astype("f4")
     target = np.zeros(size + 2, "f4")
-    assert native.copy(target[offset : offset + size], source[1 : 1 + size])
+    assert native.copy_and_check(target[offset : offset + size], source[1 : 1 + size])
     np.testing.assert_array_equal(target[offset : offset + size], source[1 : 1 + size])
     assert not target[:offset].any() and not target[offset + size :].any()
 
@@ -44,11 +44,11 @@ def test_what_is_not_finite_is_seen_wherever_it_is(compiled: bool, dtype: str, b
     values = np.full(5000, np.finfo(dtype).max, dtype)
     values[1::2] = np.finfo(dtype).smallest_subnormal
     target = np.empty_like(values)
-    assert native.finite(values) and native.copy(target, values)
+    assert native.all_finite(values) and native.copy_and_check(target, values)
     for place in (0, 2047, 2048, 4999):
         kept, values[place] = values[place], bad
-        assert not native.finite(values)
-        assert not native.copy(target, values)
+        assert not native.all_finite(values)
+        assert not native.copy_and_check(target, values)
         np.testing.assert_array_equal(target, values)
         values[place] = kept
 
@@ -75,7 +75,7 @@ def test_updates_are_copied_and_have_numpy_s_bits(
     for sweeps in (True, False):
         updater, values, copy = make_updater(config), first.copy(), np.zeros_like(first)
         slots = updater.slots("v", values.shape, values.dtype)
-        with mock.patch.object(native, "descend", native.descend if sweeps else lambda *_: False):
+        with mock.patch.object(native, "update_sgd", native.update_sgd if sweeps else lambda *_: False):
             for step in range(3):
                 updater.update({"v": values}, {"v": gradient}, {"v": slots}, step, {"v": copy})
         np.testing.assert_array_equal(copy, values)

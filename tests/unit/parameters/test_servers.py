@@ -24,7 +24,7 @@ from insitu.errors import (
 )
 from insitu.exchange.arithmetic import Reducer, coefficients
 from insitu.parameters import ParameterServer, Table, checkpoints, connect
-from insitu.parameters.request_handler import RequestHandler
+from insitu.parameters.dense_transfer import DenseTransfer
 
 TRANSPORTS = ["shm", "tcp"]
 SHAPES = {"kernel": (300, 7), "bias": (7,), "scale": ()}
@@ -44,8 +44,8 @@ def gradients(seed: int, dtype: str = "float32") -> dict[str, Any]:
 def test_what_is_pushed_comes_back(transport: str, count: int):
     with servers(count) as addresses, clients(addresses, transport=transport) as (client,):
         model = definitions()
-        layout = client.define(model, updater={"name": "sgd", "learning_rate": 0.5}, min_piece_bytes=2000)
-        assert len({piece.server for piece in layout.pieces}) == count
+        plan = client.define(model, updater={"name": "sgd", "learning_rate": 0.5}, min_piece_bytes=2000)
+        assert len({piece.server for piece in plan.pieces}) == count
         assert client.pull().result() == 0
         for name, (_, _, initial) in model.items():
             np.testing.assert_array_equal(client.values[name], initial)
@@ -61,14 +61,16 @@ def test_who_pulls_behind_a_push_has_the_values_written_by_the_update(
     count: int, updater: str, monkeypatch: pytest.MonkeyPatch
 ):
     written: list[int] = []
-    copy_out = RequestHandler._copy_out
-    monkeypatch.setattr(RequestHandler, "_copy_out", lambda *given: (written.append(1), copy_out(*given))[1])
+    copy_out = DenseTransfer.write_values
+    monkeypatch.setattr(
+        DenseTransfer, "write_values", lambda *given: (written.append(1), copy_out(*given))[1]
+    )
     with servers(count) as addresses, clients(addresses, transport="shm") as (one,):
         one.define(definitions(), updater=updater, min_piece_bytes=2000)
         one.pull().result()
         assert len(written) == count
         for sequence in range(3):
-            push = one.push(sequence, 32, gradients=gradients(sequence), hold=True, pulls=True)
+            push = one.push(sequence, 32, gradients=gradients(sequence), defer_send=True, pull_follows=True)
             one.pull().result()
             assert push.result() == "applied"
         assert len(written) == count
@@ -78,7 +80,7 @@ def test_who_pulls_behind_a_push_has_the_values_written_by_the_update(
         for name, value in one.values.items():
             np.testing.assert_array_equal(value, ahead[name])
         # A repetition updates nothing, and so writes nothing.
-        one.push(2, 32, gradients=gradients(2), hold=True, pulls=True)
+        one.push(2, 32, gradients=gradients(2), defer_send=True, pull_follows=True)
         one.values["bias"][...] = 7
         one.pull().result()
         np.testing.assert_array_equal(one.values["bias"], ahead["bias"])
@@ -261,13 +263,15 @@ def test_connecting_to_what_cannot_be():
 
 def test_versions_that_differ_are_told_apart(monkeypatch: pytest.MonkeyPatch):
     with servers() as addresses:
-        monkeypatch.setattr("insitu.parameters.server_connection.card", _card_of_another_version)
-        monkeypatch.setattr("insitu.parameters.server_handshake.PROTOCOL", 99)
+        monkeypatch.setattr(
+            "insitu.parameters.server_connection.make_peer_info", _peer_info_of_another_version
+        )
+        monkeypatch.setattr("insitu.parameters.server_handshake.PROTOCOL_VERSION", 99)
         with pytest.raises(ParameterError, match="need the same version of insitu"), clients(addresses):
             pass
 
 
-def _card_of_another_version(role: str, index: int, **more: Any) -> dict[str, Any]:
+def _peer_info_of_another_version(role: str, index: int, **more: Any) -> dict[str, Any]:
     return {"room": "parameters", "role": role, "index": index, "protocol": 99, "host": "", **more}
 
 
@@ -396,7 +400,7 @@ def test_the_example_of_the_documentation_runs():
 
 
 def test_a_checkpoint_has_large_variables_and_their_slots(tmp_path: Path):
-    """Those of the moment, though the next step is done before it is on disk."""
+    """Those of the snapshot, though the next step is done before it is on disk."""
     shape = (700, 500)
     gradient = {"large": np.linspace(-1, 1, 350_000, dtype="f4").reshape(shape)}
     seen = []
@@ -423,14 +427,14 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.open = threading.Event(), threading.Event()
-        pieces = checkpoints._pieces
+        pieces = checkpoints._iterate_blocks
 
         def held_up(array: Any) -> Any:
             self.reached.set()
             assert self.open.wait(DEADLINE)
             return pieces(array)
 
-        monkeypatch.setattr(checkpoints, "_pieces", held_up)
+        monkeypatch.setattr(checkpoints, "_iterate_blocks", held_up)
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -471,14 +475,14 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypa
 
 
 def test_a_server_that_ends_gives_its_checkpoint_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    gate, stop = Gate(monkeypatch), checkpoints.CheckpointWriter.stop
+    gate, stop = Gate(monkeypatch), checkpoints.CheckpointWriter.cancel
 
     def stop_and_open(writing: Any) -> None:
-        writing._unwanted.set()
+        writing._cancelled.set()
         gate.open.set()
         stop(writing)
 
-    monkeypatch.setattr(checkpoints.CheckpointWriter, "stop", stop_and_open)
+    monkeypatch.setattr(checkpoints.CheckpointWriter, "cancel", stop_and_open)
     with ParameterServer() as server, connect([server.address]) as client:
         client.define({"w": ((5,), "float32")})
         client.checkpoint(tmp_path)
@@ -490,7 +494,7 @@ def test_what_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     def broken(array: Any) -> Any:
         raise RuntimeError("the thing broke")
 
-    monkeypatch.setattr(checkpoints, "_pieces", broken)
+    monkeypatch.setattr(checkpoints, "_iterate_blocks", broken)
     with ParameterServer() as server, connect([server.address]) as client:
         client.define({"w": ((5,), "float32")})
         with pytest.raises(CheckpointError, match="the thing broke"):

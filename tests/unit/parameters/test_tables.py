@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from insitu.errors import InputError, ParameterError
 from insitu.parameters.arena import Arena
 from insitu.parameters.growable_array import GrowableArray
-from insitu.parameters.hashing import server_of
+from insitu.parameters.hashing import assign_servers
 from insitu.parameters.key_index import KeyIndex
-from insitu.parameters.tables import Eviction, RowStore, Table, summed
+from insitu.parameters.tables import Eviction, RowStore, Table, sum_duplicates
 
 keys64 = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=60)
 
@@ -78,7 +78,7 @@ def test_drawn_values_have_the_moments_asked_for():
 def test_equal_keys_are_added_up(keys, seed):
     keys = np.array([key % 7 for key in keys], np.int64)
     rows = np.random.default_rng(seed).integers(-9, 9, (len(keys), 3)).astype("f4")
-    distinct, sums = summed(keys, rows)
+    distinct, sums = sum_duplicates(keys, rows)
     assert distinct.tolist() == sorted(set(keys.tolist()))
     for key, total in zip(distinct, sums, strict=True):
         np.testing.assert_array_equal(total, rows[keys == key].sum(0))
@@ -165,7 +165,7 @@ def test_an_array_grows_where_it_lies():
 
 
 def test_keys_are_spread_evenly_over_servers():
-    counts = np.bincount(server_of(np.arange(30_000), 3), minlength=3)
+    counts = np.bincount(assign_servers(np.arange(30_000), 3), minlength=3)
     assert counts.min() > 9_500
 
 
@@ -188,43 +188,43 @@ def test_tables_that_cannot_be(arguments, message):
 def test_an_arena_lends_and_takes_back():
     arena = Arena(1 << 16)
     kind = np.dtype("f4")
-    first, second = arena.lend([((100,), kind), ((7, 3), kind)]), arena.lend([((8000,), kind)])
+    first, second = arena.allocate([((100,), kind), ((7, 3), kind)]), arena.allocate([((8000,), kind)])
     assert first is not None and second is not None
     assert [array.shape for array in first.arrays] == [(100,), (7, 3)]
     first.arrays[1][...] = 1
     second.arrays[0][...] = 2
     assert (first.arrays[1] == 1).all()
-    assert arena.lend([((10_000,), kind)]) is None
-    first.give_back()
-    second.give_back()
-    assert arena.lent == 0
-    whole = arena.lend([((1 << 14,), kind)])
+    assert arena.allocate([((10_000,), kind)]) is None
+    first.free()
+    second.free()
+    assert arena.allocated_bytes == 0
+    whole = arena.allocate([((1 << 14,), kind)])
     assert whole is not None
-    whole.give_back()
-    whole.give_back()
-    assert arena.lent == 0
+    whole.free()
+    whole.free()
+    assert arena.allocated_bytes == 0
     arena.close()
 
 
 def test_what_the_arena_hands_out_comes_back_with_its_last_view():
     arena = Arena(1 << 12)
     kind = np.dtype("f4")
-    loan = arena.lend([((8,), np.dtype("i8")), ((100,), kind)])
-    assert loan is not None
-    handed = loan.hand_out(1)
-    loan.give_back()
+    allocation = arena.allocate([((8,), np.dtype("i8")), ((100,), kind)])
+    assert allocation is not None
+    handed = allocation.detach(1)
+    allocation.free()
     handed[...] = 3
     view = handed.reshape(10, 10)[2:]
-    del handed, loan
-    assert arena.lent == 512
-    assert arena.lend([((900,), kind)]) is None
+    del handed, allocation
+    assert arena.allocated_bytes == 512
+    assert arena.allocate([((900,), kind)]) is None
     assert (view == 3).all()
     del view
-    assert arena.lent == 0
-    loan = arena.lend([((1000,), kind)])
-    assert loan is not None
-    copy = loan.hand_out(0)  # most of it is lent
-    loan.give_back()
-    assert arena.lent == 0
+    assert arena.allocated_bytes == 0
+    allocation = arena.allocate([((1000,), kind)])
+    assert allocation is not None
+    copy = allocation.detach(0)  # most of it is lent
+    allocation.free()
+    assert arena.allocated_bytes == 0
     assert copy.shape == (1000,)
     arena.close()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from insitu.errors import InputError
-from insitu.parameters.histogram import StalenessHistogram
+from insitu.parameters.push_stats import StalenessHistogram
 from insitu.parameters.updaters import BLOCK, make_updater
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [

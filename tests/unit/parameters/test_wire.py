@@ -19,8 +19,8 @@ from insitu.parameters.connection import Connection, ConnectionClosed
 from insitu.parameters.wire import MalformedMessage, Message
 
 arrays = st.lists(
-    st.tuples(st.sampled_from(wire.DTYPES), st.lists(st.integers(0, 5), max_size=3)), max_size=4
-).map(lambda found: [np.ones(shape, wire.dtype_of(dtype)) * i for i, (dtype, shape) in enumerate(found)])
+    st.tuples(st.sampled_from(wire.WIRE_DTYPES), st.lists(st.integers(0, 5), max_size=3)), max_size=4
+).map(lambda found: [np.ones(shape, wire.wire_dtype(dtype)) * i for i, (dtype, shape) in enumerate(found)])
 
 described = st.dictionaries(st.text(max_size=5), st.integers())
 

@@ -16,7 +16,7 @@ from insitu.context import Context
 from insitu.errors import InsituError, TrainingError
 from insitu.grid.files import publish_file
 from insitu.parameters import ConsistencyPolicy, ParameterServer
-from insitu.parameters.server_state import check_nan
+from insitu.parameters.gradients import check_nan_policy
 from insitu.train.servers.updater import model_updater
 
 _LOG = logging.getLogger("insitu")
@@ -51,7 +51,7 @@ def begin_service(context: Context, rules: ConsistencyPolicy, nan: str, need: st
 
     Raises TrainingError that begins with `need` in a job without such tasks, InputError for `nan`.
     """
-    check_nan(nan)
+    check_nan_policy(nan)
     service = Service(rules, nan)
     if context.role == "ps":
         serve_until_stopped(context, service)
@@ -74,7 +74,7 @@ def serve_until_stopped(context: Context, service: Service) -> NoReturn:
             addresses=context.servers,
             backups=context.server_backups,
             checkpoint=job.server_checkpoints if job is not None else None,
-            tell=teller.tell,
+            report=teller.tell,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())

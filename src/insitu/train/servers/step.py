@@ -13,7 +13,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.parameters.native import copy
+from insitu.parameters.native import copy_and_check
 from insitu.train.backends import Logs, Replica
 from insitu.train.feed import Part
 from insitu.train.servers.definition import Norms
@@ -143,7 +143,7 @@ class _CheckedCopy:
 
     def __call__(self, to: NDArray[Any], source: NDArray[Any]) -> None:
         self._size += source.size
-        self._finite &= copy(to, source)
+        self._finite &= copy_and_check(to, source)
 
     def finite(self, size: int) -> bool:
         """Whether all of `size` elements were copied since the last `reset`, and are finite."""

@@ -143,7 +143,7 @@ class ParameterServerStrategy(Strategy):
         """See `Strategy.run`. Unless a step takes the gradients of all replicas, each replica's is the mean
         over its own rows, and no call waits for those of other workers."""
         rules = self._service.rules
-        waits_for_all = rules.mode == "sync" and rules.needed == rules.total_replicas
+        waits_for_all = rules.mode == "sync" and rules.pushes_per_step == rules.total_replicas
         return ServerTrainer(self._membership if waits_for_all else None)
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
