@@ -127,7 +127,7 @@ def restore(state: ServerState, snapshot: Snapshot) -> None:
         raise CheckpointError(
             f"Server {state.server} can only restore a snapshot of its own, in format {FORMAT}. "
             f"Received: one of server {meta.get('server')}, of format {meta.get('format')}. Give "
-            "each server the folder that the same job's servers wrote, and use the version of insitu that wrote it"
+            "each server the folder that its job wrote, and use the version of insitu that wrote it"
         )
     if meta["layout"] is not None:
         state.define(sharding_plan.from_json(meta["layout"]), meta["updater"], meta["layout"])

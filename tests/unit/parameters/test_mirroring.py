@@ -13,10 +13,10 @@ from insitu.parameters.wire import REPLY, Message
 
 def test_a_server_that_cannot_take_its_state_back_does_not_serve() -> None:
     server = ParameterServer(index=0, addresses=["127.0.0.1:1", "127.0.0.1:2"], backups=1)
-    told: dict[str, Any] = {"held": True, "snapshot": {"format": -1, "server": 0}, "names": []}
+    answer: dict[str, Any] = {"held": True, "snapshot": {"format": -1, "server": 0}, "names": []}
     try:
         with pytest.raises(CheckpointError, match="can only restore a snapshot of its own"):
-            server._mirrors._receive_state(None, "hand_over", Message(REPLY, 1, told))  # type: ignore[arg-type]
+            server._mirrors._receive_state(None, "hand_over", Message(REPLY, 1, answer))  # type: ignore[arg-type]
         assert server._mirrors.hosted[0].role == "starting"
     finally:
         server.close()

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from insitu.errors import InputError
-from insitu.parameters.push_stats import StalenessHistogram
 from insitu.parameters.updaters import BLOCK, make_updater
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -80,16 +79,6 @@ def test_a_schedule_gives_the_rate_of_each_step():
 @pytest.mark.parametrize(
     "settings", [{"learning_rate": -1}, {"learning_rate": float("nan")}, {"momentum": 2}, {"clip_value": 0}]
 )
-def test_settings_that_cannot_be(settings: dict[str, float]):
+def test_bad_settings_are_refused(settings: dict[str, float]):
     with pytest.raises(InputError, match="must be"):
         make_updater({"name": "sgd", **settings})
-
-
-def test_staleness_is_counted_by_powers_of_two():
-    histogram = StalenessHistogram()
-    for staleness in (0, 0, 1, 2, 3, 9):
-        histogram.add(staleness)
-    assert histogram.rows() == [("0", 2), ("1", 1), ("2-3", 2), ("4-7", 0), ("8-15", 1)]
-    assert histogram.largest == 9
-    assert histogram.mean == 2.5
-    assert StalenessHistogram.from_json(histogram.to_json()) == histogram
