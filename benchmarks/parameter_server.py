@@ -140,10 +140,10 @@ def carried(parameters: int) -> float:
 def compare_slow(plot: Path | None) -> dict[str, Any]:
     undisturbed = slowed("async", 0.0)["fast"]
     pause = 9.0 / undisturbed  # nine times a step on top of one
-    told = {mode: slowed(mode, pause) for mode in ("async", "bounded", "sync", "backup")}
+    results = {mode: slowed(mode, pause) for mode in ("async", "bounded", "sync", "backup")}
     rows = [
         [mode, f"{run['fast']:,.0f}", f"{run['slow']:,.0f}", f"{run['fast'] / undisturbed:.2f}"]
-        for mode, run in told.items()
+        for mode, run in results.items()
     ]
     print(
         f"\nOne of two workers slowed 10 times, one run each; undisturbed: {undisturbed:,.0f} steps/s of a "
@@ -153,12 +153,12 @@ def compare_slow(plot: Path | None) -> dict[str, Any]:
         common.table(["mode", "fast worker, steps/s", "slow worker", "fast one's share of undisturbed"], rows)
     )
     print("\n`backup` is sync with one backup worker: a step takes the first gradient of two.")
-    if plot is not None and draw(told, plot):
+    if plot is not None and draw(results, plot):
         print(f"\n![Loss against time](results/{plot.name})")
-    return {"undisturbed": undisturbed, **told}
+    return {"undisturbed": undisturbed, **results}
 
 
-def draw(told: dict[str, Any], target: Path) -> bool:
+def draw(results: dict[str, Any], target: Path) -> bool:
     """The fast worker's loss, by quarters of a second; whether it could be drawn."""
     try:
         import matplotlib
@@ -169,7 +169,7 @@ def draw(told: dict[str, Any], target: Path) -> bool:
         common.say("no plot: matplotlib is not installed")
         return False
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    for mode, run in told.items():
+    for mode, run in results.items():
         steps = run["steps"][0]
         seconds = np.array(steps["ends"]) - steps["start"]
         bins = (seconds / 0.25).astype(int)

@@ -92,7 +92,7 @@ class Arena:
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes that are allocated at the moment."""
+        """Bytes that are allocated now."""
         self._free_dropped()
         return self.size - sum(stop - start for start, stop in self._free)
 

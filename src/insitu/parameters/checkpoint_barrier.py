@@ -104,7 +104,7 @@ class CheckpointBarrier:
         return True
 
     def set_cut(self, connection: Connection, message: Message) -> list[tuple[Connection, Message]]:
-        """Take the request for the checkpoint. Return the blocked requests, which must be handled anew.
+        """Take the request for the checkpoint. Return the blocked requests, which must be handled again.
 
         Raises ParameterError unless the same worker has frozen this server.
         """

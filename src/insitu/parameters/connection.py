@@ -62,7 +62,7 @@ class Connection:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether messages wait to be sent."""
+        """True while messages wait to be sent."""
         return bool(self._outgoing)
 
     def send(self, message: Message) -> None:
@@ -181,7 +181,7 @@ class Connection:
 
 
 def _configure_socket(connection: socket.socket) -> None:
-    """Send small messages at once, and have the system notice within two seconds that a host is gone."""
+    """Send small messages at once, and have the system notice a dead host within two seconds."""
     connection.setblocking(False)
     if connection.family == socket.AF_UNIX:
         return

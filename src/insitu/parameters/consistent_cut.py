@@ -56,7 +56,7 @@ class ConsistentCut:
             return False
         for stream, shards in self.sequences.items():
             if stream == DENSE_STREAM and mode == "sync":
-                continue  # there the version says it
+                continue  # the version decides for this stream
             own = applied.get(stream)
             if own is None or any(own.get(shard, -1) < sequence for shard, sequence in shards.items()):
                 return False

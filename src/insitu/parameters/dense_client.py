@@ -37,9 +37,9 @@ class DenseClient(TableClient):
         super().__init__(connections, shards, timeout, stall_timeout)
         #: Whether this worker brings the first values.
         self.is_chief = chief
-        #: The servers' mode, as they tell when the client connects.
+        #: The servers' mode, received when the client connects.
         self.mode = "async"
-        #: Shards that push, as the servers tell.
+        #: Shards that push, received when the client connects.
         self.total_replicas = 1
         self._buffers: WorkerBuffers | None = None
         #: Version of each server when it last sent values.
@@ -149,7 +149,7 @@ class DenseClient(TableClient):
         groups = self.plan.groups
         if group is None and len(groups) != 1:
             raise InputError(
-                f"Variables are of {', '.join(groups) or 'no dtype'}: say which group. Received: None"
+                f"Variables are of {', '.join(groups) or 'no dtype'}: name one group. Received: None"
             )
         if group is not None and group not in groups:
             raise InputError(f"group must be one of {', '.join(groups)}. Received: {group!r}")
@@ -182,7 +182,7 @@ class DenseClient(TableClient):
 
     @property
     def can_pipeline_pulls(self) -> bool:
-        """Whether a pull may be sent before the push ahead of it is answered. It may not where a leader
+        """True where a pull may be sent before the push ahead of it is answered. It may not where a leader
         decides, because the pull needs its decision."""
         return self.mode != "sync" or len(self.connections) == 1
 
@@ -314,7 +314,7 @@ class DenseClient(TableClient):
         return whole
 
     def _resolve_outcome(self, answers: Future[list[Message]]) -> Future[str]:
-        """Return the future of a push's outcome, and adopt what the leader's answer says."""
+        """Return the future of a push's outcome, and adopt the decisions in the leader's answer."""
         whole: Future[str] = Future(self.run_until_done)
 
         def read_outcome(done: Future[list[Message]]) -> None:

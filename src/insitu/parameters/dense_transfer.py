@@ -72,7 +72,7 @@ class DenseTransfer:
         return np.concatenate(parts, out=joined) if parts else joined
 
     def find_destination(self, connection: Connection, message: Message) -> ValueDestination | None:
-        """Return where the worker wants the values that it pulls next, which the message names by "ahead"."""
+        """Return the memory, named by "ahead", for the values that the worker pulls next."""
         plan = self._state.plan
         if plan is None:
             return None

@@ -26,7 +26,7 @@ _MAX_HANDSHAKES = 256
 
 
 class MessageHandler(Protocol):
-    """What a loop calls with each event; implemented by `MirrorManager`."""
+    """Takes the events of a loop; implemented by `MirrorManager`."""
 
     def handle(self, connection: Connection, message: Message) -> None:
         """Take a message. Raises MalformedMessage, after which the connection is closed."""

@@ -48,9 +48,9 @@ class KeyIndex:
 
     def find(self, keys: Keys) -> RowNumbers:
         """Return the rows of `keys`, int64[n]; -1 for each key that isn't there."""
-        return self.look_up(keys)[0]
+        return self.find_with_missing(keys)[0]
 
-    def look_up(self, keys: Keys) -> tuple[RowNumbers, NDArray[np.intp]]:
+    def find_with_missing(self, keys: Keys) -> tuple[RowNumbers, NDArray[np.intp]]:
         """Return (the result of `find`; the indices of `keys` that aren't there)."""
         found = np.empty(len(keys), np.int32)
         missing = native.find(keys, self._buckets, self.keys.array, found)

@@ -8,9 +8,11 @@
 
 When the primary dies, the first worker that notices asks the mirror to `take_over`. It does so only once its
 own connection to the primary has closed. Changes that the old primary still sends are refused, so it can't
-acknowledge anything any more. A server that starts anew first asks the next one to `hand_over` its state,
-and is mirrored in turn. Acknowledged updates are lost only if a server and its mirror both die before either
-is replaced, or if a network partition lets workers reach both.
+acknowledge anything any more. A server that is started again first asks the next one to `hand_over` its
+state, and is mirrored in turn.
+
+Acknowledged updates are lost only if a server and its mirror both die before either is replaced, or if a
+network partition lets workers reach both.
 """
 
 from __future__ import annotations
@@ -112,7 +114,7 @@ class MirrorManager:
         self.hosted[server] = HostedServer(handler, role)
         return self.hosted[server]
 
-    def primaries(self) -> list[HostedServer]:
+    def list_primaries(self) -> list[HostedServer]:
         """Return the states that answer workers here."""
         return [hosted for hosted in self.hosted.values() if hosted.role == "primary"]
 
@@ -173,13 +175,13 @@ class MirrorManager:
             raise self._make_moved(server, "this process isn't ready to serve it")
         self._send_snapshot(connection, message, hosted.handler.state)
         hosted.handler.replication.mirror = connection
-        # An empty change: its acknowledgement says that the mirror has the snapshot.
+        # An empty change: the mirror acknowledges it once it has the snapshot.
         hosted.handler.replication.append(Message(REQUEST, 0, {"op": "noted", "of": server}))
 
     def _hand_over(
         self, connection: Connection, message: Message, server: int, hosted: HostedServer | None
     ) -> None:
-        """Send a state to its own server, which has started anew."""
+        """Send a state to its own server, which was started again."""
         if hosted is None or hosted.role == "starting":
             self._send(connection, Message(REPLY, message.request, {"held": False}))
             return

@@ -408,7 +408,7 @@ def _follow_leader(state: PushState, event: StepDecidedEvent) -> Decision:
         return state, []
     missing = set(event.shards) - {p.shard for p in state.held}
     if (event.step > state.version and state.maybe_ahead) or (missing and missing <= state.maybe_ahead):
-        # Decided before this server was restored: the gradients that it took are gone.
+        # Decided before this server was restored: its gradients are lost.
         lost: list[Action] = [CountLost(shard, 1) for shard in sorted(missing)]
         return replace(state, version=event.step + 1, held=(), held_since=None), lost
     if event.step > state.version or missing:

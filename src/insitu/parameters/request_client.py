@@ -30,7 +30,7 @@ class RequestClient:
         both in seconds."""
         #: One for each server, in the order of their indices.
         self.connections = list(connections)
-        #: Held by whoever uses a connection, but not while waiting.
+        #: Held while a connection is used, but not while waiting for one.
         self.lock = threading.RLock()
         self._timeout = timeout
         self._stall_timeout = stall_timeout

@@ -84,7 +84,7 @@ class RequestHandler:
         self._waiting_pulls: list[WaitingRequest] = []
         #: Pushes that wait for their step, by (shard, sequence).
         self._waiting_pushes: dict[tuple[int, int], list[WaitingRequest]] = {}
-        #: Number of the last change that the request in hand made, for which its answer waits; None: no wait.
+        #: Number of the change for which the answer to the present request waits; None: no wait.
         self._change: int | None = None
         self._operations: dict[str, Callable[[Connection, Message], Answer | None]] = {
             name: getattr(self, f"_{name}") for name in (*CHANGES, *_QUERIES)

@@ -121,7 +121,7 @@ class ParameterServer:
 
         Don't call it while another thread serves.
         """
-        return [hosted.handler.collect_stats() for hosted in self._mirrors.primaries()]
+        return [hosted.handler.collect_stats() for hosted in self._mirrors.list_primaries()]
 
     def start(self) -> ParameterServer:
         """Serve in a thread of its own from now on."""

@@ -69,7 +69,7 @@ class ServerConnection:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether bytes of any lane wait to be sent."""
+        """True while bytes of any lane wait to be sent."""
         return any(connection.has_unsent for connection in self.lanes)
 
     # Connecting
@@ -204,7 +204,7 @@ class ServerConnection:
 
     def _send(self, number: int, request: Request, *, defer_send: bool = False) -> None:
         message = Message(REQUEST, number, request.meta, request.arrays, request.refs)
-        with contextlib.suppress(ConnectionClosed):  # found again by whoever waits for the answer
+        with contextlib.suppress(ConnectionClosed):  # the thread that waits for the answer reconnects
             connection = self.lanes[request.lane]
             (connection.enqueue if defer_send else connection.send)(message)
 

@@ -72,7 +72,7 @@ class SocketHandshake:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether the handshake waits for the socket to become writable."""
+        """True while the handshake waits for the socket to become writable."""
         return bool(self._protocol.out)
 
     def advance(self) -> bool:

@@ -111,7 +111,7 @@ class Piece:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is all of its variable."""
+        """True where it is all of its variable."""
         return self.size == self.variable.size
 
     @property

@@ -24,7 +24,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A state at one moment."""
+    """A state as it was at one time."""
 
     #: JSON; see `_describe`.
     meta: dict[str, Any]
@@ -34,7 +34,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class LiveSnapshot:
-    """A state at one moment, while the state itself goes on changing."""
+    """A state as it was at one time, while the state itself goes on changing."""
 
     #: JSON; see `_describe`.
     meta: dict[str, Any]

@@ -150,7 +150,7 @@ class RowStore:
         A key without a row gets one, unless `create` is False: then its first values are written and nothing
         is kept.
         """
-        found, missing = self.index.look_up(keys)
+        found, missing = self.index.find_with_missing(keys)
         if missing.size and create:
             self._create(keys, found, missing)
         native.take(self._values.array, found, out)
@@ -166,7 +166,7 @@ class RowStore:
         """
         if len(keys) > 1 and not bool((keys[1:] > keys[:-1]).all()):
             keys, gradients = sum_duplicates(keys, gradients)
-        found, missing = self.index.look_up(keys)
+        found, missing = self.index.find_with_missing(keys)
         if missing.size:
             self._create(keys, found, missing)
         self._save_rows(found)
@@ -292,7 +292,7 @@ class RowStore:
         count of updates.
         """
         keys = np.ascontiguousarray(arrays["keys"], np.int64)
-        found, missing = self.index.look_up(keys)
+        found, missing = self.index.find_with_missing(keys)
         if missing.size:
             self._create(keys, found, missing)
         self._save_rows(found)

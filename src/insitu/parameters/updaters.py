@@ -31,8 +31,8 @@ class Updater(Protocol):
 
     @property
     def elementwise(self) -> bool:
-        """Whether an element's update depends on that element alone. Then `update` may get all pieces of one
-        dtype as one flat array, which is faster."""
+        """True where an element's update depends on that element alone. Then `update` may get all pieces of
+        one dtype as one flat array, which is faster."""
 
     def slots(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, Array]:
         """Return new slots for a dense piece, of any shape and dtype; if elementwise, of the piece's own."""

@@ -57,7 +57,7 @@ class Message:
 
     #: REQUEST, REPLY or FAILURE.
     kind: int
-    #: Number of the request, drawn by who asks; the answer repeats it.
+    #: Number of the request, chosen by the sender; the answer repeats it.
     request: int
     #: The JSON object, without "arrays".
     meta: dict[str, Any]

@@ -18,7 +18,7 @@ from insitu.parameters import ParameterServer, Table, checkpoints, connect
 
 
 class Gate:
-    """Holds up whoever writes arrays of a checkpoint until `open`."""
+    """Blocks the thread that writes arrays of a checkpoint until `open`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.open = threading.Event(), threading.Event()

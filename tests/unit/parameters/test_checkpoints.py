@@ -21,18 +21,18 @@ def test_a_checkpoint_has_large_variables_and_their_slots(tmp_path: Path):
     shape = (700, 500)
     gradient = {"large": np.linspace(-1, 1, 350_000, dtype="f4").reshape(shape)}
     seen = []
-    for lives in (1, 2):
+    for starts in (1, 2):
         with contextlib.ExitStack() as stack:
             sequence = 0
-            for life in range(lives):
-                server = stack.enter_context(ParameterServer(checkpoint=tmp_path / str(lives)))
+            for start in range(starts):
+                server = stack.enter_context(ParameterServer(checkpoint=tmp_path / str(starts)))
                 client = stack.enter_context(connect([server.address]))
                 client.define({"large": (shape, "float32", np.ones(shape, "f4"))}, updater="adam")
-                for _ in range(4 // lives):
+                for _ in range(4 // starts):
                     client.push(sequence, 1, gradients=gradient).result()
                     sequence += 1
-                if life + 1 < lives:
-                    client.checkpoint(tmp_path / str(lives)).result()
+                if start + 1 < starts:
+                    client.checkpoint(tmp_path / str(starts)).result()
                     client.push(sequence, 1, gradients=gradient).result()
             client.pull().result()
             seen.append(client.values["large"].copy())

@@ -56,7 +56,7 @@ changes = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(changes, changes, st.integers(1, 40))
-def test_a_moment_stays_as_it_was_whatever_becomes_of_the_table(before, after, block):
+def test_a_snapshot_stays_as_it_was_while_the_table_changes(before, after, block):
     """Also where rows are evicted, others moved to their places, and new ones made."""
     rows = a_table(30, eviction=Eviction(max_age=2, every=1))
     for change, keys in before:
@@ -74,7 +74,7 @@ def test_a_moment_stays_as_it_was_whatever_becomes_of_the_table(before, after, b
         rows.end_snapshot()
 
 
-def test_who_reads_and_who_changes_do_not_wait_for_each_other():
+def test_reader_and_writer_do_not_wait_for_each_other():
     """A thread reads while this one changes rows, at its own pace."""
     rows, rng = a_table(20_000), np.random.default_rng(0)
     for _ in range(5):
@@ -98,7 +98,7 @@ def test_who_reads_and_who_changes_do_not_wait_for_each_other():
             np.testing.assert_array_equal(found[kind], values)
 
 
-def test_rows_are_kept_once_and_only_while_they_are_read():
+def test_rows_are_saved_once_and_only_while_they_are_read():
     rows = a_table(100)
     snapshot = rows.begin_snapshot()
     values = SnapshotArray(snapshot, "values")
@@ -111,7 +111,7 @@ def test_rows_are_kept_once_and_only_while_they_are_read():
     assert snapshot._log["keys"].rows == 4
 
 
-def test_numbers_of_the_log_begin_anew_before_they_overflow(monkeypatch: pytest.MonkeyPatch):
+def test_numbers_of_the_log_restart_before_they_overflow(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(copy_on_write, "_MAX_NUMBER", 40)
     rows = a_table(10)
     for turn in range(8):
@@ -121,7 +121,7 @@ def test_numbers_of_the_log_begin_anew_before_they_overflow(monkeypatch: pytest.
         rows.end_snapshot()
 
 
-def test_without_room_the_checkpoint_fails_and_not_the_training():
+def test_without_memory_the_checkpoint_fails_and_not_the_training():
     values = np.zeros((4096, WIDTH), np.float32)
     snapshot = TableSnapshot({"values": values}, SavedRowIndex(), limit=100 * WIDTH * 4)
     snapshot.save(np.arange(100))

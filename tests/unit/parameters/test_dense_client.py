@@ -60,7 +60,7 @@ def test_each_dtype_has_its_own_buffer():
         client.pull().result()
         assert client.values["a"].dtype == np.float32
         np.testing.assert_allclose(client.values["b"], 0.99)
-        with pytest.raises(InputError, match="say which group"):
+        with pytest.raises(InputError, match="name one group"):
             client.flat_values()
 
 
@@ -104,9 +104,13 @@ def test_late_gradients_are_dropped_and_counted(count: int):
         assert [push.result() for push in first] == ["applied"] * 2
         assert workers[1].push(0, 6, gradients=gradients(1)).result() == "dropped"
         assert [client.pull().result() for client in workers] == [1, 1, 1]
-        told = workers[0].stats()
-        assert (told[0]["dropped"], told[0]["dropped_rows"], told[0]["dropped_by_shard"]) == (1, 6, [[1, 6]])
-        assert {server["version"] for server in told} == {1}
+        stats = workers[0].stats()
+        assert (stats[0]["dropped"], stats[0]["dropped_rows"], stats[0]["dropped_by_shard"]) == (
+            1,
+            6,
+            [[1, 6]],
+        )
+        assert {server["version"] for server in stats} == {1}
         again = [workers[shard].push(1, 4, gradients=gradients(shard)) for shard in (1, 2)]
         assert [push.result() for push in again] == ["applied"] * 2
 

@@ -17,7 +17,7 @@ from insitu.parameters import ParameterServer, checkpoints, connect, event_loop
 
 
 class Gate:
-    """Holds up whoever writes arrays of a checkpoint until `open`."""
+    """Blocks the thread that writes arrays of a checkpoint until `open`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.open = threading.Event(), threading.Event()
@@ -89,4 +89,4 @@ def test_peers_that_speak_no_handshake_are_disconnected():
                 assert client.pull().result() == 0
             for caller in callers:
                 with contextlib.suppress(ConnectionResetError):
-                    assert not caller.recv(1000)  # hung up on, told nothing
+                    assert not caller.recv(1000)  # disconnected without an answer

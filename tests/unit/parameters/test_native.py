@@ -1,4 +1,4 @@
-"""Sweeps in compiled code have the bits of NumPy's, and see each value that isn't finite."""
+"""Compiled loops have the bits of NumPy's, and find each value that isn't finite."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def compiled(request: Any) -> Iterator[bool]:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("offset", [0, 1])
-def test_a_copy_is_one(compiled: bool, size: int, offset: int):
+def test_a_copy_equals_its_source(compiled: bool, size: int, offset: int):
     source = np.random.default_rng(size).normal(size=size + 2).astype("f4")
     target = np.zeros(size + 2, "f4")
     assert native.copy_and_check(target[offset : offset + size], source[1 : 1 + size])
@@ -40,7 +40,7 @@ def test_a_copy_is_one(compiled: bool, size: int, offset: int):
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "f2"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_seen_wherever_it_is(compiled: bool, dtype: str, bad: float):
+def test_a_value_that_is_not_finite_is_found_at_each_position(compiled: bool, dtype: str, bad: float):
     values = np.full(5000, np.finfo(dtype).max, dtype)
     values[1::2] = np.finfo(dtype).smallest_subnormal
     target = np.empty_like(values)
@@ -85,7 +85,7 @@ def test_updates_are_copied_and_have_numpy_s_bits(
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("updater", ["sgd", "adam", "adagrad", {"name": "sgd", "momentum": 0.5}], ids=str)
-def test_rows_of_tables_are_the_same_rows(dtype: str, updater: Any):
+def test_rows_of_tables_have_the_same_bits(dtype: str, updater: Any):
     rng = np.random.default_rng(3)
     batches = [np.unique(rng.integers(-(2**62), 2**62, 300) // 2**53 * 2**53 + 1) for _ in range(6)]
     pulled: list[list[Any]] = []

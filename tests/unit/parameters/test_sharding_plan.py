@@ -1,4 +1,4 @@
-"""Which server holds what."""
+"""The placement of variables on servers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_each_element_is_on_one_server_and_all_buffers_are_filled(variables, ser
 
 @settings(max_examples=50, deadline=None)
 @given(definitions, st.integers(1, 5), st.integers(1, 4000))
-def test_pieces_keep_to_the_least_size_and_loads_to_the_greatest_piece(variables, servers, least):
+def test_pieces_have_the_smallest_size_and_loads_differ_by_one_piece(variables, servers, least):
     plan = plan_sharding(variables, servers, least)
     cuts = [p for p in plan.pieces if not p.is_whole]
     for piece in cuts:
@@ -54,13 +54,13 @@ def test_pieces_keep_to_the_least_size_and_loads_to_the_greatest_piece(variables
 
 @settings(max_examples=20, deadline=None)
 @given(definitions, st.integers(1, 5), st.integers(1, 4000))
-def test_together_all_is_whole_and_on_the_first(variables, servers, least):
+def test_together_puts_all_variables_on_the_first_server(variables, servers, least):
     plan = plan_sharding(variables, servers, least, together=True)
     assert sharding_plan.from_json(sharding_plan.to_json(plan, least)) == plan
     assert [(p.server, p.is_whole) for p in plan.pieces] == [(0, True)] * len(variables)
 
 
-def test_a_large_variable_is_cut_by_rows_and_small_ones_fill_up():
+def test_a_large_variable_is_cut_by_rows():
     plan = plan_sharding([Variable("small", (10,)), Variable("large", (1000, 100))], 2, min_piece_bytes=1000)
     assert [(p.name, p.server) for p in plan.pieces] == [
         ("small", 0),
@@ -69,19 +69,19 @@ def test_a_large_variable_is_cut_by_rows_and_small_ones_fill_up():
     ]
 
 
-def test_what_changed_is_named():
+def test_the_difference_of_two_plans_is_named():
     old = plan_sharding([Variable("a", (2,)), Variable("b", (3,))], 1)
-    for variables, told in (
+    for variables, difference in (
         ([Variable("a", (2,))], "'b' is missing"),
         ([Variable("a", (2,)), Variable("b", (3,)), Variable("c", ())], "'c' is new"),
         ([Variable("a", (2,)), Variable("b", (4,))], r"float32[4] instead of float32[3]"),
         ([Variable("b", (3,)), Variable("a", (2,))], "another order"),
     ):
-        assert told in sharding_plan.describe_difference(old, plan_sharding(variables, 1))
+        assert difference in sharding_plan.describe_difference(old, plan_sharding(variables, 1))
     assert not sharding_plan.describe_difference(old, old)
 
 
-def test_bad_definitions():
+def test_bad_definitions_are_refused():
     with pytest.raises(InputError, match="must be of float32"):
         Variable("a", (2,), "int32")
     with pytest.raises(InputError, match="Received twice: 'a'"):

@@ -35,7 +35,9 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "settings", "keras_settings"), CASES)
-def test_an_updater_is_keras_optimizer(name: str, settings: dict[str, Any], keras_settings: dict[str, Any]):
+def test_an_updater_computes_what_keras_optimizer_does(
+    name: str, settings: dict[str, Any], keras_settings: dict[str, Any]
+):
     import keras
 
     rng = np.random.default_rng(0)
@@ -56,7 +58,7 @@ def test_an_updater_is_keras_optimizer(name: str, settings: dict[str, Any], kera
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adagrad", "ftrl"])
 @pytest.mark.parametrize("dtype", ["f4", "f8", "f2"])
-def test_cuts_change_nothing(name: str, dtype: str):
+def test_updating_in_parts_changes_no_bits(name: str, dtype: str):
     rng = np.random.default_rng(0)
     whole = rng.normal(size=2 * BLOCK + 17).astype(dtype)
     gradient = rng.normal(size=whole.size).astype(dtype)
