@@ -65,7 +65,7 @@ class Training:
             keys = self._keys[self._sequence % len(self._keys)]
             self.client.pull_rows("rows", keys).result()
             tables = {"rows": (keys, self._gradients[: len(keys)])}
-        push = self.client.push(self._sequence, 16, tables=tables, hold=True, pulls=True)
+        push = self.client.push(self._sequence, 16, tables=tables, defer_send=True, pull_follows=True)
         self.client.pull().result()
         push.result()
         self._sequence += 1
@@ -145,7 +145,7 @@ def deaths(rounds: int) -> list[float]:
     for turn in range(rounds):
         with training(1, 0) as trained:
             deadline = time.monotonic() + SETTLED
-            while not all(told["mirrored"] for told in trained.client.stats()):
+            while not all(server["mirrored"] for server in trained.client.stats()):
                 if time.monotonic() > deadline:
                     raise SystemExit("The servers didn't become mirrors of each other")
                 trained.step()
@@ -162,9 +162,9 @@ def main() -> None:
     machine = common.machine()
     print(common.machine_line(machine) + "\n")
     rounds = options.rounds or (1 if options.quick else 5)
-    told = {}
+    results = {}
     for updater in UPDATERS:
-        told[updater] = one = checkpoints(10_000 if options.quick else ROWS, rounds, updater)
+        results[updater] = one = checkpoints(10_000 if options.quick else ROWS, rounds, updater)
         size, seconds = one["bytes"] / 1e6, one["written"]
         print(f"{updater}, a checkpoint of {size:,.0f} MB on disk after {seconds:.2f} s\n")
         rows = [
@@ -180,7 +180,7 @@ def main() -> None:
         print(common.table(["", "median", "steps"], rows) + "\n")
     found = deaths(rounds)
     print(f"The step in which a server dies: {statistics.median(found):.2f} s (at most {max(found):.2f}).")
-    common.save_json(options.json, "parameter_recovery", machine, checkpoints=told, deaths=found)
+    common.save_json(options.json, "parameter_recovery", machine, checkpoints=results, deaths=found)
 
 
 if __name__ == "__main__":

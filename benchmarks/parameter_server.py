@@ -131,7 +131,7 @@ def carried(parameters: int) -> float:
     updater = make_updater({"name": "sgd", "learning_rate": 0.01})
 
     def step() -> None:
-        native.copy(pushed, gradient)
+        native.copy_and_check(pushed, gradient)
         updater.update({"": values}, {"": pushed}, {"": {}}, 0, {"": pulled})
 
     return 1000 * min(common.timed(step) for _ in range(20))
@@ -140,10 +140,10 @@ def carried(parameters: int) -> float:
 def compare_slow(plot: Path | None) -> dict[str, Any]:
     undisturbed = slowed("async", 0.0)["fast"]
     pause = 9.0 / undisturbed  # nine times a step on top of one
-    told = {mode: slowed(mode, pause) for mode in ("async", "bounded", "sync", "backup")}
+    results = {mode: slowed(mode, pause) for mode in ("async", "bounded", "sync", "backup")}
     rows = [
         [mode, f"{run['fast']:,.0f}", f"{run['slow']:,.0f}", f"{run['fast'] / undisturbed:.2f}"]
-        for mode, run in told.items()
+        for mode, run in results.items()
     ]
     print(
         "\nOne of two workers is slowed 10 times; one run each. Undisturbed, a worker does "
@@ -151,12 +151,12 @@ def compare_slow(plot: Path | None) -> dict[str, Any]:
     )
     print(common.table(["mode", "fast worker, steps/s", "slow worker", "fast worker / undisturbed"], rows))
     print("\n`backup` is mode sync with one backup worker: a step uses the first of two gradients.")
-    if plot is not None and draw(told, plot):
+    if plot is not None and draw(results, plot):
         print(f"\n![Loss against time](results/{plot.name})")
-    return {"undisturbed": undisturbed, **told}
+    return {"undisturbed": undisturbed, **results}
 
 
-def draw(told: dict[str, Any], target: Path) -> bool:
+def draw(results: dict[str, Any], target: Path) -> bool:
     """Draw the fast worker's loss by quarters of a second. Return False without matplotlib."""
     try:
         import matplotlib
@@ -167,7 +167,7 @@ def draw(told: dict[str, Any], target: Path) -> bool:
         common.say("no plot: matplotlib is not installed")
         return False
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    for mode, run in told.items():
+    for mode, run in results.items():
         steps = run["steps"][0]
         seconds = np.array(steps["ends"]) - steps["start"]
         bins = (seconds / 0.25).astype(int)

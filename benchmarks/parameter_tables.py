@@ -77,13 +77,13 @@ def bare(rows: int) -> Contender:
 
 def table(rows: int) -> tuple[Contender, float]:
     """The contender, and bytes of memory for each row."""
-    from insitu.parameters.tables import Rows
+    from insitu.parameters.tables import RowStore
 
-    held = Rows(_table())
+    held = RowStore(_table())
     out = np.zeros((DRAWS, WIDTH), np.float32)
     step = 1 << 16
     # What making rows needs besides, whatever their number, isn't the rows'.
-    Rows(_table()).pull(np.arange(step), out[:step])
+    RowStore(_table()).pull(np.arange(step), out[:step])
     before = psutil.Process().memory_info().rss
     for low in range(0, rows, step):
         keys = keys_of(np.arange(low, min(rows, low + step)))
@@ -213,12 +213,12 @@ def zipf_keys(space: int, batches: int) -> Iterator[Any]:
 def touch(space: int, batches: int) -> dict[str, float]:
     """What a run over `space` keys makes and costs."""
     from insitu.parameters import Table
-    from insitu.parameters.tables import Rows
+    from insitu.parameters.tables import RowStore
 
     updater = {"name": "adagrad", "learning_rate": RATE}
-    held = Rows(Table("rows", WIDTH, updater=updater))
+    held = RowStore(Table("rows", WIDTH, updater=updater))
     out, gradients = np.zeros((DRAWS, WIDTH), np.float32), np.ones((DRAWS, WIDTH), np.float32)
-    Rows(Table("warm", WIDTH, updater=updater)).pull(np.arange(DRAWS), out)
+    RowStore(Table("warm", WIDTH, updater=updater)).pull(np.arange(DRAWS), out)
     before, seconds, total = psutil.Process().memory_info().rss, 0.0, 0
     for keys in zipf_keys(space, batches):
         seconds += common.timed(lambda keys=keys: held.pull(keys, out[: len(keys)]))
@@ -231,21 +231,21 @@ def touch(space: int, batches: int) -> dict[str, float]:
 
 def compare_spaces(spaces: list[int], batches: int) -> dict[str, Any]:
     needed = 2 * WIDTH * 4 + 8
-    told = {str(space): touch(space, batches) for space in spaces}
+    results = {str(space): touch(space, batches) for space in spaces}
     rows = [
         [
             f"{space:,}",
-            f"{told[str(space)]['rows']:,}",
-            f"{told[str(space)]['rows_per_second']:,.0f}",
-            f"{told[str(space)]['row_bytes']:.0f}",
-            f"{told[str(space)]['row_bytes'] / needed:.2f}",
+            f"{results[str(space)]['rows']:,}",
+            f"{results[str(space)]['rows_per_second']:,.0f}",
+            f"{results[str(space)]['row_bytes']:.0f}",
+            f"{results[str(space)]['row_bytes'] / needed:.2f}",
             f"{space * needed / 1e9:,.0f} GB",
         ]
         for space in spaces
     ]
     header = ["keys", "rows made", "rows looked up and updated/s", "bytes a row", "of value, slot and key"]
     print(f"{batches} batches of {DRAWS:,} draws\n\n{common.table([*header, 'all keys would need'], rows)}\n")
-    return told
+    return results
 
 
 def _missing(error: common.Unavailable) -> Callable[[], float]:
@@ -263,26 +263,26 @@ def main() -> None:
     sizes = [int(size) for size in options.rows or ([1e4] if options.quick else [1e5, 1e6, 1e7, 1e8])]
     machine = common.machine()
     print(common.machine_line(machine) + "\n")
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for rows in sizes:
         # The table, the server's, NumPy's and TensorFlow's; and what drawing the keys takes.
         needed = rows * (4 * WIDTH * 4 + 64)
         if needed > psutil.virtual_memory().available * 0.75:
             print(f"{rows:,} rows: not measured, {needed / 1e9:.0f} GB are needed for all contenders.\n")
-            told[str(rows)] = {"missing": f"{needed} bytes needed"}
+            results[str(rows)] = {"missing": f"{needed} bytes needed"}
             continue
         results, row_bytes = measure(rows, options.rounds or (2 if options.quick else 5))
         bare_bytes = WIDTH * 4 + 8
         print(f"{rows:,} rows; {row_bytes:.0f} bytes each, {row_bytes / bare_bytes:.2f} of value and key\n")
         for what, by_name in results.items():
             print(f"{what}\n\n{common.results_table(by_name, 'insitu table', form='{:,.0f}'.format)}\n")
-        told[str(rows)] = {
+        results[str(rows)] = {
             "row_bytes": row_bytes,
             **{what: common.results_json(by_name) for what, by_name in results.items()},
         }
     spaces = [int(s) for s in options.spaces or ([1e8] if options.quick else [1e7, 1e8])]
     made = compare_spaces(spaces, 4 if options.quick else 60)
-    common.save_json(options.json, "parameter_tables", machine, sizes=told, spaces=made)
+    common.save_json(options.json, "parameter_tables", machine, sizes=results, spaces=made)
 
 
 if __name__ == "__main__":
