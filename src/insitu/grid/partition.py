@@ -132,7 +132,9 @@ def _array(column: Column, rows: int, buffers: Buffers) -> Any:
 
 
 def _write_file(sink: Any, schema: Any, arrays: list[Any]) -> None:
-    with pa.PythonFile(sink, "w") as file, pa.ipc.new_file(file, schema) as writer:
+    # Without this Arrow refuses a column of 2**31 values or more; images count one per pixel.
+    options = pa.ipc.IpcWriteOptions(allow_64bit=True)
+    with pa.PythonFile(sink, "w") as file, pa.ipc.new_file(file, schema, options=options) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
 
 
