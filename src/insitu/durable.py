@@ -103,6 +103,32 @@ def published(folder: Path, name: str) -> Iterator[Path]:
         raise
 
 
+@contextlib.contextmanager
+def staged_file(target: Path) -> Iterator[Path]:
+    """Yields the path of a new file beside `target`, for the caller to write and then rename or link.
+
+    No other process uses this path. If the file is still there at the end, it is removed.
+    """
+    staged = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    try:
+        yield staged
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def replace_file(target: Path, data: bytes, *, sync: bool = False) -> None:
+    """Replaces `target` by `data` with one rename: a reader sees all of the old content or all of the new.
+
+    With `sync`, the new content survives a power cut. After an error `target` is as it was. Raises OSError.
+    """
+    with staged_file(target) as staged:
+        if sync:
+            write_synced(staged, data)
+        else:
+            staged.write_bytes(data)
+        staged.replace(target)
+
+
 def write_synced(path: Path, data: bytes) -> None:
     """Writes a small file so that it survives a power cut. Raises OSError."""
     with path.open("wb") as file:

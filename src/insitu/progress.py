@@ -6,13 +6,14 @@ A memory-mapped record, so that saying "I am at step 12" costs no system call.
 from __future__ import annotations
 
 import mmap
-import os
 import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zlib import crc32
+
+from insitu.durable import staged_file
 
 _RECORD = struct.Struct("<QqqQdqq24s")
 """Words so far, epoch, step, rows, monotonic time, generation, elastic, place."""
@@ -56,11 +57,11 @@ class ProgressWriter:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        staged = path.with_name(f".{path.name}.{os.getpid()}")
-        staged.write_bytes(bytes(2 * _SLOT))
-        with staged.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 2 * _SLOT)
-        staged.replace(path)
+        with staged_file(path) as staged:
+            staged.write_bytes(bytes(2 * _SLOT))
+            with staged.open("r+b") as file:
+                self._map = mmap.mmap(file.fileno(), 2 * _SLOT)
+            staged.replace(path)
         self._words = 0
         self.elastic = False
         self.generation = 0

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from insitu.durable import replace_file
 from insitu.spec import TaskId
 
 RECOVERING = "recovering"
@@ -95,9 +96,7 @@ def _from_json(data: Mapping[str, Any]) -> Member:
 
 def write_roster(path: Path, roster: Roster) -> None:
     """Publishes `roster` at `path` by rename. Raises OSError."""
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
-    staged.write_text(json.dumps(roster.to_json()))
-    staged.replace(path)
+    replace_file(path, json.dumps(roster.to_json()).encode())
 
 
 def read_roster(path: Path) -> Roster | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from insitu.durable import NO_ROOM
+from insitu.durable import NO_ROOM, replace_file, staged_file, write_synced
 from insitu.errors import CacheBusy, StorageFull
 from insitu.paths import Paths
 
@@ -32,38 +32,24 @@ def full_disk_as_error(where: Path) -> Iterator[None]:
         ) from error
 
 
-def write_staged(target: Path, data: bytes) -> Path:
-    """`data`, durable, in a new file beside `target` that only this process knows."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staged = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    try:
-        with staged.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        staged.unlink(missing_ok=True)
-        raise
-    return staged
-
-
 def publish_file(target: Path, data: bytes) -> None:
-    """Replaces `target` by `data` as a whole: a reader sees the old or the new one. Raises StorageFull."""
+    """Replaces `target` by `data` as a whole, durable, and makes its folder. Raises StorageFull."""
     with full_disk_as_error(target):
-        write_staged(target, data).replace(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(target, data, sync=True)
 
 
 def publish_first(target: Path, data: bytes) -> bool:
-    """Publishes `data` at `target` unless somebody has done so before. Says whether it was us."""
+    """Publishes `data` at `target` unless another process has done so. Returns whether this one did."""
     with full_disk_as_error(target):
-        staged = write_staged(target, data)
-    try:
-        os.link(staged, target)
-    except FileExistsError:
-        return False
-    finally:
-        staged.unlink()
-    return True
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with staged_file(target) as staged:
+            write_synced(staged, data)
+            try:
+                os.link(staged, target)
+            except FileExistsError:
+                return False
+            return True
 
 
 @contextlib.contextmanager
