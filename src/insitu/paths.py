@@ -9,6 +9,7 @@
         stores/NODE/                    becomes vVERSION/ of that node's store
       nodes/NODE/CACHE/vVERSION/        the store of one node
         part-00000.arrow
+        part-00000.verified             the file's stat when its checksum was right; see grid/verification.py
       jobs/JOB/                         one job; made by `insitu start`, then owned by its controller
         job.json  secret  code/         what to run; `secret` is readable by its owner alone
         roster.json                     who trains with whom now; replaced by each new generation
@@ -110,6 +111,10 @@ class Paths:
 
     def partition(self, node: str, cache: str, version: int, index: int) -> Path:
         return self.version(node, cache, version) / partition_file_name(index)
+
+    def verified(self, node: str, cache: str, version: int, index: int) -> Path:
+        """The record that this copy of the partition has been verified."""
+        return self.partition(node, cache, version, index).with_suffix(".verified")
 
     @property
     def jobs(self) -> Path:

@@ -75,7 +75,8 @@ def succeed(*arguments: str) -> str:
 
 
 def files(paths: Paths) -> list[Path]:
-    return sorted(p for folder in (paths.nodes, paths.staging) for p in folder.rglob("*") if p.is_file())
+    found = (p for folder in (paths.nodes, paths.staging) for p in folder.rglob("*") if p.is_file())
+    return sorted(p for p in found if p.suffix != ".verified")
 
 
 def check_whole(paths: Paths, version: int) -> None:

@@ -42,6 +42,7 @@ from insitu.grid.sources import find_sources, open_sources, stem
 from insitu.grid.sources.base import Block, Source, SourceOptions, describe_columns
 from insitu.grid.spool import Spools, text_buffers
 from insitu.grid.topology import load_topology
+from insitu.grid.verification import record_written
 from insitu.paths import Paths, StagedPaths, cache_name_of_folder
 from insitu.spec import CacheSpec, Column, PartitionInfo, Topology, check_cache_name
 
@@ -229,6 +230,7 @@ def _import(
                 _move_into_stores(paths, paths.staged(cache.name, token), cache)
             dropped = catalog.publish(versions, overwrite=overwrite)
             published = True
+            _record_as_verified(paths, versions)
     finally:
         for name in plan.names:
             shutil.rmtree(paths.staged(name, token).root, ignore_errors=True)
@@ -236,6 +238,14 @@ def _import(
             _remove_unpublished(catalog, versions)
     catalog.remove_files(dropped)
     return versions
+
+
+def _record_as_verified(paths: Paths, caches: Sequence[CacheSpec]) -> None:
+    """Spares the first training the reading of what this import wrote; copies by the system are read then."""
+    for cache in caches:
+        for info in cache.partitions:
+            place = (info.owners[0], cache.name, cache.version, info.index)
+            record_written(paths.partition(*place), info, paths.verified(*place))
 
 
 def _remove_unpublished(catalog: Catalog, versions: Sequence[CacheSpec]) -> None:
