@@ -117,6 +117,11 @@ class Dataset:
         """Rows of all shards."""
         return self.cache.rows
 
+    @property
+    def label(self) -> str | None:
+        """The column of labels; None without one."""
+        return self._table.label
+
     def rows_of_shard(self, shard: int) -> int:
         return self._table.starts(shard)[-1]
 

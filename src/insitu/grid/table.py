@@ -56,7 +56,7 @@ class Table:
         self._paths = paths
         self._node = node
         self._features = features
-        self._label = label
+        self.label = label
         columns = {column.name: column for column in cache.columns}
         self._columns = [columns[name] for name in self.names]
         self._opened: dict[int, _Opened] = {}
@@ -144,7 +144,7 @@ class Table:
     def _structure(self, arrays: list[Any]) -> Structure:
         count = len(self._features)
         features = arrays[0] if count == 1 else dict(zip(self._features, arrays[:count], strict=True))
-        return features if self._label is None else (features, arrays[count])
+        return features if self.label is None else (features, arrays[count])
 
 
 def _dtype(column: Column) -> Any:

@@ -19,6 +19,7 @@ from insitu.train.building import build_to_predict, build_to_train
 from insitu.train.callbacks import EpochCallbacks, Memory, own_callbacks
 from insitu.train.feed import Step
 from insitu.train.gather import nothing
+from insitu.train.labels import check_labels
 from insitu.train.lockstep import Again
 from insitu.train.place import Place, as_numbers, forward, spread
 from insitu.train.placement_log import log_variables
@@ -249,6 +250,7 @@ class Binding:
             class_weight=arguments.pop("class_weight"),
             **membership.feed_options,
         )
+        check_labels(self.model, data[0], "fit")
         adapter = self._train_adapter = FeedAdapter(feed, steps_per_epoch)
         self._train_step = self.prepare(feed.example(), feed.part_rows)
         self.fit_index = membership.count_fit()
@@ -323,6 +325,7 @@ class Binding:
         data = tuple(arguments.pop(name) for name in ("x", "y", "sample_weight"))
         options = self.strategy.evaluation_options(data[0])
         feed = make_feed(*data, batch_size=arguments.pop("batch_size"), **options)
+        check_labels(self.model, data[0], "evaluate")
         step = self.prepare(feed.example(), feed.part_rows)
         if self.session.is_done():
             return self.session.recall(self)
