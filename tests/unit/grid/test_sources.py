@@ -404,6 +404,33 @@ def test_bad_sources_say_what_is_wrong(make: Callable[[Path], Path], message: st
                 pass
 
 
+def test_all_columns_of_types_that_a_cache_cannot_hold_are_named_at_once(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "tags": [["a"], ["b", "c"]],
+            "n": [1, 2],
+            "when": pa.array([0, 1], pa.timestamp("us")),
+            "box": [[[{"a": 1}]], [[{"a": 2}]]],
+            "name": pa.array(["a", "b"]).dictionary_encode(),
+            "mixed": pa.array([{"a": 1}, {"a": 2}]),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(SourceError) as caught:
+        opened(tmp_path / "a.parquet")
+    message = str(caught.value)
+    assert "column 'tags' is of type list<element: string>, column 'when' is of type timestamp[us]" in message
+    assert "'box'" in message and "'mixed'" in message and "'n'" not in message and "'name'" not in message
+
+
+def test_all_arrays_that_cannot_be_columns_are_named_at_once(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", a=np.array([{}], dtype=object), b=np.zeros(1, complex), c=np.zeros(1))
+    with pytest.raises(
+        SourceError, match=r"(?s)column 'a' holds Python objects.*column 'b' has dtype complex"
+    ):
+        opened(tmp_path / "a.npz")
+
+
 def test_unknown_format_lists_the_known_ones() -> None:
     with pytest.raises(InputError, match="npy, npz, parquet, csv, arrow"):
         find_sources(["x"], "tsv")

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, ClassVar, cast
 
@@ -41,9 +41,7 @@ class NpzSource:
             raise SourceError(f"{path}: all arrays must have the same number of rows. Received: {counts}")
         self._headers = headers
         self._rows = next(iter(rows.values()))
-        self.columns: tuple[Column, ...] = tuple(
-            check_column(path, name, header.dtype, header.shape[1:]) for name, header in headers.items()
-        )
+        self.columns: tuple[Column, ...] = _columns(path, headers)
 
     def blocks(self, block_bytes: int) -> Iterator[Block]:
         size = self.path.stat().st_size
@@ -62,6 +60,19 @@ class NpzSource:
                     for column, part in zip(self.columns, parts, strict=True)
                 }
                 yield Block(values, len(parts[0]), size * done // self._rows)
+
+
+def _columns(path: Path, headers: Mapping[str, ArrayHeader]) -> tuple[Column, ...]:
+    """Returns the columns of all arrays. Raises SourceError with what is wrong with each."""
+    columns, problems = [], []
+    for name, header in headers.items():
+        try:
+            columns.append(check_column(path, name, header.dtype, header.shape[1:]))
+        except SourceError as error:
+            problems.append(error.message)
+    if problems:
+        raise SourceError("\n".join(problems))
+    return tuple(columns)
 
 
 def _checked_blocks(
