@@ -122,6 +122,21 @@ def test_a_full_disk_is_told_and_leaves_nothing(paths: Paths, tmp_path: Path) ->
     assert files(paths) == [] and Catalog(paths).caches() == []
 
 
+def test_thousands_of_columns_need_few_files_open(paths: Paths, tmp_path: Path) -> None:
+    names = [f"c{i}" for i in range(1500)]
+    texts = [f"t{i}" for i in range(20)]
+    rows = [[*(str(row + i) for i in range(1500)), *(f"x{row}" for _ in texts)] for row in range(40)]
+    (tmp_path / "wide.csv").write_text("\n".join(map(",".join, [[*names, *texts], *rows])) + "\n")
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+
+    done = insitu("import", "a", str(tmp_path / "wide.csv"), preexec_fn=limit)
+    assert done.returncode == 0, done.stderr
+    (described,) = json.loads(succeed("caches", "--json"))
+    assert described["rows"] == 40 and len(described["columns"]) == 1520
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_a_device_that_is_really_full(paths: Paths, tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros(200_000))

@@ -176,6 +176,7 @@ class _ChecksumSink(_MeasuringSink):
         self._file = file
         self._written = written
         self._skipped = skipped
+        self._unannounced = 0
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
@@ -193,7 +194,10 @@ class _ChecksumSink(_MeasuringSink):
             self.crc32 = zlib.crc32(part, self.crc32)
             while part:
                 part = part[self._file.write(part) :]
-            self._written()
+            self._unannounced += len(view[start : start + _SLICE_BYTES])
+            if self._unannounced >= _SLICE_BYTES:
+                self._written()
+                self._unannounced = 0
 
 
 def take(values: Any, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
