@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -221,6 +223,74 @@ def test_the_commands_from_end_to_end(paths: Paths, tmp_path: Path) -> None:
     assert refused.returncode == 2 and "--force" in refused.stderr
     succeed("down", "--force")
     assert json.loads(succeed("caches", "--json")) == [] and files(paths) == []
+
+
+def obey_permissions() -> None:
+    """Takes from a process of root what lets it pass over the permissions of files."""
+    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+        ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+
+
+def read_only_home(paths: Paths) -> None:
+    paths.home.mkdir()
+    paths.home.chmod(0o500)
+
+
+def home_is_a_file(paths: Paths) -> None:
+    paths.home.write_text("")
+
+
+def home_below_a_file(paths: Paths) -> None:
+    paths.home.write_text("")
+    os.environ["INSITU_HOME"] = str(paths.home / "below" / "it")
+
+
+def home_nowhere(paths: Paths) -> None:
+    os.environ["INSITU_HOME"] = "/proc/nothing"
+
+
+def read_only_store(paths: Paths) -> None:
+    succeed("up", "--nodes", "1")
+    paths.node("node-0").chmod(0o500)
+
+
+@pytest.mark.parametrize(
+    "prepare", [read_only_home, home_is_a_file, home_below_a_file, home_nowhere, read_only_store]
+)
+@pytest.mark.parametrize("command", ["import", "up"])
+def test_a_home_that_cannot_be_used_is_named(
+    prepare: Callable[[Paths], None],
+    command: str,
+    paths: Paths,
+    source: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("INSITU_HOME", str(paths.home))
+    prepare(paths)
+    arguments = ("import", "a", source) if command == "import" else ("up", "--nodes", "2")
+    if command == "up" and prepare is read_only_store:
+        paths.nodes.chmod(0o500)
+    done = insitu(*arguments, preexec_fn=obey_permissions)
+    assert "Traceback" not in done.stderr and done.returncode == 2, done.stderr
+    assert "INSITU_HOME must be a folder that insitu can write to. Received:" in done.stderr
+    if paths.staging.is_dir():
+        assert not list(paths.staging.iterdir())
+
+
+@pytest.mark.parametrize("closed", ["file", "folder", "deep folder", "parent"])
+def test_a_source_without_permission_is_named(closed: str, paths: Paths, tmp_path: Path) -> None:
+    (tmp_path / "data" / "deep").mkdir(parents=True)
+    np.save(tmp_path / "data" / "deep" / "a.npy", np.zeros(3))
+    file = tmp_path / "data" / "deep" / "a.npy"
+    what = {"file": file, "folder": tmp_path / "data", "deep folder": file.parent, "parent": file.parent}
+    what[closed].chmod(0)
+    try:
+        given = file if closed in ("file", "parent") else tmp_path / "data"
+        done = insitu("import", "a", str(given), preexec_fn=obey_permissions)
+    finally:
+        what[closed].chmod(0o700)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "can't be read: Permission denied" in done.stderr and str(what[closed]) in done.stderr
 
 
 @pytest.mark.parametrize(

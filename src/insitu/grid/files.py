@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import time
@@ -11,9 +12,22 @@ from pathlib import Path
 from typing import IO
 
 from insitu.durable import NO_ROOM, replace_file, staged_file, write_synced
-from insitu.errors import CacheBusy, StorageFull
+from insitu.errors import CacheBusy, GridError, InputError, StorageFull
 from insitu.paths import Paths
 
+_REFUSALS = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENOTDIR,
+        errno.EEXIST,
+        errno.ENOENT,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+    }
+)
+"""What the system says of a path that can't be used as it is, whoever tries again."""
 _CLEANING_SECONDS = 0.5
 """How long a lock is waited for that may be held by a clean-up, which takes microseconds."""
 
@@ -30,6 +44,33 @@ def full_disk_as_error(where: Path) -> Iterator[None]:
             f"No room is left for {where} ({os.strerror(error.errno or 0)}). Nothing of it was kept. Free "
             f"some space, or put INSITU_HOME on a larger device"
         ) from error
+
+
+@contextlib.contextmanager
+def home_errors(home: Path) -> Iterator[None]:
+    """Turns the system's refusal of a file or folder of INSITU_HOME into InputError.
+
+    Too many open files become GridError. Errors about other paths pass.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise GridError(
+                f"Too many files are open ({error.strerror}). Allow this process more of them, such as "
+                f"`ulimit -n 65536`, then try again"
+            ) from error
+        path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else None
+        if error.errno not in _REFUSALS or path is None or not _related(path, home):
+            raise
+        raise InputError(
+            f"INSITU_HOME must be a folder that insitu can write to. Received: {home}, where {path} can't be "
+            f"used ({error.strerror}). Set INSITU_HOME to another folder, or correct who owns it"
+        ) from error
+
+
+def _related(path: Path, home: Path) -> bool:
+    return path.is_relative_to(home) or home.is_relative_to(path)
 
 
 def publish_file(target: Path, data: bytes) -> None:

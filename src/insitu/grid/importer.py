@@ -17,14 +17,14 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from insitu.durable import sync_folder
+from insitu.durable import NO_ROOM, sync_folder
 from insitu.errors import CacheBusy, CacheExists, GridError, InputError, SourceError
 from insitu.grid.affinity import (
     check_split,
@@ -36,7 +36,7 @@ from insitu.grid.affinity import (
     split_of_rows,
 )
 from insitu.grid.catalog import Catalog
-from insitu.grid.files import cache_locks, full_disk_as_error
+from insitu.grid.files import cache_locks, full_disk_as_error, home_errors
 from insitu.grid.partition import TEXT
 from insitu.grid.sources import find_sources, open_sources, stem
 from insitu.grid.sources.base import Block, Source, SourceOptions, describe_columns
@@ -99,29 +99,30 @@ def import_cache(
     into the cache, StorageFull; after any of them all is as it was before.
     """
     names, fractions = _names_and_fractions(name, split)
-    catalog = Catalog(paths)
-    _refuse_existing(catalog, names, overwrite)
-    files = find_sources(sources, format)
-    opened = open_sources(files, SourceOptions(column=column))
-    topology = load_topology(paths)
-    plan = ImportPlan(
-        names=names,
-        fractions=fractions,
-        sources=tuple(opened),
-        columns=_columns(opened[0], label_from_filename),
-        labels=tuple(sorted({stem(path) for path, _ in files})) if label_from_filename else (),
-        partitions=_check_partitions(partitions, topology),
-        backups=backups,
-        key=key,
-        topology=topology,
-        source_bytes=sum(path.stat().st_size for path, _ in files),
-    )
-    _check_key(plan)
-    owners_of_partition(0, topology, backups)
-    with cache_locks(paths, names):
+    with home_errors(paths.home):
+        catalog = Catalog(paths)
         _refuse_existing(catalog, names, overwrite)
-        sweep(paths, names)
-        return _import(paths, catalog, plan, overwrite, progress or (lambda rows, done, total: None))
+        files = find_sources(sources, format)
+        opened = open_sources(files, SourceOptions(column=column))
+        topology = load_topology(paths)
+        plan = ImportPlan(
+            names=names,
+            fractions=fractions,
+            sources=tuple(opened),
+            columns=_columns(opened[0], label_from_filename),
+            labels=tuple(sorted({stem(path) for path, _ in files})) if label_from_filename else (),
+            partitions=_check_partitions(partitions, topology),
+            backups=backups,
+            key=key,
+            topology=topology,
+            source_bytes=sum(path.stat().st_size for path, _ in files),
+        )
+        _check_key(plan)
+        owners_of_partition(0, topology, backups)
+        with cache_locks(paths, names):
+            _refuse_existing(catalog, names, overwrite)
+            sweep(paths, names)
+            return _import(paths, catalog, plan, overwrite, progress or (lambda rows, done, total: None))
 
 
 def _names_and_fractions(
@@ -271,7 +272,7 @@ def _spool(plan: ImportPlan, spools: Spools, progress: ProgressCallback) -> None
     rows = bytes_before = 0
     label_type = next((np.dtype(c.dtype) for c in plan.columns if c.name == LABEL and c.dtype != TEXT), None)
     for source in plan.sources:
-        for block in source.blocks(BLOCK_BYTES):
+        for block in _blocks(source):
             block = _labelled(plan, source, block)
             if label_type is not None and label_type.kind == "f":
                 _refuse_nan_labels(source, block, rows)
@@ -286,6 +287,16 @@ def _spool(plan: ImportPlan, spools: Spools, progress: ProgressCallback) -> None
                 f"{name} would have none of the {rows} row(s) of the sources. "
                 + ("Give its part of the split a larger fraction" if len(plan.names) > 1 else "")
             )
+
+
+def _blocks(source: Source) -> Iterator[Block]:
+    """Yields the blocks of a source. Raises SourceError where the system refuses to read it."""
+    try:
+        yield from source.blocks(BLOCK_BYTES)
+    except OSError as error:
+        if error.errno in NO_ROOM:  # of a temporary file that the source unpacks into
+            raise
+        raise SourceError(f"{source.path} can't be read: {error.strerror or error}") from error
 
 
 def _labelled(plan: ImportPlan, source: Source, block: Block) -> Block:

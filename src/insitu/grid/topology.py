@@ -12,7 +12,7 @@ import shutil
 
 from insitu.errors import GridError, InputError
 from insitu.grid.catalog import Catalog
-from insitu.grid.files import cache_locks, publish_file
+from insitu.grid.files import cache_locks, home_errors, publish_file
 from insitu.paths import Paths
 from insitu.spec import NodeId, Topology
 
@@ -53,9 +53,10 @@ def bring_up(paths: Paths, nodes: int) -> Topology:
             f"{', '.join(sorted({owning[node].name for node in gone}))}. Ask for more nodes, or drop all "
             f"stores with `insitu down --force` first"
         )
-    for node in topology.nodes:
-        paths.node(node).mkdir(parents=True, exist_ok=True)
-    publish_file(paths.topology, json.dumps({"nodes": topology.nodes}).encode())
+    with home_errors(paths.home):
+        for node in topology.nodes:
+            paths.node(node).mkdir(parents=True, exist_ok=True)
+        publish_file(paths.topology, json.dumps({"nodes": topology.nodes}).encode())
     return topology
 
 

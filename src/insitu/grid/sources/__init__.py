@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -48,30 +49,53 @@ def find_sources(sources: Sequence[str], format: str | None) -> list[tuple[Path,
 
 def _expand(source: str, format: str | None) -> list[tuple[Path, str]]:
     path = Path(source)
-    if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.is_file() and not _hidden(p.relative_to(path)))
-        known = [(p, kind) for p in files if (kind := _format_of(p)) and format in (None, kind)]
+    mode = _mode(path)
+    if mode is None:
+        if not glob.has_magic(source):
+            raise SourceError(f"{source} doesn't exist")
+        matches = sorted(glob.glob(source, recursive=True))
+        if not matches:
+            raise SourceError(f"No file matches {source}")
+        return [pair for match in matches for pair in _expand(match, format)]
+    if stat.S_ISDIR(mode):
+        known = [(p, kind) for p in _files_below(path) if (kind := _format_of(p)) and format in (None, kind)]
         if not known:
             raise SourceError(f"Folder {source} holds no file that ends in {_suffixes(format)}")
         return known
-    if path.exists():
-        kind = format or _format_of(path)
-        if kind is None:
-            raise SourceError(
-                f"The format of {source} is unknown: its name ends in none of {_suffixes(None)}. Name "
-                f"it with --format {'|'.join(FORMATS)}"
-            )
-        return [(path, kind)]
-    if not glob.has_magic(source):
-        raise SourceError(f"{source} doesn't exist")
-    matches = sorted(glob.glob(source, recursive=True))
-    if not matches:
-        raise SourceError(f"No file matches {source}")
-    return [pair for match in matches for pair in _expand(match, format)]
+    kind = format or _format_of(path)
+    if kind is None:
+        raise SourceError(
+            f"The format of {source} is unknown: its name ends in none of {_suffixes(None)}. Name "
+            f"it with --format {'|'.join(FORMATS)}"
+        )
+    return [(path, kind)]
 
 
-def _hidden(path: Path) -> bool:
-    return any(part.startswith((".", "_")) for part in path.parts)
+def _mode(path: Path) -> int | None:
+    """Returns what kind of file `path` is, as in `stat`; None where there is none. Raises SourceError."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise SourceError(f"{path} can't be read: {error.strerror}") from error
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """Returns all files at any depth but hidden ones. Raises SourceError where a folder can't be listed."""
+
+    def refuse(error: OSError) -> None:
+        raise SourceError(f"Folder {error.filename} can't be read: {error.strerror}") from error
+
+    found = []
+    for parent, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not _is_hidden(name)]
+        found += [Path(parent) / name for name in names if not _is_hidden(name)]
+    return sorted(path for path in found if path.is_file())
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith((".", "_"))
 
 
 def _format_of(path: Path) -> str | None:
