@@ -112,6 +112,18 @@ def test_killed_anywhere_the_cache_is_whole_and_the_next_import_cleans_up(
     assert len(files(paths)) == 16
 
 
+@pytest.mark.parametrize("command", ["nodes", "caches"])
+def test_what_a_killed_import_left_is_removed_and_told(command: str, paths: Paths, source: str) -> None:
+    child = CHILD.replace("{point}", POINTS["after half of the partitions"]).replace("backups=1", "backups=0")
+    killed = subprocess.run([sys.executable, "-c", child, source], timeout=DEADLINE)
+    assert killed.returncode == -signal.SIGKILL and files(paths)
+    listed = insitu(command, "--json")
+    assert listed.returncode == 0 and json.loads(listed.stdout) is not None
+    assert "Removed" in listed.stderr and "that an interrupted import had left" in listed.stderr
+    assert not files(paths)
+    assert insitu(command).stderr.count("Removed") == 0
+
+
 def test_a_full_disk_is_told_and_leaves_nothing(paths: Paths, tmp_path: Path) -> None:
     """A limit on the size of files stands for a full disk: the same calls fail."""
     np.save(tmp_path / "a.npy", np.zeros(200_000))

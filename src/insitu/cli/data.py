@@ -156,13 +156,15 @@ def _shown_progress(cache: str) -> Iterator[_Progress]:
 
 
 def caches(as_json: JsonOption = False) -> None:
-    """Lists the caches.
+    """Lists the caches. Removes what imports that were killed have left.
 
     Example: insitu caches
     """
     from insitu.grid import Catalog
 
-    _print_caches(Catalog(Paths.default()).caches(), as_json)
+    paths = Paths.default()
+    _remove_leftovers(paths)
+    _print_caches(Catalog(paths).caches(), as_json)
 
 
 def _print_caches(specs: list[CacheSpec], as_json: bool) -> None:
@@ -329,14 +331,24 @@ def down(
     tell(f"{len(topology.nodes)} node(s) down: {', '.join(topology.nodes)}")
 
 
+def _remove_leftovers(paths: Paths) -> None:
+    from insitu.grid import sweep
+
+    with contextlib.suppress(OSError):  # such as a home that this user may only read
+        removed = sweep(paths)
+        if removed:
+            tell(f"Removed {size_text(removed)} in {paths.staging} that an interrupted import had left.")
+
+
 def nodes(as_json: JsonOption = False) -> None:
-    """Lists the nodes, with what they store.
+    """Lists the nodes, with what they store. Removes what imports that were killed have left.
 
     Example: insitu nodes
     """
     from insitu.grid import Catalog, load_topology
 
     paths = Paths.default()
+    _remove_leftovers(paths)
     stored = Catalog(paths).stored()
     listed: list[dict[str, Any]] = []
     for node in load_topology(paths).nodes:

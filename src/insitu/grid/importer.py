@@ -135,11 +135,11 @@ def _names_and_fractions(
     return tuple(check_cache_name(f"{name}/{part}") for part in split), tuple(split.values())
 
 
-def sweep(paths: Paths, locked: Sequence[str] = ()) -> None:
+def sweep(paths: Paths, locked: Sequence[str] = ()) -> int:
     """Removes what dead imports left: staging, and version folders that the catalogue doesn't know.
 
     Leaves alone what belongs to an import that is alive. `locked` are caches that the caller has locked;
-    others are locked for the instant that it takes to rename what is dead.
+    others are locked for the instant that it takes to rename what is dead. Returns the bytes removed.
     """
     caches = {cache_name_of_folder(store.name) for node in _folders(paths.nodes) for store in _folders(node)}
     caches |= {cache_name_of_folder(folder.name) for folder in _folders(paths.staging)}
@@ -152,9 +152,12 @@ def sweep(paths: Paths, locked: Sequence[str] = ()) -> None:
             paths.staging.mkdir(parents=True, exist_ok=True)
             for folder in _dead_folders(paths, cache):
                 folder.rename(paths.doomed(secrets.token_hex(8)))
+    removed = 0
     for folder in _folders(paths.staging):
         if not cache_name_of_folder(folder.name):
+            removed += sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
             shutil.rmtree(folder, ignore_errors=True)
+    return removed
 
 
 def _dead_folders(paths: Paths, cache: str) -> list[Path]:
