@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from insitu.cli.console import print_json, print_table, tell
-from insitu.errors import InputError
+from insitu.errors import InputError, JobEnded
 from insitu.paths import Paths
 
 if TYPE_CHECKING:
@@ -319,7 +319,10 @@ def up(nodes: Annotated[int, typer.Option(help="How many simulated nodes.")] = 1
 
 
 def down(
-    force: Annotated[bool, typer.Option("--force", "--yes", help="Also where stores hold caches.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", "--yes", help="Delete caches, too, and stop running jobs first."),
+    ] = False,
 ) -> None:
     """Takes the nodes down and deletes their stores, with all caches in them.
 
@@ -327,8 +330,27 @@ def down(
     """
     from insitu.grid import take_down
 
-    topology = take_down(Paths.default(), force=force)
+    paths = Paths.default()
+    _stop_jobs(paths, force=force)
+    topology = take_down(paths, force=force)
     tell(f"{len(topology.nodes)} node(s) down: {', '.join(topology.nodes)}")
+
+
+def _stop_jobs(paths: Paths, *, force: bool) -> None:
+    """Stops the running jobs, whose data would go. Raises InputError, which names them, without `force`."""
+    from insitu.cli.jobs import stop_and_wait
+    from insitu.cluster import is_running, job_ids
+
+    running = [job for job in job_ids(paths) if is_running(paths.job(job))]
+    if running and not force:
+        raise InputError(
+            f"The stores are in use by {len(running)} running job(s): {', '.join(running)}. Stop them with "
+            f"`insitu stop JOB_ID`; `insitu down --force` stops them and deletes all caches"
+        )
+    for job in running:
+        tell(f"Stopping {job}, whose data goes.")
+        with contextlib.suppress(JobEnded):
+            stop_and_wait(paths.job(job))
 
 
 def _remove_leftovers(paths: Paths) -> None:

@@ -251,9 +251,15 @@ def stop(job_id: JobArgument) -> None:
 
         insitu stop digits-3fa9c1
     """
-    from insitu.cluster import find_job, is_running, read_status, stop_job
+    from insitu.cluster import find_job
 
-    job = find_job(Paths.default(), job_id)
+    stop_and_wait(find_job(Paths.default(), job_id))
+
+
+def stop_and_wait(job: JobPaths) -> None:
+    """Stops a job and waits until nothing of it runs any more. Raises JobEnded where it has ended already."""
+    from insitu.cluster import is_running, read_status, stop_job
+
     stop_job(job)
     while is_running(job):
         time.sleep(0.05)
