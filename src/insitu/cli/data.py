@@ -23,7 +23,8 @@ _IMPORT_HELP = """
 Reads SOURCE files into a new version of CACHE, split into partitions over the nodes.
 
 A SOURCE is a file, a folder or a glob: .npy, .npz, Parquet, CSV or Arrow IPC. The old version stands
-until the new one is whole. Options may also follow SOURCE.
+until the new one is whole. Options may also follow SOURCE. Caches lie in the folder $INSITU_HOME, by default
+~/.insitu.
 
 Examples:
 
@@ -300,7 +301,8 @@ def size_text(size: int) -> str:
 def up(nodes: Annotated[int, typer.Option(help="How many simulated nodes.")] = 1) -> None:
     """Brings up simulated nodes on this machine, each with a store of its own.
 
-    Caches that exist stay where they are; import them again with --overwrite to spread them.
+    Caches that exist stay where they are; import them again with --overwrite to spread them. Stores lie in
+    the folder $INSITU_HOME, by default ~/.insitu.
 
     Example: insitu up --nodes 3
     """
@@ -364,6 +366,8 @@ def _remove_leftovers(paths: Paths) -> None:
 
 def nodes(as_json: JsonOption = False) -> None:
     """Lists the nodes, with what they store. Removes what imports that were killed have left.
+
+    Stores lie in the folder $INSITU_HOME, by default ~/.insitu.
 
     Example: insitu nodes
     """

@@ -24,6 +24,7 @@ Starts a training job on the nodes that hold CACHE, and streams its output.
 JOB_DIR is a folder or a .zip that holds the script; the job runs a copy of it. Options come before CACHE:
 everything after JOB_CMD belongs to the script. Ctrl-C detaches, the job goes on. The exit code is that of
 the training (128 + the signal's number if a signal ended it, 124 if it stood still, 143 if it was stopped).
+Jobs and caches lie in the folder $INSITU_HOME, by default ~/.insitu.
 
 Examples:
 
