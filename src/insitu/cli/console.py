@@ -22,9 +22,10 @@ def painted(text: str, colour: int, stream: TextIO) -> str:
     return f"\x1b[{colour}m{text}\x1b[0m" if wants_colour(stream) else text
 
 
-def complain(message: str) -> None:
-    """An error, for the user to read."""
-    sys.stderr.write(f"{painted('error:', _RED, sys.stderr)} {message}\n")
+def print_error(message: str) -> None:
+    """Prints an error on stderr. What a terminal would obey, such as bytes of a file, is escaped."""
+    shown = "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in message)
+    sys.stderr.write(f"{painted('error:', _RED, sys.stderr)} {shown}\n")
 
 
 def tell(message: str) -> None:

@@ -82,6 +82,11 @@ def test_errors_become_exit_codes(
     assert capsys.readouterr().err == ("error: what\n" if code == 2 else "")
 
 
-def test_complaints_are_plain_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    console.complain("wrong")
+def test_errors_are_plain_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_error("wrong")
     assert capsys.readouterr().err == "error: wrong\n"
+
+
+def test_errors_do_not_drive_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_error("a\n\tb é \x1b[31m\x89PNG\r\0")
+    assert capsys.readouterr().err == "error: a\n\tb é \\x1b[31m\\x89PNG\\r\\x00\n"

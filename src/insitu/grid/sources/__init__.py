@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import stat
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -22,6 +24,10 @@ FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "arrow": ("ipc", "IpcSource", (".arrow", ".feather", ".ipc", ".arrows")),
 }
 """Format -> (module, class, suffixes). A test checks it against the classes."""
+_CONVERT = (
+    "Images, TFRecord, JSON lines and other formats aren't supported: convert them, such as images to one "
+    ".npy [rows, height, width, channels] per class, and tables to Parquet"
+)
 
 
 def find_sources(sources: Sequence[str], format: str | None) -> list[tuple[Path, str]]:
@@ -48,6 +54,7 @@ def find_sources(sources: Sequence[str], format: str | None) -> list[tuple[Path,
 
 
 def _expand(source: str, format: str | None) -> list[tuple[Path, str]]:
+    _refuse_addresses(source)
     path = Path(source)
     mode = _mode(path)
     if mode is None:
@@ -60,15 +67,49 @@ def _expand(source: str, format: str | None) -> list[tuple[Path, str]]:
     if stat.S_ISDIR(mode):
         known = [(p, kind) for p in _files_below(path) if (kind := _format_of(p)) and format in (None, kind)]
         if not known:
-            raise SourceError(f"Folder {source} holds no file that ends in {_suffixes(format)}")
+            raise SourceError(
+                f"Folder {source} holds no file that ends in {_suffixes(format)}. Received: "
+                f"{_describe_files(_files_below(path))}. {_CONVERT}"
+            )
         return known
+    if not stat.S_ISREG(mode):
+        raise SourceError(
+            f"{source} must be a file or a folder. Received: {_kind_of_file(mode)}. Write what comes from it "
+            f"to a file first"
+        )
     kind = format or _format_of(path)
     if kind is None:
         raise SourceError(
-            f"The format of {source} is unknown: its name ends in none of {_suffixes(None)}. Name "
-            f"it with --format {'|'.join(FORMATS)}"
+            f"The format of {source} is unknown: its name ends in none of {_suffixes(None)}. If it has one "
+            f"of these formats, name it with --format {'|'.join(FORMATS)}. {_CONVERT}"
         )
     return [(path, kind)]
+
+
+def _refuse_addresses(source: str) -> None:
+    """Raises SourceError for what is no path: nothing at all, or the address of something elsewhere."""
+    if not source.strip():
+        raise SourceError(
+            f"A SOURCE is a file, a folder or a glob; `.` is the current folder. Received: {source!r}"
+        )
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", source) and not Path(source).exists():
+        raise SourceError(
+            f"Remote addresses aren't supported yet. Received: {source}. Copy the data to a local disk, or "
+            f"mount it there, and give its path"
+        )
+
+
+def _kind_of_file(mode: int) -> str:
+    if stat.S_ISFIFO(mode):
+        return "a FIFO"
+    return "a socket" if stat.S_ISSOCK(mode) else "a device"
+
+
+def _describe_files(files: Sequence[Path]) -> str:
+    """Returns such as `12 .png, 1 .txt`, the most frequent first."""
+    counts = Counter(path.suffix.lower() or "without a suffix" for path in files)
+    named = [f"{count} {suffix}" for suffix, count in counts.most_common(5)]
+    return ", ".join(named) + (", ..." if len(counts) > 5 else "") if files else "no files"
 
 
 def _mode(path: Path) -> int | None:
