@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from insitu.cli.console import print_json, print_table, tell
-from insitu.errors import InputError, JobEnded
+from insitu.errors import GridError, InputError, JobEnded
 from insitu.paths import Paths
 
 if TYPE_CHECKING:
@@ -54,7 +54,9 @@ def import_command(
         str | None,
         typer.Option(help="npy, npz, parquet, csv or arrow.", show_default="by the files' suffixes"),
     ] = None,
-    column: Annotated[str, typer.Option(help="The column that the values of .npy files make.")] = "x",
+    column: Annotated[
+        str | None, typer.Option(help="The column that the values of .npy files make.", show_default="x")
+    ] = None,
     key: Annotated[
         str | None,
         typer.Option(help="Column whose hash chooses the partition.", show_default="the row's index"),
@@ -73,10 +75,11 @@ def import_command(
 ) -> None:
     from insitu.grid import import_cache
 
+    paths = Paths.default()
     started = time.monotonic()
-    with _shown_progress(cache) as progress:
+    with _interruption_explained(paths), _shown_progress(cache) as progress:
         published = import_cache(
-            Paths.default(),
+            paths,
             cache,
             sources,
             partitions=partitions,
@@ -93,6 +96,29 @@ def import_command(
     speed = progress.bytes_done / 1e6 / seconds
     tell(f"Imported {sum(c.rows for c in published):,} rows in {seconds:.1f} s ({speed:.0f} MB/s)")
     _print_caches(published, as_json)
+
+
+@contextlib.contextmanager
+def _interruption_explained(paths: Paths) -> Iterator[None]:
+    """Says what has become of an import that the user interrupts."""
+    from insitu.grid import Catalog
+
+    def versions() -> dict[str, int]:
+        with contextlib.suppress(OSError, GridError):  # which the import itself will report
+            return {cache.name: cache.version for cache in Catalog(paths).caches()}
+        return {}
+
+    before = versions()
+    try:
+        yield
+    except KeyboardInterrupt:
+        changed = versions() != before
+        tell(
+            "\nInterrupted just after the import was complete: the new version stands."
+            if changed
+            else "\nInterrupted: nothing was imported, all caches are as they were before."
+        )
+        raise
 
 
 def parse_split(text: str) -> dict[str, float]:

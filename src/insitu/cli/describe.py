@@ -11,7 +11,7 @@ import typer
 
 from insitu.cli.console import clock, duration, print_json, print_table, tell, where
 from insitu.cli.jobs import complete_cache, complete_job, job_summary
-from insitu.errors import UnknownCache, UnknownJob
+from insitu.errors import InputError, UnknownCache, UnknownJob
 from insitu.paths import Paths
 
 if TYPE_CHECKING:
@@ -61,11 +61,23 @@ def describe(
         except UnknownJob as error:
             _neither(paths, name, error)
         else:
+            _refuse_options(f"{name} is a job", "a cache", {"--verify": verify})
             describe_job(job, as_json=as_json, ledger=ledger, events=events)
             return
     from insitu.cli.data import describe_cache
 
+    _refuse_options(f"{name} is a cache", "a job", {"--ledger": ledger, "--events": events})
     describe_cache(name, as_json, verify)
+
+
+def _refuse_options(fact: str, other: str, options: dict[str, bool]) -> None:
+    given = [option for option, value in options.items() if value]
+    if given:
+        raise InputError(
+            f"{' and '.join(options)} can be asked of {other} only, and {fact}. Received: {' '.join(given)}. "
+            f"Leave it out, or name {other}: `insitu {'caches' if other == 'a cache' else 'ps --all'}` lists "
+            f"them"
+        )
 
 
 def _neither(paths: Paths, name: str, no_job: UnknownJob) -> None:

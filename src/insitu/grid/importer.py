@@ -80,7 +80,7 @@ def import_cache(
     partitions: int | None = None,
     backups: int = 0,
     format: str | None = None,
-    column: str = "x",
+    column: str | None = None,
     key: str | None = None,
     label_from_filename: bool = False,
     overwrite: bool = False,
@@ -89,10 +89,10 @@ def import_cache(
 ) -> list[CacheSpec]:
     """Imports `sources` as a new version of cache `name`; returns what was published.
 
-    `partitions` defaults to 8 or more, the same number on each node. `column` names the values of
-    `.npy` files. `key` is the column whose hash chooses a row's partition; None: its index in all sources,
-    in the order of their paths. `label_from_filename` adds an int64 column `label`, the index of the
-    file's name (without suffix) among all of them, sorted. `split` such as {"train": 0.9, "test": 0.1}
+    `partitions` defaults to 8 or more, the same number on each node. `column` names the values of `.npy`
+    files, "x" unless given. `key` is the column whose hash chooses a row's partition; None: its index in
+    all sources, in the order of their paths. `label_from_filename` adds an int64 column `label`, the index of
+    the file's name (without suffix) among all of them, sorted. `split` such as {"train": 0.9, "test": 0.1}
     makes NAME/train and NAME/test instead, by a hash of the same, published together.
 
     Raises InputError or SourceError for bad input, CacheExists, CacheBusy while another process imports
@@ -103,7 +103,7 @@ def import_cache(
         catalog = Catalog(paths)
         _refuse_existing(catalog, names, overwrite)
         files = find_sources(sources, format)
-        opened = open_sources(files, SourceOptions(column=column))
+        opened = open_sources(files, _source_options(files, column))
         topology = load_topology(paths)
         plan = ImportPlan(
             names=names,
@@ -123,6 +123,18 @@ def import_cache(
             _refuse_existing(catalog, names, overwrite)
             sweep(paths, names)
             return _import(paths, catalog, plan, overwrite, progress or (lambda rows, done, total: None))
+
+
+def _source_options(files: Sequence[tuple[Path, str]], column: str | None) -> SourceOptions:
+    if column is None:
+        return SourceOptions()
+    other = next((f"{path} of format {kind}" for path, kind in files if kind != "npy"), None)
+    if other is not None:
+        raise InputError(
+            f"--column names the values of .npy files; other files name their columns themselves. Received: "
+            f"--column {column} for {other}. Leave it out"
+        )
+    return SourceOptions(column=column)
 
 
 def _names_and_fractions(
