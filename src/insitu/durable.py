@@ -81,8 +81,9 @@ def write_pages(path: Path, pages: memoryview, size: int) -> None:
 
 @contextlib.contextmanager
 def published(folder: Path, name: str) -> Iterator[Path]:
-    """A new folder to be filled, which becomes `folder`/`name` by one rename, so that it survives a power
-    cut; what had the name before is removed.
+    """Yields a new folder to be filled, which becomes `folder`/`name` by one rename and survives a power cut.
+
+    What had the name before is removed.
 
     After an error nothing is left of it. One process at a time publishes in `folder`: what those before it
     left half-written is removed first. Raises OSError.
@@ -138,13 +139,13 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def seal(state: Any) -> bytes:
-    """`state` as JSON, with a checksum of it."""
+    """Returns `state` as JSON, with a checksum of it."""
     text = json.dumps(state)
     return json.dumps({"crc32": zlib.crc32(text.encode()), "state": text}).encode()
 
 
 def unseal(data: bytes) -> Any:
-    """What `seal` was given. Raises ValueError, KeyError or TypeError where it isn't that any more."""
+    """Returns what `seal` was given. Raises ValueError, KeyError or TypeError if `data` is anything else."""
     outer = json.loads(data)
     if zlib.crc32(outer["state"].encode()) != outer["crc32"]:
         raise ValueError("its checksum doesn't match")
@@ -152,7 +153,7 @@ def unseal(data: bytes) -> Any:
 
 
 def _past_the_cache(descriptor: int, wanted: bool) -> bool:
-    """Whether writing to the file has now been changed to go past the system's cache, or no longer to."""
+    """Makes writes to the file bypass the system's cache, or no longer. Returns whether that is new."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     if bool(flags & _DIRECT) is wanted or not _DIRECT:
         return False

@@ -46,7 +46,7 @@ MEMORY = Path("/dev/shm")
 
 
 def default_home() -> Path:
-    """$INSITU_HOME, or ~/.insitu, absolute."""
+    """Returns $INSITU_HOME, or ~/.insitu, absolute."""
     return Path(os.environ.get(HOME_ENV) or "~/.insitu").expanduser().absolute()
 
 
@@ -55,7 +55,7 @@ def cache_folder_name(cache: str) -> str:
 
 
 def cache_name_of_folder(folder: str) -> str:
-    """The cache that `cache_folder_name` made `folder` of, or that a folder in staging belongs to."""
+    """Returns the cache that `folder`, in a store or in staging, belongs to."""
     return folder.partition("~")[0].replace("@", "/")
 
 
@@ -86,11 +86,11 @@ class Paths:
         return self.home / "staging"
 
     def staged(self, cache: str, token: str) -> StagedPaths:
-        """Where one import puts its half-written version of `cache`; no cache's name contains `~`."""
+        """Returns where one import puts its half-written version of `cache`; no cache's name contains `~`."""
         return StagedPaths(self.staging / f"{cache_folder_name(cache)}~{token}")
 
     def doomed(self, token: str) -> Path:
-        """A folder that belongs to no cache any more, on its way to be deleted."""
+        """Returns a folder that belongs to no cache any more, about to be deleted."""
         return self.staging / f"~{token}"
 
     def cache_lock(self, cache: str) -> Path:
@@ -113,7 +113,7 @@ class Paths:
         return self.version(node, cache, version) / partition_file_name(index)
 
     def verified(self, node: str, cache: str, version: int, index: int) -> Path:
-        """The record that this copy of the partition has been verified."""
+        """Returns the record that this copy of the partition has been verified."""
         return self.partition(node, cache, version, index).with_suffix(".verified")
 
     @property

@@ -80,7 +80,7 @@ class ProgressWriter:
 
 
 def read_progress(path: Path) -> Progress | None:
-    """The last word at `path`, or None where there is none."""
+    """Returns the last record at `path`, or None where there is none."""
     for _ in range(_TRIES):
         try:
             data = path.read_bytes()

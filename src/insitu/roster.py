@@ -57,7 +57,7 @@ class Roster:
         return tuple(member.address for member in self.members)
 
     def rank(self, task: TaskId, attempt: int | None = None) -> int | None:
-        """The rank of `task`, or None where it is no member (or only another `attempt` of it is)."""
+        """Returns the rank of `task`, or None where it is no member (or only another `attempt` of it is)."""
         for rank, member in enumerate(self.members):
             if member.task == task and attempt in (None, member.attempt):
                 return rank
@@ -100,7 +100,7 @@ def write_roster(path: Path, roster: Roster) -> None:
 
 
 def read_roster(path: Path) -> Roster | None:
-    """The newest roster, or None where there is none yet."""
+    """Returns the newest roster, or None where there is none yet."""
     try:
         return Roster.from_json(json.loads(path.read_text()))
     except FileNotFoundError:
@@ -116,7 +116,7 @@ class RosterWatch:
         self._roster: Roster | None = None
 
     def newest(self) -> Roster | None:
-        """The newest roster, the very same object while it stays the newest; None where there is none yet."""
+        """Returns the newest roster, the same object while it stays so; None where there is none yet."""
         try:
             found = os.stat(self._path)
         except FileNotFoundError:

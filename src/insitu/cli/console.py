@@ -14,7 +14,7 @@ _RED, _DIM = 31, 2
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """On a terminal, unless $NO_COLOR is set (https://no-color.org)."""
+    """Returns whether `stream` is a terminal and $NO_COLOR is not set (https://no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -29,7 +29,7 @@ def print_error(message: str) -> None:
 
 
 def tell(message: str) -> None:
-    """Something about the command rather than its result."""
+    """Prints on stderr what concerns the command rather than its result."""
     sys.stderr.write(f"{message}\n")
     sys.stderr.flush()
 
@@ -39,7 +39,7 @@ def print_json(value: Any) -> None:
 
 
 def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The header and the rows, with columns as wide as their widest cell."""
+    """Returns the header and the rows, with columns as wide as their widest cell."""
     table = [list(header), *(list(row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
@@ -49,14 +49,14 @@ def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[st
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """The header is dimmed on a terminal."""
+    """Prints a table; the header is dimmed on a terminal."""
     first, *lines = table_lines(header, rows)
     sys.stdout.write(f"{painted(first, _DIM, sys.stdout)}\n")
     sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
 def duration(seconds: float) -> str:
-    """Such as `42s`, `3m10s`, `2h05m`, `4d3h`."""
+    """Returns such as `42s`, `3m10s`, `2h05m`, `4d3h`."""
     whole = max(0, int(seconds))
     minutes, hours, days = whole // 60, whole // 3600, whole // 86400
     if days:
@@ -67,14 +67,14 @@ def duration(seconds: float) -> str:
 
 
 def where(progress: Mapping[str, int] | None) -> str:
-    """Such as `epoch 2 step 17`; `-` before training."""
+    """Returns such as `epoch 2 step 17`; `-` before training."""
     if not progress or progress["epoch"] < 0:
         return "-"
     return f"epoch {progress['epoch']} step {progress['step']}"
 
 
 def clock(at: float) -> str:
-    """Local date and time of `at`, in seconds since 1970."""
+    """Returns the local date and time of `at`, in seconds since 1970."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 

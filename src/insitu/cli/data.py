@@ -122,7 +122,7 @@ def _interruption_explained(paths: Paths) -> Iterator[None]:
 
 
 def parse_split(text: str) -> dict[str, float]:
-    """`train=0.9,test=0.1` as a dict. Raises InputError."""
+    """Returns `train=0.9,test=0.1` as a dict. Raises InputError."""
     split: dict[str, float] = {}
     for part in text.split(","):
         name, equals, fraction = part.partition("=")
@@ -152,7 +152,7 @@ class _Progress:
 
 @contextlib.contextmanager
 def _shown_progress(cache: str) -> Iterator[_Progress]:
-    """A progress bar on stderr where that is a terminal."""
+    """Shows a progress bar on stderr where that is a terminal."""
     if not sys.stderr.isatty():
         yield _Progress()
         return
@@ -220,7 +220,7 @@ def _print_caches(specs: list[CacheSpec], as_json: bool) -> None:
 
 
 def cache_summary(cache: CacheSpec) -> dict[str, Any]:
-    """What `insitu caches --json` says of one cache."""
+    """Returns one cache as `insitu caches --json` prints it."""
     return {
         "name": cache.name,
         "version": cache.version,

@@ -41,21 +41,21 @@ class Catalog:
         self._paths = paths
 
     def caches(self) -> list[CacheSpec]:
-        """The latest version of each cache, by name."""
+        """Returns the latest version of each cache, by name."""
         return self._select("WHERE latest = 1 ORDER BY cache")
 
     def stored(self) -> list[CacheSpec]:
-        """Every version whose partitions are kept: the latest, and older ones that a job holds on to."""
+        """Returns every version whose partitions are kept: the latest, and older ones that a job uses."""
         return self._select("ORDER BY cache, version")
 
     def find(self, name: str, version: int | None = None) -> CacheSpec | None:
-        """One version of a cache (None: the latest), or None where there is none."""
+        """Returns one version of a cache (None: the latest), or None where there is none."""
         where = "WHERE cache = ? AND " + ("latest = 1" if version is None else "version = ?")
         found = self._select(where, (name,) if version is None else (name, version))
         return found[0] if found else None
 
     def get(self, name: str, version: int | None = None) -> CacheSpec:
-        """One version of a cache (None: the latest). Raises UnknownCache, which names the nearest ones."""
+        """Returns one version of a cache (None: the latest). Raises UnknownCache, which names similar ones."""
         found = self.find(name, version)
         if found is not None:
             return found
@@ -113,7 +113,7 @@ class Catalog:
         self.remove_files(dropped)
 
     def pinned_by(self, cache: str, version: int | None = None) -> list[str]:
-        """The jobs that hold on to a version of `cache` (None: to any)."""
+        """Returns the jobs that use a version of `cache` (None: any version)."""
         with self._reading() as database:
             if database is None:
                 return []
@@ -162,7 +162,7 @@ class Catalog:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection | None]:
-        """A connection, or None where there is no catalogue yet."""
+        """Yields a connection, or None where there is no catalogue yet."""
         if not self._paths.catalog.exists():
             yield None
             return

@@ -65,14 +65,14 @@ class Dataset:
         self._element_spec: Structure = None
 
     def shuffle(self, seed: int | None = None) -> Dataset:
-        """Rows of each shard in an order of its own each epoch. `seed` in [0, 2**63); None: the job's."""
+        """Takes the rows of each shard in a new order each epoch. `seed` in [0, 2**63); None: the job's."""
         seed = self._context.seed if seed is None else seed
         if not 0 <= seed < 2**63:
             raise InputError(f"The seed of shuffle must be in [0, 2**63). Received: {seed}")
         return self._chained(replace(self._chain, seed=int(seed)))
 
     def batch(self, global_size: int) -> Dataset:
-        """`global_size` rows a step over all shards together, spread as evenly as can be.
+        """Takes `global_size` rows a step over all shards together, spread as evenly as can be.
 
         The last batch of each shard holds what is left. Raises InputError where a shard would get none.
         """
@@ -82,7 +82,7 @@ class Dataset:
         return self._chained(replace(self._chain, batch_size=int(global_size)))
 
     def map(self, fn: Callable[..., Any]) -> Dataset:
-        """`fn` of each batch of each shard: `fn(features, label)` where a batch is a tuple, else `fn(batch)`.
+        """Applies `fn` to each shard's batches: `fn(features, label)` if a batch is a tuple, else `fn(batch)`.
 
         It gets NumPy arrays of whole batches, never single rows, and returns any structure of arrays with
         as many rows. Several maps compose in their order.
@@ -161,7 +161,7 @@ class Dataset:
         return self._element_spec
 
     def shard_batches(self, shard: int, epoch: int, start_step: int = 0) -> Iterator[Batch]:
-        """The batches of one shard in one epoch, from `start_step` to `num_steps`, without reading the rest.
+        """Yields the batches of one shard in one epoch, from `start_step` on. Reads no others.
 
         Batches without rows follow where other shards last longer. Raises CorruptPartition.
         """
@@ -194,7 +194,7 @@ class Dataset:
             READS.publish()
 
     def shard_origins(self, shard: int, epoch: int, stop_step: int) -> tuple[tuple[int, Rows], ...]:
-        """Where the rows of the shard's first `stop_step` batches of `epoch` come from: each partition's
+        """Returns the origins of the rows of the shard's first `stop_step` batches of `epoch`: each partition's
         index and int64 row indices in it. Follows from (seed, epoch, shard) alone; no rows are read."""
         starts = self._table.starts(shard)
         held = self.shard_map.shards[shard]
@@ -209,7 +209,7 @@ class Dataset:
         return tuple((held[k], found) for k, found in ShuffledPlan(starts, rows, places).pieces(0))
 
     def __iter__(self) -> Iterator[Structure]:
-        """One epoch of this task's batches: each step's rows of its shards, in the order of the shards."""
+        """Yields this task's batches of one epoch: each step's rows of its shards, in their order."""
         epoch = next(self._epochs) if self.batch_size else 0
         streams = [self.shard_batches(shard, epoch) for shard in self.shards]
         for batches in zip(*streams, strict=True):
@@ -243,7 +243,7 @@ def dataset(
     paths: Paths | None = None,
     context: Context | None = None,
 ) -> Dataset:
-    """The rows of cache `name`, for this task's shards.
+    """Returns the rows of cache `name`, for this task's shards.
 
     A batch is `(features, label)` where the cache has column `label`, else `features`; features are one
     array for one column, a dict of arrays by column's name for several. `features` names the columns;

@@ -173,7 +173,7 @@ def sweep(paths: Paths, locked: Sequence[str] = ()) -> int:
 
 
 def _dead_folders(paths: Paths, cache: str) -> list[Path]:
-    """What lies about for `cache`, as long as nobody imports into it."""
+    """Returns the folders that dead imports into `cache` left, provided that nobody imports into it now."""
     known = {f"v{spec.version}" for spec in Catalog(paths).stored() if spec.name == cache}
     staged = [f for f in _folders(paths.staging) if cache_name_of_folder(f.name) == cache]
     stores = [
@@ -265,13 +265,13 @@ def _record_as_verified(paths: Paths, caches: Sequence[CacheSpec]) -> None:
 
 
 def _remove_unpublished(catalog: Catalog, versions: Sequence[CacheSpec]) -> None:
-    """Where we were interrupted just after the transaction, `versions` are published and must stay."""
+    """Removes the files of `versions`, but for those published just before an interruption."""
     with contextlib.suppress(GridError):
         catalog.remove_files([v for v in versions if catalog.find(v.name, v.version) is None])
 
 
 def _make_targets(paths: Paths, plan: ImportPlan, token: str) -> list[Path]:
-    """Each destination's file in the staged store of its primary owner, all of the first name first."""
+    """Returns each destination's file in the staged store of its primary owner; the first name's first."""
     targets = []
     for name in plan.names:
         for partition in range(plan.partitions):
@@ -283,7 +283,7 @@ def _make_targets(paths: Paths, plan: ImportPlan, token: str) -> list[Path]:
 
 
 def _spool(plan: ImportPlan, spools: Spools, progress: ProgressCallback) -> None:
-    """Step B."""
+    """Reads all sources into the spools (step B)."""
     rows = bytes_before = 0
     label_type = next((np.dtype(c.dtype) for c in plan.columns if c.name == LABEL and c.dtype != TEXT), None)
     for source in plan.sources:
@@ -350,7 +350,7 @@ def _destinations(plan: ImportPlan, block: Block, first_row: int) -> npt.NDArray
 def _seal(
     paths: Paths, catalog: Catalog, plan: ImportPlan, spools: Spools, token: str, index: int, name: str
 ) -> CacheSpec:
-    """Step C for one of the names."""
+    """Writes the partitions of one of the names (step C)."""
     staged = paths.staged(name, token)
     infos = []
     for partition in range(plan.partitions):
@@ -371,7 +371,7 @@ def _seal(
 
 
 def _move_into_stores(paths: Paths, staged: StagedPaths, cache: CacheSpec) -> None:
-    """Step D."""
+    """Renames the staged stores into the stores of their nodes (step D)."""
     for node in sorted({owner for p in cache.partitions for owner in p.owners}):
         source = staged.store(node)
         sync_folder(source)

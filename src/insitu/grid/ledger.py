@@ -80,7 +80,7 @@ class ShardLedger:
         self._pending_rows = 0
 
     def to_json(self) -> dict[str, Any]:
-        """`{"epoch", "shard", "complete", "partitions": {INDEX: {"rows", "checksum" (16 hex digits)}},
+        """Returns `{"epoch", "shard", "complete", "partitions": {INDEX: {"rows", "checksum" (16 hex digits)}},
         "left_out": {INDEX: rows}}`."""
         partitions = {
             str(index): {"rows": account.rows, "checksum": f"{account.checksum:016x}"}
@@ -96,7 +96,7 @@ class ShardLedger:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ShardLedger:
-        """The ledger that `to_json` gave. Raises GridError where it isn't one."""
+        """Returns the ledger that `to_json` was called on. Raises GridError for other data."""
         try:
             ledger = cls(int(data["epoch"]), int(data["shard"]))
             ledger.complete = bool(data["complete"])
@@ -110,7 +110,7 @@ class ShardLedger:
 
     @classmethod
     def published(cls, job: JobPaths, epoch: int, shard: int) -> ShardLedger | None:
-        """What was published of one shard in one epoch; None where nothing was that can be read."""
+        """Returns what was published of one shard in one epoch; None if nothing that can be read was."""
         try:
             return cls.from_json(json.loads(job.epoch_ledger(epoch, shard).read_text()))
         except (OSError, ValueError, GridError):
@@ -122,13 +122,13 @@ class ShardLedger:
 
 
 def checksum_of_rows(rows: npt.NDArray[np.int64]) -> int:
-    """The sum, modulo 2**64, of the hashes of these row indices; their order doesn't matter."""
+    """Returns the sum, modulo 2**64, of the hashes of these row indices; their order doesn't matter."""
     return int(splitmix64(rows.astype(np.uint64)).sum(dtype=np.uint64))
 
 
 @functools.lru_cache(maxsize=4096)
 def checksum_of_all_rows(rows: int) -> int:
-    """`checksum_of_rows` of 0, 1, ..., rows - 1."""
+    """Returns `checksum_of_rows` of 0, 1, ..., rows - 1."""
     total = 0
     for start in range(0, rows, _CHUNK_ROWS):
         total += checksum_of_rows(np.arange(start, min(rows, start + _CHUNK_ROWS)))
@@ -136,7 +136,7 @@ def checksum_of_all_rows(rows: int) -> int:
 
 
 def read_ledgers(job: JobPaths) -> list[ShardLedger]:
-    """All ledgers that the tasks of a job have published, by epoch and shard. Raises GridError."""
+    """Returns all ledgers that the tasks of a job have published, by epoch and shard. Raises GridError."""
     ledgers = []
     for path in sorted(job.ledger.glob("epoch-*.json")):
         try:
@@ -204,7 +204,7 @@ class EpochAudit:
 
 
 def audit(cache: CacheSpec, shard_map: ShardMap, ledgers: Iterable[ShardLedger]) -> list[EpochAudit]:
-    """What `ledgers` prove about each epoch that one of them speaks of, in order.
+    """Compares `ledgers` with the cache: returns the audit of each epoch that one of them mentions, in order.
 
     An epoch is complete once each shard that has rows has said so. A partition that a shard counted
     without holding it makes the epoch unclean. Raises GridError where the map is of another version, or

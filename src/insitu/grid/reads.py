@@ -44,7 +44,7 @@ class ReadCounter:
             self._reads.remote_rows += remote_rows
 
     def write_to(self, target: Path) -> None:
-        """From now on `publish`, and the end of this process, write the counts to `target` as JSON."""
+        """Makes `publish`, and the end of this process, write the counts to `target` as JSON."""
         if self._target is None:
             atexit.register(self.publish)
         self._target = target

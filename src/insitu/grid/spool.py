@@ -129,7 +129,7 @@ class Spools:
         return sealed
 
     def _sealed_main(self, destination: int, size: int) -> tuple[Any, int]:
-        """(buffer, CRC-32) of the widest column with its padding, which is written."""
+        """Returns (buffer, CRC-32) of the widest column with its padding, which is written."""
         padding = bytes(-size % ALIGNMENT)
         crc32 = zlib.crc32(padding, self._main_crc32[destination])
         with self._targets[destination].open("r+b") as file:
@@ -139,7 +139,7 @@ class Spools:
 
 
 def text_buffers(texts: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """(offsets, UTF-8 bytes) of an Arrow array of large strings, which may be a slice of a longer one."""
+    """Returns (offsets, UTF-8 bytes) of an Arrow array of large strings, or of a slice of one."""
     _, offsets, data = texts.buffers()
     all_offsets = np.frombuffer(offsets, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
     return all_offsets, np.frombuffer(data if data is not None else b"", dtype=np.uint8)

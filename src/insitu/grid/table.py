@@ -63,7 +63,7 @@ class Table:
         self._opening = threading.Lock()
 
     def starts(self, shard: int) -> list[int]:
-        """The place in the shard of each of its partitions' first row; then the number of its rows."""
+        """Returns the position in the shard of each of its partitions' first row; at the end, its rows."""
         starts = [0]
         for index in self.shard_map.shards[shard]:
             starts.append(starts[-1] + self.cache.partitions[index].rows)
@@ -103,7 +103,7 @@ class Table:
         return self._structure(arrays), sum(lengths), origins
 
     def probe(self) -> tuple[Structure, int]:
-        """(structure, rows) of the first rows of the cache, two at most. They count as no read."""
+        """Reads (structure, rows) of the first rows of the cache, two at most. They don't count as read."""
         index = next(p.index for p in self.cache.partitions if p.rows)
         partition = open_copy(self._paths, self.cache, index, self._node, verify=False).partition
         rows = min(2, partition.rows)

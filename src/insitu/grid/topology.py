@@ -20,7 +20,7 @@ MAX_NODES = 1000
 
 
 def load_topology(paths: Paths) -> Topology:
-    """The nodes that were brought up, or the one that is always there. Raises GridError."""
+    """Returns the nodes that were brought up, or the one that is always there. Raises GridError."""
     try:
         text = paths.topology.read_text()
     except FileNotFoundError:

@@ -31,7 +31,7 @@ _CONVERT = (
 
 
 def find_sources(sources: Sequence[str], format: str | None) -> list[tuple[Path, str]]:
-    """(file, format) of all files that `sources` name, each once, in the order of their absolute paths.
+    """Returns (file, format) of all files that `sources` name, each once, ordered by their absolute paths.
 
     A source is a file, a folder (all its files of a known format, at any depth, but those whose name or
     folder starts with `.` or `_`) or a glob. `format` overrules the suffixes. Raises SourceError.
@@ -151,7 +151,7 @@ def _suffixes(format: str | None) -> str:
 
 
 def stem(path: Path) -> str:
-    """A file's name without the suffix of its format."""
+    """Returns a file's name without the suffix of its format."""
     kind = _format_of(path)
     suffixes = FORMATS[kind][2] if kind else (path.suffix,)
     ends = [s for s in suffixes if path.name.lower().endswith(s)]

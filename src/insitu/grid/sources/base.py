@@ -62,12 +62,12 @@ class Source(Protocol):
     def __init__(self, path: Path, options: SourceOptions) -> None: ...
 
     def blocks(self, block_bytes: int) -> Iterator[Block]:
-        """All rows in order, in blocks of about `block_bytes` bytes, one row at least."""
+        """Yields all rows in order, in blocks of about `block_bytes` bytes, one row at least."""
         ...
 
 
 def check_column(path: Path, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Column:
-    """The column for NumPy values of `dtype`, with `shape` per row. Raises SourceError."""
+    """Returns the column for NumPy values of `dtype`, with `shape` per row. Raises SourceError."""
     if not name:
         raise SourceError(f"{path} has a column without a name")
     if dtype.hasobject:
@@ -92,23 +92,23 @@ def check_column(path: Path, name: str, dtype: np.dtype[Any], shape: tuple[int, 
 
 
 def rows_per_block(row_bytes: float, block_bytes: int) -> int:
-    """How many rows of that size make about `block_bytes`; 1 at least."""
+    """Returns how many rows of that size make about `block_bytes`; 1 at least."""
     return max(1, int(block_bytes / max(1, row_bytes)))
 
 
 def native(values: Any) -> Any:
-    """`values` as an array in the machine's byte order, contiguous."""
+    """Returns `values` as an array in the machine's byte order, contiguous."""
     return np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
 
 
 def raw_bytes(values: npt.NDArray[Any]) -> memoryview:
-    """The bytes of a contiguous array, in place."""
+    """Returns the bytes of a contiguous array, in place."""
     flat: Any = values.reshape(-1).view(np.uint8)
     return memoryview(flat)
 
 
 def describe_columns(columns: tuple[Column, ...]) -> str:
-    """`x uint8[28,28], label int64`, for messages."""
+    """Returns such as `x uint8[28,28], label int64`, for messages."""
     return ", ".join(
         f"{c.name} {'text' if c.dtype == TEXT else c.dtype}{list(c.shape) if c.shape else ''}"
         for c in columns

@@ -77,7 +77,7 @@ class CsvSource:
 
     @contextlib.contextmanager
     def _opened(self, block_bytes: int, types: Mapping[str, Any]) -> Iterator[tuple[Any, IO[bytes]]]:
-        """(reader of batches, the file below it, whose position tells how far the reading has come)."""
+        """Yields (reader of batches, the file below it, whose position shows how much has been read)."""
         convert = pa_csv.ConvertOptions(column_types=dict(types), timestamp_parsers=[])
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(self.path.open("rb"))
@@ -124,7 +124,7 @@ def _not_utf8(path: Path, found: str, encoding: str) -> SourceError:
 
 
 def _kept_type(inferred: Any) -> Any:
-    """The type to read a column with, given the one that Arrow infers."""
+    """Returns the type to read a column with, given the one that Arrow infers."""
     if pa.types.is_null(inferred):
         return pa.float64()
     return inferred if inferred in _DTYPES else pa.large_utf8()

@@ -85,7 +85,7 @@ def _checked_blocks(
 def _member(
     members: contextlib.ExitStack, archive: zipfile.ZipFile, name: str, header: ArrayHeader
 ) -> IO[bytes]:
-    """An array's bytes. One in column order needs random access: it is unpacked into
+    """Opens an array's bytes. One in column order needs random access: it is unpacked into
     a temporary file that has no name.
     """
     entry = name if name in archive.namelist() else f"{name}.npy"

@@ -23,7 +23,7 @@ from insitu.spec import Column
 
 
 def is_of_the_system(error: Exception) -> bool:
-    """Whether it is the system's own, such as a file that may not be read, and not Arrow's judgement."""
+    """Returns whether an error comes from the system, such as for missing permission, and not from Arrow."""
     return isinstance(error, OSError) and error.errno is not None
 
 
@@ -41,7 +41,7 @@ def arrow_errors(path: Path) -> Iterator[None]:
 
 
 def columns_of_batch(batch: Any, path: Path) -> tuple[Column, ...]:
-    """The columns of all rows of a file, from its first batch, which has rows. Raises SourceError."""
+    """Returns the columns of all rows of a file, from its first batch, which has rows. Raises SourceError."""
     names = batch.schema.names
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -60,7 +60,7 @@ def columns_of_batch(batch: Any, path: Path) -> tuple[Column, ...]:
 
 
 def values_of_batch(batch: Any, columns: tuple[Column, ...], path: Path) -> dict[str, Any]:
-    """The values of a batch in the form that a Block holds. Raises SourceError where rows differ in shape."""
+    """Returns a batch's values as a Block holds them. Raises SourceError where rows differ in shape."""
     found: dict[str, Any] = {}
     for column in columns:
         values = batch.column(batch.schema.get_field_index(column.name))
