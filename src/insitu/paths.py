@@ -89,7 +89,7 @@ class Paths:
         """Returns where one import puts its half-written version of `cache`; no cache's name contains `~`."""
         return StagedPaths(self.staging / f"{cache_folder_name(cache)}~{token}")
 
-    def doomed(self, token: str) -> Path:
+    def trash(self, token: str) -> Path:
         """Returns a folder that belongs to no cache any more, about to be deleted."""
         return self.staging / f"~{token}"
 

@@ -18,17 +18,17 @@ def wants_colour(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def painted(text: str, colour: int, stream: TextIO) -> str:
+def paint(text: str, colour: int, stream: TextIO) -> str:
     return f"\x1b[{colour}m{text}\x1b[0m" if wants_colour(stream) else text
 
 
 def print_error(message: str) -> None:
     """Prints an error on stderr. What a terminal would obey, such as bytes of a file, is escaped."""
     shown = "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in message)
-    sys.stderr.write(f"{painted('error:', _RED, sys.stderr)} {shown}\n")
+    sys.stderr.write(f"{paint('error:', _RED, sys.stderr)} {shown}\n")
 
 
-def tell(message: str) -> None:
+def print_notice(message: str) -> None:
     """Prints on stderr what concerns the command rather than its result."""
     sys.stderr.write(f"{message}\n")
     sys.stderr.flush()
@@ -51,11 +51,11 @@ def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[st
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Prints a table; the header is dimmed on a terminal."""
     first, *lines = table_lines(header, rows)
-    sys.stdout.write(f"{painted(first, _DIM, sys.stdout)}\n")
+    sys.stdout.write(f"{paint(first, _DIM, sys.stdout)}\n")
     sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Returns such as `42s`, `3m10s`, `2h05m`, `4d3h`."""
     whole = max(0, int(seconds))
     minutes, hours, days = whole // 60, whole // 3600, whole // 86400
@@ -66,14 +66,14 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"
 
 
-def where(progress: Mapping[str, int] | None) -> str:
+def format_position(progress: Mapping[str, int] | None) -> str:
     """Returns such as `epoch 2 step 17`; `-` before training."""
     if not progress or progress["epoch"] < 0:
         return "-"
     return f"epoch {progress['epoch']} step {progress['step']}"
 
 
-def clock(at: float) -> str:
+def format_time(at: float) -> str:
     """Returns the local date and time of `at`, in seconds since 1970."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
@@ -98,7 +98,7 @@ class OutputPrinter:
             head = ""
             if self._prefix or own:
                 colour = self._colours.setdefault(source, _COLOURS[len(self._colours) % len(_COLOURS)])
-                head = painted(f"[{source}]", colour, stream) + " "
+                head = paint(f"[{source}]", colour, stream) + " "
             out: BinaryIO = stream.buffer
             out.write(head.encode() + text + b"\n")
         sys.stdout.buffer.flush()

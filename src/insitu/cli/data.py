@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from insitu.cli.console import print_json, print_table, tell
+from insitu.cli.console import print_json, print_notice, print_table
 from insitu.errors import GridError, InputError, JobEnded
 from insitu.paths import Paths
 
@@ -94,7 +94,7 @@ def import_command(
         )
     seconds = max(1e-9, time.monotonic() - started)
     speed = progress.bytes_done / 1e6 / seconds
-    tell(f"Imported {sum(c.rows for c in published):,} rows in {seconds:.1f} s ({speed:.0f} MB/s)")
+    print_notice(f"Imported {sum(c.rows for c in published):,} rows in {seconds:.1f} s ({speed:.0f} MB/s)")
     _print_caches(published, as_json)
 
 
@@ -113,7 +113,7 @@ def _interruption_explained(paths: Paths) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         changed = versions() != before
-        tell(
+        print_notice(
             "\nInterrupted just after the import was complete: the new version stands."
             if changed
             else "\nInterrupted: nothing was imported, all caches are as they were before."
@@ -196,10 +196,10 @@ def caches(as_json: JsonOption = False) -> None:
 
 def _print_caches(specs: list[CacheSpec], as_json: bool) -> None:
     if as_json:
-        print_json([cache_summary(cache) for cache in specs])
+        print_json([summarize_cache(cache) for cache in specs])
         return
     if not specs:
-        tell("There are no caches yet. Make one with `insitu import`.")
+        print_notice("There are no caches yet. Make one with `insitu import`.")
         return
     header = ("CACHE", "VERSION", "ROWS", "SIZE", "PARTITIONS", "BACKUPS", "COLUMNS")
     print_table(
@@ -209,17 +209,17 @@ def _print_caches(specs: list[CacheSpec], as_json: bool) -> None:
                 cache.name,
                 str(cache.version),
                 f"{cache.rows:,}",
-                size_text(cache.bytes),
+                format_size(cache.bytes),
                 str(len(cache.partitions)),
                 str(cache.backups),
-                ", ".join(map(column_text, cache.columns)),
+                ", ".join(map(format_column, cache.columns)),
             )
             for cache in specs
         ],
     )
 
 
-def cache_summary(cache: CacheSpec) -> dict[str, Any]:
+def summarize_cache(cache: CacheSpec) -> dict[str, Any]:
     """Returns one cache as `insitu caches --json` prints it."""
     return {
         "name": cache.name,
@@ -255,7 +255,7 @@ def describe_cache(name: str, as_json: bool, verify: bool) -> None:
     problems = [problem for _, _, problem in checks if problem is not None]
     if problems:
         for problem in problems[:-1]:
-            tell(str(problem))
+            print_notice(str(problem))
         raise problems[-1]
 
 
@@ -274,7 +274,7 @@ def _cache_details(
         for p in cache.partitions
     ]
     details = {
-        **cache_summary(cache),
+        **summarize_cache(cache),
         "kind": "cache",
         "key": cache.key,
         "labels": list(cache.labels),
@@ -293,10 +293,10 @@ def _print_cache(cache: CacheSpec, jobs: list[str]) -> None:
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(cache.created))
     typer.echo(f"cache      {cache.name}, version {cache.version}, made {made}")
     typer.echo(f"rows       {cache.rows:,}")
-    typer.echo(f"size       {size_text(cache.bytes)}, each partition counted once")
+    typer.echo(f"size       {format_size(cache.bytes)}, each partition counted once")
     typer.echo(f"placed by  {'column ' + cache.key if cache.key else 'row index'}, {cache.backups} backup(s)")
     for index, column in enumerate(cache.columns):
-        typer.echo(f"{'columns' if index == 0 else '':10} {column_text(column)}")
+        typer.echo(f"{'columns' if index == 0 else '':10} {format_column(column)}")
     if cache.labels:
         typer.echo(f"labels     {', '.join(f'{i} {label}' for i, label in enumerate(cache.labels))}")
     if jobs:
@@ -305,18 +305,18 @@ def _print_cache(cache: CacheSpec, jobs: list[str]) -> None:
     print_table(
         ("PARTITION", "ROWS", "SIZE", "PRIMARY", "BACKUPS"),
         [
-            (str(p.index), f"{p.rows:,}", size_text(p.bytes), p.owners[0], ", ".join(p.owners[1:]))
+            (str(p.index), f"{p.rows:,}", format_size(p.bytes), p.owners[0], ", ".join(p.owners[1:]))
             for p in cache.partitions
         ],
     )
 
 
-def column_text(column: Column) -> str:
+def format_column(column: Column) -> str:
     shape = "[" + ",".join(map(str, column.shape)) + "]" if column.shape else ""
     return f"{column.name}: {'text' if column.dtype == 'str' else column.dtype}{shape}"
 
 
-def size_text(size: int) -> str:
+def format_size(size: int) -> str:
     """Bytes for people: 24.9 MB."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= factor:
@@ -336,14 +336,16 @@ def up(nodes: Annotated[int, typer.Option(help="How many simulated nodes.")] = 1
 
     paths = Paths.default()
     topology = bring_up(paths, nodes)
-    tell(f"{len(topology.nodes)} node(s) up: {', '.join(topology.nodes)}")
+    print_notice(f"{len(topology.nodes)} node(s) up: {', '.join(topology.nodes)}")
     names = [
         cache.name
         for cache in Catalog(paths).caches()
         if not set(topology.nodes) <= {owner for p in cache.partitions for owner in p.owners}
     ]
     if names:
-        tell(f"Some nodes own nothing of {', '.join(names)}: import again with --overwrite to spread them.")
+        print_notice(
+            f"Some nodes own nothing of {', '.join(names)}: import again with --overwrite to spread them."
+        )
 
 
 def down(
@@ -361,7 +363,7 @@ def down(
     paths = Paths.default()
     _stop_jobs(paths, force=force)
     topology = take_down(paths, force=force)
-    tell(f"{len(topology.nodes)} node(s) down: {', '.join(topology.nodes)}")
+    print_notice(f"{len(topology.nodes)} node(s) down: {', '.join(topology.nodes)}")
 
 
 def _stop_jobs(paths: Paths, *, force: bool) -> None:
@@ -376,7 +378,7 @@ def _stop_jobs(paths: Paths, *, force: bool) -> None:
             f"`insitu stop JOB_ID`; `insitu down --force` stops them and deletes all caches"
         )
     for job in running:
-        tell(f"Stopping {job}, whose data goes.")
+        print_notice(f"Stopping {job}, whose data goes.")
         with contextlib.suppress(JobEnded):
             stop_and_wait(paths.job(job))
 
@@ -387,7 +389,9 @@ def _remove_leftovers(paths: Paths) -> None:
     with contextlib.suppress(OSError):  # such as a home that this user may only read
         removed = sweep(paths)
         if removed:
-            tell(f"Removed {size_text(removed)} in {paths.staging} that an interrupted import had left.")
+            print_notice(
+                f"Removed {format_size(removed)} in {paths.staging} that an interrupted import had left."
+            )
 
 
 def nodes(as_json: JsonOption = False) -> None:
@@ -426,7 +430,7 @@ def nodes(as_json: JsonOption = False) -> None:
                 str(n["primaries"]),
                 str(n["backups"]),
                 f"{n['rows']:,}",
-                size_text(n["bytes"]),
+                format_size(n["bytes"]),
                 n["store"],
             )
             for n in listed

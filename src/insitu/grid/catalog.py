@@ -55,7 +55,7 @@ class Catalog:
         return found[0] if found else None
 
     def get(self, name: str, version: int | None = None) -> CacheSpec:
-        """Returns one version of a cache (None: the latest). Raises UnknownCache, which names similar ones."""
+        """Returns one version of a cache (None: the latest). Raises UnknownCache with similar names."""
         found = self.find(name, version)
         if found is not None:
             return found

@@ -82,7 +82,7 @@ class Dataset:
         return self._chained(replace(self._chain, batch_size=int(global_size)))
 
     def map(self, fn: Callable[..., Any]) -> Dataset:
-        """Applies `fn` to each shard's batches: `fn(features, label)` if a batch is a tuple, else `fn(batch)`.
+        """Applies `fn` to each shard's batches: `fn(features, label)` to a tuple, `fn(batch)` to others.
 
         It gets NumPy arrays of whole batches, never single rows, and returns any structure of arrays with
         as many rows. Several maps compose in their order.
@@ -186,7 +186,7 @@ class Dataset:
                     yield NO_ROWS
                     continue
                 if isinstance(plan, ShuffledPlan):
-                    data, rows, origins = table.read_rows(shard, plan.pieces(step))
+                    data, rows, origins = table.read_rows(shard, plan.rows_of_batch(step))
                 else:
                     data, rows, origins = table.read_ranges(shard, plan.ranges(step))
                 yield Batch(apply_maps(maps, data, rows) if maps else data, rows, origins)
@@ -194,8 +194,11 @@ class Dataset:
             READS.publish()
 
     def shard_origins(self, shard: int, epoch: int, stop_step: int) -> tuple[tuple[int, Rows], ...]:
-        """Returns the origins of the rows of the shard's first `stop_step` batches of `epoch`: each partition's
-        index and int64 row indices in it. Follows from (seed, epoch, shard) alone; no rows are read."""
+        """Returns the origins of the rows of the shard's first `stop_step` batches of `epoch`.
+
+        They are pairs of a partition's index and int64 row indices in it. They follow from (seed, epoch,
+        shard) alone; no rows are read.
+        """
         starts = self._table.starts(shard)
         held = self.shard_map.shards[shard]
         rows = min(starts[-1], stop_step * batch_sizes(self.batch_size, self.num_shards)[shard])
@@ -205,8 +208,8 @@ class Dataset:
             return tuple(
                 (held[k], np.arange(start, stop)) for k, start, stop in BatchPlan(starts, rows).ranges(0)
             )
-        places = shuffled(starts[-1], self._chain.seed, epoch, shard)
-        return tuple((held[k], found) for k, found in ShuffledPlan(starts, rows, places).pieces(0))
+        positions = shuffled(starts[-1], self._chain.seed, epoch, shard)
+        return tuple((held[k], found) for k, found in ShuffledPlan(starts, rows, positions).rows_of_batch(0))
 
     def __iter__(self) -> Iterator[Structure]:
         """Yields this task's batches of one epoch: each step's rows of its shards, in their order."""

@@ -163,7 +163,7 @@ def sweep(paths: Paths, locked: Sequence[str] = ()) -> int:
                 stack.enter_context(cache_locks(paths, [cache]))
             paths.staging.mkdir(parents=True, exist_ok=True)
             for folder in _dead_folders(paths, cache):
-                folder.rename(paths.doomed(secrets.token_hex(8)))
+                folder.rename(paths.trash(secrets.token_hex(8)))
     removed = 0
     for folder in _folders(paths.staging):
         if not cache_name_of_folder(folder.name):

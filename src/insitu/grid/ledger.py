@@ -30,7 +30,7 @@ _CHUNK_ROWS = 1 << 20
 
 
 @dataclass(slots=True)
-class Account:
+class RowCount:
     """Rows of one partition that entered the model: how many, and the sum of their hashes modulo 2**64."""
 
     rows: int = 0
@@ -51,7 +51,7 @@ class ShardLedger:
         self.left_out: dict[int, int] = {}
         """Partition -> rows among the counted ones whose gradients entered no update: they came too late for
         their step, or weren't finite."""
-        self._accounts: dict[int, Account] = {}
+        self._counts: dict[int, RowCount] = {}
         self._pending: dict[int, list[npt.NDArray[np.int64]]] = {}
         self._pending_rows = 0
 
@@ -65,26 +65,29 @@ class ShardLedger:
             self._settle()
 
     @property
-    def accounts(self) -> Mapping[int, Account]:
-        """Partition -> its account."""
+    def counts(self) -> Mapping[int, RowCount]:
+        """Partition -> its count."""
         self._settle()
-        return self._accounts
+        return self._counts
 
     def _settle(self) -> None:
         for partition, pieces in self._pending.items():
             rows = np.concatenate(pieces)
-            account = self._accounts.setdefault(partition, Account())
-            account.rows += len(rows)
-            account.checksum = (account.checksum + checksum_of_rows(rows)) & _MASK
+            count = self._counts.setdefault(partition, RowCount())
+            count.rows += len(rows)
+            count.checksum = (count.checksum + checksum_of_rows(rows)) & _MASK
         self._pending.clear()
         self._pending_rows = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Returns `{"epoch", "shard", "complete", "partitions": {INDEX: {"rows", "checksum" (16 hex digits)}},
-        "left_out": {INDEX: rows}}`."""
+        """Returns the ledger as JSON values.
+
+        `{"epoch", "shard", "complete", "partitions": {INDEX: {"rows", "checksum" (16 hex digits)}},
+        "left_out": {INDEX: rows}}`.
+        """
         partitions = {
-            str(index): {"rows": account.rows, "checksum": f"{account.checksum:016x}"}
-            for index, account in sorted(self.accounts.items())
+            str(index): {"rows": count.rows, "checksum": f"{count.checksum:016x}"}
+            for index, count in sorted(self.counts.items())
         }
         return {
             "epoch": self.epoch,
@@ -100,8 +103,8 @@ class ShardLedger:
         try:
             ledger = cls(int(data["epoch"]), int(data["shard"]))
             ledger.complete = bool(data["complete"])
-            for index, account in data["partitions"].items():
-                ledger._accounts[int(index)] = Account(int(account["rows"]), int(account["checksum"], 16))
+            for index, count in data["partitions"].items():
+                ledger._counts[int(index)] = RowCount(int(count["rows"]), int(count["checksum"], 16))
             for index, rows in data.get("left_out", {}).items():
                 ledger.left_out[int(index)] = int(rows)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -217,7 +220,7 @@ def audit(cache: CacheSpec, shard_map: ShardMap, ledgers: Iterable[ShardLedger])
         )
     by_epoch: dict[int, list[ShardLedger]] = {}
     for ledger in ledgers:
-        if not 0 <= ledger.shard < len(shard_map.shards) or not set(ledger.accounts) <= set(
+        if not 0 <= ledger.shard < len(shard_map.shards) or not set(ledger.counts) <= set(
             range(len(cache.partitions))
         ):
             raise GridError(f"Shard {ledger.shard}'s ledger of epoch {ledger.epoch} is of another cache")
@@ -230,18 +233,18 @@ def _audit_epoch(
 ) -> EpochAudit:
     with_rows = {s for s, held in enumerate(shard_map.shards) if any(cache.partitions[p].rows for p in held)}
     complete = with_rows <= {ledger.shard for ledger in ledgers if ledger.complete}
-    counted = [Account() for _ in cache.partitions]
+    counted = [RowCount() for _ in cache.partitions]
     strayed: set[int] = set()
     for ledger in ledgers:
-        for partition, account in ledger.accounts.items():
-            counted[partition].rows += account.rows
-            counted[partition].checksum = (counted[partition].checksum + account.checksum) & _MASK
+        for partition, count in ledger.counts.items():
+            counted[partition].rows += count.rows
+            counted[partition].checksum = (counted[partition].checksum + count.checksum) & _MASK
             if partition not in shard_map.shards[ledger.shard]:
                 strayed.add(partition)
     partitions = []
-    for info, account in zip(cache.partitions, counted, strict=True):
-        whole = account.rows == info.rows and account.checksum == checksum_of_all_rows(info.rows)
-        clean = (whole or (not complete and account.rows < info.rows)) and info.index not in strayed
+    for info, count in zip(cache.partitions, counted, strict=True):
+        whole = count.rows == info.rows and count.checksum == checksum_of_all_rows(info.rows)
+        clean = (whole or (not complete and count.rows < info.rows)) and info.index not in strayed
         left_out = sum(ledger.left_out.get(info.index, 0) for ledger in ledgers)
-        partitions.append(PartitionAudit(info.index, info.rows, account.rows, clean, left_out))
+        partitions.append(PartitionAudit(info.index, info.rows, count.rows, clean, left_out))
     return EpochAudit(epoch, complete, tuple(partitions))

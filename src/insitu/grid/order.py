@@ -55,7 +55,7 @@ class BatchPlan:
     """The batches of one shard, in file order.
 
     The shard's rows are those of its partitions in ascending order, each in file order. `starts[k]` is the
-    place of the first row of the k-th partition, `starts[-1]` the number of all rows.
+    position of the first row of the k-th partition, `starts[-1]` the number of all rows.
     """
 
     def __init__(self, starts: Sequence[int], size: int) -> None:
@@ -79,7 +79,7 @@ class BatchPlan:
 
 
 class ShuffledPlan(BatchPlan):
-    """The batches of one shard in one epoch, cut from `order`, a permutation of its rows' places.
+    """The batches of one shard in one epoch, cut from `order`, a permutation of its rows' positions.
 
     The rows of each batch are grouped by partition (in ascending order, otherwise in the permutation's), so
     that each partition is read by one call.
@@ -94,7 +94,7 @@ class ShuffledPlan(BatchPlan):
         self._order = order
         self._planned: tuple[int, list[list[tuple[int, Rows]]]] = (-1, [])
 
-    def pieces(self, step: int) -> list[tuple[int, Rows]]:
+    def rows_of_batch(self, step: int) -> list[tuple[int, Rows]]:
         """Returns (k, rows of the k-th partition) for the batch of `step`, by k."""
         window, within = divmod(step, self.window_steps)
         span = self.window_steps * self.size
@@ -104,17 +104,17 @@ class ShuffledPlan(BatchPlan):
 
     def _group(self, order: npt.NDArray[np.integer[Any]]) -> list[list[tuple[int, Rows]]]:
         """Returns the rows of each batch by partition; `order` holds the positions of whole batches."""
-        places = order.astype(np.int64)
-        part = np.searchsorted(self._starts, places, side="right") - 1
+        positions = order.astype(np.int64)
+        part = np.searchsorted(self._starts, positions, side="right") - 1
         parts = len(self._starts) - 1
-        cell = np.arange(len(places)) // self.size * parts + part
+        cell = np.arange(len(positions)) // self.size * parts + part
         # NumPy sorts 16-bit keys by radix, several times faster than wider ones.
         narrow = np.uint16 if self.window_steps * parts <= 1 << 16 else np.int64
         grouped = np.argsort(cell.astype(narrow), kind="stable")
-        rows = (places - self._starts[part])[grouped]
+        rows = (positions - self._starts[part])[grouped]
         cell = cell[grouped]
         bounds = np.flatnonzero(np.diff(cell, prepend=-1, append=-1)).tolist()
-        batches: list[list[tuple[int, Rows]]] = [[] for _ in range(steps_of_shard(len(places), self.size))]
+        batches: list[list[tuple[int, Rows]]] = [[] for _ in range(steps_of_shard(len(positions), self.size))]
         for start, stop in itertools.pairwise(bounds):
             step, k = divmod(int(cell[start]), parts)
             batches[step].append((k, rows[start:stop]))

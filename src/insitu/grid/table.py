@@ -69,10 +69,10 @@ class Table:
             starts.append(starts[-1] + self.cache.partitions[index].rows)
         return starts
 
-    def read_rows(self, shard: int, pieces: Sequence[tuple[int, Rows]]) -> Read:
-        """Copies the given rows of the shard's k-th partitions, in the order of `pieces`."""
+    def read_rows(self, shard: int, selection: Sequence[tuple[int, Rows]]) -> Read:
+        """Copies the given rows of the shard's k-th partitions, in the order of `selection`."""
         held = self.shard_map.shards[shard]
-        origins = tuple([(held[k], rows) for k, rows in pieces])
+        origins = tuple([(held[k], rows) for k, rows in selection])
         opened = [self._opened.get(index) or self._open(index) for index, _ in origins]
         lengths = [len(rows) for _, rows in origins]
         arrays = []
