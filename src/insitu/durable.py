@@ -1,5 +1,4 @@
-"""What every room that writes to a disk needs: what "no room" is, and files and names that survive a power
-cut, whole or not at all."""
+"""Files and names that survive a power cut, whole or not at all; and the system's errors for a full disk."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The system's numbers for "no room": of the device, of the user's quota, of the limit on a file's size."""
 
 STAGING = ".staging-"
-"""How names of folders begin that aren't published yet."""
+"""The beginning of names of folders that aren't published yet."""
 _DIRECT = getattr(os, "O_DIRECT", 0)
 _WORTHWHILE = 1 << 20
 """Bytes of a file from which on the way past the system's cache is the shorter one."""

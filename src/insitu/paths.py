@@ -42,7 +42,7 @@ from insitu.spec import TaskId, check_cache_name, check_simple_name
 
 HOME_ENV = "INSITU_HOME"
 MEMORY = Path("/dev/shm")
-"""What Linux keeps in memory alone, under the names of files."""
+"""The file system that Linux keeps in memory alone."""
 
 
 def default_home() -> Path:

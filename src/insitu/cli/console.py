@@ -1,4 +1,4 @@
-"""What the commands print with. Text goes to stdout, what is said about the command itself to stderr."""
+"""Output of the commands. Results go to stdout, notices about the command itself and errors to stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands about data and nodes: import, caches, up, down, nodes; and what `describe` says of a cache."""
+"""Commands about data and nodes: import, caches, up, down, nodes; and the part of `describe` about caches."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def import_command(
 
 @contextlib.contextmanager
 def _interruption_explained(paths: Paths) -> Iterator[None]:
-    """Says what has become of an import that the user interrupts."""
+    """Prints what has become of an import that the user interrupts."""
     from insitu.grid import Catalog
 
     def versions() -> dict[str, int]:
@@ -139,7 +139,7 @@ def parse_split(text: str) -> dict[str, float]:
 
 
 class _Progress:
-    """What the import has done so far, for the line at the end and for `show`."""
+    """Keeps how much of the sources has been read, and passes it on to `show`."""
 
     def __init__(self, show: Callable[[int, int, int | None], None] = lambda rows, done, total: None) -> None:
         self.bytes_done = 0

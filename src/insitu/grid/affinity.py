@@ -1,4 +1,4 @@
-"""Pure: which partition a row belongs to, who owns a partition, which shard reads it.
+"""Pure: the partition of each row, the owners of each partition, the partitions of each shard.
 
 Every answer is the same on every platform and in every release: a cache that is imported again from the
 same rows has the same partitions.

@@ -1,4 +1,4 @@
-"""The catalogue: which caches there are, in which versions, and which jobs hold on to them.
+"""The catalogue: all caches with their versions, and the jobs that use them.
 
 One SQLite file. A version is published by one transaction; before it nobody sees the version, after it
 everybody does. Nothing here opens a partition.

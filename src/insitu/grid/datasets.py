@@ -1,4 +1,4 @@
-"""What a script iterates: the rows of a cache by shard, in an order that (seed, epoch, shard) fixes."""
+"""Datasets, which scripts iterate: rows of a cache by shard, in an order that (seed, epoch, shard) fixes."""
 
 from __future__ import annotations
 
@@ -24,15 +24,13 @@ from insitu.spec import CacheSpec, ShardMap
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One shard's part of one step.
+    """One shard's part of one step."""
 
-    `data` is the structure of arrays, `rows` rows each; None where `rows` is 0, since the shard has run out
-    before the longest one. `origins` says where the rows come from, in the order of the batch's rows: pairs
-    of a partition's index and int64 row indices in it.
-    """
-
+    #: The structure of arrays, each with `rows` rows; None if `rows` is 0.
     data: Structure
+    #: 0 if the shard has run out before the longest one.
     rows: int
+    #: Pairs of a partition's index and int64 row indices in it, in the order of the batch's rows.
     origins: tuple[tuple[int, Rows], ...]
 
 
@@ -41,10 +39,13 @@ NO_ROWS = Batch(None, 0, ())
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """What shuffle, batch and map have asked for. `seed` is None without shuffle."""
+    """The settings that shuffle, batch and map have made."""
 
+    #: None without shuffle.
     seed: int | None = None
+    #: Rows of a step over all shards; None without batch.
     batch_size: int | None = None
+    #: Functions of a batch, in the order in which they are applied.
     maps: tuple[Callable[..., Any], ...] = ()
 
 

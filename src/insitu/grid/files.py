@@ -1,4 +1,4 @@
-"""How the grid touches the disk: locks, durable writes, atomic publishing, and what "no room" looks like."""
+"""Locks, atomic publishing of files, and clear errors for a full disk or a home that can't be used."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _REFUSALS = frozenset(
         errno.ENAMETOOLONG,
     }
 )
-"""What the system says of a path that can't be used as it is, whoever tries again."""
+"""The system's errors for a path that can't be used, however often one tries."""
 _CLEANING_SECONDS = 0.5
-"""How long a lock is waited for that may be held by a clean-up, which takes microseconds."""
+"""Seconds to wait for a lock, which a clean-up may hold for microseconds."""
 
 
 @contextlib.contextmanager
 def full_disk_as_error(where: Path) -> Iterator[None]:
-    """Turns the system's words for "no room" (device, quota, file size limit) into StorageFull."""
+    """Turns the system's errors for "no room" (device, quota, file size limit) into StorageFull."""
     try:
         yield
     except OSError as error:

@@ -48,7 +48,7 @@ from insitu.spec import CacheSpec, Column, PartitionInfo, Topology, check_cache_
 
 LABEL = "label"
 LEAST_PARTITIONS = 8
-"""How many there are unless asked for otherwise, rounded up to the same number on each node."""
+"""The default number of partitions, rounded up to the same number on each node."""
 MAX_PARTITIONS = 1 << 16
 BLOCK_BYTES = 8 << 20
 
@@ -58,17 +58,24 @@ ProgressCallback = Callable[[int, int, int | None], None]
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
-    """What one import makes: `names[i]` takes about `fractions[i]` of the rows, all in equal partitions."""
+    """What one import reads and makes."""
 
+    #: The caches that are made: one, or one for each part of a split.
     names: tuple[str, ...]
+    #: `names[i]` takes about `fractions[i]` of the rows.
     fractions: tuple[float, ...]
     sources: tuple[Source, ...]
     columns: tuple[Column, ...]
+    #: The classes of column `label`, if file names make it; else empty.
     labels: tuple[str, ...]
+    #: Of each cache.
     partitions: int
+    #: Further copies of each partition.
     backups: int
+    #: The column whose hash chooses a row's partition; None: the row's index in all sources.
     key: str | None
     topology: Topology
+    #: Bytes of all source files, for the progress.
     source_bytes: int
 
 

@@ -1,10 +1,9 @@
-"""The ledger: which rows of which partition have entered the model, by epoch.
+"""The ledger: the rows of each partition that have entered the model, by epoch.
 
-Rows are not listed but counted, with a sum over hashes of their indices. What it can prove: if each
-partition's count and sum are those of all its rows, then every row was counted once, but for a chance of
-about 2**-64 that other rows add up to the same sum. If the count differs, it tells how many rows more or
-fewer there were, not which; rows lost and others repeated in the same number show only as a sum that
-disagrees.
+It doesn't list rows. It counts them and sums up hashes of their indices. If each partition's count and sum
+are those of all its rows, then every row was counted once, but for a chance of about 2**-64 that other rows
+have the same sum. If the count differs, it shows how many rows were lost or repeated, not which. If as many
+rows were lost as were repeated, only the sum differs.
 """
 
 from __future__ import annotations
@@ -31,26 +30,27 @@ _CHUNK_ROWS = 1 << 20
 
 @dataclass(slots=True)
 class RowCount:
-    """Rows of one partition that entered the model: how many, and the sum of their hashes modulo 2**64."""
+    """The rows of one partition that have entered the model."""
 
     rows: int = 0
+    #: The sum of the rows' hashes, modulo 2**64.
     checksum: int = 0
 
 
 class ShardLedger:
-    """What one shard has put into the model in one epoch. Belongs to whoever runs the shard.
+    """The rows of one shard that entered the model in one epoch. Written by the task that runs the shard.
 
-    `complete` says that the epoch has ended for this shard. Save `to_json()` with each checkpoint and go on
-    from it: rows after the checkpoint are trained on again, and must then be counted anew.
+    Save `to_json()` with each checkpoint and go on from it: rows after the checkpoint are trained on again,
+    and must then be counted again.
     """
 
     def __init__(self, epoch: int, shard: int) -> None:
         self.epoch = epoch
         self.shard = shard
+        #: Whether the epoch has ended for this shard.
         self.complete = False
+        #: Partition -> counted rows whose gradients entered no update: they came too late or were not finite.
         self.left_out: dict[int, int] = {}
-        """Partition -> rows among the counted ones whose gradients entered no update: they came too late for
-        their step, or weren't finite."""
         self._counts: dict[int, RowCount] = {}
         self._pending: dict[int, list[npt.NDArray[np.int64]]] = {}
         self._pending_rows = 0
@@ -62,17 +62,17 @@ class ShardLedger:
         self._pending.setdefault(partition, []).append(row_indices)
         self._pending_rows += len(row_indices)
         if self._pending_rows >= _PENDING_ROWS:
-            self._settle()
+            self._add_pending()
 
     @property
     def counts(self) -> Mapping[int, RowCount]:
         """Partition -> its count."""
-        self._settle()
+        self._add_pending()
         return self._counts
 
-    def _settle(self) -> None:
-        for partition, pieces in self._pending.items():
-            rows = np.concatenate(pieces)
+    def _add_pending(self) -> None:
+        for partition, batches in self._pending.items():
+            rows = np.concatenate(batches)
             count = self._counts.setdefault(partition, RowCount())
             count.rows += len(rows)
             count.checksum = (count.checksum + checksum_of_rows(rows)) & _MASK

@@ -1,4 +1,4 @@
-"""Pure: which rows of a shard make up which batch. Everything follows from (seed, epoch, shard)."""
+"""Pure: the rows of a shard in each batch. They follow from (seed, epoch, shard)."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class ShuffledPlan(BatchPlan):
     """
 
     WINDOW_ROWS = 1 << 15
-    """How many rows are planned at once: enough to spread NumPy's cost per call."""
+    """Rows that are planned at once: enough to spread NumPy's cost per call."""
 
     def __init__(self, starts: Sequence[int], size: int, order: npt.NDArray[np.integer[Any]]) -> None:
         super().__init__(starts, size)

@@ -1,4 +1,4 @@
-"""How much of the data this process has read, and from where: beside it, or on another node."""
+"""Counts the rows and bytes that this process has read from its own node and from other nodes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from insitu.grid.files import publish_file
 
 @dataclass(slots=True)
 class Reads:
-    """Rows and bytes that went into batches. Local is what lay in the store of this task's own node."""
+    """Rows and bytes that went into batches."""
 
+    #: From the store of this task's own node.
     local_bytes: int = 0
+    #: From the stores of other nodes.
     remote_bytes: int = 0
     local_rows: int = 0
     remote_rows: int = 0

@@ -1,4 +1,4 @@
-"""Which partitions each shard of this process's job holds: read, or agreed upon by the job's tasks."""
+"""The shard map of a job and a cache: read from the job's folder, or agreed upon by its tasks."""
 
 from __future__ import annotations
 

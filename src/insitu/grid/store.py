@@ -21,11 +21,13 @@ logger = logging.getLogger("insitu.grid")
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One copy of a partition, open. `local`: it lies on the node that this process runs on."""
+    """One copy of a partition, open."""
 
     partition: Partition
     info: PartitionInfo
+    #: The node whose store the copy lies in.
     node: NodeId
+    #: Whether this process runs on that node.
     local: bool
 
 

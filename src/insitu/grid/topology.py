@@ -1,4 +1,4 @@
-"""The nodes of this cluster: which there are, bringing simulated ones up, taking them down.
+"""The nodes of this cluster: lists them, brings simulated ones up, takes them down.
 
 A simulated node is a store of its own below `$INSITU_HOME/nodes` on this machine. Where none were brought
 up there is one, `node-0`.

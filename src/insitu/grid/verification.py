@@ -21,7 +21,7 @@ from insitu.grid.partition import corrupt
 from insitu.spec import PartitionInfo
 
 SETTLING_NS = 20_000_000
-"""How old the last change of a file must be, in nanoseconds, for a record to be written.
+"""Nanoseconds that must have passed since the last change of a file before it is recorded.
 
 The clock of file times ticks every few milliseconds: within one tick, a second change leaves the same time.
 """

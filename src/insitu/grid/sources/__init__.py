@@ -1,4 +1,4 @@
-"""The files that `import` reads: finding them, choosing their format, checking that they agree."""
+"""The files that `import` reads: finds them, chooses their format, checks that they agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `import` reads rows from: one Source per file, one module per format."""
+"""The sources that `import` reads rows from: one Source per file, one module per format."""
 
 from __future__ import annotations
 
@@ -21,37 +21,34 @@ DTYPES = (
     "float32",
     "float64",
 )
-"""What NumPy's dtypes a column may have, besides text."""
+"""The dtypes of NumPy that a column may have, besides text."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What the user says about sources that don't say it themselves.
+    """What the user adds to what is in the files."""
 
-    `column` names the values of a .npy; `float_columns` are to be read as float64 where a file's types are
-    only inferred.
-    """
-
+    #: The name of the column that a .npy holds.
     column: str = "x"
+    #: Columns to read as float64 in files whose types are only inferred.
     float_columns: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some consecutive rows. Per column a NumPy array [rows, *shape] in native byte order, or an Arrow
-    array of large strings for text; valid until the next block is asked for. `source_bytes` says how
-    much of the file has been read by the end of the block.
-    """
+    """Some consecutive rows. Valid until the next block is asked for."""
 
+    #: By name: a NumPy array [rows, *shape] in native byte order; for text an Arrow array of large strings.
     columns: Mapping[str, Any]
     rows: int
+    #: Bytes of the file that have been read by the end of the block.
     source_bytes: int
 
 
 class Source(Protocol):
     """One file of rows. Made with (path, options), which reads the header alone and keeps nothing open.
 
-    Raises SourceError, when it is made or while it is read, where the file is not what it says to be.
+    Raises SourceError, when it is made or while it is read, where the file is damaged or of another format.
     """
 
     format: ClassVar[str]

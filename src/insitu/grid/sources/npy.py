@@ -20,11 +20,13 @@ from insitu.spec import Column
 
 @dataclass(frozen=True, slots=True)
 class ArrayHeader:
-    """What the header of a `.npy` says. `start` is where the values begin, in bytes."""
+    """The header of a `.npy`."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    #: Whether the values lie in column order.
     fortran: bool
+    #: The byte at which the values begin.
     start: int
 
     @property

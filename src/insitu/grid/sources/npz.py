@@ -19,7 +19,7 @@ from insitu.grid.sources.npy import ArrayHeader, array_blocks, read_header, valu
 from insitu.spec import Column
 
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
-"""What zipfile raises for a damaged, encrypted or unknown member."""
+"""The errors of zipfile for a damaged, encrypted or unknown member."""
 
 
 class NpzSource:
