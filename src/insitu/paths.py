@@ -4,7 +4,7 @@
       catalog.sqlite                    caches, versions, owners; written by `insitu import`
       topology.json                     nodes that `insitu up` brought up
       locks/CACHE.lock                  held by the one process that imports into a cache
-      staging/CACHE~TOKEN/              half-written versions; invisible, removed by whoever finds them dead
+      staging/CACHE~TOKEN/              half-written versions; removed when their import has died
         spool-DESTINATION-COLUMN        bytes of one column of one partition to be
         stores/NODE/                    becomes vVERSION/ of that node's store
       nodes/NODE/CACHE/vVERSION/        the store of one node

@@ -1,7 +1,7 @@
 """The catalogue: all caches with their versions, and the jobs that use them.
 
-One SQLite file. A version is published by one transaction; before it nobody sees the version, after it
-everybody does. Nothing here opens a partition.
+One SQLite file. A version is published by one transaction: no process sees it before, every process after.
+Nothing here opens a partition.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Catalog:
     def publish(self, caches: Sequence[CacheSpec], *, overwrite: bool = False) -> list[CacheSpec]:
         """Makes `caches` the latest versions, all in one transaction.
 
-        Returns the versions that nobody needs any more, whose files may go. Raises CacheExists where a
+        Returns the versions that are no longer used, whose files can be deleted. Raises CacheExists where a
         cache is there and `overwrite` is not given.
         """
         dropped: list[CacheSpec] = []
@@ -104,7 +104,7 @@ class Catalog:
             database.execute("INSERT OR IGNORE INTO pins VALUES (?, ?, ?)", (*key, job_id))
 
     def unpin(self, job_id: str) -> None:
-        """Lets go of all that `job_id` held; versions that nobody needs any more are deleted."""
+        """Removes the pins of `job_id`, and deletes the versions that are then unused."""
         if not self._paths.catalog.exists():
             return
         with self._transaction() as database:

@@ -97,8 +97,8 @@ def publish_first(target: Path, data: bytes) -> bool:
 def cache_locks(paths: Paths, caches: Sequence[str]) -> Iterator[None]:
     """Holds the import locks of `caches`. Raises CacheBusy where another process has one.
 
-    The kernel drops a lock with its holder, so that a killed import leaves none. Whoever only cleans up
-    holds one for an instant: such a one is waited for.
+    The kernel drops a lock when its holder ends, so a killed import leaves none. A clean-up holds a lock for
+    an instant; this function waits for that.
     """
     with contextlib.ExitStack() as stack:
         for cache in sorted(set(caches)):

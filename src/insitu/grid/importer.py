@@ -6,8 +6,9 @@
     D  rename the staged stores into the stores of their nodes
     E  publish all versions in one transaction of the catalogue; only now does anybody see them
 
-Whoever dies before E leaves the old version as it was, and files that nobody sees; the next import
-removes them. The kernel's lock on the cache, which dies with its holder, tells dead files from live ones.
+An import that dies before E leaves the old version as it was, and files that no reader sees. The next import,
+`insitu caches` or `insitu nodes` removes them. Files belong to a living import if it holds the kernel's lock
+on the cache, which ends with its process.
 """
 
 from __future__ import annotations

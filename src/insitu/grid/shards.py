@@ -60,11 +60,11 @@ def resolve(name: str, paths: Paths, context: Context) -> tuple[CacheSpec, Shard
         _agree(name, paths, context, context.job, context.job_id)
         found = read_shard_map(path)
     if found is None:
-        raise GridError(f"The shard map at {path} has gone. Start the job again")
+        raise GridError(f"The shard map at {path} is missing. Start the job again")
     shard_map, _ = found
     if len(shard_map.shards) != context.num_shards:
         raise GridError(
-            f"The shard map at {path} has {len(shard_map.shards)} shards, this task was told of "
+            f"The shard map at {path} has {len(shard_map.shards)} shards, this task expects "
             f"{context.num_shards}. Start the job again"
         )
     return catalog.get(name, shard_map.version), shard_map

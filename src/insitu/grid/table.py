@@ -127,7 +127,7 @@ class Table:
             if Catalog(self._paths).find(name, version) is None:
                 raise UnknownCache(
                     f"Version {version} of cache {name} was replaced or dropped while this dataset was "
-                    f"reading it. Make the dataset anew; a job keeps its version to its end"
+                    f"reading it. Make a new dataset; a job keeps its version to its end"
                 ) from error
             raise
 

@@ -29,7 +29,7 @@ def load_topology(paths: Paths) -> Topology:
         return Topology(tuple(NodeId(str(node)) for node in json.loads(text)["nodes"]))
     except (ValueError, KeyError, TypeError, InputError) as error:
         raise GridError(
-            f"The list of nodes at {paths.topology} can't be read ({error}). Write it anew with "
+            f"The list of nodes at {paths.topology} can't be read ({error}). Write it again with "
             f"`insitu up --nodes N`, after removing that file"
         ) from error
 

@@ -20,7 +20,7 @@ def test_in_a_job_the_shards_are_those_that_were_written(paths: Paths, source: P
     import_cache(paths, "a", [str(source)], partitions=4, overwrite=True)
     ds = dataset("a", context=job_context(paths, num_shards=2))
     assert ds.shard_map.shards == ((0, 3), (1, 2)) and ds.cache.version == 1
-    with pytest.raises(GridError, match="has 2 shards, this task was told of 3"):
+    with pytest.raises(GridError, match="has 2 shards, this task expects 3"):
         dataset("a", context=job_context(paths, num_shards=3))
 
 

@@ -27,7 +27,7 @@ class IpcSource:
         with path.open("rb") as file:
             magic = file.read(len(_FILE_MAGIC))
         if magic.startswith(_FEATHER_1_MAGIC):
-            raise SourceError(f"{path} is of Feather's old version 1. Write it anew as version 2 or Parquet")
+            raise SourceError(f"{path} is of Feather's old version 1. Write it again as version 2 or Parquet")
         self._is_file = magic == _FILE_MAGIC
         with arrow_errors(path):
             first = next((batch for batch, *_ in self._batches() if batch.num_rows), None)
