@@ -38,6 +38,21 @@ def test_without_a_compiler_that_works_there_is_none(
     assert not list(cache.glob("*"))
 
 
+def test_that_numpy_is_used_is_said_once_unless_asked_for(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiling.warn_about_numpy.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setenv("INSITU_NATIVE", "0")
+        native.kernels.__wrapped__()
+    assert not caplog.records
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    for _ in range(2):
+        native.kernels.__wrapped__()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "slower" in record.message and "gcc" in record.message
+
+
 def test_what_cannot_be_loaded_is_as_good_as_none(cache: Path) -> None:
     made = compiling._library(native._SOURCE, compiling._cache(native._SOURCE))
     if made is not None:
