@@ -13,9 +13,9 @@ told = models.options()
 import keras  # noqa: E402
 
 import insitu  # noqa: E402
-from insitu.train.binding import binding_of  # noqa: E402
-from insitu.train.divergence import check_equal  # noqa: E402
-from insitu.train.gather import by_shard  # noqa: E402
+from insitu.train.collectives.gather import by_shard  # noqa: E402
+from insitu.train.elastic.divergence import check_equal  # noqa: E402
+from insitu.train.fit.trainer import binding_of  # noqa: E402
 
 STEPS = told["steps"]
 strategy = insitu.MultiWorkerMirroredStrategy()

@@ -12,7 +12,7 @@ from insitu._version import __version__
 
 # Not on first use: the name is that of the module too, which would stand in its place.
 from insitu.context import Context, context
-from insitu.tether import take_tether
+from insitu.parent_death import take_tether
 
 if TYPE_CHECKING:
     from insitu import errors, exchange, parameters
@@ -47,7 +47,7 @@ _LAZY = {
 _MODULES = {
     "errors": "insitu.errors",
     "exchange": "insitu.exchange",
-    "layers": "insitu.train.layers",
+    "layers": "insitu.train.parameter_server.layers",
     "parameters": "insitu.parameters",
 }
 
@@ -75,8 +75,15 @@ __all__ = [
 ]
 
 
+def _set_up_backend(backend: str, settings: config.DeviceSettings) -> None:
+    import importlib
+
+    importlib.import_module("insitu.train.devices.setup").give_settings(backend, settings)
+
+
+config.subscribe(_set_up_backend)
 # Backends that this process imports from now on find what its environment asks for.
-config.reach_backends()
+config.apply_device_settings()
 # A further replica of a script ends with the process that started it, from the first moment on.
 take_tether()
 
@@ -88,7 +95,7 @@ def __getattr__(name: str) -> Any:
     if name == "dataset":
         if "keras" in sys.modules:
             # A script that trains by Keras alone, without a strategy, may give the dataset to fit too.
-            importlib.import_module("insitu.train.adapter").teach_keras()
+            importlib.import_module("insitu.train.fit.adapter").teach_keras()
         return importlib.import_module("insitu.grid").dataset
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)

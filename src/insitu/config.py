@@ -20,7 +20,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, replace
 from importlib.machinery import ModuleSpec
 from typing import Any
@@ -152,12 +152,23 @@ def set_threads(threads: int, interop: int | None = None) -> None:
     _change(threads=(threads, interop))
 
 
+_receivers: list[Callable[[str, DeviceSettings], None]] = []
+
+
+def subscribe(give: Callable[[str, DeviceSettings], None]) -> None:
+    """Call `give(backend, settings)` whenever a backend that has been imported is to get its settings.
+
+    This module doesn't know the backends: it also loads in the command line, and in tasks without any.
+    """
+    _receivers.append(give)
+
+
 def _change(**values: Any) -> None:
     changed = replace(settings(), **values)
     before = {name: os.environ.get(name) for name in _NAMES.values()}
     os.environ.update(changed.to_environment())
     try:
-        reach_backends()
+        apply_device_settings()
     except BaseException:
         for name, value in before.items():
             _put(os.environ, name, value)
@@ -171,7 +182,7 @@ def _put(environ: MutableMapping[str, str], name: str, value: str | None) -> Non
         environ[name] = value
 
 
-def reach_backends() -> None:
+def apply_device_settings() -> None:
     """Gives the settings to the backends that are imported, now, and to others when they are.
 
     Raises InputError where one has started and can't take them any more.
@@ -188,8 +199,8 @@ def reach_backends() -> None:
 
 
 def _give(backend: str) -> None:
-    # By name: this module loads in the command line and in tasks of any kind, where no backend is.
-    importlib.import_module("insitu.train.startup").give_settings(backend, settings())
+    for give in _receivers:
+        give(backend, settings())
 
 
 class _Watch:

@@ -12,7 +12,7 @@ import pytest
 from exchange_ranks import SECRET, Rank, ranks, without_main
 
 from insitu import exchange
-from insitu.cluster.sabotage import deafen_connections
+from insitu.cluster.chaos.fault_injection import deafen_connections
 from insitu.errors import ExchangeError, JoinTimeout, PeerLost
 from insitu.exchange.shm import SharedMemoryTransport
 from insitu.exchange.tcp import TcpTransport

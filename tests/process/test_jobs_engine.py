@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from insitu.cluster.engine import Command, Ended, Engine, Output
-from insitu.cluster.local import LocalEngine
+from insitu.cluster.engines.engine import Command, Ended, Engine, Output
+from insitu.cluster.engines.local import LocalEngine
 from insitu.errors import ClusterError
 from insitu.spec import NodeId, TaskId, TaskSpec
 

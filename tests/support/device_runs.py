@@ -185,8 +185,9 @@ def between(make: Callable[[], Any], run: Callable[..., Any], **options: Any) ->
 
 
 def tensorflow_only(results: dict[str, float], everything: bool) -> None:
-    from insitu.train.loops import SideBySideStep, make_loop_devices
-    from insitu.train.spread.step import ParallelStep
+    from insitu.train.custom_loop.factory import make_loop_devices
+    from insitu.train.custom_loop.steps import SideBySideStep
+    from insitu.train.replicated.step import ParallelStep
 
     class BesideOthers(insitu.MirroredStrategy):
         """As in a job of several tasks."""
@@ -218,8 +219,8 @@ def tensorflow_only(results: dict[str, float], everything: bool) -> None:
 
 
 def torch_only(results: dict[str, float]) -> None:
-    from insitu.train.spread.step import ParallelStep
-    from insitu.train.spread.torch import TorchDevices
+    from insitu.train.replicated.step import ParallelStep
+    from insitu.train.replicated.torch import TorchDevices
 
     class Copying(insitu.CentralStorageStrategy):
         """As on GPUs, where each device has memory of its own."""

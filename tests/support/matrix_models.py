@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 import insitu
-from insitu.train.state import SEED_STRIDE
+from insitu.train.replica.state import SEED_STRIDE
 
 ROWS, BATCH, EPOCHS = 49, 16, 5
 """Three whole batches and one of a single row, in which the first of two replicas has none: 20 steps."""

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from insitu.context import Context, context
-from insitu.train.state import to_numpy
+from insitu.train.replica.state import to_numpy
 
 
 def in_shards(shards: tuple[int, ...], num_shards: int) -> Context:

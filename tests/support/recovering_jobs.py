@@ -32,8 +32,8 @@ from pathlib import Path
 import keras
 import numpy as np
 import insitu
-from insitu.train import checkpoint
-from insitu.train.membership import Telling
+from insitu.train.checkpoint import store as checkpoint
+from insitu.train.elastic.membership import Telling
 
 out, rules = Path(sys.argv[1]), json.loads(sys.argv[2])
 me = insitu.context()

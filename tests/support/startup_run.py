@@ -15,7 +15,7 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
 from insitu.errors import InsituError  # noqa: E402
-from insitu.train.devices import list_devices, resolve  # noqa: E402
+from insitu.train.devices.names import list_devices, resolve  # noqa: E402
 
 
 def refused(*actions: object) -> list[str]:

@@ -11,7 +11,7 @@ from insitu.errors import InputError
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch: pytest.MonkeyPatch):
     reached = []
-    monkeypatch.setattr(config, "reach_backends", lambda: reached.append(config.settings()))
+    monkeypatch.setattr(config, "apply_device_settings", lambda: reached.append(config.settings()))
     for name in config._NAMES.values():
         monkeypatch.delenv(name, raising=False)
     return reached
@@ -39,7 +39,7 @@ def test_a_setting_that_a_backend_refuses_is_not_kept(monkeypatch: pytest.Monkey
         raise InputError("too late")
 
     config.set_virtual_devices(2)
-    monkeypatch.setattr(config, "reach_backends", refuse)
+    monkeypatch.setattr(config, "apply_device_settings", refuse)
     with pytest.raises(InputError, match="too late"):
         config.set_virtual_devices(3)
     assert config.settings().virtual_devices == ("cpu", 2)

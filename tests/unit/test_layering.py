@@ -17,18 +17,20 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 GROUND = {
     "_version",
-    "errors",
-    "durable",
-    "spec",
-    "paths",
+    "config",
     "context",
+    "doors",
+    "durable",
+    "errors",
+    "lazy_imports",
+    "parent_death",
+    "paths",
+    "ports",
+    "preload_hooks",
+    "processes",
     "progress",
     "roster",
-    "config",
-    "warmth",
-    "loading",
-    "ports",
-    "tether",
+    "spec",
 }
 BELOW = {
     "grid": GROUND,
@@ -42,40 +44,55 @@ BELOW = {
 }
 """What each room may import, beside itself. The ground floor imports only itself."""
 
+INNER = {
+    "cluster": [{"decide"}, {"job_files"}, {"task"}, {"engines"}, {"control"}, {"client"}, {"chaos"}],
+    "train": [
+        {"devices"},
+        {"collectives"},
+        {"replica"},
+        {"elastic"},
+        {"fit"},
+        {"checkpoint", "replicated", "spmd", "placement"},
+        {"custom_loop"},
+        {"parameter_server"},
+        {"strategies"},
+    ],
+}
+"""The inner rooms, lowest first: each may import those before it. Rooms of one set don't know each other."""
+
+PURE_FOLDERS = ["cluster/decide"]
 PURE = [
     "spec.py",
     "paths.py",
     "grid/affinity.py",
     "grid/order.py",
-    "cluster/placement.py",
-    "cluster/job.py",
-    "cluster/job_state.py",
-    "cluster/layout.py",
-    "cluster/recovery.py",
-    "cluster/stall.py",
-    "cluster/watching.py",
     "exchange/arithmetic.py",
+    "parameters/consistent_cut.py",
     "parameters/hashing.py",
-    "parameters/histogram.py",
-    "parameters/layout.py",
+    "parameters/push_stats.py",
+    "parameters/sharding_plan.py",
     "parameters/modes.py",
     "parameters/updaters.py",
     "parameters/wire.py",
-    "train/flat.py",
-    "train/mesh/rows.py",
+    "train/replica/flat.py",
+    "train/spmd/rows.py",
+    *(str(p.relative_to(SOURCE)) for folder in PURE_FOLDERS for p in sorted((SOURCE / folder).glob("*.py"))),
 ]
 IMPURE = {"asyncio", "socket", "threading", "subprocess", "time"}
 BACKENDS = {"keras", "tensorflow", "jax", "torch"}
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Absolute names of all that a module imports, wherever in it. Relative imports are a lint error."""
+    """Yield the absolute names of all that a module imports, wherever in it: also for type checkers alone,
+    and by a string that names a module. Relative imports are a lint error."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"insitu(\.\w+)+", str(node.value)):
+            yield str(node.value)
 
 
 def room_of(path: Path) -> str:
@@ -96,6 +113,91 @@ def test_imports_point_downward(path: Path):
     # `from insitu import errors` and the like name a part of the package itself.
     above -= {name for name in above if name.split(".")[1] in insitu.__all__}
     assert not above
+
+
+def inner_room_of(name: str) -> tuple[str, str] | None:
+    """The (room, inner room) that the absolute name of a module or of something in it lies in."""
+    parts = name.split(".")
+    if len(parts) < 3 or parts[0] != "insitu":
+        return None
+    inner = any(parts[2] in level for level in INNER.get(parts[1], []))
+    return (parts[1], parts[2]) if inner else None
+
+
+def absolute_name(path: Path) -> str:
+    parts = ("insitu", *path.relative_to(SOURCE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@pytest.mark.parametrize("room", INNER)
+def test_each_folder_is_an_inner_room_with_a_described_door(room: str):
+    folders = {p.name for p in (SOURCE / room).iterdir() if p.is_dir() and p.name != "__pycache__"}
+    assert folders == set().union(*INNER[room])
+    assert [p.name for p in (SOURCE / room).glob("*.py")] == ["__init__.py"]
+    for folder in folders:
+        description = ast.get_docstring(ast.parse((SOURCE / room / folder / "__init__.py").read_text()))
+        assert description and "Begin reading with" in description, folder
+
+
+IN_INNER_ROOMS = [m for m in MODULES if inner_room_of(absolute_name(m)) is not None]
+
+
+@pytest.mark.parametrize("path", IN_INNER_ROOMS, ids=identity)
+def test_inner_rooms_import_only_those_below_them(path: Path):
+    room, inner = inner_room_of(absolute_name(path)) or ("", "")
+    level = next(i for i, rooms in enumerate(INNER[room]) if inner in rooms)
+    below = set().union(*INNER[room][:level], {inner})
+    above = set()
+    for name in imports(path):
+        other = inner_room_of(name)
+        upward = other is not None and other[0] == room and other[1] not in below
+        if upward or name == f"insitu.{room}":
+            above.add(name)
+    assert not above
+
+
+STARTED = {"insitu.cluster.control.supervisor", "insitu.cluster.task.entry", "insitu.train.devices"}
+"""Modules whose names are passed to `python -m`: programs that are started, not modules that are imported."""
+
+
+def imports_a_backend(path: Path) -> bool:
+    """Whether importing the module imports a backend of Keras, itself or by others of its room."""
+    for node in ast.parse(path.read_text()).body:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+        for name in names:
+            if name.split(".")[0] in BACKENDS - {"keras"}:
+                return True
+            near = path.with_name(f"{name.rpartition('.')[2]}.py")
+            if name == absolute_name(near) and near != path and near.exists() and imports_a_backend(near):
+                return True
+    return False
+
+
+@pytest.mark.parametrize("path", [m for m in MODULES if m != SOURCE / "__init__.py"], ids=identity)
+def test_inner_rooms_are_entered_by_their_doors(path: Path):
+    """A module that imports a backend isn't behind the door: importing that would import every backend."""
+    own = inner_room_of(absolute_name(path))
+    past = []
+    for name in imports(path):
+        room = inner_room_of(name)
+        if room is None or room == own or name.count(".") < 3 or name in STARTED:
+            continue
+        module = SOURCE.joinpath(*name.split(".")[1:4]).with_suffix(".py")
+        if module.exists() and not imports_a_backend(module):
+            past.append(name)
+    assert not past
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({m.parent for m in MODULES}), ids=lambda f: str(f.relative_to(SOURCE))
+)
+def test_modules_of_a_folder_import_each_other_in_no_circle(folder: Path):
+    modules = {absolute_name(m): m for m in folder.glob("*.py") if m.name != "__init__.py"}
+    graph = {name: {n for n in imports(path) if n in modules} - {name} for name, path in modules.items()}
+    while leaves := {name for name, needed in graph.items() if not needed}:
+        graph = {name: needed - leaves for name, needed in graph.items() if name not in leaves}
+    assert not graph
 
 
 @pytest.mark.parametrize("path", MODULES, ids=identity)
@@ -165,6 +267,7 @@ def test_the_public_names_are_there():
 
 def test_links_in_the_documents_lead_somewhere():
     documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+    documents += (ROOT / "examples").rglob("*.md")
     assert documents
     broken = []
     for document in documents:
@@ -172,9 +275,3 @@ def test_links_in_the_documents_lead_somewhere():
             if "://" not in target and not (document.parent / target).exists():
                 broken.append(f"{document.name}: {target}")
     assert not broken
-
-
-def test_the_architecture_names_every_module():
-    text = (ROOT / "ARCHITECTURE.md").read_text()
-    missing = [identity(p) for p in MODULES if p.name != "__init__.py" and f"`{p.name}`" not in text]
-    assert not missing

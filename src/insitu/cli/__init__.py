@@ -51,7 +51,7 @@ def build_app() -> object:
 
 def main() -> NoReturn:
     """Runs the command line and exits."""
-    from insitu.cli.console import complain
+    from insitu.cli.console import print_error
     from insitu.errors import InsituError
 
     # Whoever reads the output may have had enough: end as other programs do, without a word.
@@ -60,7 +60,7 @@ def main() -> NoReturn:
         build_app()()  # type: ignore[operator]
         code = 0
     except InsituError as error:
-        complain(str(error))
+        print_error(str(error))
         code = error.exit_code
     except KeyboardInterrupt:
         code = INTERRUPTED

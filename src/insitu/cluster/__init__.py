@@ -1,65 +1,58 @@
-"""The cluster: what runs where. This is its door; everything is loaded on first use."""
+"""Jobs: what runs where, and what is done when something of it fails.
+
+Inner rooms, each of which may import those to its right: `chaos`, `client`, `control`, `engines`, `task`,
+`job_files`, `decide`. Begin reading with `decide/job.py`.
+"""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
-    from insitu.cluster.chaos import (
-        Disturber,
-        Injected,
-        chaos_faults,
-        leftovers,
-        results_of,
-        wait_until_over,
-    )
-    from insitu.cluster.following import follow
-    from insitu.cluster.journal import Journal
-    from insitu.cluster.output import split_prefix
-    from insitu.cluster.records import read_placement, read_spec
-    from insitu.cluster.status import (
+    from insitu.cluster.chaos import Disturber, Injected, chaos_faults, leftovers, results_of, wait_until_over
+    from insitu.cluster.client import (
         BrokenJob,
         JobStatus,
+        Request,
         exit_code,
         find_job,
         is_running,
         job_ids,
         list_jobs,
         read_status,
+        resume_job,
+        scale_job,
         stop_job,
+        submit,
+        watch_stragglers,
     )
-    from insitu.cluster.straggling import watch_stragglers
-    from insitu.cluster.submission import Request, submit
-    from insitu.cluster.wishes import resume_job, scale_job
+    from insitu.cluster.job_files import Journal, follow, read_placement, read_spec, split_prefix
 
-_DOOR = {
-    "BrokenJob": "status",
-    "Disturber": "chaos",
-    "Injected": "chaos",
-    "chaos_faults": "chaos",
-    "leftovers": "chaos",
-    "results_of": "chaos",
-    "wait_until_over": "chaos",
-    "JobStatus": "status",
-    "Journal": "journal",
-    "Request": "submission",
-    "exit_code": "status",
-    "find_job": "status",
-    "follow": "following",
-    "is_running": "status",
-    "job_ids": "status",
-    "list_jobs": "status",
-    "read_placement": "records",
-    "read_spec": "records",
-    "read_status": "status",
-    "resume_job": "wishes",
-    "scale_job": "wishes",
-    "split_prefix": "output",
-    "stop_job": "status",
-    "submit": "submission",
-    "watch_stragglers": "straggling",
-}
+__getattr__, __dir__ = lazy_door(
+    __name__,
+    {
+        "chaos": ("Disturber", "Injected", "chaos_faults", "leftovers", "results_of", "wait_until_over"),
+        "client": (
+            "BrokenJob",
+            "JobStatus",
+            "Request",
+            "exit_code",
+            "find_job",
+            "is_running",
+            "job_ids",
+            "list_jobs",
+            "read_status",
+            "resume_job",
+            "scale_job",
+            "stop_job",
+            "submit",
+            "watch_stragglers",
+        ),
+        "job_files": ("Journal", "follow", "read_placement", "read_spec", "split_prefix"),
+    },
+)
 
 __all__ = [
     "BrokenJob",
@@ -88,13 +81,3 @@ __all__ = [
     "wait_until_over",
     "watch_stragglers",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _DOOR:
-        return getattr(import_module(f"insitu.cluster.{_DOOR[name]}"), name)
-    raise AttributeError(f"module 'insitu.cluster' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -8,7 +8,9 @@ does the same, with the same bits.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
+_LOG = logging.getLogger("insitu")
 _OPTIONS = ("-O3", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing")
 _COMPILE_TIMEOUT = 60.0
 """Seconds that the compiler may take."""
@@ -33,8 +36,20 @@ def load(source: Path, read: Callable[[Path], T]) -> T | None:
         # same as no library.
         with contextlib.suppress(OSError, subprocess.SubprocessError, AttributeError, RuntimeError):
             library = _find_library(source, folder(source))
-            return None if library is None else read(library)
+            if library is not None:
+                return read(library)
+    warn_about_numpy()
     return None
+
+
+@functools.cache
+def warn_about_numpy() -> None:
+    """Log once per process that the slower code is used, and what to do about it."""
+    _LOG.warning(
+        "[insitu] No C compiler that works was found (cc, gcc or clang): NumPy does the work of the compiled "
+        "code, with the same results, but slower. Install a compiler, such as gcc, or set INSITU_NATIVE=0 to "
+        "leave this line out."
+    )
 
 
 def _find_library(source: Path, folder: Path) -> Path | None:

@@ -1,31 +1,45 @@
-"""The only room that imports Keras and a backend. Strategies, and what makes `fit` work under them."""
+"""Strategies, and what makes Keras train under them. The only room that imports Keras and a backend.
+
+Inner rooms, each of which may import those to its right: `strategies`, `parameter_server`, `custom_loop`,
+then `placement`, `spmd`, `replicated` and `checkpoint` side by side, `fit`, `elastic`, `replica`,
+`collectives`, `devices`. Begin reading with `fit/trainer.py`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
-    from insitu.train.backup import BackupAndRestore
-    from insitu.train.strategies.central_storage import CentralStorageStrategy
-    from insitu.train.strategies.hybrid import HybridStrategy
-    from insitu.train.strategies.mirrored import MirroredStrategy
-    from insitu.train.strategies.model_parallel import ModelParallelStrategy
-    from insitu.train.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
-    from insitu.train.strategies.one_device import OneDeviceStrategy
-    from insitu.train.strategies.parameter_server import ParameterServerStrategy
-    from insitu.train.strategies.tpu import TPUStrategy
+    from insitu.train.checkpoint import BackupAndRestore
+    from insitu.train.strategies import (
+        CentralStorageStrategy,
+        HybridStrategy,
+        MirroredStrategy,
+        ModelParallelStrategy,
+        MultiWorkerMirroredStrategy,
+        OneDeviceStrategy,
+        ParameterServerStrategy,
+        TPUStrategy,
+    )
 
-_LAZY = {
-    "BackupAndRestore": "insitu.train.backup",
-    "CentralStorageStrategy": "insitu.train.strategies.central_storage",
-    "HybridStrategy": "insitu.train.strategies.hybrid",
-    "MirroredStrategy": "insitu.train.strategies.mirrored",
-    "ModelParallelStrategy": "insitu.train.strategies.model_parallel",
-    "MultiWorkerMirroredStrategy": "insitu.train.strategies.multi_worker_mirrored",
-    "OneDeviceStrategy": "insitu.train.strategies.one_device",
-    "ParameterServerStrategy": "insitu.train.strategies.parameter_server",
-    "TPUStrategy": "insitu.train.strategies.tpu",
-}
+__getattr__, __dir__ = lazy_door(
+    __name__,
+    {
+        "checkpoint": ("BackupAndRestore",),
+        "strategies": (
+            "CentralStorageStrategy",
+            "HybridStrategy",
+            "MirroredStrategy",
+            "ModelParallelStrategy",
+            "MultiWorkerMirroredStrategy",
+            "OneDeviceStrategy",
+            "ParameterServerStrategy",
+            "TPUStrategy",
+        ),
+    },
+)
 
 __all__ = [
     "BackupAndRestore",
@@ -38,15 +52,3 @@ __all__ = [
     "ParameterServerStrategy",
     "TPUStrategy",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    import importlib
-
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'insitu.train' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

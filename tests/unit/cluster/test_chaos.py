@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from insitu.cluster.chaos import Fault, chaos_faults, draw_faults, leftovers, parse_fault, results_of
+from insitu.cluster.chaos.injector import Fault, chaos_faults, draw_faults, leftovers, parse_fault, results_of
 from insitu.errors import InputError
 from insitu.paths import Paths
 from insitu.spec import TaskId

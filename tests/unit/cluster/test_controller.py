@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 from job_runs import Insitu
 
-from insitu.cluster import Request, controller, submission, submit
-from insitu.cluster.controller import Controller
-from insitu.cluster.engine import Command, SignalName
-from insitu.cluster.job import advance
-from insitu.cluster.job_state import Submitted, TaskExited
-from insitu.cluster.journal import Journal
-from insitu.cluster.tasks import LifeEnded
+from insitu.cluster import Request, submit
+from insitu.cluster.client import submission
+from insitu.cluster.control import controller
+from insitu.cluster.control.controller import Controller
+from insitu.cluster.control.supervised_tasks import LifeEnded
+from insitu.cluster.decide.job import advance
+from insitu.cluster.decide.job_state import Submitted, TaskExited
+from insitu.cluster.engines.engine import Command, SignalName
+from insitu.cluster.job_files.journal import Journal
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths
 from insitu.progress import ProgressWriter, read_progress

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from insitu.cluster import code
-from insitu.cluster.code import copy_code
+from insitu.cluster.client import job_code as code
+from insitu.cluster.client.job_code import copy_code
 from insitu.errors import JobSpecError
 
 

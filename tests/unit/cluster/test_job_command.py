@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from insitu.cluster.command import Resolved, resolve_command
+from insitu.cluster.task.command import Resolved, resolve_command
 from insitu.errors import JobSpecError
 
 

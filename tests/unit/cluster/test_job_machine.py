@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from insitu.cluster import job as machine
-from insitu.cluster.job import advance, new_job
-from insitu.cluster.job_state import (
+from insitu.cluster.decide import job as machine
+from insitu.cluster.decide.job import advance, new_job
+from insitu.cluster.decide.job_state import (
     ENDED,
     Action,
     ControllerLost,

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.cluster.placement import apportion, default_threads, default_workers, homes_of_shards, place
+from insitu.cluster.decide.placement import (
+    apportion,
+    default_threads,
+    default_workers,
+    homes_of_shards,
+    place,
+)
 from insitu.errors import JobSpecError, PlacementError
 from insitu.spec import CacheSpec, Column, JobSpec, NodeId, PartitionInfo, TaskId, Topology
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from insitu import ports
-from insitu.cluster.following import follow
-from insitu.cluster.job import advance, new_job
-from insitu.cluster.job_state import Submitted, TaskExited
-from insitu.cluster.journal import Journal
-from insitu.cluster.lock import is_locked, signal_holder, take_lock, write_holder
-from insitu.cluster.logs import JobLogs, Merged
-from insitu.cluster.status import find_job, job_ids
+from insitu.cluster.client.status import find_job, job_ids
+from insitu.cluster.decide.job import advance, new_job
+from insitu.cluster.decide.job_state import Submitted, TaskExited
+from insitu.cluster.job_files.journal import Journal
+from insitu.cluster.job_files.lock import is_locked, signal_holder, take_lock, write_holder
+from insitu.cluster.job_files.logs import JobLogs, Merged
+from insitu.cluster.job_files.tail import follow
 from insitu.errors import ClusterError, UnknownJob
 from insitu.paths import JobPaths, Paths
 from insitu.ports import candidate_ports, hold_port

@@ -22,9 +22,9 @@ from test_job_machine import (
     signals,
 )
 
-from insitu.cluster import job as machine
-from insitu.cluster import recovery
-from insitu.cluster.job_state import (
+from insitu.cluster.decide import job as machine
+from insitu.cluster.decide import recovery
+from insitu.cluster.decide.job_state import (
     Action,
     Finish,
     Launch,

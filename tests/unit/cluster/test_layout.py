@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.cluster.layout import contiguous, home_of, reassign
+from insitu.cluster.decide.layout import contiguous, home_of, reassign
 from insitu.spec import NodeId, TaskId
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from insitu.cluster.sabotage import deafen_connections, drop_connections, established, full_disk
+from insitu.cluster.chaos.fault_injection import deafen_connections, drop_connections, established, full_disk
 from insitu.errors import ClusterError
 
 PROGRAM = """

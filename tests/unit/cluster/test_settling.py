@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from job_runs import Insitu
 
-from insitu.cluster import Request, read_status, submission, submit
-from insitu.cluster.job import advance
-from insitu.cluster.job_state import Submitted
-from insitu.cluster.journal import Journal
-from insitu.cluster.lock import take_lock
-from insitu.cluster.settling import clean_up, staged_folder
+from insitu.cluster import Request, read_status, submit
+from insitu.cluster.client import submission
+from insitu.cluster.control.job_cleanup import clean_up, staged_folder
+from insitu.cluster.decide.job import advance
+from insitu.cluster.decide.job_state import Submitted
+from insitu.cluster.job_files.journal import Journal
+from insitu.cluster.job_files.lock import take_lock
 from insitu.errors import ClusterError, JobSpecError, StorageFull
 from insitu.grid import Catalog
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from insitu.cluster.stall import Stall, StallWatch
+from insitu.cluster.decide.stall import Stall, StallWatch
 from insitu.progress import IDLE, Progress
 from insitu.roster import RECOVERING
 from insitu.spec import TaskId

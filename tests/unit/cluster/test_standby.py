@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from insitu.cluster.engine import Command, Ended, Output
-from insitu.cluster.local import LocalEngine
+from insitu.cluster.engines.engine import Command, Ended, Output
+from insitu.cluster.engines.local import LocalEngine
 from insitu.spec import NodeId, TaskId, TaskSpec
 
 W0 = TaskSpec(TaskId("worker", 0), NodeId("node-0"))
@@ -40,7 +40,7 @@ def command(tmp_path: Path) -> Command:
         "INSITU_SEED": "4",
         "OTHER": "x",
     }
-    arguments = (sys.executable, "-P", "-m", "insitu.cluster.task", "train.py", "a b")
+    arguments = (sys.executable, "-P", "-m", "insitu.cluster.task.entry", "train.py", "a b")
     return Command(arguments, environment, tmp_path)
 
 

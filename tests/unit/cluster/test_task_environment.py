@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from insitu.cluster.environment import THREAD_SETTINGS, task_environment, tf_config
-from insitu.cluster.job_state import TaskState
+from insitu.cluster.decide.environment import THREAD_SETTINGS, task_environment, tf_config
+from insitu.cluster.decide.job_state import TaskState
 from insitu.context import read_context
 from insitu.roster import Member, Roster
 from insitu.spec import JobSpec, NodeId, TaskId

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from insitu.cluster.failure import describe_failure, fingerprint, read_failure, write_failure
+from insitu.cluster.task.failure import describe_failure, fingerprint, read_failure, write_failure
 from insitu.errors import PeerLost
 from insitu.paths import Paths
 from insitu.spec import TaskId

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from insitu import warmth
-from insitu.cluster.warming import Import, Setting, steps_of_script, warm_up
+from insitu import preload_hooks
+from insitu.cluster.task.preload import Import, Setting, steps_of_script, warm_up
 
 
 def steps(folder: Path, text: str, **others: str) -> list[Import | Setting]:
@@ -89,9 +89,9 @@ def test_what_cannot_be_done_ahead_is_left_for_the_script(
         called.append("fails")
         raise RuntimeError
 
-    monkeypatch.setattr(warmth, "_functions", [])
-    warmth.on_warm_up(fails)
-    warmth.on_warm_up(lambda: called.append("works"))
+    monkeypatch.setattr(preload_hooks, "_functions", [])
+    preload_hooks.on_warm_up(fails)
+    preload_hooks.on_warm_up(lambda: called.append("works"))
     (tmp_path / "train.py").write_text("import no_such_module\nimport json")
     warm_up(tmp_path / "train.py")
     assert called == ["fails", "works"]

@@ -37,6 +37,21 @@ def test_no_library_without_a_working_compiler(
     assert not list(cache.glob("*"))
 
 
+def test_use_of_numpy_is_logged_once_unless_requested(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiling.warn_about_numpy.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setenv("INSITU_NATIVE", "0")
+        native.load_kernels.__wrapped__()
+    assert not caplog.records
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    for _ in range(2):
+        native.load_kernels.__wrapped__()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "slower" in record.message and "gcc" in record.message
+
+
 def test_library_that_cannot_be_loaded_is_ignored(cache: Path) -> None:
     made = compiling._find_library(native._SOURCE, compiling._get_user_cache(native._SOURCE))
     if made is not None:

@@ -11,7 +11,7 @@ from models import image_model, image_rows, in_shards, same_bits, weights
 
 from insitu.errors import CheckpointError, TrainingError
 from insitu.train import BackupAndRestore, MultiWorkerMirroredStrategy
-from insitu.train.binding import binding_of
+from insitu.train.fit.trainer import binding_of
 
 
 class Heard(list[tuple[int, int]]):

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from insitu.errors import CheckpointError, StorageFull
-from insitu.train import checkpoint as module
-from insitu.train.checkpoint import Checkpoint, CheckpointStore
-from insitu.train.writing import BackgroundWriter
+from insitu.train.checkpoint import store as module
+from insitu.train.checkpoint.async_writer import BackgroundWriter
+from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
 
 
 def a_checkpoint(epoch: int = 1, step: int = 2, value: float = 0.5) -> Checkpoint:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from insitu.train.backends import tensorflow_calls
-from insitu.train.backends.tensorflow_calls import BESIDE, LONG, TRIES, WITHIN, CompiledCall, QuickerWay
+from insitu.train.replica import tensorflow_calls
+from insitu.train.replica.tensorflow_calls import BESIDE, LONG, TRIES, WITHIN, CompiledCall, QuickerWay
 
 FULL, LAST = [(64, 8)], [(3, 8)]
 

@@ -12,9 +12,9 @@ from models import image_model, in_shards, same_bits, weights
 
 from insitu.errors import Diverged, InputError, TrainingError
 from insitu.train import MultiWorkerMirroredStrategy
-from insitu.train.loops import PerReplica
-from insitu.train.loops.agreement import check_weights
-from insitu.train.loops.reduction import _pack, _unpack
+from insitu.train.custom_loop.per_replica import PerReplica
+from insitu.train.custom_loop.reduction import _pack, _unpack
+from insitu.train.custom_loop.replica_check import check_weights
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
@@ -323,7 +323,7 @@ def test_what_a_step_may_not_do(strategy_over):
 
 
 def test_a_new_function_for_each_step_is_noticed(strategy_over, monkeypatch):
-    monkeypatch.setattr("insitu.train.loops.runner.MANY_PROGRAMS", 3)
+    monkeypatch.setattr("insitu.train.custom_loop.runner.MANY_PROGRAMS", 3)
     strategy = strategy_over(1)
     for _ in range(3):
         strategy.run(lambda x: x + 1, (np.float32(1),))

@@ -228,7 +228,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 def test_the_classes_that_keras_has_for_pytorch_are_those_that_scripts_name() -> None:
-    from insitu.train.servers.definition import built_in_updater
+    from insitu.train.parameter_server.model_spec import built_in_updater
 
     for_torch = type(
         "SGD", (keras.optimizers.SGD,), {"__module__": "keras.src.backend.torch.optimizers.torch_sgd"}

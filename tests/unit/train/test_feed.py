@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.errors import InputError
-from insitu.train.adapter import FeedAdapter
-from insitu.train.feed import ArraySource, StreamFeed
-from insitu.train.sources import make_feed
+from insitu.train.fit.adapter import FeedAdapter
+from insitu.train.fit.feed import ArraySource, StreamFeed
+from insitu.train.fit.sources import make_feed
 
 
 def rows_by_shard(

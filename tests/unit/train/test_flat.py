@@ -7,7 +7,7 @@ from math import prod
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.train.flat import into_pieces, lay_out
+from insitu.train.replica.flat import into_pieces, lay_out
 
 SHAPES = st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), max_size=12)
 

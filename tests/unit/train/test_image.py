@@ -12,8 +12,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.train.image import Image, offsets, read_image
-from insitu.train.plain import Parcel, pack
+from insitu.train.checkpoint.state_buffer import Image, offsets, read_image
+from insitu.train.collectives.serialization import Parcel, pack
 
 DTYPES = ["float32", "float64", "int8", "bool", "uint16", ml_dtypes.bfloat16, "<U3"]
 SIZES = st.lists(st.integers(0, 300), max_size=6)

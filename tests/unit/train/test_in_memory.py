@@ -16,8 +16,8 @@ from insitu import paths as paths_module
 from insitu.context import Context, read_context
 from insitu.paths import Paths
 from insitu.spec import TaskId
-from insitu.train.checkpoint import Checkpoint, CheckpointStore
-from insitu.train.in_memory import memory_store, newest_of_all
+from insitu.train.checkpoint.memory_store import memory_store, newest_of_all
+from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
 
 
 @pytest.fixture

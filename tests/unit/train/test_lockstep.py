@@ -13,9 +13,9 @@ from exchange_ranks import free_addresses, in_threads
 import insitu.exchange
 from insitu.errors import Diverged, ExchangeError, PeerLost, StaleGeneration, TrainingError
 from insitu.exchange import Group
-from insitu.train.divergence import Fingerprint, check_equal
-from insitu.train.gather import by_shard
-from insitu.train.lockstep import Again, Key, Lockstep, Superseded
+from insitu.train.collectives.gather import by_shard
+from insitu.train.elastic.divergence import Fingerprint, check_equal
+from insitu.train.elastic.lockstep import Again, Key, Lockstep, Superseded
 
 PATIENCE = 40.0
 STEPS = 5

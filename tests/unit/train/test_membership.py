@@ -11,7 +11,7 @@ from insitu.paths import Paths
 from insitu.progress import read_progress
 from insitu.roster import RECOVERING, Member, Roster, write_roster
 from insitu.spec import TaskId
-from insitu.train.membership import Membership
+from insitu.train.elastic.membership import Membership
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 

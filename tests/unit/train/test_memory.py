@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import pytest
 
-from insitu.train.callbacks import Memory
-from insitu.train.plain import NotPlain, pack, unpack
+from insitu.train.collectives.serialization import NotPlain, pack, unpack
+from insitu.train.fit.callbacks import Memory
 
 
 class Counting(keras.callbacks.Callback):

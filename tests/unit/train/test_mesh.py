@@ -11,7 +11,7 @@ from backend_checks import DEADLINE, RUNS, result_of, run_tasks, start
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from insitu.train.mesh.rows import plan_rows
+from insitu.train.spmd.rows import plan_rows
 
 pytest.importorskip("jax")
 
@@ -146,7 +146,7 @@ class TestMesh:
     ],
 )
 def test_the_largest_axis_that_can_be_divided_is_spread(shape: Any, axes: Any):
-    from insitu.train.mesh.spreading import spread_largest
+    from insitu.train.spmd.auto_sharding import spread_largest
 
     assert spread_largest(shape, {"data": 4, "model": 2}) == axes
     assert spread_largest(shape, {"data": 4}) == (None,) * len(shape)

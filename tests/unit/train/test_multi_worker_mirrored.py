@@ -16,7 +16,7 @@ from insitu.errors import InputError, TrainingError
 from insitu.grid import import_cache
 from insitu.paths import Paths
 from insitu.train import MultiWorkerMirroredStrategy
-from insitu.train.binding import binding_of
+from insitu.train.fit.trainer import binding_of
 
 
 def fit(model: Any, rows: Any, **options: Any) -> dict[str, list[float]]:

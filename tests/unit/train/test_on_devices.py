@@ -13,7 +13,7 @@ from backend_checks import RUNS, result_of
 
 import insitu
 from insitu.errors import InputError, TrainingError
-from insitu.train.devices import list_devices
+from insitu.train.devices.names import list_devices
 
 pytestmark = pytest.mark.timeout(450)
 

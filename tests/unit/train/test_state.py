@@ -8,7 +8,7 @@ import pytest
 
 from insitu.errors import CheckpointError
 from insitu.exchange.pages import ALIGNMENT, aligned_empty
-from insitu.train.state import load_snapshot, read_state, view, views
+from insitu.train.replica.state import load_snapshot, read_state, view, views
 
 UNITS = 200
 """So many that the kernel is worth sparing copies."""

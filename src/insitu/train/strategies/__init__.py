@@ -1,0 +1,45 @@
+"""The strategies: what users choose, one module each.
+
+Begin reading with `base.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from insitu.doors import lazy_door
+
+if TYPE_CHECKING:
+    from insitu.train.strategies.central_storage import CentralStorageStrategy
+    from insitu.train.strategies.hybrid import HybridStrategy
+    from insitu.train.strategies.mirrored import MirroredStrategy
+    from insitu.train.strategies.model_parallel import ModelParallelStrategy
+    from insitu.train.strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
+    from insitu.train.strategies.one_device import OneDeviceStrategy
+    from insitu.train.strategies.parameter_server import ParameterServerStrategy
+    from insitu.train.strategies.tpu import TPUStrategy
+
+__getattr__, __dir__ = lazy_door(
+    __name__,
+    {
+        "central_storage": ("CentralStorageStrategy",),
+        "hybrid": ("HybridStrategy",),
+        "mirrored": ("MirroredStrategy",),
+        "model_parallel": ("ModelParallelStrategy",),
+        "multi_worker_mirrored": ("MultiWorkerMirroredStrategy",),
+        "one_device": ("OneDeviceStrategy",),
+        "parameter_server": ("ParameterServerStrategy",),
+        "tpu": ("TPUStrategy",),
+    },
+)
+
+__all__ = [
+    "CentralStorageStrategy",
+    "HybridStrategy",
+    "MirroredStrategy",
+    "ModelParallelStrategy",
+    "MultiWorkerMirroredStrategy",
+    "OneDeviceStrategy",
+    "ParameterServerStrategy",
+    "TPUStrategy",
+]

@@ -12,15 +12,8 @@ from insitu.context import Context
 from insitu.context import context as read_context
 from insitu.errors import TrainingError
 from insitu.exchange import Group
-from insitu.train.adapter import teach_keras
-from insitu.train.backends import make_replica
-from insitu.train.binding import Binding, binding_of
-from insitu.train.bookkeeping import Bookkeeper
-from insitu.train.feed import Feed
-from insitu.train.fused import FusedStep, make_fused_replica
-from insitu.train.gather import nothing
-from insitu.train.lockstep import SETUP
-from insitu.train.loops import (
+from insitu.train.collectives import nothing
+from insitu.train.custom_loop import (
     CHECK_EVERY,
     DistributedDataset,
     ExchangedStep,
@@ -39,10 +32,25 @@ from insitu.train.loops import (
     reduce_values,
     scale_by_share,
 )
-from insitu.train.membership import Membership
-from insitu.train.sources import make_feed
-from insitu.train.state import broadcast_state, check_trainable_by_shards, read_state
-from insitu.train.step import Step, TwoPhaseStep
+from insitu.train.elastic import SETUP, Membership
+from insitu.train.fit import (
+    Binding,
+    Bookkeeper,
+    Feed,
+    StepExecutor,
+    TwoPhaseStep,
+    binding_of,
+    make_feed,
+    teach_keras,
+)
+from insitu.train.replica import (
+    FusedStep,
+    broadcast_state,
+    check_trainable_by_shards,
+    make_fused_replica,
+    make_replica,
+    read_state,
+)
 
 _active: list[Strategy] = []
 
@@ -118,7 +126,7 @@ class Strategy:
         """Where variables are made: entered by `scope()`, and when a model is built at its first `fit`."""
         return contextlib.nullcontext()
 
-    def make_step(self, model: Any, example: Any, *, first: bool) -> Step:
+    def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         """The step of `model`, compiled and built, for batches like `example`. The first time, all replicas
         get the state of rank 0. Collective."""
         if self._membership.is_alone:

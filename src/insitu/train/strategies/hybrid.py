@@ -9,19 +9,21 @@ import keras
 from insitu.context import Context
 from insitu.context import context as read_context
 from insitu.errors import TrainingError
-from insitu.parameters import Rules
-from insitu.train.backends import make_replica
-from insitu.train.binding import Binding
-from insitu.train.feed import Feed
-from insitu.train.layers import embeddings_of
-from insitu.train.loops import LoopTrainer
-from insitu.train.servers.hybrid import TableReplica
-from insitu.train.servers.link import Link, attach_tables
-from insitu.train.servers.lookup import Lookup, find_leaves
-from insitu.train.servers.scaling import LossScale, inner_optimizer
-from insitu.train.servers.serving import begin_service
-from insitu.train.state import check_trainable_by_shards
-from insitu.train.step import Step, TwoPhaseStep
+from insitu.parameters import ConsistencyPolicy
+from insitu.train.custom_loop import LoopTrainer
+from insitu.train.fit import Binding, Feed, StepExecutor, TwoPhaseStep
+from insitu.train.parameter_server import (
+    Link,
+    Lookup,
+    LossScale,
+    TableReplica,
+    attach_tables,
+    begin_service,
+    embeddings_of,
+    find_leaves,
+    inner_optimizer,
+)
+from insitu.train.replica import check_trainable_by_shards, make_replica
 from insitu.train.strategies.base import Strategy
 
 
@@ -53,7 +55,7 @@ class HybridStrategy(Strategy):
         self, *, nan: str = "refuse", table_optimizer: Any = None, context: Context | None = None
     ) -> None:
         context = context or read_context()
-        rules = Rules("async", context.num_shards)
+        rules = ConsistencyPolicy("async", context.num_shards)
         self._service = begin_service(context, rules, nan, "A HybridStrategy keeps tables in ps tasks.")
         super().__init__(context=context)
         self._membership.shards_move = False
@@ -73,7 +75,7 @@ class HybridStrategy(Strategy):
         optimizer = self._table_optimizer or inner_optimizer(model.optimizer)
         attach_tables(model, example, part_rows, self._link, optimizer)
 
-    def make_step(self, model: Any, example: Any, *, first: bool) -> Step:
+    def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         check_trainable_by_shards(model, self.num_replicas_in_sync)
         layers = embeddings_of(model)
         if not layers:

@@ -12,10 +12,10 @@ import numpy as np
 
 from insitu.context import Context
 from insitu.errors import InputError, TrainingError
+from insitu.train.custom_loop import LoopStep, SettledStep, StepModel
 from insitu.train.devices import Device, resolve, resolve_all
-from insitu.train.loops import LoopStep, SettledStep, StepModel
-from insitu.train.state import broadcast_state, read_state
-from insitu.train.step import Step
+from insitu.train.fit import StepExecutor
+from insitu.train.replica import broadcast_state, read_state
 from insitu.train.strategies.base import Strategy
 
 _DATA, _MODEL = "data", "model"
@@ -81,11 +81,11 @@ class ModelParallelStrategy(Strategy):
         """(the mesh, the Keras distribution that makes variables here, the one over the whole mesh)."""
         if self._mesh is None:
             if len(self.membership.context.workers) > 1:
-                from insitu.train.mesh.distributed import connect
+                from insitu.train.spmd.distributed import connect
 
                 connect(self.membership)
-            from insitu.train.mesh.layout import MeshLayout
-            from insitu.train.mesh.spreading import Spreading
+            from insitu.train.spmd.auto_sharding import Spreading
+            from insitu.train.spmd.layout import MeshLayout
 
             layout_map, mesh = self._spread_by
             if isinstance(layout_map, keras.distribution.LayoutMap):
@@ -109,7 +109,7 @@ class ModelParallelStrategy(Strategy):
         devices = [device.handle() for device in resolve_all(self._names)]
         workers = max(1, len(self.membership.context.workers))
         if workers > 1:
-            from insitu.train.mesh.distributed import devices_like
+            from insitu.train.spmd.distributed import devices_like
 
             devices = devices_like(devices)
         wanted = dict(mesh) if mesh is not None else {_DATA: workers, _MODEL: -1}
@@ -140,7 +140,7 @@ class ModelParallelStrategy(Strategy):
 
     def placement(self) -> AbstractContextManager[Any]:
         if self._places:
-            from insitu.train.layerwise import making_layers_on
+            from insitu.train.placement import making_layers_on
 
             return making_layers_on(self._places)
         self._check_has_plan()
@@ -162,13 +162,13 @@ class ModelParallelStrategy(Strategy):
             for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
                 object.__setattr__(model, name, _without_distribution(getattr(model, name)))
 
-    def make_step(self, model: Any, example: Any, *, first: bool) -> Step:
+    def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         if self._places:
-            from insitu.train.layerwise import LayerwiseStep, place_layers
+            from insitu.train.placement import LayerwiseStep, place_layers
 
             placed = place_layers(model, self._places)
             return LayerwiseStep(super().make_step(model, example, first=first), placed)
-        from insitu.train.mesh.program import MeshStep
+        from insitu.train.spmd.program import MeshStep
 
         layout, _, everywhere = self._spread()
         if first and len(self.membership.context.workers) > 1:
@@ -177,7 +177,7 @@ class ModelParallelStrategy(Strategy):
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
         if self._places:
-            from insitu.train.layerwise import place_in_loop
+            from insitu.train.placement import place_in_loop
 
             model.jit_compile = False  # XLA's programs keep to one device
             settle = place_in_loop(model, self.made_in_scope.layers, self._places)
@@ -187,7 +187,7 @@ class ModelParallelStrategy(Strategy):
                 "A mesh computes one shard for each worker in a custom loop. Received: the shards "
                 f"{list(self.membership.context.shards)}. Use as many workers as shards."
             )
-        from insitu.train.loops.mesh import MeshLoopStep, replica_layout
+        from insitu.train.custom_loop.spmd import MeshLoopStep, replica_layout
 
         layout, here, _ = self._spread()
         workers, axes = max(1, len(self.membership.context.workers)), layout.mesh.axis_names

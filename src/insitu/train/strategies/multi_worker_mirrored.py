@@ -10,10 +10,10 @@ import numpy as np
 
 from insitu.context import Context
 from insitu.errors import TrainingError
-from insitu.train.loops import LoopStep, StepModel
-from insitu.train.membership import CHECK_EVERY
-from insitu.train.state import broadcast_state, read_state
-from insitu.train.step import Step
+from insitu.train.custom_loop import LoopStep, StepModel
+from insitu.train.elastic import CHECK_EVERY
+from insitu.train.fit import StepExecutor
+from insitu.train.replica import broadcast_state, read_state
 from insitu.train.strategies.base import Strategy
 
 Communication = Literal["auto", "ring", "xla"]
@@ -84,15 +84,15 @@ class MultiWorkerMirroredStrategy(Strategy):
         self.communication: str = communication
         """What was chosen: `ring` or `xla`."""
         if communication == "xla" and several:
-            from insitu.train.mesh.distributed import connect
+            from insitu.train.spmd.distributed import connect
 
             connect(self._membership)
 
-    def make_step(self, model: Any, example: Any, *, first: bool) -> Step:
+    def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         if self.communication != "xla":
             return super().make_step(model, example, first=first)
-        from insitu.train.mesh import make_mesh_step
-        from insitu.train.mesh.distributed import all_devices
+        from insitu.train.spmd import make_mesh_step
+        from insitu.train.spmd.distributed import all_devices
 
         if first:
             broadcast_state(read_state(model), self._membership.group())
@@ -102,8 +102,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         context = self.membership.context
         if self.communication != "xla" or len(context.shards) != 1:
             return super().make_loop_step(model, example)
-        from insitu.train.loops.mesh import MeshLoopStep, replica_layout
-        from insitu.train.mesh.distributed import all_devices
+        from insitu.train.custom_loop.spmd import MeshLoopStep, replica_layout
+        from insitu.train.spmd.distributed import all_devices
 
         layout = replica_layout(np.array(all_devices()), max(1, len(context.workers)))
         return MeshLoopStep(model, example, layout, self.membership)
@@ -115,7 +115,7 @@ def _choose(backend: str, several: bool) -> tuple[Communication, str]:
         return "ring", "one process"
     if backend != "jax":
         return "ring", f"the {backend} backend"
-    from insitu.train.mesh.distributed import started, visible_accelerators
+    from insitu.train.spmd.distributed import started, visible_accelerators
 
     if not visible_accelerators():
         return "ring", "between CPUs it is the faster one"

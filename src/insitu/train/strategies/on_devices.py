@@ -11,12 +11,11 @@ import keras
 from insitu.context import Context
 from insitu.context import context as read_context
 from insitu.errors import TrainingError
+from insitu.train.custom_loop import LoopStep, OneFunctionStep, SideBySideStep, StepModel, make_loop_devices
 from insitu.train.devices import Device
-from insitu.train.loops import LoopStep, OneFunctionStep, SideBySideStep, StepModel, make_loop_devices
-from insitu.train.placed import placed
-from insitu.train.spread.step import DevicesStep, ParallelStep
-from insitu.train.state import check_trainable_by_shards
-from insitu.train.step import Step
+from insitu.train.fit import StepExecutor
+from insitu.train.replica import check_trainable_by_shards
+from insitu.train.replicated import DevicesStep, ParallelStep, placed
 from insitu.train.strategies.base import Strategy
 
 
@@ -41,7 +40,7 @@ class OnDevices(Strategy):
     def placement(self) -> AbstractContextManager[Any]:
         return (self._home or self.devices[0]).scope()
 
-    def make_step(self, model: Any, example: Any, *, first: bool) -> Step:
+    def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         if len(self.devices) == 1 and self._home in (None, self.devices[0]):
             return placed(super().make_step(model, example, first=first), self.devices[0])
         membership = self.membership
@@ -71,15 +70,15 @@ class OnDevices(Strategy):
         devices = [device.handle() for device in self.devices]
         backend = keras.backend.backend()
         if backend == "tensorflow":
-            from insitu.train.spread.tensorflow import TensorFlowDevices
+            from insitu.train.replicated.tensorflow import TensorFlowDevices
 
             home = self._home.handle() if self._home else None
             shards = self.membership.context.shards
             return TensorFlowDevices(model, example, devices, shards, home=home)
         if backend == "jax":
-            from insitu.train.spread.jax import JaxDevices
+            from insitu.train.replicated.jax import JaxDevices
 
             return JaxDevices(model, example, devices, (self._home or self.devices[0]).handle())
-        from insitu.train.spread.torch import TorchDevices
+        from insitu.train.replicated.torch import TorchDevices
 
         return TorchDevices(model, example, devices)

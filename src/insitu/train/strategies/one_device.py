@@ -8,8 +8,8 @@ from typing import Any
 from insitu.context import Context
 from insitu.errors import TrainingError
 from insitu.train.devices import Device, resolve
-from insitu.train.placed import placed
-from insitu.train.step import Step
+from insitu.train.fit import StepExecutor
+from insitu.train.replicated import placed
 from insitu.train.strategies.base import Strategy
 
 
@@ -41,5 +41,5 @@ class OneDeviceStrategy(Strategy):
     def placement(self) -> AbstractContextManager[Any]:
         return self.device.scope()
 
-    def make_step(self, model: Any, example: Any, *, first: bool) -> Step:
+    def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         return placed(super().make_step(model, example, first=first), self.device)

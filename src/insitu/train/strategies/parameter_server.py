@@ -13,23 +13,28 @@ from insitu.context import context as read_context
 from insitu.errors import TrainingError
 from insitu.grid import Dataset
 from insitu.grid.files import publish_file
-from insitu.parameters import MIN_PIECE_BYTES, Mode, Rules
-from insitu.parameters.layout import check_min_piece_bytes
-from insitu.train.backends import Replica, make_replica
-from insitu.train.binding import Binding
-from insitu.train.feed import Feed
-from insitu.train.layers import embeddings_of
-from insitu.train.loops import LoopStep, LoopTrainer, StepModel, make_loop_replica
-from insitu.train.servers.definition import Norms, norms_of
-from insitu.train.servers.independence import ServerMembership
-from insitu.train.servers.link import Link, attach_tables
-from insitu.train.servers.lookup import Lookup, find_leaves
-from insitu.train.servers.looping import ServerLoopStep, ServerTrainer, optimizer_of
-from insitu.train.servers.scaling import LossScale, inner_optimizer
-from insitu.train.servers.serving import begin_service
-from insitu.train.servers.step import ServerStep
-from insitu.train.state import check_trainable_by_shards
-from insitu.train.step import Step
+from insitu.parameters import MIN_PIECE_BYTES, ConsistencyPolicy, Mode
+from insitu.parameters.sharding_plan import check_min_piece_bytes
+from insitu.train.custom_loop import LoopStep, LoopTrainer, StepModel, make_loop_replica
+from insitu.train.fit import Binding, Feed, StepExecutor
+from insitu.train.parameter_server import (
+    Link,
+    Lookup,
+    LossScale,
+    Norms,
+    ServerLoopStep,
+    ServerMembership,
+    ServerStep,
+    ServerTrainer,
+    attach_tables,
+    begin_service,
+    embeddings_of,
+    find_leaves,
+    inner_optimizer,
+    norms_of,
+    optimizer_of,
+)
+from insitu.train.replica import Replica, check_trainable_by_shards, make_replica
 from insitu.train.strategies.base import Strategy
 
 
@@ -82,7 +87,7 @@ class ParameterServerStrategy(Strategy):
         context: Context | None = None,
     ) -> None:
         context = context or read_context()
-        rules = Rules(mode, context.num_shards, replicas_to_aggregate, max_staleness)
+        rules = ConsistencyPolicy(mode, context.num_shards, replicas_to_aggregate, max_staleness)
         check_min_piece_bytes(min_piece_bytes)
         self._service = begin_service(context, rules, nan, "A ParameterServerStrategy needs ps tasks.")
         super().__init__(context=context)
@@ -103,7 +108,7 @@ class ParameterServerStrategy(Strategy):
         bounded = self._table_optimizer is None and self._mode != "sync"
         attach_tables(model, example, part_rows, lambda: self._link(model), optimizer, bounded=bounded)
 
-    def make_step(self, model: Any, example: Any, *, first: bool) -> Step:
+    def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         """The step of `model`. The first time, the servers hear of its variables, and this replica gets the
         values that they hold: those of the chief, or what training has made of them."""
         check_trainable_by_shards(model, self.num_replicas_in_sync)
@@ -143,7 +148,7 @@ class ParameterServerStrategy(Strategy):
         """See `Strategy.run`. Unless a step takes the gradients of all replicas, each replica's is the mean
         over its own rows, and no call waits for those of other workers."""
         rules = self._service.rules
-        waits_for_all = rules.mode == "sync" and rules.needed == rules.total_replicas
+        waits_for_all = rules.mode == "sync" and rules.pushes_per_step == rules.total_replicas
         return ServerTrainer(self._membership if waits_for_all else None)
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:

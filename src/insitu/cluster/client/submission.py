@@ -1,0 +1,197 @@
+"""Makes a job: checks what was asked for, lays it out, writes its folder, starts its supervisor.
+
+Until the folder is renamed into place nothing of the job is visible, and whatever fails before leaves
+nothing behind. A folder whose maker was killed is removed by the next `start`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from insitu.cluster.client.job_code import copy_code
+from insitu.cluster.control import clean_up, staged_folder
+from insitu.cluster.decide import default_threads, default_workers, holders_of_shards, new_job, place
+from insitu.cluster.job_files import Journal, take_lock
+from insitu.cluster.task import resolve_command
+from insitu.config import DeviceSettings
+from insitu.errors import ClusterError, JobSpecError, StorageFull
+from insitu.grid import Catalog, load_topology
+from insitu.paths import JobPaths, Paths
+from insitu.spec import CacheSpec, JobSpec, Placement, Topology, check_simple_name
+
+SECRET_BYTES = 32
+_supervisors: list[subprocess.Popen[bytes]] = []
+"""Supervisors that this process has started and not reaped yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What `insitu start` was given. None: the default, which depends on the cache and the machine.
+
+    `shards` defaults to `workers`, `workers` to the number of nodes that own data, `threads` to the machine's
+    cores divided by the tasks that compute. `ps` None is one on each node: tables of a cache that is spread
+    over these want all of their memory. `stall_timeout` is in seconds.
+    """
+
+    cache: str
+    job_dir: Path
+    command: tuple[str, ...]
+    workers: int | None = None
+    shards: int | None = None
+    ps: int | None = 0
+    ps_backups: int = 0
+    chief: bool = False
+    evaluator: bool = False
+    engine: str = "local"
+    name: str | None = None
+    max_restarts: int = 3
+    seed: int = 0
+    threads: int | None = None
+    stall_timeout: float = 600.0
+    settings: DeviceSettings = field(default_factory=DeviceSettings)
+    on_loss: Literal["replace", "adopt", "restart"] = "replace"
+    standby: int | None = None
+    memory_checkpoint: bool = False
+
+
+def submit(paths: Paths, request: Request) -> str:
+    """Makes the job and starts its supervisor, which outlives this process. Returns the job's id.
+
+    Raises InputError or one of its kinds for what can't be used, StorageFull where the disk is full.
+    """
+    cache = Catalog(paths).get(request.cache)
+    topology = load_topology(paths)
+    spec = _spec(request, cache, topology)
+    placement = place(spec, cache, topology)
+    clean_up(paths, cache.name)
+    job = paths.job(spec.job_id)
+    lock = -1
+    try:
+        with _staged(paths, spec.job_id) as (staged, lock):
+            copy_code(request.job_dir, staged.code, paths.home)
+            resolve_command(staged.code, spec.command, sys.executable)
+            _write(staged, spec, placement, cache)
+            Catalog(paths).pin(cache.name, cache.version, spec.job_id)
+            staged.root.rename(job.root)
+        start_supervisor(job, lock)
+    except BaseException as error:
+        Catalog(paths).unpin(spec.job_id)
+        shutil.rmtree(job.root, ignore_errors=True)
+        if isinstance(error, OSError):
+            kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else ClusterError
+            raise kind(f"Can't make the job's folder in {paths.jobs}: {error}") from error
+        raise
+    finally:
+        if lock >= 0:
+            os.close(lock)
+    return spec.job_id
+
+
+def _spec(request: Request, cache: CacheSpec, topology: Topology) -> JobSpec:
+    if request.engine != "local":
+        raise JobSpecError(
+            f"--engine must be local; ray isn't available in this version. Received: {request.engine}"
+        )
+    workers = default_workers(cache, topology) if request.workers is None else request.workers
+    if request.workers is None and request.shards is not None:
+        workers = min(workers, max(1, request.shards))
+    name = request.name or re.sub(r"[^A-Za-z0-9_.-]", "-", cache.name.rpartition("/")[2])
+    check_simple_name("A job's name (--name)", name)
+    cores = len(os.sched_getaffinity(0))
+    threads = default_threads(cores, max(1, workers), request.evaluator)
+    return JobSpec(
+        job_id=f"{name[:90]}-{secrets.token_hex(3)}",
+        name=name,
+        cache=cache.name,
+        command=request.command,
+        workers=workers,
+        shards=workers if request.shards is None else request.shards,
+        ps=len(topology.nodes) if request.ps is None else request.ps,
+        ps_backups=request.ps_backups,
+        chief=request.chief,
+        evaluator=request.evaluator,
+        engine=request.engine,
+        max_restarts=request.max_restarts,
+        seed=request.seed,
+        threads=threads if request.threads is None else request.threads,
+        stall_timeout=request.stall_timeout,
+        created=time.time(),
+        settings=request.settings.to_environment(),
+        on_loss=request.on_loss,
+        standby=request.standby,
+        memory_checkpoint=request.memory_checkpoint,
+    )
+
+
+@contextlib.contextmanager
+def _staged(paths: Paths, job_id: str) -> Iterator[tuple[JobPaths, int]]:
+    """A folder for the job that nobody sees, and its lock; gone after an error."""
+    paths.jobs.mkdir(parents=True, exist_ok=True)
+    staged = staged_folder(paths, job_id)
+    staged.root.mkdir(mode=0o700)
+    try:
+        yield staged, take_lock(staged.controller)
+    except BaseException:
+        shutil.rmtree(staged.root, ignore_errors=True)
+        raise
+
+
+def _write(job: JobPaths, spec: JobSpec, placement: Placement, cache: CacheSpec) -> None:
+    """Everything that the controller and the tasks read."""
+    secret = os.open(job.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(secret, "wb") as file:
+        file.write(secrets.token_bytes(SECRET_BYTES))
+    job.spec.write_text(json.dumps(spec.to_json(), indent=1))
+    tasks = [{"task": str(t.task), "node": t.node, "shards": t.shards} for t in placement.tasks]
+    job.placement.write_text(
+        json.dumps({"tasks": tasks, "homes": placement.homes, "cache": cache.to_json()}, indent=1)
+    )
+    job.shard_maps.mkdir()
+    shards = {**asdict(placement.shard_map), "homes": placement.homes}
+    job.shard_map(cache.name).write_text(json.dumps(shards, indent=1))
+    for task in placement.tasks:
+        job.task(task.task).mkdir(parents=True)
+    job.checkpoints.mkdir()
+    job.ledger.mkdir()
+    job.output.touch(0o600)
+    holders = holders_of_shards(placement.shard_map, placement.homes, cache)
+    state = new_job(placement.tasks, spec.max_restarts, spec.on_loss, holders, mirrored=spec.ps_backups > 0)
+    Journal(job.journal).create(state)
+
+
+def start_supervisor(job: JobPaths, lock: int, *, resume: bool = False) -> None:
+    """Starts the process that runs the job, and hands it the lock. Raises ClusterError."""
+    environment = dict(os.environ)
+    if "PYTHONPATH" in environment:
+        parts = environment["PYTHONPATH"].split(os.pathsep)
+        environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(part) for part in parts if part)
+    command = [sys.executable, "-P", "-m", "insitu.cluster.control.supervisor", str(job.root), str(lock)]
+    with job.controller_log.open("ab") as log:
+        try:
+            started = subprocess.Popen(
+                [*command, *(["resume"] if resume else [])],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=job.root,
+                env=environment,
+                pass_fds=(lock,),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ClusterError(f"Can't start the job's supervisor: {error}") from error
+    # Those that have ended by now are reaped, for a process that starts many jobs.
+    _supervisors[:] = [s for s in (*_supervisors, started) if s.poll() is None]

@@ -1,0 +1,25 @@
+"""Runs one job: the supervisor holds its tasks, the controller feeds events and performs actions.
+
+Both are processes of the job itself. Begin reading with `controller.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from insitu.doors import lazy_door
+
+if TYPE_CHECKING:
+    from insitu.cluster.control.job_cleanup import clean_up, staged_folder
+
+__getattr__, __dir__ = lazy_door(
+    __name__,
+    {
+        "job_cleanup": ("clean_up", "staged_folder"),
+    },
+)
+
+__all__ = [
+    "clean_up",
+    "staged_folder",
+]

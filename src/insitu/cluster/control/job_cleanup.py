@@ -1,0 +1,65 @@
+"""Settles the affairs of jobs that are over, also of those whose controller could not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+
+from insitu.cluster.decide import ControllerLost, Say, advance
+from insitu.cluster.job_files import Journal, Merged, is_locked
+from insitu.errors import ClusterError
+from insitu.grid import Catalog
+from insitu.paths import JobPaths, Paths
+
+STAGED = "."
+"""What the name of a folder begins with in which a job is being made."""
+_YOUNG = 60.0
+"""Seconds within which a folder may not have its lock yet."""
+
+
+def settle(job: JobPaths) -> None:
+    """To be called once nothing of the job runs any more.
+
+    Lets go of the cache version that it held on to, and of checkpoints in memory. Where the job had not come
+    to an end, that is written down as the loss of its controller.
+    """
+    journal = Journal(job.journal)
+    now = time.time()
+    state, actions = advance(journal.state(), ControllerLost(), now)
+    if actions:
+        journal.record(now, ControllerLost(), actions, state)
+        for action in actions:
+            if isinstance(action, Say):
+                Merged(job).say(action.text)
+    shutil.rmtree(job.memory, ignore_errors=True)
+    Catalog(Paths(job.root.parent.parent)).unpin(job.root.name)
+
+
+def staged_folder(paths: Paths, job_id: str) -> JobPaths:
+    """Where a job is made before anybody sees it."""
+    return JobPaths(paths.jobs / f"{STAGED}{job_id}")
+
+
+def clean_up(paths: Paths, cache: str) -> None:
+    """Removes half-made jobs whose maker was killed; settles jobs on `cache` that died with their machine."""
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.scandir(paths.jobs):
+            staged = staged_folder(paths, entry.name.removeprefix(STAGED))
+            if entry.name.startswith(STAGED) and not is_locked(staged.controller):
+                with contextlib.suppress(FileNotFoundError):
+                    if time.time() - entry.stat().st_mtime > _YOUNG:
+                        shutil.rmtree(staged.root, ignore_errors=True)
+    catalog = Catalog(paths)
+    for job_id in catalog.pinned_by(cache):
+        job = paths.job(job_id)
+        # The staged folder first: it becomes the other, so a job in the making is seen as one or the other.
+        if staged_folder(paths, job_id).root.exists() or is_locked(job.controller):
+            continue
+        if not job.root.exists():
+            catalog.unpin(job_id)
+            continue
+        # What can't be read can't be settled either; `describe` tells why.
+        with contextlib.suppress(ClusterError):
+            settle(job)

@@ -1,0 +1,103 @@
+"""What a task finds in its environment. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from insitu.cluster.decide.job_state import TaskState
+from insitu.context import (
+    ATTEMPT_ENV,
+    CACHE_ENV,
+    GENERATION_ENV,
+    JOB_ID_ENV,
+    MEMORY_CHECKPOINT_ENV,
+    NODE_ENV,
+    PS_BACKUPS_ENV,
+    SEED_ENV,
+    SHARDS_ENV,
+    STALL_TIMEOUT_ENV,
+    TASK_ENV,
+    TF_CONFIG_ENV,
+    format_shards,
+)
+from insitu.paths import HOME_ENV
+from insitu.roster import Roster
+from insitu.spec import JobSpec, TaskId
+
+THREAD_SETTINGS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NPROC")
+"""What sizes the pools that share the work of one operation: of OpenMP (PyTorch, NumPy's BLAS), TensorFlow,
+and XLA on CPUs. Their sizes change rounding, so they are the job's."""
+
+
+def tf_config(roster: Roster, task: TaskId, address: str = "") -> dict[str, Any]:
+    """The value of TF_CONFIG for `task`, whose `address` matters where the roster doesn't name it yet.
+
+    As TensorFlow has it, an evaluator is no part of the cluster that trains: it sees itself, nobody else
+    sees it.
+    """
+    cluster: dict[str, list[str]] = {}
+    chief = [m for m in roster.others if m.task.role == "chief"]
+    rest = [m for m in roster.others if m.task.role != "chief"]
+    everybody = [(m.task, m.address) for m in (*chief, *roster.members, *rest)]
+    if task not in [name for name, _ in everybody]:
+        everybody.append((task, address))
+    for name, listens_on in everybody:
+        if name.role != "evaluator" or name == task:
+            cluster.setdefault(name.role, []).append(listens_on)
+    return {"cluster": cluster, "task": {"type": task.role, "index": task.index}}
+
+
+def interop_threads(job: JobSpec) -> int:
+    """Operations that TensorFlow may run side by side; their number changes no rounding.
+
+    With ps tasks an operation waits for others in other tasks, holding its thread: with fewer threads than
+    peers, TensorFlow's parameter servers stand still.
+    """
+    return job.threads if job.ps == 0 else max(job.threads, job.workers + job.ps + int(job.chief) + 1)
+
+
+def task_environment(
+    job: JobSpec,
+    roster: Roster,
+    task: TaskState,
+    address: str,
+    home: Path,
+    inherited: Mapping[str, str],
+) -> dict[str, str]:
+    """The whole environment of one life of a task: `inherited` with the contract's names on top.
+
+    `address` is where it listens if `roster` doesn't name it yet.
+
+    The seed goes into PYTHONHASHSEED too unless the user chose one, so that the order of sets is the same in
+    each task and each attempt.
+    """
+    environment = dict(inherited)
+    environment.update(
+        {
+            TF_CONFIG_ENV: json.dumps(tf_config(roster, task.task, address)),
+            HOME_ENV: str(home),
+            JOB_ID_ENV: job.job_id,
+            CACHE_ENV: job.cache,
+            TASK_ENV: str(task.task),
+            SHARDS_ENV: format_shards(task.shards, job.shards),
+            NODE_ENV: task.node or "",
+            PS_BACKUPS_ENV: str(job.ps_backups),
+            SEED_ENV: str(job.seed),
+            ATTEMPT_ENV: str(task.attempt),
+            GENERATION_ENV: str(roster.generation),
+            STALL_TIMEOUT_ENV: repr(job.stall_timeout),
+            MEMORY_CHECKPOINT_ENV: "1" if job.memory_checkpoint else "",
+            "PYTHONUNBUFFERED": "1",
+            **job.settings,
+            **{name: str(job.threads) for name in THREAD_SETTINGS},
+            "TF_NUM_INTEROP_THREADS": str(interop_threads(job)),
+        }
+    )
+    environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    environment.setdefault("PYTHONHASHSEED", str(job.seed))
+    # Large tensors are allocated anew in each step: large pages spare most of the page faults of that.
+    environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    return environment

@@ -1,0 +1,55 @@
+"""What the records of tasks tell about a recovery. Pure: state and records are passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from insitu.cluster.decide.job_state import JobState, Steps
+from insitu.progress import IDLE, Progress
+from insitu.roster import JOINING, RECOVERING
+from insitu.spec import TaskId
+
+Records = Mapping[TaskId, Progress | None]
+
+
+def furthest(records: Records) -> Steps | None:
+    """The furthest (epoch, step) that any task has reported, or None."""
+    return max(((r.epoch, r.step) for r in records.values() if r is not None), default=None)
+
+
+def ready_to_join(state: JobState, records: Records) -> tuple[TaskId, ...]:
+    """Newcomers that wait for a roster that names them."""
+    if state.phase != "running":
+        return ()
+    waiting = [t.task for t in state.alive if t.task.role == "worker" and not t.member and not t.released]
+    return tuple(t for t in waiting if (r := records.get(t)) and r.place == JOINING)
+
+
+def has_recovered(state: JobState, records: Records) -> bool:
+    """Whether every member has completed a step after the last change of membership, or its training."""
+    after = max((r.steps or (-1, -1) for r in state.recoveries if r.ended is None), default=(-1, -1))
+    for task in state.members:
+        record = records.get(task.task)
+        if not task.alive:
+            if task.code != 0:
+                return False
+            continue
+        if record is None or record.generation < state.generation:
+            return False
+        if (record.epoch, record.step) <= after and record.place != IDLE:
+            return False
+    return True
+
+
+def parted(state: JobState, records: Records) -> tuple[TaskId, ...]:
+    """Members that say that they have lost a peer of the newest generation."""
+    if state.phase != "running" or any(t.launch_at is not None for t in state.members):
+        return ()
+    return tuple(
+        t.task
+        for t in state.members
+        if t.alive
+        and (r := records.get(t.task))
+        and r.place == RECOVERING
+        and r.generation == state.generation
+    )

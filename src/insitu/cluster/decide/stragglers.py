@@ -1,0 +1,63 @@
+"""Who is slow without being stuck: the task that the others wait for, and by how long."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from insitu.cluster.decide.stall import WAITING
+from insitu.progress import IDLE, Progress
+from insitu.spec import TaskId
+
+LEAST_SHARE = 0.6
+"""The share of steps in which the same task comes last from which on it is a straggler."""
+LEAST_SECONDS = 0.001
+_LEAST_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """`task` was the last in `share` of the steps seen, by `seconds` in the middle, and is `steps` behind."""
+
+    task: TaskId
+    share: float
+    seconds: float
+    steps: int
+
+
+def find_stragglers(samples: Sequence[Mapping[TaskId, Progress | None]]) -> list[Straggler]:
+    """The tasks that are behind, the furthest first. Pure.
+
+    A record that stands at the exchange holds the time at which its task came there, so what is between the
+    first and the last to come is what the others waited. Tasks that don't wait for each other are told by
+    the steps that they are behind.
+    """
+    arrived: dict[tuple[int, int], dict[TaskId, float]] = defaultdict(dict)
+    for sample in samples:
+        for task, record in sample.items():
+            if record is not None and record.step >= 0 and record.place in WAITING:
+                arrived[record.epoch, record.step][task] = record.at
+    everybody = {t for sample in samples for t, r in sample.items() if r and r.step >= 0 and r.place != IDLE}
+    steps = [times for times in arrived.values() if len(times) == len(everybody) > 1]
+    waited: dict[TaskId, list[float]] = defaultdict(list)
+    for times in steps:
+        latest = max(times.values())
+        waited[next(t for t in sorted(times) if times[t] == latest)].append(latest - min(times.values()))
+    found = []
+    behind = _steps_behind(samples[-1] if samples else {})
+    for task in sorted(everybody):
+        share = len(waited[task]) / len(steps) if len(steps) >= _LEAST_STEPS else 0.0
+        seconds = sorted(waited[task])[len(waited[task]) // 2] if waited[task] else 0.0
+        slow = share >= LEAST_SHARE and seconds >= LEAST_SECONDS
+        if slow or behind.get(task, 0) > 1:
+            found.append(Straggler(task, share, seconds, behind.get(task, 0)))
+    return sorted(found, key=lambda lag: (-lag.steps, -lag.seconds, lag.task))
+
+
+def _steps_behind(sample: Mapping[TaskId, Progress | None]) -> dict[TaskId, int]:
+    """Steps behind the furthest of the same epoch; an epoch's length isn't known here."""
+    training = {t: r for t, r in sample.items() if r is not None and r.step >= 0 and r.place != IDLE}
+    newest = max((r.epoch for r in training.values()), default=0)
+    most = max((r.step for r in training.values() if r.epoch == newest), default=0)
+    return {t: most - r.step for t, r in training.items() if r.epoch == newest}

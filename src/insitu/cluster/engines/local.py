@@ -1,0 +1,169 @@
+"""The local engine: every node is this machine, every task a process of its own session."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+from collections.abc import Sequence
+
+from insitu.cluster.engines.engine import Command, Ended, Output, SignalName
+from insitu.cluster.engines.standby import Standby, Standbys, start_process
+from insitu.errors import ClusterError
+from insitu.ports import hold_port
+from insitu.spec import TaskId, TaskSpec
+
+HOST = "127.0.0.1"
+_CHUNK = 64 * 1024
+_SIGNALS = {"term": signal.SIGTERM, "kill": signal.SIGKILL, "dump": signal.SIGUSR1}
+
+
+class _Running:
+    """One task's process, the descriptor that becomes readable when it ends, and its output."""
+
+    def __init__(self, task: TaskId, process: subprocess.Popen[bytes]) -> None:
+        self.task = task
+        self.process = process
+        self.pidfd = os.pidfd_open(process.pid)
+        if process.stdout is None:
+            raise ClusterError(f"{task} was started without a pipe for its output")
+        self.pipe = process.stdout
+        os.set_blocking(self.pipe.fileno(), False)
+
+    def read(self) -> bytes | None:
+        """What lies ready; b"" at the end of the stream, None where nothing is ready."""
+        try:
+            return os.read(self.pipe.fileno(), _CHUNK)
+        except BlockingIOError:
+            return None
+
+    def kill_group(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+
+class LocalEngine:
+    """`wake` is a descriptor that makes `wait` return when it becomes readable; its owner reads it."""
+
+    def __init__(self, wake: int | None = None) -> None:
+        self._selector = selectors.DefaultSelector()
+        if wake is not None:
+            self._selector.register(wake, selectors.EVENT_READ, None)
+        self._running: dict[TaskId, _Running] = {}
+        self._held: dict[TaskId, socket.socket] = {}
+        self._standbys = Standbys(self._selector)
+
+    @property
+    def processes(self) -> dict[TaskId, int]:
+        """The process id of each running task."""
+        return {task: running.process.pid for task, running in self._running.items()}
+
+    @property
+    def pids(self) -> set[int]:
+        """Of all processes that this engine looks after."""
+        return {*self.processes.values(), *self._standbys.pids}
+
+    def keep_standby(self, count: int, command: Command) -> None:
+        """From now on `count` warmed processes are to stand by for tasks of `command`."""
+        self._standbys.keep(count, command)
+
+    def reserve(self, tasks: Sequence[TaskSpec]) -> dict[TaskId, str]:
+        self._release_ports()
+        for spec in tasks:
+            self._held[spec.task] = hold_port(HOST)
+        addresses = {task: f"{HOST}:{held.getsockname()[1]}" for task, held in self._held.items()}
+        for task in self._held.keys() & self._running.keys():
+            # It lives already, of a controller that died before it could name it, and will listen itself.
+            self._held.pop(task).close()
+        return addresses
+
+    def launch(self, task: TaskSpec, command: Command) -> None:
+        held = self._held.pop(task.task, None)
+        if held is not None:
+            held.close()
+        process = self._standbys.become(command)
+        if process is None:
+            try:
+                process = start_process(command)
+            except OSError as error:
+                raise ClusterError(f"Can't start {task.task}: {error}") from error
+        running = _Running(task.task, process)
+        self._running[task.task] = running
+        self._selector.register(running.pidfd, selectors.EVENT_READ, running)
+        self._selector.register(running.pipe, selectors.EVENT_READ, running)
+
+    def signal(self, task: TaskId, name: SignalName) -> None:
+        running = self._running.get(task)
+        if running is None:
+            return
+        if name == "dump":
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(running.pidfd, _SIGNALS[name])
+            return
+        running.kill_group(_SIGNALS[name])
+        if name == "term":
+            running.kill_group(signal.SIGCONT)
+
+    def wait(self, timeout: float | None) -> list[Output | Ended]:
+        ready = self._selector.select(None if timeout is None else max(0.0, timeout))
+        happened: list[Output | Ended] = []
+        ended: list[_Running] = []
+        for key, _ in ready:
+            running = key.data
+            if running is None:
+                continue
+            if isinstance(running, Standby):
+                self._standbys.see_to(running)
+                continue
+            if key.fd == running.pidfd:
+                ended.append(running)
+            else:
+                happened += self._read(running)
+        codes = [(running, *self._reap(running)) for running in ended]
+        for running, output, _ in codes:
+            happened += [Output(running.task, data) for data in output]
+        # Those that a signal ended come first: whoever follows them may only have lost a peer.
+        codes.sort(key=lambda item: item[2] >= 0)
+        return [*happened, *(Ended(running.task, code) for running, _, code in codes)]
+
+    def _read(self, running: _Running) -> list[Output]:
+        data = running.read()
+        if data == b"":
+            self._selector.unregister(running.pipe)
+        return [Output(running.task, data)] if data else []
+
+    def _reap(self, running: _Running) -> tuple[list[bytes], int]:
+        """(the rest of its output, its code). The group is killed while the number still belongs to it."""
+        os.waitid(os.P_PIDFD, running.pidfd, os.WEXITED | os.WNOWAIT)
+        running.kill_group(signal.SIGKILL)
+        output = []
+        while data := running.read():
+            output.append(data)
+        code = running.process.wait()
+        self._forget(running)
+        return output, code
+
+    def _forget(self, running: _Running) -> None:
+        self._selector.unregister(running.pidfd)
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(running.pipe)
+        os.close(running.pidfd)
+        running.pipe.close()
+        del self._running[running.task]
+
+    def _release_ports(self) -> None:
+        for held in self._held.values():
+            held.close()
+        self._held.clear()
+
+    def close(self) -> None:
+        for running in list(self._running.values()):
+            running.kill_group(signal.SIGKILL)
+            running.process.wait()
+            self._forget(running)
+        self._standbys.close()
+        self._release_ports()
+        self._selector.close()

@@ -1,0 +1,159 @@
+"""Processes that are warm before they are needed: backend and imports loaded, waiting to become a task.
+
+The engine's side. What happens in the process itself is in `insitu.cluster.task.preload`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+from dataclasses import dataclass
+
+from insitu.cluster.engines.engine import Command
+from insitu.cluster.task import STANDBY_OPTION
+from insitu.context import CONTRACT_ENVS, JOB_ID_ENV
+from insitu.paths import HOME_ENV
+from insitu.processes import raise_priority
+
+_MOST_FAILURES = 3
+"""Standbys that may end of themselves before no more are started: then the script can't be warmed up for."""
+
+
+def start_process(command: Command, *, inherit: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
+    """A process of its own session whose output comes through one pipe. Raises OSError."""
+    return subprocess.Popen(
+        command.arguments,
+        env=command.environment,
+        cwd=command.folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        bufsize=0,
+        pass_fds=inherit,
+    )
+
+
+@dataclass(eq=False, slots=True)
+class Standby:
+    """One process that stands by. Its output until it becomes a task is nobody's and is dropped."""
+
+    process: subprocess.Popen[bytes]
+    connection: socket.socket
+    fits: Command
+
+
+def what_must_fit(command: Command) -> Command:
+    """`command` without what a process that runs already can still be told: the contract's names."""
+    rest = {name: value for name, value in command.environment.items() if name not in CONTRACT_ENVS}
+    return Command(command.arguments, rest, command.folder)
+
+
+class Standbys:
+    """Keeps as many as asked for; owned by an engine, in whose selector their pipes are."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._standing: list[Standby] = []
+        self._failures = 0
+
+    @property
+    def pids(self) -> set[int]:
+        return {standby.process.pid for standby in self._standing}
+
+    def keep(self, count: int, command: Command) -> None:
+        fits = what_must_fit(command)
+        for standby in list(self._standing):
+            if standby.fits != fits or len(self._standing) > count:
+                self._end(standby)
+        while len(self._standing) < count and self._failures < _MOST_FAILURES:
+            try:
+                self._start(command, fits)
+            except OSError:
+                # No room for another process: the job does without.
+                self._failures += 1
+
+    def _start(self, command: Command, fits: Command) -> None:
+        # It is no task yet, and must not be taken for one.
+        kept = {name: command.environment[name] for name in (HOME_ENV, JOB_ID_ENV)}
+        environment = fits.environment | kept
+        ours, its = socket.socketpair()
+        with its:
+            number = its.fileno()
+            # (interpreter, -P, -m, module) then the option; JOB_CMD follows.
+            arguments = (*command.arguments[:4], STANDBY_OPTION, str(number), *command.arguments[4:])
+            try:
+                process = start_process(Command(arguments, environment, command.folder), inherit=(number,))
+            except OSError:
+                ours.close()
+                raise
+        standby = Standby(process, ours, fits)
+        if process.stdout is not None:
+            os.set_blocking(process.stdout.fileno(), False)
+            self._selector.register(process.stdout, selectors.EVENT_READ, standby)
+        self._standing.append(standby)
+
+    def become(self, command: Command) -> subprocess.Popen[bytes] | None:
+        """A process that turns into `command` now, or None where none stands by that could."""
+        fits = what_must_fit(command)
+        for standby in list(self._standing):
+            if standby.fits != fits:
+                continue
+            self._drop_output(standby)
+            self._standing.remove(standby)
+            if standby.process.stdout is not None:
+                self._selector.unregister(standby.process.stdout)
+            message = json.dumps({"environment": command.environment}).encode()
+            try:
+                with standby.connection as connection:
+                    connection.sendall(message)
+                    # Closing alone ends nothing: a controller forked meanwhile holds this end as well.
+                    connection.shutdown(socket.SHUT_WR)
+            except OSError:
+                self._reap(standby)
+                continue
+            # It may still be loading, at a priority at which a busy machine would hardly let it.
+            raise_priority(standby.process.pid)
+            return standby.process
+        return None
+
+    def see_to(self, standby: Standby) -> None:
+        """Its pipe is readable: it printed something, or has ended."""
+        if standby in self._standing and self._drop_output(standby):
+            self._failures += 1
+            self._end(standby)
+
+    @staticmethod
+    def _drop_output(standby: Standby) -> bool:
+        """True where the end of the stream was reached."""
+        if standby.process.stdout is None:
+            return True
+        with contextlib.suppress(BlockingIOError):
+            while os.read(standby.process.stdout.fileno(), 1 << 16):
+                pass
+            return True
+        return False
+
+    def _end(self, standby: Standby) -> None:
+        self._standing.remove(standby)
+        if standby.process.stdout is not None:
+            self._selector.unregister(standby.process.stdout)
+        standby.connection.close()
+        self._reap(standby)
+
+    @staticmethod
+    def _reap(standby: Standby) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(standby.process.pid, signal.SIGKILL)
+        standby.process.wait()
+        if standby.process.stdout is not None:
+            standby.process.stdout.close()
+
+    def close(self) -> None:
+        for standby in list(self._standing):
+            self._end(standby)

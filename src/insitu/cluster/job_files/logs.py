@@ -1,0 +1,78 @@
+"""Writes a job's logs: each task's raw output, and the merged output of all."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import BinaryIO
+
+from insitu.cluster.job_files.output import LineAssembler, merged
+from insitu.paths import JobPaths
+from insitu.spec import TaskId
+
+OWN_SOURCE = "insitu"
+"""Stands in the place of a task before lines that insitu itself says."""
+
+
+class Merged:
+    """What insitu itself says in the merged output, beside the tasks' lines that others write."""
+
+    def __init__(self, job: JobPaths) -> None:
+        self._path = job.output
+
+    def say(self, text: str) -> None:
+        """A line of insitu's own, for each line of `text`. A full disk costs the line."""
+        with contextlib.suppress(OSError), self._path.open("ab", buffering=0) as file:
+            file.write(merged(OWN_SOURCE, text.encode().splitlines()))
+
+
+class JobLogs:
+    """Owned by the supervisor. A full disk costs lines, never the job; the loss is told once it can be."""
+
+    def __init__(self, job: JobPaths) -> None:
+        self._job = job
+        self._merged = job.output.open("ab", buffering=0)
+        self._tasks: dict[TaskId, tuple[BinaryIO, LineAssembler]] = {}
+        self._lost = 0
+
+    def open(self, task: TaskId, attempt: int) -> None:
+        """A new attempt of `task` begins."""
+        path = self._job.task_log(task, attempt)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._tasks[task] = (path.open("ab", buffering=0), LineAssembler())
+
+    def write(self, task: TaskId, data: bytes, now: float) -> None:
+        raw, assembler = self._tasks[task]
+        self._put(raw, data)
+        if lines := assembler.feed(data, now):
+            self._put_merged(merged(str(task), lines))
+
+    def close(self, task: TaskId) -> None:
+        """The task has ended: what it left unfinished becomes a line."""
+        opened = self._tasks.pop(task, None)
+        if opened is not None:
+            raw, assembler = opened
+            raw.close()
+            self._put_merged(merged(str(task), assembler.flush()))
+
+    def _put_merged(self, data: bytes) -> None:
+        if self._lost:
+            note = f"{self._lost} bytes of output could not be written: no room was left"
+            lost, self._lost = self._lost, 0
+            if not self._put(self._merged, merged(OWN_SOURCE, [note.encode()])):
+                self._lost = lost
+        self._put(self._merged, data)
+
+    def _put(self, file: BinaryIO, data: bytes) -> bool:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[file.write(view) :]
+        except OSError:
+            self._lost += len(view)
+            return False
+        return True
+
+    def finish(self) -> None:
+        for task in list(self._tasks):
+            self.close(task)
+        self._merged.close()

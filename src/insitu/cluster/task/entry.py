@@ -1,0 +1,108 @@
+"""Entry of every task process: `python -P -m insitu.cluster.task.entry JOB_CMD [JOB_ARGS...]`.
+
+Its environment is the contract already; this sets up what an environment can't: the tie to the
+supervisor's life, the stack dumps, the seed and the account of a failure. Loads the standard library only.
+"""
+
+from __future__ import annotations
+
+import builtins
+import faulthandler
+import os
+import random
+import signal
+import sys
+import types
+from typing import NoReturn
+
+PARENT_ENV = "INSITU_SUPERVISOR_PID"
+"""Process id of the job's supervisor: a task can tell that it was orphaned before it could be tied."""
+
+STANDBY_OPTION = "--standby"
+"""Before a descriptor and JOB_CMD: warm up, and wait until told to be a task."""
+
+
+def main() -> None:
+    parent = int(os.environ.pop(PARENT_ENV, "0"))
+    from insitu.processes import die_with_parent
+
+    if parent:
+        die_with_parent(signal.SIGKILL, parent)
+    from pathlib import Path
+
+    from insitu.cluster.task.command import resolve_command
+    from insitu.errors import JobSpecError
+
+    descriptor = 0
+    if sys.argv[1] == STANDBY_OPTION:
+        descriptor = int(sys.argv[2])
+        del sys.argv[1:3]
+    try:
+        resolved = resolve_command(Path.cwd(), sys.argv[1:], sys.executable)
+    except JobSpecError as error:
+        sys.exit(str(error))
+    from insitu.lazy_imports import load_lightly
+
+    load_lightly()
+    if descriptor:
+        from insitu.cluster.task.preload import stand_by
+
+        stand_by(descriptor, Path(resolved.arguments[0]) if resolved.script else None)
+    if not resolved.script:
+        execute(resolved.arguments)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    random.seed(int(os.environ.get("INSITU_SEED", "0")))
+    from insitu import config
+
+    # Also for a script that never imports insitu.
+    config.apply_device_settings()
+    for stream in (sys.stdout, sys.stderr):
+        # One write for each line: lines of two streams share one pipe and must not be mixed.
+        stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+    run_script(resolved.arguments)
+
+
+def execute(arguments: tuple[str, ...]) -> NoReturn:
+    """Becomes the program. It can't dump Python stacks, so the signal for that does nothing to it."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        os.execv(arguments[0], arguments)
+    except OSError as error:
+        sys.exit(f"{arguments[0]} can't be executed: {error.strerror}")
+
+
+def run_script(arguments: tuple[str, ...]) -> None:
+    """Runs the script in this interpreter as `python SCRIPT ARGS...` would."""
+    import io
+
+    from insitu.lazy_imports import in_two, without_garbage
+
+    script = arguments[0]
+    sys.argv[:] = [os.path.relpath(script), *arguments[1:]]
+    sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
+    module = types.ModuleType("__main__")
+    module.__file__ = script
+    module.__dict__["__cached__"] = None
+    module.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = module
+    try:
+        with io.open_code(script) as file:
+            begins, rest = in_two(file.read(), script)
+        with without_garbage():
+            exec(begins, module.__dict__)
+        exec(rest, module.__dict__)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        # The first frame is this function's; the user's begins after it.
+        error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
+        from insitu.cluster.task.failure import write_failure
+
+        write_failure(error)
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""A task's account of the exception that ended it: what the controller decides by."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from insitu.cluster.decide import Failure
+from insitu.context import context
+
+LONGEST_MESSAGE = 2000
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """`error`, then what it was raised from or during, each once."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+
+
+def fingerprint(error: BaseException) -> str:
+    """Equal for equal tracebacks: the types of the chain and each frame's file, line and function.
+
+    Messages are left out, since they may hold addresses and numbers that differ from run to run.
+    """
+    digest = hashlib.sha256()
+    for link in _chain(error):
+        digest.update(f"{type(link).__module__}.{type(link).__qualname__}\n".encode())
+        for frame in traceback.extract_tb(link.__traceback__):
+            digest.update(f"{frame.filename}:{frame.lineno}:{frame.name}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def describe_failure(error: BaseException) -> Failure:
+    from insitu.errors import PeerLost
+
+    return Failure(
+        type=type(error).__name__,
+        message=str(error)[:LONGEST_MESSAGE],
+        fingerprint=fingerprint(error),
+        peer_lost=any(isinstance(link, PeerLost) for link in _chain(error)),
+    )
+
+
+def write_failure(error: BaseException) -> None:
+    """Publishes the account of `error`; outside a job, or on a full disk, the traceback must do."""
+    me = context()
+    if me.job is None:
+        return
+    path = me.job.failure(me.task)
+    failure = describe_failure(error)
+    record = {name: getattr(failure, name) for name in ("type", "message", "fingerprint", "peer_lost")}
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        try:
+            staged.write_text(json.dumps(record))
+            staged.replace(path)
+        finally:
+            staged.unlink(missing_ok=True)
+
+
+def read_failure(path: Path) -> Failure | None:
+    """The account at `path`, or None where there is none that can be read."""
+    try:
+        return Failure(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None

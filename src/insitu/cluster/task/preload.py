@@ -1,0 +1,206 @@
+"""What a standby does in its own process: loads what the script will import, then waits to become a task.
+
+The script's own code isn't run, nor that of other files of JOB_DIR, which may look at the environment of a
+task: their top-level imports are read off their source, and what is installed beside them is imported. What
+they set in `os.environ` by plain constants before is set too; beyond anything else that touches it nothing is
+imported, since libraries read it while they are loaded.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from insitu import preload_hooks
+from insitu.context import CONTRACT_ENVS
+from insitu.lazy_imports import without_garbage
+
+LOWEST_PRIORITY = 19
+_LARGEST = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """`module`, and the `attribute` of it that the script takes, or ""."""
+
+    module: str
+    attribute: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A name that the script sets in its environment; `default`: only where it isn't set yet."""
+
+    name: str
+    value: str
+    default: bool
+
+
+Step = Import | Setting
+
+
+def steps_of_script(script: Path) -> Iterator[Step]:
+    """What can safely be done of what `script` does first, in its order."""
+    yield from _steps(script, script.parent, set())
+
+
+def _steps(file: Path, folder: Path, seen: set[Path]) -> Iterator[Step]:
+    seen.add(file)
+    try:
+        tree = ast.parse(file.read_text())
+    except (OSError, SyntaxError, ValueError):
+        return
+    for statement in _top_level(tree.body):
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            for found in _imports(statement):
+                local = _local_file(folder, found.module)
+                if local is None:
+                    yield found
+                elif local not in seen:
+                    yield from _steps(local, folder, seen)
+        elif setting := _setting(statement):
+            yield setting
+        elif _touches_environment(statement):
+            return
+    yield from _attributes_of_insitu(tree)
+
+
+def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in body:
+        if isinstance(statement, ast.Try):
+            yield from _top_level(statement.body)
+        elif not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield statement
+
+
+def _imports(statement: ast.Import | ast.ImportFrom) -> Iterator[Import]:
+    if isinstance(statement, ast.Import):
+        yield from (Import(alias.name) for alias in statement.names)
+    elif statement.module and not statement.level:
+        yield from (Import(statement.module, alias.name) for alias in statement.names if alias.name != "*")
+
+
+def _local_file(folder: Path, module: str) -> Path | None:
+    """The file of JOB_DIR that `module` is, or None."""
+    base = folder.joinpath(*module.split("."))
+    if base.with_suffix(".py").is_file():
+        return base.with_suffix(".py")
+    if (base / "__init__.py").is_file():
+        return base / "__init__.py"
+    top = folder / module.partition(".")[0]
+    return top if top.is_dir() else None
+
+
+def _is_environ(node: ast.expr) -> bool:
+    return (isinstance(node, ast.Attribute) and node.attr == "environ") or (
+        isinstance(node, ast.Name) and node.id == "environ"
+    )
+
+
+def _setting(statement: ast.stmt) -> Setting | None:
+    """`os.environ["A"] = "b"` and `os.environ.setdefault("A", "b")`."""
+    match statement:
+        case ast.Assign(
+            targets=[ast.Subscript(value=place, slice=ast.Constant(value=str(name)))],
+            value=ast.Constant(value=str(value)),
+        ) if _is_environ(place):
+            return Setting(name, value, False)
+        case ast.Expr(
+            value=ast.Call(
+                func=ast.Attribute(value=place, attr="setdefault"),
+                args=[ast.Constant(value=str(name)), ast.Constant(value=str(value))],
+            )
+        ) if _is_environ(place):
+            return Setting(name, value, True)
+    return None
+
+
+def _touches_environment(statement: ast.stmt) -> bool:
+    """Whether it may write to the environment; reading it harms nobody."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and _is_environ(node.value):
+            return True
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name = node.func.attr
+            writes = name in ("update", "pop", "setdefault", "clear", "popitem")
+            if name in ("putenv", "unsetenv") or (writes and _is_environ(node.func.value)):
+                return True
+    return False
+
+
+def _attributes_of_insitu(tree: ast.Module) -> Iterator[Import]:
+    """`insitu.X` wherever it stands: the package loads its parts when they are first named."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "insitu":
+            yield Import("insitu", node.attr)
+
+
+def warm_up(script: Path) -> None:
+    """Does what `steps_of_script` finds. What can't be imported is left for the script to fail by."""
+    for step in steps_of_script(script):
+        with contextlib.suppress(Exception):
+            if isinstance(step, Import):
+                module = importlib.import_module(step.module)
+                if step.attribute and step.module == "insitu":
+                    getattr(module, step.attribute)
+                elif step.attribute and not hasattr(module, step.attribute):
+                    importlib.import_module(f"{step.module}.{step.attribute}")
+            elif step.default:
+                os.environ.setdefault(step.name, step.value)
+            else:
+                os.environ[step.name] = step.value
+    preload_hooks.warm_up()
+
+
+def stand_by(descriptor: int, script: Path | None) -> None:
+    """Warms up, then waits until this process is to become a task, whose environment it then has.
+
+    Ends the process where it is never needed.
+    """
+    lowered = _lower_priority()
+    with socket.socket(fileno=descriptor) as connection:
+        connection.set_inheritable(False)
+        if script is not None:
+            with without_garbage():
+                warm_up(script)
+        text = b""
+        while data := connection.recv(_LARGEST):
+            text += data
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if not text:
+        os._exit(0)
+    environment: dict[str, str] = json.loads(text)["environment"]
+    for name in CONTRACT_ENVS & os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment)
+    if lowered:
+        _restore_priority()
+
+
+def _lower_priority() -> bool:
+    """Lets the job's tasks go first, where this process may go back to its priority later."""
+    import resource
+
+    if os.getpriority(os.PRIO_PROCESS, 0) != 0:
+        return False
+    soft, _ = resource.getrlimit(resource.RLIMIT_NICE)
+    if os.geteuid() != 0 and soft < 20:
+        return False
+    os.setpriority(os.PRIO_PROCESS, 0, LOWEST_PRIORITY)
+    return True
+
+
+def _restore_priority() -> None:
+    """Of every thread: those that imports have started inherited the low one."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, int(thread), 0)

@@ -1,0 +1,234 @@
+"""`strategy.run`: a user's step as a two-phase step over the replicas of all tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+from keras.src.backend.common.variables import Variable
+from numpy.typing import NDArray
+
+from insitu.errors import TrainingError
+from insitu.train.custom_loop.factory import learn
+from insitu.train.custom_loop.per_replica import PerReplica, join, values_of
+from insitu.train.custom_loop.program import Call, StepModel
+from insitu.train.custom_loop.scope import Scope
+from insitu.train.custom_loop.steps import LoopStep
+from insitu.train.devices import log_variables
+from insitu.train.elastic import Membership
+from insitu.train.replica import Part
+
+MANY_PROGRAMS = 64
+"""So many different steps and shapes of arguments mean that something differs in each call."""
+
+
+class LoopTrainer(Protocol):
+    """How the replicas of a custom loop go together."""
+
+    replicas: int
+    """Replicas whose gradients are summed; 1 where each replica's gradient is a mean of its own."""
+
+    def step_rows(self, rows: Sequence[int]) -> list[int]:
+        """For each replica of this task, which has `rows[i]` rows, the rows that its step is about.
+        Collective."""
+
+    def make_alike(self, variables: Sequence[Any]) -> None:
+        """Gives all replicas the values of rank 0. Collective."""
+
+
+class Layout(Protocol):
+    """What a runner needs of its strategy."""
+
+    @property
+    def membership(self) -> Membership:
+        """Who this process is among the tasks."""
+
+    def loop_trainer(self) -> LoopTrainer:
+        """How the replicas of a custom loop go together."""
+
+    def placement(self) -> AbstractContextManager[Any]:
+        """Where variables are made and steps are run."""
+
+    @property
+    def made_in_scope(self) -> Scope:
+        """The optimizers and variables that were made in the strategy's scope."""
+
+    def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
+        """How `model`, which has learnt what it touches, is run for arrays like `example`."""
+
+
+class Runner:
+    """Compiles each step once for each structure, dtypes and shapes of its arguments, and runs it."""
+
+    def __init__(self, strategy: Layout) -> None:
+        self._strategy = strategy
+        self._trainer = strategy.loop_trainer()
+        self._programs: dict[Any, _Program] = {}
+        self._alike: set[int] = set()
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """See `Strategy.run`."""
+        with self._strategy.placement():
+            return self._run(fn, args, kwargs)
+
+    def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        # A tf.function would hide what its step does behind a trace of its own.
+        fn = getattr(fn, "python_function", fn)
+        _refuse_inside_graph()
+        shards = self._strategy.membership.context.shards
+        arguments = _Arguments(fn, tuple(args), dict(kwargs), len(shards))
+        program = self._programs.get(arguments.key)
+        if program is None:
+            if len(self._programs) == MANY_PROGRAMS:
+                raise TrainingError(
+                    "A step is compiled for each structure and shape of its arguments, at most "
+                    f"{MANY_PROGRAMS} times. Received: one more. Give run() the same function each time, not "
+                    "a new lambda; numbers that change as NumPy scalars; arrays that differ in their first "
+                    "axis only."
+                )
+            program = _Program(self._strategy, self._trainer, arguments)
+            self._programs[arguments.key] = program
+            self._make_alike(program.model)
+        return program.run(arguments)
+
+    def _make_alike(self, model: StepModel) -> None:
+        """Gives all replicas the variables of rank 0 that a step uses for the first time. Collective."""
+        variables = [
+            *model.trainable_variables,
+            *model.non_trainable_variables,
+            *model.metrics_variables,
+            *model.optimizer.variables,
+        ]
+        new = [v for v in variables if id(v) not in self._alike]
+        if new:
+            log_variables(new)
+            self._alike.update(map(id, new))
+            self._trainer.make_alike(new)
+
+
+def _refuse_inside_graph() -> None:
+    if keras.backend.backend() != "tensorflow":
+        return
+    import tensorflow as tf
+
+    if tf.inside_function():
+        raise TrainingError(
+            "strategy.run compiles the step itself, and moves gradients between tasks outside of graphs. "
+            "Received: a call inside a tf.function. Leave the tf.function around strategy.run out."
+        )
+
+
+class _Arguments:
+    """One call's arguments for each replica of this process."""
+
+    def __init__(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], replicas: int
+    ) -> None:
+        leaves = keras.tree.flatten((args, kwargs))
+        is_array = tuple(_is_array(leaf) for leaf in leaves)
+        columns = [
+            _filled([_as_array(v) for v in values_of(leaf, replicas)])
+            for leaf, array in zip(leaves, is_array, strict=True)
+            if array
+        ]
+        scalars = tuple(len(column[0].shape) == 0 for column in columns)
+        self._columns = [
+            [np.asarray(v).reshape(1) for v in column] if scalar else column
+            for column, scalar in zip(columns, scalars, strict=True)
+        ]
+        divided = [
+            isinstance(leaf, PerReplica) for leaf, array in zip(leaves, is_array, strict=True) if array
+        ]
+        self.rows = self._count_rows(divided, scalars, replicas)
+        constants = tuple(None if array else leaf for leaf, array in zip(leaves, is_array, strict=True))
+        self.call = Call(
+            fn,
+            keras.tree.map_structure(lambda leaf: None, (args, kwargs)),
+            constants,
+            is_array,
+            scalars,
+        )
+        specs = tuple((tuple(c[0].shape[1:]), str(c[0].dtype)) for c in self._columns)
+        structure = str(keras.tree.map_structure(lambda leaf: 0, (args, kwargs)))
+        self.key = (fn, structure, tuple(map(_identity, constants)), is_array, scalars, specs)
+
+    def _count_rows(self, divided: Sequence[bool], scalars: Sequence[bool], replicas: int) -> list[int]:
+        """Rows of each replica: of its first array that each has its own of, or else of the first array."""
+        candidates = [i for i, own in enumerate(divided) if own and not scalars[i]]
+        candidates += [i for i, scalar in enumerate(scalars) if not scalar]
+        if not candidates:
+            return [1] * replicas
+        return [int(value.shape[0]) for value in self._columns[candidates[0]]]
+
+    def arrays(self, replica: int, global_rows: int) -> list[Any]:
+        """What the compiled step takes for one replica."""
+        share = np.full(self.rows[replica], global_rows, np.float32)
+        return [share, *(column[replica] for column in self._columns)]
+
+    def example(self) -> list[Any]:
+        """Arrays of one row, with the right shapes and dtypes."""
+        like = [_numpy_like(column[0]) for column in self._columns]
+        return [np.ones(1, np.float32), *like]
+
+
+def _is_array(leaf: Any) -> bool:
+    if isinstance(leaf, PerReplica | float):
+        return True
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, Variable)
+
+
+def _as_array(value: Any) -> Any:
+    if isinstance(value, float):
+        return np.asarray(value, keras.config.floatx())
+    return np.asarray(value) if isinstance(value, np.generic) else value
+
+
+def _filled(column: list[Any]) -> list[Any]:
+    """Nothing is computed for replicas without rows: theirs may be any value of the right kind."""
+    like = next((value for value in column if value is not None), None)
+    if like is None:
+        raise TrainingError("A value per replica must have a value for one of them. Received: none for all.")
+    return [
+        like[:0] if value is None and like.shape else like if value is None else value for value in column
+    ]
+
+
+def _numpy_like(value: Any) -> NDArray[Any]:
+    return np.zeros((1, *value.shape[1:]), keras.backend.standardize_dtype(value.dtype))
+
+
+def _identity(constant: Any) -> Any:
+    """What tells constants apart: their value where that can't change, otherwise which object it is."""
+    return (
+        constant if isinstance(constant, str | bytes | bool | int | None) else (type(constant), id(constant))
+    )
+
+
+class _Program:
+    """One compiled step."""
+
+    def __init__(self, strategy: Layout, trainer: LoopTrainer, arguments: _Arguments) -> None:
+        self._shards = strategy.membership.context.shards
+        self._trainer = trainer
+        optimizers = strategy.made_in_scope.optimizers
+        self.model = StepModel(arguments.call, optimizers, trainer.replicas)
+        example = arguments.example()
+        learn(self.model, example)
+        strategy.made_in_scope.check_made_here(self.model.variables)
+        for optimizer, variables in self.model.optimizer.groups:
+            if not optimizer.built:
+                optimizer.build(variables)
+        self._result = self.model.result
+        self._step = strategy.make_loop_step(self.model, example)
+
+    def run(self, arguments: _Arguments) -> Any:
+        own, changes = arguments.rows, self.model.changes_anything
+        rows_of_step = self._trainer.step_rows(own) if changes else [sum(own)] * len(own)
+        parts = []
+        for index, (shard, rows) in enumerate(zip(self._shards, arguments.rows, strict=True)):
+            data = arguments.arrays(index, rows_of_step[index]) if rows else None
+            parts.append(Part(shard, rows, data))
+        return join([self._result.rebuild(outputs) for outputs in self._step.run(parts)])

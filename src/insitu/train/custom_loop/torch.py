@@ -1,0 +1,49 @@
+"""Custom loops on the PyTorch backend: the step runs as it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from insitu.train.custom_loop.program import StepModel
+from insitu.train.replica.torch import TorchReplica
+from insitu.train.replicated.torch import TorchDevices
+
+
+def learn(model: StepModel, example: list[Any]) -> None:
+    """See `insitu.train.custom_loop.learn`."""
+    model.watch([keras.ops.convert_to_tensor(np.array(array)) for array in example])
+    for variable in model.trainable_variables:
+        variable.value.grad = None
+
+
+class LoopReplica(TorchReplica):
+    """See `insitu.train.custom_loop.LoopReplica`."""
+
+    def __init__(self, model: StepModel, *arguments: Any) -> None:
+        self.outputs: dict[int, list[Any]] = {}
+        super().__init__(model, *arguments)
+        self._without_gradient = model.without_gradient
+
+    def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
+        super().gradient(shard, data, floats, record)
+        self.outputs[shard] = [tensor.detach() for tensor in self._model.outputs]
+
+
+class LoopDevices(LoopReplica, TorchDevices):
+    """See `insitu.train.custom_loop.ParallelLoopReplica`."""
+
+    def __init__(
+        self, model: StepModel, example: list[Any], devices: Sequence[Any], shards: Sequence[int], home: Any
+    ) -> None:
+        del shards, home  # parts say theirs, and variables stay where they are
+        super().__init__(model, example, devices)
+
+    def make_replica(self, model: Any, data: Any) -> TorchReplica:
+        replica = LoopReplica(model, data)
+        replica.outputs = self.outputs
+        return replica

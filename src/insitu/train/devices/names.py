@@ -1,0 +1,254 @@
+"""The devices of this machine by names that are the same on every backend: `cpu:0`, `gpu:1`, `tpu:0`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from insitu import config
+from insitu.errors import InputError
+
+_KINDS = {
+    "cpu": "cpu",
+    "gpu": "gpu",
+    "cuda": "gpu",
+    "rocm": "gpu",
+    "xpu": "gpu",
+    "mps": "gpu",
+    "tpu": "tpu",
+    "xla": "tpu",
+}
+_TFRT = re.compile(r"tfrt_(cpu)_(\d+)")
+_CALLED = re.compile(r"(\w+?)device\(id=(\d+)\)")
+_PLAIN = re.compile(r"([a-z]+)(?::(\d+|\*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of one backend in this process.
+
+    `name` is `kind:index`; `native` is how the backend itself writes it; `model` describes the hardware;
+    `memory` is in bytes, None where it isn't known; a `virtual` one shares its hardware with others.
+    """
+
+    name: str
+    kind: str
+    index: int
+    backend: str
+    native: str
+    model: str = ""
+    memory: int | None = None
+    virtual: bool = False
+
+    def handle(self) -> Any:
+        """The backend's own object: a name for TensorFlow, a `jax.Device`, a `torch.device`."""
+        if self.backend == "tensorflow":
+            return self.native
+        if self.backend == "jax":
+            import jax
+
+            return jax.local_devices(backend=self.kind)[self.index]
+        import torch
+
+        return torch.device(self.native)
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """What is made inside lies on the device, what is computed runs there."""
+        import keras
+
+        name = self.native if self.backend == "torch" else self.name
+        with keras.device(name):
+            yield
+
+
+def active_backend() -> str:
+    """The backend that Keras uses, or would use: nothing is imported for the answer."""
+    if "keras" in sys.modules:
+        return str(sys.modules["keras"].backend.backend())
+    if chosen := os.environ.get("KERAS_BACKEND"):
+        return chosen
+    home = Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser()
+    try:
+        return str(json.loads((home / "keras.json").read_text())["backend"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "tensorflow"
+
+
+def list_devices(backend: str | None = None) -> list[Device]:
+    """The local devices of `backend`, accelerators first; that of Keras by default. Starts the backend.
+
+    Raises InputError for a backend that isn't there, or that has started with other devices than
+    `insitu.config` asks for.
+    """
+    backend = backend or active_backend()
+    if backend not in config.BACKENDS:
+        raise InputError(f"A backend is one of {', '.join(config.BACKENDS)}. Received: {backend!r}")
+    if backend not in sys.modules and importlib.util.find_spec(backend) is None:
+        raise InputError(f"The backend {backend!r} isn't installed. Install it: pip install {backend}")
+    importlib.import_module(backend)
+    config.apply_device_settings()
+    make = {"tensorflow": _of_tensorflow, "jax": _of_jax, "torch": _of_torch}[backend]
+    return sorted(make(), key=lambda d: (("tpu", "gpu", "cpu").index(d.kind), d.index))
+
+
+def default_device(backend: str | None = None) -> Device:
+    """The first accelerator, or `cpu:0`."""
+    return list_devices(backend)[0]
+
+
+def parse_name(text: str) -> tuple[str, int]:
+    """("cpu", 1) out of `cpu:1` or the way a backend writes it: `/device:CPU:1`, `cuda:1`, `CpuDevice(id=1)`.
+
+    Raises InputError.
+    """
+    name = str(text).strip().lower()
+    if name.startswith("/"):
+        name = name.rpartition("/")[2].removeprefix("device:")
+    for pattern in (_TFRT, _CALLED, _PLAIN):
+        found = pattern.fullmatch(name)
+        if found and found[1] in _KINDS:
+            index = found[2]
+            return _KINDS[found[1]], int(index) if index not in (None, "*") else 0
+    raise InputError(
+        f"A device is KIND:INDEX with a kind of cpu, gpu, tpu, such as cpu:0. Received: {text!r}"
+    )
+
+
+def resolve(device: str | Device, backend: str | None = None) -> Device:
+    """The device of that name. With soft placement, `cpu:0` instead of one that isn't there, and a warning.
+
+    Raises InputError, which lists the devices that there are.
+    """
+    if isinstance(device, Device):
+        return device
+    kind, index = parse_name(device)
+    devices = list_devices(backend)
+    for found in devices:
+        if (found.kind, found.index) == (kind, index):
+            return found
+    there = ", ".join(d.name for d in devices)
+    if config.settings().soft_placement:
+        warnings.warn(f"There is no device {kind}:{index}: cpu:0 is used. There are: {there}", stacklevel=2)
+        return next(d for d in devices if d.kind == "cpu")
+    hint = ""
+    if kind == "cpu":
+        hint = f" For more CPU devices call insitu.config.set_virtual_devices({index + 1}) first."
+    raise InputError(
+        f"A device must be one of {there} on {devices[0].backend}. Received: {kind}:{index}.{hint}"
+    )
+
+
+def resolve_all(names: Sequence[str | Device] | None, backend: str | None = None) -> list[Device]:
+    """The devices of these names, each once; all of the best kind that there is for None. With soft placement
+    `cpu:0` takes the place of all those that aren't there.
+
+    Raises InputError.
+    """
+    if names is None:
+        devices = list_devices(backend)
+        return [d for d in devices if d.kind == devices[0].kind]
+    if isinstance(names, str) or not names:
+        raise InputError(f"Devices are a list of names with at least one. Received: {names!r}")
+    asked = {(n.kind, n.index) if isinstance(n, Device) else parse_name(n) for n in names}
+    if len(asked) != len(names):
+        raise InputError(f"Each device may be named once. Received: {', '.join(map(str, names))}")
+    # Once each: several that aren't there have the same replacement.
+    return list({found.name: found for found in (resolve(name, backend) for name in names)}.values())
+
+
+def _of_tensorflow() -> list[Device]:
+    import tensorflow as tf
+
+    devices = []
+    for kind in ("CPU", "GPU", "TPU"):
+        physical = tf.config.list_physical_devices(kind)
+        logical = tf.config.list_logical_devices(kind)
+        virtual = len(logical) != len(physical)
+        for index, device in enumerate(logical):
+            details = {}
+            if kind == "GPU":
+                owner = physical[min(index, len(physical) - 1)]
+                details = tf.config.experimental.get_device_details(owner)
+            model = str(details.get("device_name", ""))
+            devices.append(
+                Device(
+                    f"{kind.lower()}:{index}",
+                    kind.lower(),
+                    index,
+                    "tensorflow",
+                    device.name,
+                    model=model,
+                    virtual=virtual,
+                )
+            )
+    return devices
+
+
+def _of_jax() -> list[Device]:
+    import jax
+
+    devices = []
+    for kind in ("cpu", "gpu", "tpu"):
+        try:
+            found = jax.local_devices(backend=kind)
+        except RuntimeError:
+            continue  # this build or this machine has none of the kind
+        for index, device in enumerate(found):
+            statistics = (device.memory_stats() or {}) if kind != "cpu" else {}
+            devices.append(
+                Device(
+                    f"{kind}:{index}",
+                    kind,
+                    index,
+                    "jax",
+                    str(device),
+                    model="" if kind == "cpu" else device.device_kind,
+                    memory=statistics.get("bytes_limit"),
+                    virtual=kind == "cpu" and len(found) > 1,
+                )
+            )
+    return devices
+
+
+def _of_torch() -> list[Device]:
+    import torch
+
+    virtual = config.settings().virtual_devices
+    count = virtual[1] if virtual is not None and virtual[0] == "cpu" else 1
+    devices = [Device(f"cpu:{i}", "cpu", i, "torch", "cpu", virtual=count > 1) for i in range(count)]
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        properties = torch.cuda.get_device_properties(index)
+        devices.append(
+            Device(
+                f"gpu:{index}",
+                "gpu",
+                index,
+                "torch",
+                f"cuda:{index}",
+                model=properties.name,
+                memory=properties.total_memory,
+            )
+        )
+    if torch.backends.mps.is_available():
+        devices.append(Device("gpu:0", "gpu", 0, "torch", "mps:0", model="Apple"))
+    return devices
+
+
+def main() -> None:
+    """Prints the devices of the backend named by the first argument as JSON, for `insitu devices`."""
+    try:
+        answer: Any = [asdict(device) for device in list_devices(sys.argv[1])]
+    except InputError as error:
+        answer = {"error": error.message}
+    sys.stdout.write(f"{json.dumps(answer)}\n")

@@ -1,0 +1,276 @@
+"""A Keras optimizer that updates pieces of variables which lie in NumPy arrays, as a server holds them.
+
+Each piece has an optimizer of its own, made from the same configuration, so that whatever an optimizer keeps
+(moments, averages, a product of momenta) belongs to one piece and can be mirrored and saved with it. All
+pieces are updated by one compiled function. What comes out has the bits of the same optimizer on a replica.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src.optimizers.base_optimizer import clip_by_global_norm
+from numpy.typing import NDArray
+
+from insitu.errors import TrainingError
+from insitu.exchange.native import address_of
+from insitu.exchange.pages import aligned_empty
+from insitu.train.replica import to_numpy
+
+Arrays = list[NDArray[Any]]
+
+
+def serialize_optimizer(optimizer: Any) -> str:
+    """The optimizer's configuration as JSON text: what a server makes the same optimizer of.
+
+    Raises TrainingError where the configuration holds what JSON can't.
+    """
+    try:
+        return json.dumps(keras.saving.serialize_keras_object(optimizer))
+    except (TypeError, ValueError) as error:
+        raise TrainingError(
+            "An optimizer on parameter servers is sent as its configuration (get_config), which must be "
+            f"plain values. Received: {type(optimizer).__name__}, which gives none such ({error})."
+        ) from error
+
+
+def make_optimizer(text: str) -> Any:
+    """The optimizer that `serialize_optimizer` described. Raises TrainingError for a class unknown here."""
+    config = json.loads(text)
+    error: Exception | None = None
+    try:
+        made = keras.saving.deserialize_keras_object(config)
+    except (TypeError, ValueError, ImportError, AttributeError) as raised:
+        made, error = None, raised
+    if not isinstance(made, keras.optimizers.Optimizer):
+        raise TrainingError(
+            "A parameter server must know the optimizer's class, and those of its schedule. Received: "
+            f"{config.get('registered_name') or config.get('class_name')}. Define it before the strategy is "
+            "made and mark it with @keras.saving.register_keras_serializable()."
+        ) from error
+    return made
+
+
+class KerasUpdater:
+    """An updater of `insitu.parameters` that runs the optimizer that `text` describes.
+
+    Args:
+        text: of `serialize_optimizer`.
+        jit: whether the update is compiled by XLA, as it is on a replica of the same model.
+    """
+
+    elementwise = False
+
+    def __init__(self, text: str, *, jit: bool) -> None:
+        self._text = text
+        self._jit = jit
+        self._optimizers: dict[str, _PieceOptimizer] = {}
+        self._compiled: dict[tuple[str, ...], Update] = {}
+        self.learning_rate: float | None = None
+        """Overrides that of the configuration where it isn't None, as a callback does on a replica."""
+
+    def slots(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, NDArray[Any]]:
+        made = self._optimizers[name] = _PieceOptimizer(make_optimizer(self._text), shape, dtype)
+        return {slot: _aligned(to_numpy(v)) for slot, v in made.slots.items()}
+
+    def row_slots(self) -> dict[str, float]:
+        raise NotImplementedError("Rows of tables have updaters of their own.")
+
+    def update_rows(
+        self,
+        values: NDArray[Any],
+        gradients: NDArray[Any],
+        slots: Mapping[str, NDArray[Any]],
+        step: int,
+    ) -> None:
+        raise NotImplementedError("Rows of tables have updaters of their own.")
+
+    def update(
+        self,
+        values: Mapping[str, NDArray[Any]],
+        gradients: Mapping[str, NDArray[Any]],
+        slots: Mapping[str, Mapping[str, NDArray[Any]]],
+        step: int,
+    ) -> None:
+        names = tuple(values)
+        if not names:
+            return
+        for name, value in values.items():
+            if name not in self._optimizers:  # the slots came from a checkpoint or another server
+                self.slots(name, value.shape, value.dtype)
+        optimizers = [self._optimizers[name] for name in names]
+        if names not in self._compiled:
+            self._compiled[names] = _compile(optimizers, self._jit)
+        states = [[slots[name][s] for s in o.slots] for name, o in zip(names, optimizers, strict=True)]
+        rate = optimizers[0].initial_rate if self.learning_rate is None else self.learning_rate
+        updated, moved = self._compiled[names](
+            list(values.values()), states, [gradients[name] for name in names], step, rate
+        )
+        for value, new in zip(values.values(), updated, strict=True):
+            np.copyto(value, new)
+        for state, news in zip(states, moved, strict=True):
+            for array, new in zip(state, news, strict=True):
+                np.copyto(array, new)
+
+    def finalize(
+        self, values: Mapping[str, NDArray[Any]], slots: Mapping[str, Mapping[str, NDArray[Any]]]
+    ) -> None:
+        """Values become the averages that the optimizer keeps of them, if it does."""
+        for name, value in values.items():
+            if name not in self._optimizers:
+                self.slots(name, value.shape, value.dtype)
+            average = self._optimizers[name].average
+            if average is not None:
+                np.copyto(value, slots[name][average])
+
+
+def _aligned(array: NDArray[Any]) -> NDArray[Any]:
+    """A copy in memory that TensorFlow takes as it is."""
+    copy = aligned_empty(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
+class _PieceOptimizer:
+    """An optimizer built for one variable. `slots` are its variables but for counter and learning rate."""
+
+    def __init__(self, optimizer: Any, shape: Sequence[int], dtype: Any) -> None:
+        self.optimizer = optimizer
+        # The norm of all gradients together is bounded before any piece is updated.
+        self.global_clipnorm, optimizer.global_clipnorm = optimizer.global_clipnorm, None
+        # Slots are named after it, the same in each process: a mirror and a checkpoint find them by name.
+        zeros = np.zeros(tuple(shape), dtype)
+        self.variable = keras.Variable(zeros, dtype=np.dtype(dtype).name, name="variable")
+        optimizer.build([self.variable])
+        self.counter = optimizer._iterations
+        rate = optimizer._learning_rate
+        self.rate: Any = rate if isinstance(rate, keras.Variable) else None
+        self.initial_rate = 0.0 if self.rate is None else float(to_numpy(rate))
+        known = {id(self.counter), id(self.rate)}
+        own = [v for v in optimizer.variables if id(v) not in known]
+        self.slots = {f"{index}.{v.name}": v for index, v in enumerate(own)}
+        averages = optimizer._model_variables_moving_average if optimizer.use_ema else ()
+        self.average = next((slot for slot, v in self.slots.items() if any(v is a for a in averages)), None)
+        """The slot that holds the variable's average."""
+
+
+Update = Callable[[Arrays, list[Arrays], Arrays, int, float], tuple[list[Any], list[list[Any]]]]
+"""(values, slots, gradients, step, learning rate) -> (new values, new slots). Changes no argument."""
+
+
+def _compile(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Update:
+    backend = keras.backend.backend()
+    if backend == "jax":
+        return _compile_jax(optimizers, jit)
+    if backend == "tensorflow":
+        return _compile_tensorflow(optimizers, jit)
+    return _update_eagerly(optimizers)
+
+
+def _bounded(optimizers: Sequence[_PieceOptimizer], gradients: Any) -> Any:
+    bound = optimizers[0].global_clipnorm
+    return gradients if bound is None else clip_by_global_norm(list(gradients), bound)
+
+
+def _compile_jax(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Update:
+    import jax
+
+    def function(values: Any, slots: Any, gradients: Any, step: Any, rate: Any) -> Any:
+        gradients = _bounded(optimizers, gradients)
+        new_values, new_slots = [], []
+        for made, value, own, gradient in zip(optimizers, values, slots, gradients, strict=True):
+            slot_of = {id(v): x for v, x in zip(made.slots.values(), own, strict=True)}
+            state = [
+                step if v is made.counter else rate.astype(v.dtype) if v is made.rate else slot_of[id(v)]
+                for v in made.optimizer.variables
+            ]
+            updated, state = made.optimizer.stateless_apply(state, [gradient], [value])
+            after = {id(v): x for v, x in zip(made.optimizer.variables, state, strict=True)}
+            new_values.append(updated[0])
+            new_slots.append([after[id(v)] for v in made.slots.values()])
+        return new_values, new_slots
+
+    compiled = jax.jit(function) if jit else function
+
+    def update(values: Any, slots: Any, gradients: Any, step: int, rate: float) -> Any:
+        return jax.block_until_ready(
+            compiled(values, slots, gradients, np.asarray(step, np.int32), np.asarray(rate, np.float32))
+        )
+
+    return update
+
+
+def _compile_tensorflow(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Update:
+    import tensorflow as tf
+
+    from insitu.train.replica.tensorflow_calls import CompiledCall
+    from insitu.train.replica.tensorflow_memory import borrow
+
+    held = [v for made in optimizers for v in (made.variable, *made.slots.values())]
+    pieces = [made.variable for made in optimizers]
+
+    def function(step: Any, rate: Any, *arrays: Any) -> Any:
+        for variable, array in zip(held, arrays, strict=False):
+            variable.assign(array)
+        for made in optimizers:
+            made.counter.assign(tf.cast(step, made.counter.dtype))
+            if made.rate is not None:
+                made.rate.assign(tf.cast(rate, made.rate.dtype))
+        gradients = _bounded(optimizers, arrays[len(held) :])
+        for made, gradient in zip(optimizers, gradients, strict=True):
+            made.optimizer.apply([gradient], [made.variable])
+        return [tf.identity(v.value) for v in held]
+
+    signature = [tf.TensorSpec((), tf.int64), tf.TensorSpec((), tf.float32)]
+    signature += [tf.TensorSpec(v.shape, v.dtype) for v in (*held, *pieces)]
+    compiled = CompiledCall(
+        tf.function(
+            tf.autograph.experimental.do_not_convert(function),
+            input_signature=signature,
+            jit_compile=jit or None,
+        )
+    )
+
+    def update(values: Any, slots: Any, gradients: Any, step: int, rate: float) -> Any:
+        own = [array for value, state in zip(values, slots, strict=True) for array in (value, *state)]
+        when = tf.constant(step, tf.int64), tf.constant(rate, tf.float32)
+        outputs = compiled(*when, *map(borrow, own), *map(borrow, gradients))
+        outputs = iter(_apart(outputs, [*own, *gradients]))
+        updated, moved = [], []
+        for state in slots:
+            updated.append(next(outputs))
+            moved.append([next(outputs) for _ in state])
+        return updated, moved
+
+    return update
+
+
+def _apart(outputs: Sequence[Any], arguments: Sequence[NDArray[Any]]) -> Arrays:
+    """The outputs, copied where one lies in an argument's memory, which is about to change: an optimizer may
+    have assigned a variable, as it was, to a slot."""
+    taken = {address_of(array) for array in arguments}
+    arrays = [np.asarray(output) for output in outputs]
+    return [array.copy() if address_of(array) in taken else array for array in arrays]
+
+
+def _update_eagerly(optimizers: Sequence[_PieceOptimizer]) -> Update:
+    def update(values: Any, slots: Any, gradients: Any, step: int, rate: float) -> Any:
+        gradients = _bounded(optimizers, [keras.ops.convert_to_tensor(g) for g in gradients])
+        for made, value, own, gradient in zip(optimizers, values, slots, gradients, strict=True):
+            made.variable.assign(value)
+            for variable, slot in zip(made.slots.values(), own, strict=True):
+                variable.assign(slot)
+            made.counter.assign(step)
+            if made.rate is not None:
+                made.rate.assign(rate)
+            made.optimizer.apply([gradient], [made.variable])
+        return (
+            [to_numpy(made.variable) for made in optimizers],
+            [[to_numpy(v) for v in made.slots.values()] for made in optimizers],
+        )
+
+    return update

@@ -1,0 +1,68 @@
+"""The scale of a worker's losses: what keeps small gradients of half precision from vanishing.
+
+A LossScaleOptimizer doubles its scale now and then, and halves it where a gradient isn't finite. On parameter
+servers each worker does so for its own gradients: it divides them by its scale before it sends them, and
+sends none that overflowed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from insitu.train.replica import to_numpy
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """The optimizer that makes the updates."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer.inner_optimizer
+    return optimizer
+
+
+class LossScale:
+    """The scale of one optimizer, which doesn't change during a step: that of a LossScaleOptimizer, or an
+    optimizer's own `loss_scale_factor`, which stays."""
+
+    def __init__(self, optimizer: Any) -> None:
+        inner = inner_optimizer(optimizer)
+        self._optimizer = optimizer if inner is not optimizer else None
+        self._scale = float(getattr(inner, "loss_scale_factor", None) or 1.0)
+        self._overflowed = False
+
+    @property
+    def changes(self) -> bool:
+        """Whether gradients are divided at all."""
+        return self._optimizer is not None or self._scale != 1.0
+
+    def begin(self) -> None:
+        """A step begins."""
+        if self._optimizer is not None:
+            self._scale = float(to_numpy(self._optimizer.dynamic_scale))
+            self._overflowed = False
+
+    def undo(self, gradient: NDArray[Any]) -> bool:
+        """Divides one shard's gradient, in place; whether it is finite, and so is to be sent."""
+        if self._optimizer is not None and not np.isfinite(gradient).all():
+            self._overflowed = True
+            return False
+        if self._scale != 1.0:
+            gradient /= gradient.dtype.type(self._scale)
+        return True
+
+    def end(self) -> None:
+        """The step has ended: the scale moves as its optimizer would have it."""
+        optimizer = self._optimizer
+        if optimizer is None:
+            return
+        steps = int(to_numpy(optimizer.step_counter)) + 1
+        if self._overflowed:
+            optimizer.dynamic_scale.assign(self._scale * 0.5)
+            steps = 0
+        elif steps == optimizer.dynamic_growth_steps:
+            optimizer.dynamic_scale.assign(self._scale * 2.0)
+            steps = 0
+        optimizer.step_counter.assign(steps)

@@ -1,0 +1,209 @@
+"""What a worker tells the servers about its model: variables, the optimizer, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from insitu.errors import TrainingError
+from insitu.train.parameter_server.keras_optimizer import serialize_optimizer
+from insitu.train.replica import to_numpy
+
+STATE = "/state/"
+"""Begins the names of what the forward pass moves (BatchNorm statistics): no optimizer touches it. No path of
+a variable begins with a slash."""
+
+_BUILT_IN: dict[type, tuple[str, dict[str, str]]] = {
+    keras.optimizers.SGD: ("sgd", {"momentum": "momentum", "nesterov": "nesterov"}),
+    keras.optimizers.Adam: ("adam", {"beta_1": "beta_1", "beta_2": "beta_2", "epsilon": "epsilon"}),
+    keras.optimizers.AdamW: ("adam", {"beta_1": "beta_1", "beta_2": "beta_2", "epsilon": "epsilon"}),
+    keras.optimizers.Adagrad: (
+        "adagrad",
+        {"initial_accumulator_value": "initial_accumulator_value", "epsilon": "epsilon"},
+    ),
+    keras.optimizers.Ftrl: (
+        "ftrl",
+        {
+            "learning_rate_power": "learning_rate_power",
+            "initial_accumulator_value": "initial_accumulator_value",
+            "l1_regularization_strength": "l1_regularization_strength",
+            "l2_regularization_strength": "l2_regularization_strength",
+            "l2_shrinkage_regularization_strength": "l2_shrinkage_regularization_strength",
+            "beta": "beta",
+        },
+    ),
+}
+"""Keras' optimizer -> updater of the servers, and its settings by Keras' name of the attribute."""
+
+_ELEMENTWISE = (
+    *_BUILT_IN,
+    keras.optimizers.RMSprop,
+    keras.optimizers.Adadelta,
+    keras.optimizers.Adamax,
+    keras.optimizers.Nadam,
+    keras.optimizers.Lion,
+)
+"""Optimizers that update each element on its own, so that a variable may be split over servers."""
+
+INITIALIZERS = "RandomUniform, RandomNormal, Zeros, Ones and Constant"
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """Bounds of gradients' norms, of each variable's and of all together; None: none."""
+
+    each: float | None = None
+    together: float | None = None
+
+    def clip(self, gradients: Sequence[NDArray[Any]]) -> None:
+        """Scales `gradients`, one array a variable, in place, as Keras does before its update."""
+        if self.each is not None:
+            for gradient in gradients:
+                _scale(gradient, self.each, float(np.linalg.norm(gradient.reshape(-1))))
+        if self.together is not None:
+            norm = float(np.sqrt(sum(float(np.vdot(g, g)) for g in gradients)))
+            for gradient in gradients:
+                _scale(gradient, self.together, norm)
+
+    def __bool__(self) -> bool:
+        return self.each is not None or self.together is not None
+
+
+def _scale(gradient: NDArray[Any], bound: float, norm: float) -> None:
+    if norm > bound:
+        gradient *= gradient.dtype.type(bound / norm)
+
+
+def number(scalar: Any) -> float:
+    """The value of a variable or tensor of one element, or of a Python number."""
+    if isinstance(scalar, keras.Variable):
+        return float(to_numpy(scalar))
+    return float(keras.ops.convert_to_numpy(scalar))
+
+
+def norms_of(optimizer: Any) -> Norms:
+    return Norms(optimizer.clipnorm, optimizer.global_clipnorm)
+
+
+def may_be_split(optimizer: Any) -> bool:
+    """Whether parts of a variable may be updated apart: not where a norm of the whole one counts."""
+    return type(optimizer) in _ELEMENTWISE and not norms_of(optimizer)
+
+
+def must_be_together(optimizer: Any, *, exact: bool) -> bool:
+    """Whether the server that updates one variable needs the gradients of all: for the norm of their mean,
+    which no worker knows. Where not the mean is bounded, each worker bounds its own gradient."""
+    return exact and optimizer.global_clipnorm is not None
+
+
+def updater_config(optimizer: Any, *, exact: bool, jit: bool) -> dict[str, Any]:
+    """The configuration of what updates the model's variables on the servers, plain values.
+
+    `exact`: it must have the bits of the optimizer on a replica. Otherwise norms have been bounded before a
+    gradient is sent.
+    """
+    config: dict[str, Any] = {"state": "assign" if exact else "add", "jit": jit}
+    built_in = None if exact else built_in_updater(optimizer)
+    if built_in is not None:
+        config["built_in"] = built_in
+        schedule = optimizer._learning_rate
+        if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+            config["optimizer"] = serialize_optimizer(optimizer)
+    else:
+        config["optimizer"] = serialize_optimizer(optimizer)
+        config["without_norms"] = not exact
+    return config
+
+
+def _kind(optimizer: Any) -> type:
+    """The class by which scripts know the optimizer: on PyTorch Keras makes one of a class beside it, of the
+    same rule."""
+    kind = type(optimizer)
+    if kind.__module__.startswith("keras.src.backend.torch."):
+        return next((base for base in kind.__mro__ if base in _BUILT_IN), kind)
+    return kind
+
+
+def built_in_updater(optimizer: Any) -> dict[str, Any] | None:
+    """The settings of the servers' own updater that does the same; None where there is none."""
+    known = _BUILT_IN.get(_kind(optimizer))
+    plain = not optimizer.use_ema and not optimizer.gradient_accumulation_steps
+    excluded = getattr(optimizer, "_exclude_from_weight_decay", None) or set()
+    if known is None or not plain or getattr(optimizer, "amsgrad", False) or excluded:
+        return None
+    name, settings = known
+    config: dict[str, Any] = {"name": name, **{k: getattr(optimizer, a) for k, a in settings.items()}}
+    if optimizer.weight_decay:
+        config["weight_decay"] = float(optimizer.weight_decay)
+    if optimizer.clipvalue is not None:
+        config["clip_value"] = float(optimizer.clipvalue)
+    config["learning_rate"] = number(optimizer.learning_rate)
+    return config
+
+
+def table_updater(optimizer: Any) -> dict[str, Any]:
+    """The settings of the row-wise updater of tables. Raises TrainingError where there is none."""
+    config = built_in_updater(optimizer)
+    if config is None or isinstance(
+        optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule
+    ):
+        raise TrainingError(
+            "Rows of an Embedding on servers are updated by SGD, Adam, AdamW, Adagrad or Ftrl with a "
+            "constant learning rate, without EMA or amsgrad. Received: "
+            f"{type(optimizer).__name__}. Give another one for the tables alone: "
+            "ParameterServerStrategy(table_optimizer=keras.optimizers.Adagrad(0.05))."
+        )
+    return config
+
+
+def check_norms_of_rows(optimizer: Any) -> None:
+    """Raises TrainingError where `optimizer` bounds norms, which nobody does for rows of tables then."""
+    for name in ("clipnorm", "global_clipnorm"):
+        if getattr(optimizer, name, None) is not None:
+            raise TrainingError(
+                "Norms of gradients are bounded for rows of tables in mode async and bounded alone, by the "
+                f"model's optimizer. Received: {name}={getattr(optimizer, name)} for the rows. Give tables "
+                "an optimizer without, such as table_optimizer=keras.optimizers.Adagrad(0.05); clipvalue, "
+                "which bounds each element, may stay."
+            )
+
+
+def initializer_config(initializer: Any) -> dict[str, Any]:
+    """The servers' initializer for new rows. Raises TrainingError for one that they don't have."""
+    kinds = keras.initializers
+    if isinstance(initializer, kinds.RandomUniform):
+        return {"name": "uniform", "low": float(initializer.minval), "high": float(initializer.maxval)}
+    if isinstance(initializer, kinds.RandomNormal):
+        return {"name": "normal", "mean": float(initializer.mean), "deviation": float(initializer.stddev)}
+    if isinstance(initializer, kinds.Zeros):
+        return {"name": "constant", "value": 0.0}
+    if isinstance(initializer, kinds.Ones):
+        return {"name": "constant", "value": 1.0}
+    if isinstance(initializer, kinds.Constant) and np.ndim(initializer.value) == 0:
+        return {"name": "constant", "value": float(initializer.value)}
+    raise TrainingError(
+        f"Rows on servers are initialised by {INITIALIZERS}. Received: {type(initializer).__name__}"
+    )
+
+
+def name_variables(named: Sequence[tuple[str, Any]]) -> list[str]:
+    """A name of its own for each (prefix, variable): its path, numbered where a path repeats."""
+    seen: dict[str, int] = {}
+    names = []
+    for prefix, variable in named:
+        path = prefix + variable.path
+        seen[path] = seen.get(path, 0) + 1
+        names.append(path if seen[path] == 1 else f"{path}#{seen[path]}")
+    return names
+
+
+def for_servers(config: Mapping[str, Any], *, norms: bool) -> dict[str, Any]:
+    """A serialized optimizer without a scale of losses, and unless `norms` without bounds of norms: what
+    workers have done before they push."""
+    done = {"loss_scale_factor": None, **({} if norms else {"clipnorm": None, "global_clipnorm": None})}
+    return {**config, "config": {k: done.get(k, v) for k, v in config["config"].items()}}

@@ -1,0 +1,149 @@
+"""A step with parameter servers: gradients of this task's shards, pushed; what the servers have, pulled.
+
+No other worker takes part. Where the servers wait for other workers' gradients (sync) or for the slowest
+worker (bounded), they answer later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from insitu.parameters.native import copy_and_check
+from insitu.train.parameter_server.lookup import Lookup
+from insitu.train.parameter_server.loss_scale import LossScale
+from insitu.train.parameter_server.model_spec import Norms
+from insitu.train.parameter_server.session import Link, Outgoing
+from insitu.train.replica import Logs, Part, Replica
+
+
+class ServerStep:
+    """Trains, tests and predicts with one replica whose variables live on the servers of `link`.
+
+    `norms` are kept by the worker, and the loss' `scale` is undone, before a gradient is sent. `adds`: what
+    the forward pass moved goes to the servers as a difference.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        link: Link,
+        shards: int,
+        lookup: Lookup,
+        *,
+        norms: Norms,
+        scale: LossScale,
+        adds: bool,
+    ) -> None:
+        self._replica = replica
+        self._link = link
+        self._lookup = lookup
+        self._norms = norms
+        self._scale = scale
+        self._adds = adds
+        self._records = np.zeros((shards, replica.train_record_size))
+        self._test_records = np.zeros((shards, replica.test_record_size))
+        self._gradients = [span for v, span in replica.float_spans() if v.trainable]
+        stop = self._gradients[-1].stop if self._gradients else 0
+        self._state = slice(stop, replica.floats_size)
+        # Nothing is done to a gradient between its being copied and pushed.
+        self._plain = not norms and not scale.changes and not (adds and stop < replica.floats_size)
+        self._copied = _CheckedCopy()
+        replica.copy_out = self._copied
+        self._logs: Logs = {}
+        self._test_logs: Logs = {}
+
+    def train(self, parts: Sequence[Part], at: Callable[[str], None]) -> Logs:
+        at("pull rows")
+        batches = [self._lookup.pull(part.data) if part.rows else None for part in parts]
+        at("gradient")
+        pushes = []
+        self._scale.begin()
+        for index, (part, batch) in enumerate(zip(parts, batches, strict=True)):
+            floats = self._link.gradient_buffer(index)
+            self._records[index] = 0
+            self._copied.reset()
+            rows = part.rows
+            if batch is None:
+                floats[:] = 0
+            elif not self._compute(part.shard, batch, floats, self._records[index]):
+                rows = 0
+            finite = self._plain and self._copied.finite(floats.size)
+            pushes.append(
+                Outgoing(part.shard, rows, floats, batch if rows else None, part.rows > rows, finite)
+            )
+        self._scale.end()
+        at("push and pull")
+        values = self._link.exchange(pushes)
+        at("update")
+        if self._records[:, 0].any():
+            self._logs = self._replica.load(values, self._records)
+        else:
+            self._replica.assign(values)
+        return self._logs
+
+    def _compute(self, shard: int, batch: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> bool:
+        """Whether the gradient is one to be sent."""
+        with self._lookup.placed(batch):
+            self._replica.gradient(shard, batch.data, floats, record)
+        if not self._scale.undo(floats[: self._state.start]):
+            return False
+        if self._norms:
+            self._norms.clip([floats[span.start : span.stop] for span in self._gradients])
+        if self._adds:
+            floats[self._state] -= self._link.values[self._state]
+        return True
+
+    def refresh(self) -> None:
+        """Takes what the servers have now."""
+        self._replica.assign(self._link.pull())
+
+    def test(self, parts: Sequence[Part]) -> Logs:
+        """The metrics over the rows that this task was given; other tasks' rows aren't among them."""
+        for part in parts:
+            for piece in self._lookup.pieces(part.data) if part.rows else ():
+                batch = self._lookup.pull(piece, create=False)
+                records = np.zeros((1, self._replica.test_record_size))
+                with self._lookup.placed(batch):
+                    self._replica.evaluate(part.shard, batch.data, records[0])
+                self._test_logs = self._replica.merge(records)
+        return self._test_logs
+
+    def predict(self, parts: Sequence[Part], example: Any) -> Any:
+        """Outputs for the rows that this task was given."""
+        outputs = [self._outputs(part.data) for part in parts if part.rows]
+        empty = keras.tree.map_structure(lambda leaf: np.asarray(leaf)[:0], example)
+        return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), empty, *outputs)
+
+    def _outputs(self, data: Any) -> Any:
+        pieces = []
+        for piece in self._lookup.pieces(data):
+            batch = self._lookup.pull(piece, create=False)
+            with self._lookup.placed(batch):
+                pieces.append(self._replica.predict(batch.data))
+        return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *pieces)
+
+    def example_output(self, data: Any) -> Any:
+        return self._outputs(data)
+
+
+class _CheckedCopy:
+    """Copies parts of a gradient, and sees whether they are finite while it has them at hand."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._size, self._finite = 0, True
+
+    def __call__(self, to: NDArray[Any], source: NDArray[Any]) -> None:
+        self._size += source.size
+        self._finite &= copy_and_check(to, source)
+
+    def finite(self, size: int) -> bool:
+        """Whether all of `size` elements were copied since the last `reset`, and are finite."""
+        return self._finite and self._size == size

@@ -1,0 +1,156 @@
+"""Layers on devices, on JAX: each placed layer is a program of its own, run where its inputs are put.
+
+A program keeps to one set of devices, so the step as a whole runs operation by operation, and only placed
+layers are compiled. Arrays outside of them are *uncommitted*: JAX moves such arrays to wherever they are
+needed, so that losses, clipping and metrics may mix what comes from several devices.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import keras
+from jax._src.array import ArrayImpl
+from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
+
+from insitu.train.devices import Device
+from insitu.train.placement.variables import Places, device_in
+
+
+class JaxMover:
+    """See `Mover`."""
+
+    def lies_on(self, variable: Any, device: Device) -> bool:
+        value = variable.value
+        return value.devices() == {device.handle()} and not value.committed
+
+    def move(self, variable: Any, device: Device) -> bool:
+        variable._direct_assign(uncommitted(jax.device_put(variable.value, device.handle())))
+        return True
+
+    def wrap(self, layer: Any, device: Device) -> None:
+        object.__setattr__(layer, "call", _PlacedCall(layer, device))
+
+    def prepare(self, model: Any, optimizers: Sequence[Any], places: Places) -> None:
+        """Updates are computed where the variable is."""
+        for optimizer in optimizers:
+            if "update_step" not in vars(optimizer):
+                _update_in_place(optimizer, places)
+
+
+def _update_in_place(optimizer: Any, places: Places) -> None:
+    update_step = optimizer.update_step
+
+    @functools.wraps(update_step)
+    def there(gradient: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
+        device = device_in(variable.path, places)
+        with jax.default_device(device.handle() if device is not None else None):
+            return update_step(gradient, variable, *args, **kwargs)
+
+    object.__setattr__(optimizer, "update_step", there)
+
+
+class _PlacedCall:
+    """The `call` of a placed layer, with its signature."""
+
+    def __init__(self, layer: Any, device: Device) -> None:
+        self._layer = layer
+        self._call = layer.call
+        self._device = device.handle()
+        self._home = jax.local_devices()[0]
+        self._programs: dict[Any, Callable[..., Any]] = {}
+        functools.update_wrapper(self, self._call)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves = keras.tree.flatten((args, kwargs))
+        if not in_stateless_scope() or any(isinstance(leaf, keras.KerasTensor) for leaf in leaves):
+            return self._call(*args, **kwargs)
+        scope = get_stateless_scope()
+        variables = self._layer.variables
+        moving = [_enter(leaf, self._device, self._home) for leaf in leaves if _is_array(leaf)]
+        values = [_enter(v.value, self._device, None) for v in variables]
+        outputs, updates, losses = self._program(args, kwargs, leaves)(values, moving)
+        for index, value in updates.items():
+            scope.add_update((variables[index], _leave(value, self._home, self._device)))
+        if scope.collect_losses:
+            for loss in losses:
+                scope.add_loss(_leave(loss, self._home, self._device))
+        return keras.tree.map_structure(lambda leaf: _leave(leaf, self._home, self._device), outputs)
+
+    def _program(self, args: Any, kwargs: Any, leaves: list[Any]) -> Callable[..., Any]:
+        """The compiled call for arguments of this structure; what isn't an array is a constant of it."""
+        constants = tuple(None if _is_array(leaf) else leaf for leaf in leaves)
+        key = (repr(keras.tree.map_structure(lambda leaf: None, (args, kwargs))), repr(constants))
+        if key not in self._programs:
+            self._programs[key] = jax.jit(functools.partial(self._trace, (args, kwargs), constants))
+        return self._programs[key]
+
+    def _trace(self, structure: Any, constants: tuple[Any, ...], values: Any, moving: Any) -> Any:
+        arrays = iter(moving)
+        filled = [next(arrays) if _is_array(leaf) else leaf for leaf in keras.tree.flatten(structure)]
+        args, kwargs = keras.tree.pack_sequence_as(structure, filled)
+        variables = self._layer.variables
+        mapping = list(zip(variables, values, strict=True))
+        with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+            outputs = self._call(*args, **kwargs)
+        updates: Mapping[int, Any] = {
+            index: scope.get_current_value(variable)
+            for index, (variable, value) in enumerate(mapping)
+            if scope.get_current_value(variable) is not value
+        }
+        return outputs, updates, list(scope.losses)
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array)
+
+
+def uncommitted(array: Any) -> Any:
+    """The same array, free to be moved to wherever it is needed. What is being traced is left as it is."""
+    if isinstance(array, jax.core.Tracer):
+        return array
+    return ArrayImpl(array.aval, array.sharding, array._arrays, committed=False)
+
+
+# Moving there and back, for values and, the other way round, for gradients. `back` None: where it is made.
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _enter_floats(value: Any, to: Any, back: Any) -> Any:
+    return jax.device_put(value, to)
+
+
+def _enter_backward(to: Any, back: Any, _: None, cotangent: Any) -> tuple[Any]:
+    return (uncommitted(cotangent if back is None else jax.device_put(cotangent, back)),)
+
+
+_enter_floats.defvjp(lambda value, to, back: (jax.device_put(value, to), None), _enter_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _leave_floats(value: Any, to: Any, back: Any) -> Any:
+    return uncommitted(jax.device_put(value, to))
+
+
+def _leave_backward(to: Any, back: Any, _: None, cotangent: Any) -> tuple[Any]:
+    return (jax.device_put(cotangent, back),)
+
+
+_leave_floats.defvjp(lambda value, to, back: (_leave_floats(value, to, back), None), _leave_backward)
+
+
+def _enter(value: Any, to: Any, back: Any) -> Any:
+    """`value` on the device of a layer, committed to it."""
+    return _enter_floats(value, to, back) if _is_float(value) else jax.device_put(value, to)
+
+
+def _leave(value: Any, to: Any, back: Any) -> Any:
+    """What a layer has made, back at home and free."""
+    return _leave_floats(value, to, back) if _is_float(value) else uncommitted(jax.device_put(value, to))
+
+
+def _is_float(value: Any) -> bool:
+    return bool(jax.numpy.issubdtype(value.dtype, jax.numpy.floating))

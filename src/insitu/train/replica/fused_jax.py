@@ -1,0 +1,79 @@
+"""A replica that is alone, on the JAX backend: each step one compiled function, its state given and taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from insitu.train.replica.jax import compiled_for, kept_apart, refuse_distribution, unpack_step
+from insitu.train.replica.leaves import leaves_of
+from insitu.train.replica.protocol import Logs
+
+
+class FusedJax:
+    """See `FusedReplica`. Between steps the state lies in the Keras variables, as everywhere in insitu."""
+
+    def __init__(self, model: Any, data: Any) -> None:
+        refuse_distribution()
+        self._model = model
+        self._structure = data
+        # Found once: Keras collects them out of all layers each time it is asked.
+        trainable, others = list(model.trainable_variables), list(model.non_trainable_variables)
+        optimizer = list(model.optimizer.variables) if model.optimizer is not None else []
+        metrics = list(model.metrics_variables)
+        self._trained = (trainable, others, optimizer, metrics)
+        self._tested = (trainable, others, metrics)
+        self._predicting = (trainable, others)
+        # The old state is given away, as in Keras' own step, so that XLA updates it in place.
+        self._train = compiled_for(model, self._trace_train, donate_argnums=0)
+        self._test = compiled_for(model, self._trace_test, donate_argnums=0)
+        self._predict = compiled_for(model, self._trace_predict)
+
+    def train(self, data: Any) -> Logs:
+        logs, state = self._train(kept_apart(_values(self._trained)), _leaves(data))
+        _assign(self._trained, state)
+        return dict(logs)
+
+    def test(self, data: Any) -> Logs:
+        # Weights stay where they are; the rest of the state may move.
+        weights = _values(self._tested[:1])
+        moved = kept_apart(_values(self._tested[1:]), *weights)
+        logs, state = self._test(moved, weights, _leaves(data))
+        _assign(self._tested[1:], state)
+        return dict(logs)
+
+    def predict(self, data: Any) -> Any:
+        outputs = self._predict(_values(self._predicting), _leaves(data))
+        return keras.tree.map_structure(np.array, outputs)
+
+    # What is traced
+
+    def _pack(self, leaves: Sequence[Any]) -> Any:
+        return keras.tree.pack_sequence_as(self._structure, list(leaves))
+
+    def _trace_train(self, state: Any, leaves: Any) -> Any:
+        return unpack_step(self._model.train_step(state, self._pack(leaves)), 4)
+
+    def _trace_test(self, moved: Any, weights: Any, leaves: Any) -> Any:
+        logs, state = unpack_step(self._model.test_step((*weights, *moved), self._pack(leaves)), 3)
+        return logs, state[1:]
+
+    def _trace_predict(self, state: Any, leaves: Any) -> Any:
+        return self._model.predict_step(state, self._pack(leaves))[0]
+
+
+def _values(groups: Any) -> Any:
+    return tuple([v._value for v in group] for group in groups)
+
+
+def _assign(groups: Any, state: Any) -> None:
+    for group, values in zip(groups, state, strict=True):
+        for variable, value in zip(group, values, strict=True):
+            variable._value = value
+
+
+def _leaves(data: Any) -> list[Any]:
+    return [np.asarray(leaf) for leaf in leaves_of(data)]

@@ -1,0 +1,69 @@
+"""A replica that is alone, on the TensorFlow backend: the model's own steps, each one operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from insitu.train.replica.leaves import leaves_of
+from insitu.train.replica.protocol import Logs
+from insitu.train.replica.tensorflow import batch_spec, weighed_by
+from insitu.train.replica.tensorflow_calls import CompiledCall
+
+
+class FusedTensorFlow:
+    """See `FusedReplica`."""
+
+    def __init__(self, model: Any, data: Any) -> None:
+        self._model = model
+        self._structure = data
+        self._signature = [batch_spec(leaf) for leaf in leaves_of(data)]
+        self._train = self._compile(self._trace_train)
+        self._test = self._compile(self._trace_test)
+        self._predict = self._compile(self._trace_predict)
+
+    def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if self._model.run_eagerly:
+            return function
+        return CompiledCall(
+            tf.function(
+                tf.autograph.experimental.do_not_convert(function),
+                input_signature=self._signature,
+                jit_compile=bool(self._model.jit_compile) or None,
+            )
+        )
+
+    def train(self, data: Any) -> Logs:
+        logs: Logs = self._train(*_tensors(data))
+        return logs
+
+    def test(self, data: Any) -> Logs:
+        logs: Logs = self._test(*_tensors(data))
+        return logs
+
+    def predict(self, data: Any) -> Any:
+        return keras.tree.map_structure(np.array, self._predict(*_tensors(data)))
+
+    # What is traced
+
+    def _pack(self, leaves: Any) -> Any:
+        return keras.tree.pack_sequence_as(self._structure, list(leaves))
+
+    def _trace_train(self, *leaves: Any) -> Any:
+        with weighed_by(tf.shape(leaves[0])[0], self._model):
+            return self._model.train_step(self._pack(leaves))
+
+    def _trace_test(self, *leaves: Any) -> Any:
+        with weighed_by(tf.shape(leaves[0])[0], self._model):
+            return self._model.test_step(self._pack(leaves))
+
+    def _trace_predict(self, *leaves: Any) -> Any:
+        return self._model.predict_step(self._pack(leaves))
+
+
+def _tensors(data: Any) -> list[Any]:
+    return [tf.constant(leaf) for leaf in leaves_of(data)]

@@ -1,0 +1,266 @@
+"""A replica on the TensorFlow backend: graphs without callbacks, between them plain arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from insitu.train.replica.base import BaseReplica
+from insitu.train.replica.gradient_recording import recorded
+from insitu.train.replica.leaves import leaves_of
+from insitu.train.replica.protocol import Logs
+from insitu.train.replica.record import EXTRA_LOGS, RecordLayout
+from insitu.train.replica.state import SEED_STRIDE
+from insitu.train.replica.tensorflow_calls import CompiledCall
+from insitu.train.replica.tensorflow_memory import borrow
+
+
+class TensorFlowReplica(BaseReplica):
+    """See `Replica`."""
+
+    def __init__(self, model: Any, data: Any) -> None:
+        super().__init__(model, data)
+        self._copies_gradients = any(
+            getattr(v, "overwrite_with_gradient", False) for v in self._state.trainable
+        )
+        self._applied = False
+        self._shard_numbers: dict[int, Any] = {}
+        batch = [batch_spec(leaf) for leaf in leaves_of(data)]
+        shard = tf.TensorSpec((), tf.int64)
+        floats = [tf.TensorSpec((p.stop - p.start,), self.floats_dtype.name) for p in self._all_pieces]
+        self._gradient = self._compile(self._trace_gradient, [shard, *batch])
+        self._apply = self._compile(
+            self._trace_apply, [tf.TensorSpec((self.train_record_size,), tf.float64), *floats]
+        )
+        self._load = self._compile(
+            self._trace_load, [tf.TensorSpec((self.train_record_size,), tf.float64), *floats], jit=False
+        )
+        self._evaluate = self._compile(self._trace_evaluate, batch)
+        self._merge = self._compile(self._trace_merge, [tf.TensorSpec((self.test_record_size,), tf.float64)])
+        self._predict = self._compile(self._trace_predict, batch)
+
+    def _compile(
+        self, function: Callable[..., Any], signature: Sequence[Any], *, jit: bool = True
+    ) -> Callable[..., Any]:
+        if self._model.run_eagerly:
+            return function
+        # One trace for every batch size: a trace per size could round differently, and which sizes a
+        # process meets depends on the shards that it happens to host.
+        return CompiledCall(
+            tf.function(
+                tf.autograph.experimental.do_not_convert(function),
+                input_signature=list(signature),
+                jit_compile=(jit and bool(self._model.jit_compile)) or None,
+            )
+        )
+
+    # What crosses the border
+
+    def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
+        if shard not in self._shard_numbers:
+            self._shard_numbers[shard] = tf.constant(shard, tf.int64)
+        outputs = self._gradient(self._shard_numbers[shard], *self._tensors(data))
+        for piece, tensor in zip(self._all_pieces, outputs[1:], strict=True):
+            self.copy_out(floats[piece.start : piece.stop], _view(tensor))
+        np.copyto(record, _view(outputs[0]))
+
+    def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
+        combined = self._train_record.combine(records)
+        as_tensor = _copy if self._copies_gradients else borrow
+        pieces = [as_tensor(floats[p.start : p.stop]) for p in self._gradient_pieces]
+        pieces += [_copy(floats[p.start : p.stop]) for p in self._mean_pieces]
+        logs = self._apply(tf.constant(combined), *pieces)
+        if not self._applied:
+            self._applied = True
+            self._stop_borrowing_if_kept(floats)
+        return self._to_logs(logs, combined)
+
+    def load(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
+        combined = self._train_record.combine(records)
+        # Large variables end up in the memory of `floats`, without a copy.
+        pieces = [borrow(floats[p.start : p.stop]) for p in self._all_pieces]
+        return self._to_logs(self._load(tf.constant(combined), *pieces), combined)
+
+    def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
+        del shard  # nothing random happens in a test step
+        np.copyto(record, _view(self._evaluate(*self._tensors(data))))
+
+    def merge(self, records: NDArray[np.float64]) -> Logs:
+        combined = self._test_record.combine(records)
+        return self._to_logs(self._merge(tf.constant(combined)), None)
+
+    def predict(self, data: Any) -> Any:
+        return keras.tree.map_structure(lambda t: np.array(_view(t)), self._predict(*self._tensors(data)))
+
+    # What is traced
+
+    def _trace_gradient(self, shard: Any, *leaves: Any) -> list[Any]:
+        state = self._state
+        moved = (*state.mean, *state.seeds, *state.first, *state.sums, *state.metric_first)
+        with _restored(moved):
+            stride = tf.stack([shard * SEED_STRIDE, tf.zeros((), tf.int64)])
+            for variable in state.seeds:
+                variable.assign(variable.value + tf.cast(stride, variable.dtype))
+            for variable in state.sums:
+                variable.assign(tf.zeros_like(variable.value))
+            rows = tf.shape(leaves[0])[0]
+            with recorded(self._model.optimizer) as recording, weighed_by(rows, self._model):
+                logs = self._model.train_step(self._pack(leaves))
+            for variable in state.seeds:
+                variable.assign(variable.value - tf.cast(stride, variable.dtype))
+            record = self._read_record(self._train_record, rows, self._pick_extra_logs(logs))
+            ordered = self._in_order(recording.variables, recording.gradients)
+            gradients = [self._dense(*pair) for pair in zip(self._state.trainable, ordered, strict=True)]
+            means = [tf.identity(variable.value) for variable in state.mean]
+        pieces = [self._join(piece.members, gradients) for piece in self._gradient_pieces]
+        pieces += [self._join(piece.members, means) for piece in self._mean_pieces]
+        return [record, *pieces]
+
+    def _trace_apply(self, combined: Any, *pieces: Any) -> Any:
+        self._write_record(self._train_record, combined)
+        self._trace_update(*pieces)
+        return self._model.get_metrics_result()
+
+    def _trace_update(self, *pieces: Any) -> None:
+        state = self._state
+        gradients = self._split(
+            pieces[: len(self._gradient_pieces)], self._gradient_pieces, self._gradient_spans
+        )
+        means = self._split(pieces[len(self._gradient_pieces) :], self._mean_pieces, self._mean_spans)
+        for variable, value in zip(state.mean, means, strict=True):
+            variable.assign(tf.cast(value, variable.dtype))
+        updates = [
+            (None if index in self._without_gradient else tf.cast(gradient, variable.dtype), variable)
+            for index, (gradient, variable) in enumerate(zip(gradients, state.trainable, strict=True))
+        ]
+        self._model.optimizer.apply_gradients(updates)
+
+    def _trace_load(self, combined: Any, *pieces: Any) -> Any:
+        state = self._state
+        split = len(self._gradient_pieces)
+        values = self._split(pieces[:split], self._gradient_pieces, self._gradient_spans)
+        values += self._split(pieces[split:], self._mean_pieces, self._mean_spans)
+        for variable, value in zip((*state.trainable, *state.mean), values, strict=True):
+            variable.assign(tf.cast(value, variable.dtype))
+        self._write_record(self._train_record, combined)
+        return self._model.get_metrics_result()
+
+    def _trace_evaluate(self, *leaves: Any) -> Any:
+        state = self._state
+        with _restored((*state.sums, *state.metric_first)):
+            for variable in state.sums:
+                variable.assign(tf.zeros_like(variable.value))
+            rows = tf.shape(leaves[0])[0]
+            with weighed_by(rows, self._model):
+                self._model.test_step(self._pack(leaves))
+            return self._read_record(self._test_record, rows, [])
+
+    def _trace_merge(self, combined: Any) -> Any:
+        self._write_record(self._test_record, combined)
+        return self._model.get_metrics_result()
+
+    def _trace_predict(self, *leaves: Any) -> Any:
+        return self._model.predict_step(self._pack(leaves))
+
+    # Parts of it
+
+    def _tensors(self, data: Any) -> list[Any]:
+        return [tf.constant(leaf) for leaf in leaves_of(data)]
+
+    def _read_record(self, layout: RecordLayout, rows: Any, extra: list[Any]) -> Any:
+        parts = [tf.reshape(tf.cast(rows, tf.float64), (1,))]
+        parts += [tf.reshape(tf.cast(v.value, tf.float64), (-1,)) for v, _ in (*layout.sums, *layout.firsts)]
+        parts += [tf.reshape(tf.cast(value, tf.float64), (1,)) for value in extra]
+        parts.append(tf.zeros((EXTRA_LOGS - len(extra),), tf.float64))
+        return tf.concat(parts, 0)
+
+    def _write_record(self, layout: RecordLayout, combined: Any) -> None:
+        self._write_firsts(layout, combined)
+        for variable, span in layout.sums:
+            value = tf.reshape(combined[span.start : span.stop], span.shape)
+            variable.assign_add(tf.cast(value, variable.dtype))
+
+    @staticmethod
+    def _write_firsts(layout: RecordLayout, combined: Any) -> None:
+        for variable, span in layout.firsts:
+            value = tf.reshape(combined[span.start : span.stop], span.shape)
+            variable.assign(tf.cast(value, variable.dtype))
+
+    def _dense(self, variable: Any, gradient: Any) -> Any:
+        """A whole gradient, also where there is none or only some rows have one."""
+        if gradient is None:
+            return tf.zeros(variable.shape, self.floats_dtype.name)
+        return tf.convert_to_tensor(gradient)
+
+    def _join(self, members: Sequence[int], tensors: Sequence[Any]) -> Any:
+        flat = [tf.reshape(tf.cast(tensors[i], self.floats_dtype.name), (-1,)) for i in members]
+        return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+
+    @staticmethod
+    def _split(tensors: Sequence[Any], pieces: Sequence[Any], spans: Sequence[Any]) -> list[Any]:
+        values = []
+        for piece, tensor in zip(pieces, tensors, strict=True):
+            for index in piece.members:
+                span = spans[index]
+                values.append(
+                    tf.reshape(tensor[span.start - piece.start : span.stop - piece.start], span.shape)
+                )
+        return values
+
+    def _stop_borrowing_if_kept(self, floats: NDArray[Any]) -> None:
+        """TensorFlow lets a variable share the memory of the tensor that is assigned to it. An optimizer that
+        keeps a gradient as it is would thus keep our buffer, which the next step overwrites."""
+        start = floats.ctypes.data
+        for variable in (*self._state.trainable, *self._state.optimizer):
+            address = _view(variable.value.read_value()).ctypes.data
+            if start <= address < start + floats.nbytes:
+                self._copies_gradients = True
+                variable.assign(np.array(_view(variable.value.read_value())))
+
+
+@contextmanager
+def _restored(variables: Sequence[Any]) -> Iterator[None]:
+    """Gives `variables` back the values that they had before the block."""
+    saved = [tf.identity(variable.value) for variable in variables]
+    yield
+    for variable, value in zip(variables, saved, strict=True):
+        variable.assign(value)
+
+
+@contextmanager
+def weighed_by(rows: Any, model: Any) -> Iterator[None]:
+    """Lets the loss of each output count by rows. Keras takes their number from the static shape, which a
+    trace for every batch size hasn't got; it would count each batch, and so each shard, as one."""
+    trackers = list(getattr(getattr(model, "_compile_loss", None), "metrics", None) or [])
+
+    def by_rows(update_state: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda value, sample_weight=None: update_state(value, sample_weight=rows)
+
+    for tracker in trackers:
+        object.__setattr__(tracker, "update_state", by_rows(tracker.update_state))
+    try:
+        yield
+    finally:
+        for tracker in trackers:
+            object.__delattr__(tracker, "update_state")
+
+
+def batch_spec(leaf: Any) -> Any:
+    array = np.asarray(leaf)
+    return tf.TensorSpec((None, *array.shape[1:]), tf.as_dtype(array.dtype))
+
+
+def _view(tensor: Any) -> NDArray[Any]:
+    """The tensor's own memory, without a copy."""
+    array: NDArray[Any] = np.asarray(tensor)
+    return array
+
+
+def _copy(array: NDArray[Any]) -> Any:
+    return tf.constant(array)

@@ -1,0 +1,87 @@
+"""A model's replicas on several PyTorch devices that read one copy of the variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from insitu.train.replica import Part
+from insitu.train.replica.torch import TorchReplica
+
+
+class TorchDevices(TorchReplica):
+    """Variables stay where they are; each step sends them to the devices. Calls to an accelerator return
+    before they are done, so that several compute at the same time; on CPUs one shard follows the other, each
+    with all threads."""
+
+    def __init__(self, model: Any, data: Any, devices: Sequence[Any], *, copy: bool | None = None) -> None:
+        """`copy` says whether the devices have memory of their own; found out by default."""
+        super().__init__(model, data)
+        self._sites = [
+            _Site(model, data, device, self.make_replica)
+            if (device != _device_of(model) if copy is None else copy)
+            else None
+            for device in devices
+        ]
+
+    def make_replica(self, model: Any, data: Any) -> TorchReplica:
+        """What computes on a further device."""
+        return TorchReplica(model, data)
+
+    def gradients(self, parts: Sequence[Part], floats: NDArray[Any], records: NDArray[np.float64]) -> None:
+        """See `ParallelReplica`."""
+        for index, (site, part) in enumerate(zip(self._sites, parts, strict=True)):
+            if part.rows and site is None:
+                self.gradient(part.shard, part.data, floats[index], records[index])
+            elif part.rows and site is not None:
+                site.gradient(part, floats[index], records[index])
+
+
+class _Site:
+    """One further device with copies of all that a step reads."""
+
+    def __init__(
+        self, model: Any, data: Any, device: Any, make_replica: Callable[[Any, Any], TorchReplica]
+    ) -> None:
+        self._device = str(device)
+        self._variables = list({id(v): v for v in model.variables}.values())
+        self._own = [variable._value for variable in self._variables]
+        self._copies = [_copy_of(own, device) for own in self._own]
+        with self._in_place():
+            self._replica = make_replica(model, data)
+
+    def gradient(self, part: Part, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
+        with torch.no_grad():
+            for own, copy in zip(self._own, self._copies, strict=True):
+                copy.copy_(own, non_blocking=True)
+                # A model clears the gradients of its own parameters only.
+                copy.grad = None
+        with self._in_place():
+            self._replica.gradient(part.shard, part.data, floats, record)
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        """The copies in the places of the variables' values."""
+        for variable, copy in zip(self._variables, self._copies, strict=True):
+            variable._value = copy
+        try:
+            with keras.device(self._device):
+                yield
+        finally:
+            for variable, own in zip(self._variables, self._own, strict=True):
+                variable._value = own
+
+
+def _copy_of(own: Any, device: Any) -> Any:
+    copy = own.detach().to(device, copy=True)
+    return torch.nn.Parameter(copy, requires_grad=own.requires_grad) if own.is_leaf else copy
+
+
+def _device_of(model: Any) -> Any:
+    return next((variable.value.device for variable in model.variables), None)

@@ -1,1 +1,0 @@
-"""Keras on parameter servers: what a worker sends, what a server applies."""
