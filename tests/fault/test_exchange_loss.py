@@ -216,7 +216,7 @@ def _die_at(place: str, piece: int) -> None:
     """Makes this process kill itself in the middle of its part of the next large reduction: while it sums a
     piece, or when it has copied half of the sum over the first member's rows."""
     from insitu.exchange import shm_reductions
-    from insitu.exchange.arithmetic import Reducer
+    from insitu.exchange.plan.arithmetic import Reducer
 
     seen = 0
 

@@ -22,7 +22,7 @@ from insitu.errors import (
     StaleGeneration,
 )
 from insitu.exchange.handshake import MAGIC, NONCE_BYTES, PROOF_BYTES, ProtocolError, accept, dial
-from insitu.exchange.transport import Mismatch
+from insitu.exchange.plan.transport import Mismatch
 
 
 def _outcomes(count: int, function: Callable[[int, list[str]], Any]) -> list[Any]:

@@ -11,11 +11,11 @@ from typing import Any
 
 from insitu.exchange import memory
 from insitu.exchange.peer_connections import PeerConnections
+from insitu.exchange.plan.transport import Members
 from insitu.exchange.shm_barrier import SpinPolicy
 from insitu.exchange.shm_layout import SegmentLayout
 from insitu.exchange.shm_session import ShmSession
 from insitu.exchange.tcp_session import TcpSession
-from insitu.exchange.transport import Members
 
 DEADLINE = 60.0
 

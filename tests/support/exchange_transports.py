@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from unittest import mock
 
 from insitu.exchange import native
-from insitu.exchange.costs import find_chain_order
-from insitu.exchange.transport import Members
+from insitu.exchange.plan.costs import find_chain_order
+from insitu.exchange.plan.transport import Members
 
 ALGORITHMS = ["gather", "star", "direct", "chain"]
 WITHOUT_COMPILER = [f"{name} without compiler" for name in ALGORITHMS[:3]]

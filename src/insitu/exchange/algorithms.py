@@ -12,12 +12,22 @@ from typing import Protocol
 
 import numpy as np
 
-from insitu.exchange.arithmetic import Factors, Reducer, compute_factors, split_by_pages, split_chunks
-from insitu.exchange.costs import find_chain_order, find_hub
-from insitu.exchange.schedule import Schedule, ScheduleStep, Transfer
+from insitu.exchange.plan import (
+    Factors,
+    Members,
+    Reducer,
+    Reduction,
+    Schedule,
+    ScheduleStep,
+    Transfer,
+    compute_factors,
+    find_chain_order,
+    find_hub,
+    split_by_pages,
+    split_chunks,
+)
 from insitu.exchange.schedule_runner import ScheduleRunner
 from insitu.exchange.tcp_session import TcpSession, as_bytes
-from insitu.exchange.transport import Members, Reduction
 
 CHUNK_BYTES = 256 * 1024
 DEPTH = 4

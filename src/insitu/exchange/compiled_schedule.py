@@ -10,7 +10,7 @@ import numpy as np
 
 from insitu.exchange import native
 from insitu.exchange.native import address_of, address_table
-from insitu.exchange.schedule import Schedule, Transfer
+from insitu.exchange.plan import Schedule, Transfer
 
 DONE, WAITING, AGREED, MISMATCH = 0, 1, 2, 3
 """The states that a call returns: all is done; a peer is late; all have agreed and the factors must be set; a

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from insitu.exchange.arithmetic import split_chunks
-from insitu.exchange.transport import Reduction, RunReduction, Transport, WaitStats
+from insitu.exchange.plan import Reduction, RunReduction, Transport, WaitStats, split_chunks
 
 _PIECE_LENGTH = 64 * 1024
 """Elements that are rounded at once: they stay in the processor's cache."""

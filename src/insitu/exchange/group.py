@@ -17,14 +17,17 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from insitu.errors import ExchangeError, InputError, PeerLost, StaleGeneration
-from insitu.exchange.arithmetic import ReduceOp, check_reducible, check_weights, split_by_pages
-from insitu.exchange.transport import (
+from insitu.exchange.plan import (
     GroupConfig,
     MemberLost,
     Members,
+    ReduceOp,
     Reduction,
     RunReduction,
     Transport,
+    check_reducible,
+    check_weights,
+    split_by_pages,
 )
 
 _MAX_PREPARED = 256

@@ -13,13 +13,18 @@ from contextlib import contextmanager
 import numpy as np
 
 from insitu.exchange.algorithms import ALGORITHMS, CHUNK_BYTES, Algorithm
-from insitu.exchange.arithmetic import split_by_pages
-from insitu.exchange.costs import choose_algorithm
+from insitu.exchange.plan import (
+    HostTopology,
+    MemberLost,
+    Reduction,
+    RunReduction,
+    WaitStats,
+    choose_algorithm,
+    split_by_pages,
+)
 from insitu.exchange.shm import SharedMemoryTransport
 from insitu.exchange.shm_layout import SLOT_BYTES
 from insitu.exchange.tcp import TcpTransport
-from insitu.exchange.topology import HostTopology
-from insitu.exchange.transport import MemberLost, Reduction, RunReduction, WaitStats
 
 
 class HierarchicalTransport:

@@ -18,14 +18,13 @@ from insitu.exchange.group import FormedGroup, Group
 from insitu.exchange.handshake import PeerInfo, check_secret
 from insitu.exchange.hierarchical import HierarchicalTransport
 from insitu.exchange.peer_connections import PeerConnections
+from insitu.exchange.plan import GroupConfig, HostTopology, MemberLost, Members, Transport
 from insitu.exchange.rendezvous import Peer, Rendezvous, parse_address
 from insitu.exchange.shm import SharedMemoryTransport
 from insitu.exchange.shm_barrier import choose_spin_policy
 from insitu.exchange.shm_layout import SegmentLayout
 from insitu.exchange.solo import SoloTransport
 from insitu.exchange.tcp import TcpTransport
-from insitu.exchange.topology import HostTopology
-from insitu.exchange.transport import GroupConfig, MemberLost, Members, Transport
 
 TransportName = Literal["auto", "shm", "tcp"]
 Compression = Literal["none", "bfloat16"]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from insitu.errors import ExchangeError
-from insitu.exchange.arithmetic import PAGE
+from insitu.exchange.plan import PAGE
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p

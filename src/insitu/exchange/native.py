@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from insitu.exchange import compiling
-from insitu.exchange.arithmetic import PAGE, ReduceOp
+from insitu.exchange.plan import PAGE, ReduceOp
 
 ARRIVED, MISSING, LOSS_FLAGGED, EVICTED, AT_END = 0, 1, 2, 4, 8
 """The states that a call with a barrier returns: all members arrived; a member is missing; the loss flag is

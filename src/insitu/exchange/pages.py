@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import ExchangeError
-from insitu.exchange.arithmetic import PAGE
 from insitu.exchange.memory import HUGE
+from insitu.exchange.plan import PAGE
 
 ALIGNMENT = 64
 """Bytes. TensorFlow takes memory without copying it only if it is aligned like this; PyTorch aligns its own

@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from insitu.exchange import tcp_tuning
-from insitu.exchange.transport import MemberLost, Mismatch
+from insitu.exchange.plan import MemberLost, Mismatch
 
 _FRAME = struct.Struct("!cxxxi")
 """Kind; a rank."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from insitu.errors import AuthenticationError, ExchangeError, InputError, JoinTimeout, StaleGeneration
 from insitu.exchange import tcp_tuning
 from insitu.exchange.handshake import Handshake, HandshakeSteps, PeerInfo, ProtocolError, accept, dial
-from insitu.exchange.transport import GroupConfig
+from insitu.exchange.plan import GroupConfig
 
 _HANDSHAKE_TIMEOUT = 5.0
 """Seconds that a caller has for its handshake."""

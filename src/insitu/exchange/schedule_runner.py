@@ -10,11 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from insitu.exchange import native
-from insitu.exchange.arithmetic import Factors, Reducer, compute_factors
 from insitu.exchange.compiled_schedule import AGREED, MISMATCH, WAITING, CompiledSchedule
-from insitu.exchange.schedule import Schedule, ScheduleStep
+from insitu.exchange.plan import Factors, Reducer, Reduction, Schedule, ScheduleStep, compute_factors
 from insitu.exchange.tcp_session import TcpSession, as_bytes
-from insitu.exchange.transport import Reduction
 
 
 class ScheduleRunner:

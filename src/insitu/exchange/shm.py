@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from insitu.exchange.arithmetic import split_chunks
 from insitu.exchange.memory import Segment
-from insitu.exchange.reduce_plan import ReducePlan
+from insitu.exchange.plan import Members, ReducePlan, Reduction, RunReduction, WaitStats, split_chunks
 from insitu.exchange.shm_barrier import SpinPolicy
 from insitu.exchange.shm_layout import SLOT_BYTES
 from insitu.exchange.shm_reductions import (
@@ -18,7 +17,6 @@ from insitu.exchange.shm_reductions import (
     prepare_slot_reduction,
 )
 from insitu.exchange.shm_session import ShmSession, sign
-from insitu.exchange.transport import Members, Reduction, RunReduction, WaitStats
 
 _SMALL_BYTES = 8 * 1024
 """Rows up to this size are reduced through the slots. There each member reads all rows; for larger ones that

@@ -19,7 +19,7 @@ import numpy as np
 from insitu.errors import ExchangeError
 from insitu.exchange.memory import Segment, futex_wait, futex_wake, yield_processor
 from insitu.exchange.native import MISSING, BarrierStruct, Kernels, address_of
-from insitu.exchange.transport import MemberLost
+from insitu.exchange.plan import MemberLost
 
 SIGNATURE_BITS = 24
 SIGNATURE_MASK = (1 << SIGNATURE_BITS) - 1

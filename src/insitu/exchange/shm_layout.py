@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from insitu.exchange.memory import Segment
-from insitu.exchange.reduce_plan import SCRATCH_BYTES
+from insitu.exchange.plan import SCRATCH_BYTES
 from insitu.exchange.shm_barrier import LINE, count_barrier_bytes
 
 SLOT_BYTES = 64 * 1024

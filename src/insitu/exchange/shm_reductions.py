@@ -18,13 +18,11 @@ from functools import partial
 import numpy as np
 
 from insitu.exchange import native
-from insitu.exchange.arithmetic import Factors, Reducer
 from insitu.exchange.native import AT_END, EVICTED, HOLD_GIL_BYTES, PIECE_BITS
-from insitu.exchange.reduce_plan import ReducePlan
+from insitu.exchange.plan import Factors, MemberLost, ReducePlan, Reducer, Reduction, RunReduction
 from insitu.exchange.shm_barrier import LINE
 from insitu.exchange.shm_layout import Region
 from insitu.exchange.shm_session import ShmSession, sign
-from insitu.exchange.transport import MemberLost, Reduction, RunReduction
 
 _PROGRESS_WORDS = LINE // 8
 _MEMBER_BITS = 12

@@ -11,9 +11,15 @@ import numpy as np
 
 from insitu.errors import ExchangeError
 from insitu.exchange import native
-from insitu.exchange.arithmetic import compute_factors
 from insitu.exchange.memory import Segment, attach, create, fill
-from insitu.exchange.reduce_plan import SCRATCH_BYTES
+from insitu.exchange.plan import (
+    SCRATCH_BYTES,
+    MemberLost,
+    Members,
+    WaitStats,
+    compute_factors,
+    mismatch_error,
+)
 from insitu.exchange.shm_barrier import (
     LINE,
     MEMBER_WORDS,
@@ -24,7 +30,6 @@ from insitu.exchange.shm_barrier import (
     as_words,
 )
 from insitu.exchange.shm_layout import DIRECTORY_BYTES, SLOT_BYTES, Region, SegmentLayout, round_up
-from insitu.exchange.transport import MemberLost, Members, WaitStats, mismatch_error
 
 
 def sign(text: str) -> int:

@@ -6,8 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from insitu.exchange.arithmetic import Reducer, compute_factors, split_chunks
-from insitu.exchange.transport import Members, Reduction, RunReduction, WaitStats
+from insitu.exchange.plan import (
+    Members,
+    Reducer,
+    Reduction,
+    RunReduction,
+    WaitStats,
+    compute_factors,
+    split_chunks,
+)
 
 _PIECE_LENGTH = 64 * 1024
 """Elements that are summed at once: they stay in the processor's cache."""

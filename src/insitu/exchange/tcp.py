@@ -13,19 +13,22 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from insitu.exchange.algorithms import ALGORITHMS, CHUNK_BYTES, Algorithm
-from insitu.exchange.arithmetic import split_chunks
-from insitu.exchange.costs import (
+from insitu.exchange.pages import Pages, PageSwapper
+from insitu.exchange.peer_connections import PeerConnections
+from insitu.exchange.plan import (
     MAX_PROBE_BYTES,
     MEASURED,
     AlgorithmName,
     Costs,
     LinearCost,
+    Members,
+    Reduction,
+    RunReduction,
+    WaitStats,
     choose_algorithm,
+    split_chunks,
 )
-from insitu.exchange.pages import Pages, PageSwapper
-from insitu.exchange.peer_connections import PeerConnections
 from insitu.exchange.tcp_session import TcpSession, as_bytes
-from insitu.exchange.transport import Members, Reduction, RunReduction, WaitStats
 
 _PROBE_REPEATS = {64: 11, MAX_PROBE_BYTES: 5}
 """Bytes of the rows that latency and bandwidth are measured with, and how often."""

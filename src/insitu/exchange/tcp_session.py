@@ -9,7 +9,7 @@ import numpy as np
 
 from insitu.exchange import native
 from insitu.exchange.peer_connections import DataChannel, PeerConnections, PendingTransfers
-from insitu.exchange.transport import Members, Mismatch, WaitStats, mismatch_error
+from insitu.exchange.plan import Members, Mismatch, WaitStats, mismatch_error
 
 _HEADER = struct.Struct("!IQ148s")
 """Generation, number and label of an operation."""

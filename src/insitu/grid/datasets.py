@@ -12,7 +12,7 @@ import numpy as np
 from insitu.context import Context
 from insitu.context import context as context_of_process
 from insitu.errors import InputError
-from insitu.grid.order import BatchPlan, Rows, ShuffledPlan, batch_sizes, shuffled, steps_of_shard
+from insitu.grid.layout import BatchPlan, Rows, ShuffledPlan, batch_sizes, shuffled, steps_of_shard
 from insitu.grid.partition import TEXT
 from insitu.grid.reads import READS
 from insitu.grid.shards import resolve

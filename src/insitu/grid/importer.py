@@ -27,7 +27,9 @@ import numpy.typing as npt
 
 from insitu.durable import NO_ROOM, sync_folder
 from insitu.errors import CacheBusy, CacheExists, GridError, InputError, SourceError
-from insitu.grid.affinity import (
+from insitu.grid.catalog import Catalog
+from insitu.grid.files import cache_locks, full_disk_as_error, home_errors
+from insitu.grid.layout import (
     check_split,
     hash_integers,
     hash_rows,
@@ -36,8 +38,6 @@ from insitu.grid.affinity import (
     partition_of_rows,
     split_of_rows,
 )
-from insitu.grid.catalog import Catalog
-from insitu.grid.files import cache_locks, full_disk_as_error, home_errors
 from insitu.grid.partition import TEXT
 from insitu.grid.sources import find_sources, open_sources, stem
 from insitu.grid.sources.base import Block, Source, SourceOptions, describe_columns

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from insitu.errors import GridError
-from insitu.grid.affinity import splitmix64
 from insitu.grid.files import publish_file
+from insitu.grid.layout import splitmix64
 from insitu.paths import JobPaths
 from insitu.spec import CacheSpec, ShardMap
 

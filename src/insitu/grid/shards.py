@@ -7,9 +7,9 @@ from pathlib import Path
 
 from insitu.context import Context
 from insitu.errors import GridError, UnknownCache
-from insitu.grid.affinity import shard_partitions
 from insitu.grid.catalog import Catalog
 from insitu.grid.files import publish_first
+from insitu.grid.layout import shard_partitions
 from insitu.grid.topology import load_topology
 from insitu.paths import JobPaths, Paths
 from insitu.spec import CacheSpec, NodeId, ShardMap

@@ -11,7 +11,7 @@ import numpy as np
 
 from insitu.errors import CorruptPartition, UnknownCache
 from insitu.grid.catalog import Catalog
-from insitu.grid.order import Rows
+from insitu.grid.layout import Rows
 from insitu.grid.partition import TEXT, Partition, take
 from insitu.grid.reads import READS
 from insitu.grid.store import Copy, open_copy

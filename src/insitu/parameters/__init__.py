@@ -12,35 +12,45 @@ Each name is loaded on first use, so that importing this package takes no time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.parameters.client import Client, connect
     from insitu.parameters.futures import Future
-    from insitu.parameters.modes import ConsistencyPolicy, Mode
+    from insitu.parameters.rules import (
+        MIN_PIECE_BYTES,
+        ConsistencyPolicy,
+        Mode,
+        Piece,
+        ShardingPlan,
+        Variable,
+        plan_sharding,
+    )
     from insitu.parameters.server import ParameterServer
-    from insitu.parameters.sharding_plan import MIN_PIECE_BYTES, Piece, ShardingPlan, Variable, plan_sharding
     from insitu.parameters.tables import Eviction, Table
     from insitu.parameters.updaters import FinalizingUpdater, Updater, make_updater
 
-_LAZY = {
-    "Client": "client",
-    "Eviction": "tables",
-    "FinalizingUpdater": "updaters",
-    "Future": "futures",
-    "ShardingPlan": "sharding_plan",
-    "MIN_PIECE_BYTES": "sharding_plan",
-    "Mode": "modes",
-    "ParameterServer": "server",
-    "Piece": "sharding_plan",
-    "ConsistencyPolicy": "modes",
-    "Table": "tables",
-    "Updater": "updaters",
-    "Variable": "sharding_plan",
-    "connect": "client",
-    "plan_sharding": "sharding_plan",
-    "make_updater": "updaters",
-}
+__getattr__, __dir__ = lazy_door(
+    __name__,
+    {
+        "client": ("Client", "connect"),
+        "futures": ("Future",),
+        "rules": (
+            "ShardingPlan",
+            "MIN_PIECE_BYTES",
+            "Mode",
+            "Piece",
+            "ConsistencyPolicy",
+            "Variable",
+            "plan_sharding",
+        ),
+        "server": ("ParameterServer",),
+        "tables": ("Eviction", "Table"),
+        "updaters": ("FinalizingUpdater", "Updater", "make_updater"),
+    },
+)
 
 __all__ = [
     "MIN_PIECE_BYTES",
@@ -60,15 +70,3 @@ __all__ = [
     "make_updater",
     "plan_sharding",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    import importlib
-
-    if name in _LAZY:
-        return getattr(importlib.import_module(f"insitu.parameters.{_LAZY[name]}"), name)
-    raise AttributeError(f"module 'insitu.parameters' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

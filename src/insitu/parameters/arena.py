@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from insitu.exchange import memory
-from insitu.parameters.wire import Array, BufferRef
+from insitu.parameters.rules import Array, BufferRef
 
 ARENA_BYTES = 32 << 20
 """Where the arena has no room for a request, its arrays are sent over the socket."""

@@ -20,9 +20,8 @@ from insitu.errors import InsituError, ParameterError
 from insitu.parameters import snapshots
 from insitu.parameters.checkpoints import CheckpointWriter
 from insitu.parameters.connection import Connection
-from insitu.parameters.consistent_cut import DENSE_STREAM, ConsistentCut
+from insitu.parameters.rules import DENSE_STREAM, REPLY, Array, ConsistentCut, Message, make_failure
 from insitu.parameters.server_state import ServerState
-from insitu.parameters.wire import REPLY, Array, Message, make_failure
 
 FREEZE_TIMEOUT = 10.0
 """Most seconds for which a server blocks changes."""

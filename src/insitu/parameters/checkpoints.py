@@ -29,11 +29,11 @@ import xxhash
 
 from insitu.durable import NO_ROOM, PageFile, published, seal, unseal, write_synced
 from insitu.errors import CheckpointError, InsituError, ParameterError, StorageFull
-from insitu.exchange.arithmetic import PAGE
 from insitu.exchange.pages import Pages
+from insitu.exchange.plan import PAGE
 from insitu.parameters.copy_on_write import SnapshotArray
+from insitu.parameters.rules import Array, wire_dtype
 from insitu.parameters.snapshots import LiveSnapshot, Snapshot
-from insitu.parameters.wire import Array, wire_dtype
 
 _FOLDER_NAME = re.compile(r"checkpoint-(\d{8})")
 _CHECKPOINTS_KEPT = 2

@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args
 
 from insitu.errors import InputError, ParameterError
 from insitu.exchange.handshake import check_secret
-from insitu.parameters.consistent_cut import plan_cut
 from insitu.parameters.dense_client import DenseClient
 from insitu.parameters.futures import Future
+from insitu.parameters.rules import plan_cut
 from insitu.parameters.server_connection import ServerConnection
 
 Transport = Literal["auto", "shm", "tcp"]
@@ -162,7 +162,7 @@ class Client(DenseClient):
     def checkpoint(self, directory: str | os.PathLike[str]) -> Future[int]:
         """Have all servers write their state to `directory`, consistent over all of them.
 
-        Returns once the cut is known (see `insitu.parameters.consistent_cut`). The result, the checkpoint's
+        Returns once the cut is known (see `rules/consistent_cut.py`). The result, the checkpoint's
         number, is there once it is on disk everywhere; training goes on meanwhile. Only one worker may ask at
         a time.
 

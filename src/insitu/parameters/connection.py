@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from insitu.errors import ParameterError
 from insitu.exchange import memory
 from insitu.exchange.handshake import PeerInfo
-from insitu.parameters.wire import HEADER, MalformedMessage, Message, decode, encode, read_header
+from insitu.parameters.rules import HEADER, MalformedMessage, Message, decode, encode, read_header
 
 _RECEIVE_BYTES = 1 << 16
 _BUFFERS_PER_CALL = 16

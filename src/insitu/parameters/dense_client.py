@@ -10,12 +10,18 @@ from typing import Any
 from numpy.typing import NDArray
 
 from insitu.errors import InputError
-from insitu.parameters import native, sharding_plan
+from insitu.parameters import native
 from insitu.parameters.futures import Future, chain_future, gather
+from insitu.parameters.rules import (
+    MIN_PIECE_BYTES,
+    Message,
+    ShardingPlan,
+    Variable,
+    plan_sharding,
+    sharding_plan,
+)
 from insitu.parameters.server_connection import ServerConnection
-from insitu.parameters.sharding_plan import MIN_PIECE_BYTES, ShardingPlan, Variable, plan_sharding
 from insitu.parameters.table_client import TableClient, as_counts
-from insitu.parameters.wire import Message
 from insitu.parameters.worker_buffers import WorkerBuffers, as_values
 
 Array = NDArray[Any]
@@ -293,7 +299,7 @@ class DenseClient(TableClient):
         return suspects
 
     def _push_to_leader_last(self, metas: list[dict[str, Any]], arrays: list[list[Array]]) -> Future[str]:
-        """Push to the leader once all other servers hold the push: see `insitu.parameters.modes`."""
+        """Push to the leader once all other servers hold the push: see `insitu.parameters.rules.modes`."""
         self.start_background_io()
         whole: Future[str] = Future(self.run_until_done)
         for meta in metas:

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from insitu.errors import InputError
 from insitu.parameters import native
 from insitu.parameters.connection import Connection
+from insitu.parameters.rules import Message, ShardingPlan, as_dtype
 from insitu.parameters.server_state import ServerState, ValueDestination
-from insitu.parameters.sharding_plan import ShardingPlan, as_dtype
-from insitu.parameters.wire import Message
 
 Array = NDArray[Any]
 

@@ -17,8 +17,8 @@ from insitu.exchange.handshake import PeerInfo
 from insitu.exchange.rendezvous import parse_address
 from insitu.parameters.checkpoints import CheckpointWriter
 from insitu.parameters.connection import Connection, ConnectionClosed
+from insitu.parameters.rules import MalformedMessage, Message
 from insitu.parameters.server_handshake import SocketHandshake, check_peer_info, make_peer_info
-from insitu.parameters.wire import MalformedMessage, Message
 
 _LOG = logging.getLogger("insitu")
 _MAX_HANDSHAKES = 256

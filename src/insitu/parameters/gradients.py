@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import InputError, NotFinite
-from insitu.exchange import arithmetic
 from insitu.exchange.pages import aligned_empty
+from insitu.exchange.plan import arithmetic
 from insitu.parameters.tables import Table
 
 Array = NDArray[Any]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from insitu.errors import ParameterError
 from insitu.parameters import native
 from insitu.parameters.growable_array import GrowableArray
-from insitu.parameters.hashing import mix64
+from insitu.parameters.rules import mix64
 
 Keys = NDArray[np.int64]
 RowNumbers = NDArray[np.int32]

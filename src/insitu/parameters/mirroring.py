@@ -35,10 +35,10 @@ from insitu.parameters.connection import Connection, ConnectionClosed
 from insitu.parameters.event_loop import EventLoop
 from insitu.parameters.replication_log import ReplicationLog
 from insitu.parameters.request_handler import RequestHandler
+from insitu.parameters.rules import FAILURE, REPLY, REQUEST, Message, make_failure
 from insitu.parameters.server_handshake import connect_to_server, make_peer_info
 from insitu.parameters.server_state import ServerState
 from insitu.parameters.state_factory import StateFactory
-from insitu.parameters.wire import FAILURE, REPLY, REQUEST, Message, make_failure
 
 Role = Literal["starting", "primary", "mirror", "handed over"]
 _LOG = logging.getLogger("insitu")

@@ -9,7 +9,7 @@ import numpy as np
 
 from insitu.errors import InsituError
 from insitu.parameters.connection import Connection, ConnectionClosed
-from insitu.parameters.wire import REQUEST, Message, make_failure
+from insitu.parameters.rules import REQUEST, Message, make_failure
 
 _LOG = logging.getLogger("insitu")
 

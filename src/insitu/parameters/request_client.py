@@ -11,8 +11,8 @@ from typing import Any
 from insitu.errors import InsituError, ParameterError, ServerLost, ServerMoved, ServerStalled
 from insitu.parameters.connection import ConnectionClosed
 from insitu.parameters.futures import Future, gather
+from insitu.parameters.rules import Array, BufferRef, MalformedMessage, Message
 from insitu.parameters.server_connection import DENSE_LANE, ServerConnection
-from insitu.parameters.wire import Array, BufferRef, MalformedMessage, Message
 
 _MAX_POLL = 0.05
 """Most seconds of one poll of the connections."""

@@ -15,17 +15,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import InputError, InsituError, ParameterError, ServerStalled
-from insitu.parameters import modes, sharding_plan
 from insitu.parameters.checkpoint_barrier import CheckpointBarrier, WatchWriter
 from insitu.parameters.connection import Connection
 from insitu.parameters.dense_transfer import DenseTransfer
 from insitu.parameters.gradients import Gradients
-from insitu.parameters.modes import PushEvent
 from insitu.parameters.replication_log import ReplicationLog
+from insitu.parameters.rules import (
+    REPLY,
+    MalformedMessage,
+    Message,
+    PushEvent,
+    as_dtype,
+    make_failure,
+    modes,
+    sharding_plan,
+)
 from insitu.parameters.server_state import PushResult, ServerState
-from insitu.parameters.sharding_plan import as_dtype
 from insitu.parameters.tables import Table
-from insitu.parameters.wire import REPLY, MalformedMessage, Message, make_failure
 
 Array = NDArray[Any]
 Answer = tuple[dict[str, Any], Sequence[Array]]

@@ -13,7 +13,7 @@ from insitu.errors import InputError
 from insitu.exchange import handshake
 from insitu.parameters.event_loop import EventLoop
 from insitu.parameters.mirroring import MirrorManager
-from insitu.parameters.modes import ConsistencyPolicy, Mode
+from insitu.parameters.rules import ConsistencyPolicy, Mode
 from insitu.parameters.server_state import MakeUpdater
 from insitu.parameters.state_factory import StateFactory
 from insitu.parameters.updaters import make_updater
@@ -33,7 +33,7 @@ class ParameterServer:
         index: this server's place among `addresses`.
         addresses: those of all servers, in order (None: it is the only one).
         secret: proved by both sides of each connection, never sent.
-        mode: when pushes become updates; see `insitu.parameters.modes`, also for the next three.
+        mode: when pushes become updates; see `insitu.parameters.rules.modes`, also for the next three.
         total_replicas: shards that push.
         replicas_to_aggregate: pushes that make a step in mode sync (None: `total_replicas`).
         max_staleness: most pushes that a shard may be ahead of the slowest in mode bounded.

@@ -13,8 +13,8 @@ from insitu import errors
 from insitu.errors import InsituError, ParameterError, ServerLost, ServerMoved, ServerStalled
 from insitu.parameters.connection import Connection, ConnectionClosed
 from insitu.parameters.futures import Future
+from insitu.parameters.rules import FAILURE, REQUEST, Array, BufferRef, Message
 from insitu.parameters.server_handshake import connect_to_server, make_peer_info
-from insitu.parameters.wire import FAILURE, REQUEST, Array, BufferRef, Message
 
 DENSE_LANE, ROWS_LANE = 0, 1
 """Each lane is a TCP connection of its own, so that a large dense transfer doesn't delay rows of tables."""

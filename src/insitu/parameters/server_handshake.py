@@ -14,7 +14,7 @@ from insitu.exchange import handshake, memory
 from insitu.exchange.handshake import Handshake as HandshakeProtocol
 from insitu.exchange.handshake import HandshakeSteps, PeerInfo
 from insitu.exchange.rendezvous import parse_address
-from insitu.parameters.wire import PROTOCOL_VERSION
+from insitu.parameters.rules import PROTOCOL_VERSION
 
 HANDSHAKE_TIMEOUT = 5.0
 """Seconds that a peer has to complete the handshake."""

@@ -15,11 +15,19 @@ from numpy.typing import NDArray
 from insitu.errors import DefinitionMismatch, InputError, SequenceError
 from insitu.exchange.pages import aligned_empty
 from insitu.parameters import gradients as checks
-from insitu.parameters import modes, native
+from insitu.parameters import native
 from insitu.parameters.gradients import GradientAverager, Gradients
-from insitu.parameters.modes import ConsistencyPolicy, PushEvent, PushState
-from insitu.parameters.push_stats import PushStats
-from insitu.parameters.sharding_plan import Piece, ShardingPlan, as_dtype, describe_difference
+from insitu.parameters.rules import (
+    ConsistencyPolicy,
+    Piece,
+    PushEvent,
+    PushState,
+    PushStats,
+    ShardingPlan,
+    as_dtype,
+    describe_difference,
+    modes,
+)
 from insitu.parameters.tables import RowStore, Table
 from insitu.parameters.updaters import ElementwiseUpdater, FinalizingUpdater, Updater, make_updater
 

@@ -9,14 +9,11 @@ from typing import Any
 import numpy as np
 
 from insitu.errors import CheckpointError
-from insitu.parameters import modes, sharding_plan
 from insitu.parameters.copy_on_write import SnapshotArray
 from insitu.parameters.gradients import Gradients
-from insitu.parameters.modes import PushEvent, PushState
-from insitu.parameters.push_stats import PushStats
+from insitu.parameters.rules import Array, PushEvent, PushState, PushStats, modes, sharding_plan
 from insitu.parameters.server_state import ServerState
 from insitu.parameters.tables import Table
-from insitu.parameters.wire import Array
 
 FORMAT = 1
 """Increase it with each change of the description or of the arrays' names."""

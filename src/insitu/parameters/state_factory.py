@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from insitu.parameters import checkpoints, snapshots
-from insitu.parameters.modes import ConsistencyPolicy
+from insitu.parameters.rules import ConsistencyPolicy
 from insitu.parameters.server_state import MakeUpdater, ServerState
 
 _LOG = logging.getLogger("insitu")

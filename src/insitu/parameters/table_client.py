@@ -13,12 +13,10 @@ from insitu.errors import InputError
 from insitu.parameters import native
 from insitu.parameters.arena import Allocation, Arena, Spec
 from insitu.parameters.futures import Future, gather
-from insitu.parameters.hashing import assign_servers
 from insitu.parameters.request_client import RequestClient
+from insitu.parameters.rules import Array, Message, as_dtype, assign_servers
 from insitu.parameters.server_connection import ROWS_LANE, ServerConnection
-from insitu.parameters.sharding_plan import as_dtype
 from insitu.parameters.tables import Table, sum_duplicates
-from insitu.parameters.wire import Array, Message
 
 Pair = tuple[Array, Array]
 """Keys and rows."""

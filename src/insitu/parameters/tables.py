@@ -17,9 +17,8 @@ from insitu.errors import InputError
 from insitu.parameters import native
 from insitu.parameters.copy_on_write import SavedRowIndex, TableSnapshot
 from insitu.parameters.growable_array import GrowableArray
-from insitu.parameters.hashing import Initializer
 from insitu.parameters.key_index import KeyIndex, Keys, find_distinct
-from insitu.parameters.sharding_plan import as_dtype
+from insitu.parameters.rules import Initializer, as_dtype
 from insitu.parameters.updaters import ElementwiseUpdater, Updater, make_updater
 
 Array = NDArray[Any]

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from insitu.errors import InputError
 from insitu.exchange import memory
-from insitu.exchange.arithmetic import PAGE
+from insitu.exchange.plan import PAGE
+from insitu.parameters.rules import ShardingPlan, as_dtype
 from insitu.parameters.server_connection import ServerConnection
-from insitu.parameters.sharding_plan import ShardingPlan, as_dtype
 
 Array = NDArray[Any]
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from insitu.exchange.algorithms import ALGORITHMS, _count_until, _interleave
-from insitu.exchange.schedule import Schedule, Transfer
-from insitu.exchange.transport import Members, Reduction
+from insitu.exchange.plan.schedule import Schedule, Transfer
+from insitu.exchange.plan.transport import Members, Reduction
 
 FLOAT = np.dtype(np.float32)
 

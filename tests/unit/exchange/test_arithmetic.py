@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.errors import InputError
-from insitu.exchange.arithmetic import (
+from insitu.exchange.plan.arithmetic import (
     PAGE,
     Reducer,
     check_reducible,

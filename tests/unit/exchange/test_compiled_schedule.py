@@ -9,7 +9,7 @@ import pytest
 
 from insitu.exchange import native
 from insitu.exchange.compiled_schedule import DONE, WAITING, CompiledSchedule
-from insitu.exchange.schedule import Schedule, ScheduleStep, Transfer
+from insitu.exchange.plan.schedule import Schedule, ScheduleStep, Transfer
 
 
 def test_transfers_are_open_once_their_gate_is_passed() -> None:

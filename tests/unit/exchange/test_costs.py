@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from insitu.exchange.costs import Costs, LinearCost, choose_algorithm
-from insitu.exchange.transport import Members
+from insitu.exchange.plan.costs import Costs, LinearCost, choose_algorithm
+from insitu.exchange.plan.transport import Members
 
 CHUNK = 256 * 1024
 

@@ -21,7 +21,7 @@ from insitu import exchange
 from insitu.errors import ExchangeError, InputError
 from insitu.exchange import native
 from insitu.exchange.group import Group
-from insitu.exchange.transport import Mismatch
+from insitu.exchange.plan.transport import Mismatch
 
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32, np.int64]
 TRANSPORTS = ["shm", "tcp"]

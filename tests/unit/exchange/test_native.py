@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from insitu.exchange import native
-from insitu.exchange.arithmetic import PAGE, ReduceOp, Reducer, compute_factors
+from insitu.exchange.plan.arithmetic import PAGE, ReduceOp, Reducer, compute_factors
 
 pytestmark = pytest.mark.skipif(native.load_kernels() is None, reason="no C compiler")
 

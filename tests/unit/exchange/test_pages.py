@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from insitu.exchange.arithmetic import PAGE
 from insitu.exchange.pages import ALIGNMENT, Pages, PageSwapper, aligned_empty
+from insitu.exchange.plan.arithmetic import PAGE
 
 
 @given(st.lists(st.integers(1, 9), max_size=3), st.sampled_from(["float32", "int8", "float64"]))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from insitu.exchange.peer_connections import DataChannel, PeerConnections
-from insitu.exchange.transport import MemberLost, Mismatch
+from insitu.exchange.plan.transport import MemberLost, Mismatch
 
 
 @settings(deadline=None)

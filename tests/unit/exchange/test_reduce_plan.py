@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.errors import ExchangeError
-from insitu.exchange.reduce_plan import SCRATCH_BYTES, ReducePlan
-from insitu.exchange.transport import Members, Reduction
+from insitu.exchange.plan.reduce_plan import SCRATCH_BYTES, ReducePlan
+from insitu.exchange.plan.transport import Members, Reduction
 
 FLOAT = np.dtype(np.float32)
 

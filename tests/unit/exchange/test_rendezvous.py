@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from insitu.errors import ExchangeError, InputError, JoinTimeout, StaleGeneration
 from insitu.exchange.handshake import PeerInfo
+from insitu.exchange.plan.transport import GroupConfig
 from insitu.exchange.rendezvous import Rendezvous, parse_address
-from insitu.exchange.transport import GroupConfig
 
 
 def _open(rank: int, addresses: list[str], timeout: float = 20.0, **more: object) -> Rendezvous:

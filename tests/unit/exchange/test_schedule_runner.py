@@ -7,7 +7,7 @@ import pytest
 from exchange_sessions import run_together, tcp_sessions
 
 from insitu.exchange.algorithms import ALGORITHMS
-from insitu.exchange.transport import Mismatch, Reduction
+from insitu.exchange.plan.transport import Mismatch, Reduction
 
 SHARDS = [[0, 2], [1], []]
 

@@ -7,9 +7,9 @@ import pytest
 from exchange_ranks import in_threads
 
 from insitu import exchange
+from insitu.exchange.plan.transport import Reduction
 from insitu.exchange.shm import SharedMemoryTransport
 from insitu.exchange.shm_layout import SLOT_BYTES
-from insitu.exchange.transport import Reduction
 
 
 @pytest.mark.parametrize("size", [0, 1, SLOT_BYTES, SLOT_BYTES + 1, 3 * SLOT_BYTES])

@@ -10,6 +10,7 @@ import pytest
 from exchange_sessions import run_together
 
 from insitu.exchange import memory, native
+from insitu.exchange.plan.transport import MemberLost
 from insitu.exchange.shm_barrier import (
     ShmBarrier,
     SignatureMismatch,
@@ -17,7 +18,6 @@ from insitu.exchange.shm_barrier import (
     choose_spin_policy,
     count_barrier_bytes,
 )
-from insitu.exchange.transport import MemberLost
 
 RANKS = (4, 5, 6)
 

@@ -9,6 +9,7 @@ import pytest
 from exchange_sessions import run_together, shm_sessions
 
 from insitu.exchange import shm_reductions
+from insitu.exchange.plan.transport import MemberLost, Reduction, RunReduction
 from insitu.exchange.shm_reductions import (
     CompiledBufferReduction,
     CompiledSlotReduction,
@@ -19,7 +20,6 @@ from insitu.exchange.shm_reductions import (
     prepare_slot_reduction,
 )
 from insitu.exchange.shm_session import ShmSession, sign
-from insitu.exchange.transport import MemberLost, Reduction, RunReduction
 
 SHARDS = [[0], [1]]
 LENGTH = 20_001

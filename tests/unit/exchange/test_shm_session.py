@@ -7,8 +7,8 @@ import pytest
 from exchange_sessions import run_together, shm_sessions
 
 from insitu.errors import ExchangeError
+from insitu.exchange.plan.transport import MemberLost, Mismatch
 from insitu.exchange.shm_session import sign
-from insitu.exchange.transport import MemberLost, Mismatch
 
 SHARDS = [[0, 2], [1]]
 

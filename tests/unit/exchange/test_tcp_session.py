@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from exchange_sessions import run_together, tcp_sessions
 
+from insitu.exchange.plan.transport import Mismatch
 from insitu.exchange.tcp_session import TcpSession
-from insitu.exchange.transport import Mismatch
 
 SHARDS = [[0, 3], [], [1, 2]]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.exchange.topology import HostTopology
-from insitu.exchange.transport import Members
+from insitu.exchange.plan.topology import HostTopology
+from insitu.exchange.plan.transport import Members
 
 SHARDS = ((0, 5), (1,), (2, 3), (), (4,))
 RANKS = ((0, 2, 4), (1, 3))

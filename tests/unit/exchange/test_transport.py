@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from insitu.exchange.transport import GroupConfig, Reduction, mismatch_error
+from insitu.exchange.plan.transport import GroupConfig, Reduction, mismatch_error
 
 
 def test_reduction_names_what_ranks_must_agree_on() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.errors import InputError
-from insitu.grid.order import BatchPlan, ShuffledPlan, batch_sizes, shuffled, steps_of_shard
+from insitu.grid.layout.order import BatchPlan, ShuffledPlan, batch_sizes, shuffled, steps_of_shard
 
 
 def test_the_order_is_that_of_every_release() -> None:

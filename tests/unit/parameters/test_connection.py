@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from insitu.parameters import wire
 from insitu.parameters.connection import Connection, ConnectionClosed
-from insitu.parameters.wire import MalformedMessage, Message
+from insitu.parameters.rules import wire
+from insitu.parameters.rules.wire import MalformedMessage, Message
 
 arrays = st.lists(
     st.tuples(st.sampled_from(wire.WIRE_DTYPES), st.lists(st.integers(0, 5), max_size=3)), max_size=4

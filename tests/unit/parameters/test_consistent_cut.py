@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from insitu.parameters.consistent_cut import ConsistentCut, plan_cut
+from insitu.parameters.rules.consistent_cut import ConsistentCut, plan_cut
 
 sequences = st.dictionaries(st.integers(0, 4), st.integers(0, 20))
 servers = st.lists(

@@ -11,7 +11,7 @@ from parameter_servers import clients, servers
 from insitu.errors import (
     InputError,
 )
-from insitu.exchange.arithmetic import Reducer, compute_factors
+from insitu.exchange.plan.arithmetic import Reducer, compute_factors
 from insitu.parameters import Table
 
 TRANSPORTS = ["shm", "tcp"]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from insitu.parameters.hashing import assign_servers
+from insitu.parameters.rules.hashing import assign_servers
 from insitu.parameters.tables import RowStore, Table
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from insitu.errors import CheckpointError
 from insitu.parameters import ParameterServer
-from insitu.parameters.wire import REPLY, Message
+from insitu.parameters.rules.wire import REPLY, Message
 
 
 def test_a_server_that_cannot_restore_its_state_does_not_serve() -> None:

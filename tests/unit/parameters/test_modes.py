@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from insitu.errors import InputError
-from insitu.parameters import modes
-from insitu.parameters.modes import (
+from insitu.parameters.rules import modes
+from insitu.parameters.rules.modes import (
     Apply,
     Await,
     ConsistencyPolicy,

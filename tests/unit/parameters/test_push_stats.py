@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from insitu.parameters.push_stats import StalenessHistogram
+from insitu.parameters.rules.push_stats import StalenessHistogram
 
 
 def test_staleness_is_counted_by_powers_of_two():

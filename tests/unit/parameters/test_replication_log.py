@@ -12,7 +12,7 @@ import pytest
 from insitu.errors import ServerMoved
 from insitu.parameters.connection import Connection
 from insitu.parameters.replication_log import ReplicationLog
-from insitu.parameters.wire import FAILURE, REPLY, REQUEST, Message
+from insitu.parameters.rules.wire import FAILURE, REPLY, REQUEST, Message
 
 FAR = 1e9
 """Seconds on the monotonic clock that no test reaches."""

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from insitu.errors import InputError
-from insitu.parameters import sharding_plan
-from insitu.parameters.sharding_plan import Variable, plan_sharding
+from insitu.parameters.rules import sharding_plan
+from insitu.parameters.rules.sharding_plan import Variable, plan_sharding
 
 shapes = st.lists(st.integers(0, 40), max_size=3).map(tuple)
 definitions = st.lists(

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from insitu.errors import CheckpointError
-from insitu.parameters import sharding_plan, snapshots
+from insitu.parameters import snapshots
 from insitu.parameters.gradients import Gradients
-from insitu.parameters.modes import ConsistencyPolicy, PushEvent
+from insitu.parameters.rules import sharding_plan
+from insitu.parameters.rules.modes import ConsistencyPolicy, PushEvent
+from insitu.parameters.rules.sharding_plan import Variable, plan_sharding
 from insitu.parameters.server_state import ServerState
-from insitu.parameters.sharding_plan import Variable, plan_sharding
 from insitu.parameters.tables import Table
 
 PLAN = plan_sharding([Variable("w", (3, 2)), Variable("x", (4,), "float64")], 1)

@@ -9,7 +9,7 @@ import pytest
 
 from insitu.errors import InputError
 from insitu.parameters import checkpoints, make_updater, snapshots
-from insitu.parameters.modes import ConsistencyPolicy, PushEvent
+from insitu.parameters.rules.modes import ConsistencyPolicy, PushEvent
 from insitu.parameters.server_state import ServerState
 from insitu.parameters.state_factory import StateFactory
 from insitu.parameters.tables import Table

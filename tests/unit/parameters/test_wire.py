@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from insitu.parameters import wire
-from insitu.parameters.wire import MalformedMessage
+from insitu.parameters.rules import wire
+from insitu.parameters.rules.wire import MalformedMessage
 
 described = st.dictionaries(st.text(max_size=5), st.integers())
 

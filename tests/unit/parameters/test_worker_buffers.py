@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from insitu.errors import InputError
 from insitu.exchange import memory
+from insitu.parameters.rules.sharding_plan import Variable, plan_sharding
 from insitu.parameters.server_connection import Request, ServerConnection
-from insitu.parameters.sharding_plan import Variable, plan_sharding
 from insitu.parameters.worker_buffers import WorkerBuffers, as_values
 
 shapes = st.lists(st.integers(0, 9), max_size=3).map(tuple)

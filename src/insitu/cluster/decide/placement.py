@@ -77,7 +77,7 @@ def place(job: JobSpec, cache: CacheSpec, topology: Topology) -> Placement:
     Worker w of W runs shards [w*S/W, (w+1)*S/W) on the node that most of them are at home on. The ps
     tasks go round-robin over the nodes; chief and evaluator run beside worker 0. Raises PlacementError.
     """
-    from insitu.grid.affinity import shard_partitions
+    from insitu.grid.layout import shard_partitions
 
     if job.shards > len(cache.partitions):
         raise PlacementError(

@@ -19,7 +19,7 @@ import insitu.parameters
 from insitu.context import Context
 from insitu.errors import InsituError, ParameterError, ServerStalled, TrainingError
 from insitu.parameters import Client, Eviction, Future, ParameterServer, Table
-from insitu.parameters.hashing import stable_hash
+from insitu.parameters.rules import stable_hash
 from insitu.train.parameter_server.layers import Embedding, embeddings_of
 from insitu.train.parameter_server.lookup import Batch, Keys, find_leaves
 from insitu.train.parameter_server.loss_scale import inner_optimizer

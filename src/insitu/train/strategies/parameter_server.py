@@ -14,7 +14,7 @@ from insitu.errors import TrainingError
 from insitu.grid import Dataset
 from insitu.grid.files import publish_file
 from insitu.parameters import MIN_PIECE_BYTES, ConsistencyPolicy, Mode
-from insitu.parameters.sharding_plan import check_min_piece_bytes
+from insitu.parameters.rules import check_min_piece_bytes
 from insitu.train.custom_loop import LoopStep, LoopTrainer, StepModel, make_loop_replica
 from insitu.train.fit import Binding, Feed, StepExecutor
 from insitu.train.parameter_server import (

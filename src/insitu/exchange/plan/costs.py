@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from insitu.exchange.transport import Members
+from insitu.exchange.plan.transport import Members
 
 AlgorithmName = Literal["gather", "star", "direct", "chain"]
 MeasuredAlgorithm = Literal["gather", "star", "direct"]

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from insitu.errors import ExchangeError
-from insitu.exchange.arithmetic import ReduceOp
+from insitu.exchange.plan.arithmetic import ReduceOp
 
 
 class MemberLost(Exception):

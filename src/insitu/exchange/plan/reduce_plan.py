@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from insitu.errors import ExchangeError
-from insitu.exchange.arithmetic import PAGE, split_by_pages, split_chunks
-from insitu.exchange.transport import Members, Reduction
+from insitu.exchange.plan.arithmetic import PAGE, split_by_pages, split_chunks
+from insitu.exchange.plan.transport import Members, Reduction
 
 SCRATCH_BYTES = 512 * 1024
 """Scratch memory of each member: a sum is computed there before it is copied to the members' buffers."""

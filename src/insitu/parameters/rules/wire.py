@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import ParameterError
-from insitu.parameters.sharding_plan import named_dtype
+from insitu.parameters.rules.sharding_plan import named_dtype
 
 PROTOCOL_VERSION = 1
 """Increase it with each change after which workers and servers of two versions can't talk to each other."""

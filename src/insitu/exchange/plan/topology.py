@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from insitu.exchange.transport import Members
+from insitu.exchange.plan.transport import Members
 
 
 @dataclass(frozen=True, slots=True)
