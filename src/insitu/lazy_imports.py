@@ -32,7 +32,7 @@ DEFERRED = frozenset(
         "keras.src.visualization",
     }
 )
-DRAWS = frozenset({"rich.style"})
+RANDOM_AT_IMPORT = frozenset({"rich.style"})
 """Modules that draw from `random` while they are loaded; Keras loads these."""
 
 
@@ -42,7 +42,7 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in DEFERRED and name not in DRAWS:
+        if name not in DEFERRED and name not in RANDOM_AT_IMPORT:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:
@@ -67,14 +67,14 @@ def _keep_random_state(loader: Any) -> None:
     loader.exec_module = exec_module
 
 
-def load_lightly() -> None:
+def install_lazy_imports() -> None:
     """From now on, in this process."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 @contextlib.contextmanager
-def without_garbage() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Meanwhile nothing looks for garbage, and never again among what is made meanwhile."""
     if not gc.isenabled():
         yield
@@ -87,7 +87,7 @@ def without_garbage() -> Iterator[None]:
         gc.freeze()
 
 
-def in_two(source: bytes, name: str) -> tuple[CodeType, CodeType]:
+def split_imports(source: bytes, name: str) -> tuple[CodeType, CodeType]:
     """The script `source` up to the last import of its beginning, and the rest: run one after the other in
     the same namespace they do what the script does. Raises SyntaxError.
 
@@ -97,19 +97,21 @@ def in_two(source: bytes, name: str) -> tuple[CodeType, CodeType]:
     stop = 0
     for number, statement in enumerate(tree.body, 1):
         imported = _imported(statement)
-        if "gc" in imported or not isinstance(statement, _AT_THE_BEGINNING):
+        if "gc" in imported or not isinstance(statement, _PROLOGUE_STATEMENTS):
             break
         stop = number if imported else stop
-    begins = compile(ast.Module(tree.body[:stop], []), name, "exec", dont_inherit=True)
-    flags = sum(getattr(__future__, f).compiler_flag & begins.co_flags for f in __future__.all_feature_names)
+    prologue = compile(ast.Module(tree.body[:stop], []), name, "exec", dont_inherit=True)
+    flags = sum(
+        getattr(__future__, f).compiler_flag & prologue.co_flags for f in __future__.all_feature_names
+    )
     rest = tree.body[stop:]
     if stop:
         # A text that stands there would be taken for the script's description.
         rest = [ast.copy_location(ast.Pass(), rest[0]), *rest] if rest else []
-    return begins, compile(ast.Module(rest, []), name, "exec", flags=flags, dont_inherit=True)
+    return prologue, compile(ast.Module(rest, []), name, "exec", flags=flags, dont_inherit=True)
 
 
-_AT_THE_BEGINNING = (ast.Import, ast.ImportFrom, ast.Expr, ast.Assign, ast.AnnAssign, ast.If, ast.Try)
+_PROLOGUE_STATEMENTS = (ast.Import, ast.ImportFrom, ast.Expr, ast.Assign, ast.AnnAssign, ast.If, ast.Try)
 
 
 def _imported(statement: ast.stmt) -> set[str]:

@@ -14,16 +14,16 @@ import stat
 import threading
 from dataclasses import dataclass, field
 
-TETHER_ENV = "INSITU_TETHER"
+PARENT_PIPE_ENV = "INSITU_PARENT_PIPE"
 """`DESCRIPTOR:PID`: the pipe's descriptor here, and the starter. Taken out of the environment when read, so
 that it doesn't reach processes that this one starts."""
 
-_LOOK = 1.0
+_POLL_INTERVAL = 1.0
 """Seconds between two looks whether the starter is still there, should others hold its end of the pipe."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tether:
+class ReplicaConfig:
     """What a further replica is told: its number, the devices of all by number, where they meet."""
 
     replica: int
@@ -32,22 +32,22 @@ class Tether:
     secret: bytes = field(repr=False)
 
     def to_line(self) -> bytes:
-        told = {"replica": self.replica, "devices": self.devices, "addresses": self.addresses}
-        return json.dumps({**told, "secret": self.secret.hex()}).encode() + b"\n"
+        fields = {"replica": self.replica, "devices": self.devices, "addresses": self.addresses}
+        return json.dumps({**fields, "secret": self.secret.hex()}).encode() + b"\n"
 
 
-_tether: Tether | None = None
+_replica_config: ReplicaConfig | None = None
 
 
-def tether() -> Tether | None:
+def get_replica_config() -> ReplicaConfig | None:
     """What this process was told; None where nobody started it as a further replica."""
-    return _tether
+    return _replica_config
 
 
-def take_tether() -> None:
+def tie_to_parent() -> None:
     """From now on this process ends with its starter, if it has one. Called when insitu is imported."""
-    global _tether
-    descriptor, _, starter = os.environ.pop(TETHER_ENV, "").partition(":")
+    global _replica_config
+    descriptor, _, starter = os.environ.pop(PARENT_PIPE_ENV, "").partition(":")
     if not descriptor:
         return
     pipe = int(descriptor)
@@ -59,9 +59,12 @@ def take_tether() -> None:
         if not read:
             os._exit(1)
         line += read
-    told = json.loads(line)
-    _tether = Tether(
-        told["replica"], tuple(told["devices"]), tuple(told["addresses"]), bytes.fromhex(told["secret"])
+    fields = json.loads(line)
+    _replica_config = ReplicaConfig(
+        fields["replica"],
+        tuple(fields["devices"]),
+        tuple(fields["addresses"]),
+        bytes.fromhex(fields["secret"]),
     )
     threading.Thread(target=_end_with, args=(pipe, int(starter)), daemon=True).start()
 
@@ -69,6 +72,6 @@ def take_tether() -> None:
 def _end_with(pipe: int, starter: int) -> None:
     """Ends this process, whatever it is about to do, once its starter has gone."""
     while os.getppid() == starter:
-        if select.select([pipe], [], [], _LOOK)[0] and not os.read(pipe, 1):
+        if select.select([pipe], [], [], _POLL_INTERVAL)[0] and not os.read(pipe, 1):
             break
     os._exit(1)

@@ -12,13 +12,13 @@ from collections.abc import Callable
 _functions: list[Callable[[], None]] = []
 
 
-def on_warm_up(function: Callable[[], None]) -> None:
+def register_preload(function: Callable[[], None]) -> None:
     """`function` is called in processes that stand by, once they have imported what the script imports."""
     if function not in _functions:
         _functions.append(function)
 
 
-def warm_up() -> None:
+def run_preloads() -> None:
     """Calls all that was registered. What fails will fail again where it matters."""
     for function in list(_functions):
         with contextlib.suppress(Exception):

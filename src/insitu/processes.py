@@ -35,7 +35,7 @@ def adopt_orphans() -> None:
     _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
-def children() -> Iterator[int]:
+def list_children() -> Iterator[int]:
     """Process ids of this process's children."""
     me = os.getpid()
     for entry in os.scandir("/proc"):
@@ -50,7 +50,7 @@ def children() -> Iterator[int]:
 def end_all_children() -> None:
     """Kills every child, and every orphan that thereby becomes one, until none is left."""
     while True:
-        for child in children():
+        for child in list_children():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         try:
@@ -74,7 +74,7 @@ def raise_priority(pid: int) -> None:
             os.setpriority(os.PRIO_PROCESS, int(thread), os.getpriority(os.PRIO_PROCESS, 0))
 
 
-def memory_of(pid: int) -> int:
+def read_resident_bytes(pid: int) -> int:
     """Bytes of physical memory that the process has; 0 where it has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -82,7 +82,7 @@ def memory_of(pid: int) -> int:
         return 0
 
 
-def memory_available() -> int:
+def read_available_bytes() -> int:
     """Bytes that processes may still get: what the machine has free, or less where a cgroup limits it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

@@ -7,7 +7,7 @@ replaced, its shards were adopted, the job was scaled, or all tasks were started
   then rejoins with that roster's addresses and with the shards that the roster gives to it;
 - that sees a newer roster while it waits, rejoins or trains (a look at each step is cheap: `RosterWatch`)
   gives up what it does and rejoins by the newest one;
-- that starts looks for itself, (task, attempt), in the newest roster. If that doesn't name it yet it says
+- that starts looks for itself, (task, incarnation), in the newest roster. If that doesn't name it yet it says
   place `joining` and waits for one that does: the controller takes this for "ready" and adds it;
 - that a newer roster no longer names has been released: it ends its training and exits with 0.
 """
@@ -34,7 +34,7 @@ class Member:
     """One life of one task. `address` is `host:port`; `shards` ascend."""
 
     task: TaskId
-    attempt: int
+    incarnation: int
     address: str
     shards: tuple[int, ...] = ()
 
@@ -55,10 +55,10 @@ class Roster:
         """Of the members, by rank."""
         return tuple(member.address for member in self.members)
 
-    def rank(self, task: TaskId, attempt: int | None = None) -> int | None:
-        """The rank of `task`, or None where it is no member (or only another `attempt` of it is)."""
+    def rank(self, task: TaskId, incarnation: int | None = None) -> int | None:
+        """The rank of `task`, or None where it is no member (or only another `incarnation` of it is)."""
         for rank, member in enumerate(self.members):
-            if member.task == task and attempt in (None, member.attempt):
+            if member.task == task and incarnation in (None, member.incarnation):
                 return rank
         return None
 
@@ -81,7 +81,7 @@ class Roster:
 def _to_json(member: Member) -> dict[str, Any]:
     return {
         "task": str(member.task),
-        "attempt": member.attempt,
+        "attempt": member.incarnation,
         "address": member.address,
         "shards": list(member.shards),
     }

@@ -250,7 +250,7 @@ class Placement:
 
     tasks: tuple[TaskSpec, ...]
     shard_map: ShardMap
-    homes: tuple[NodeId, ...] = field(default=())
+    home_nodes: tuple[NodeId, ...] = field(default=())
     """The node that each shard is at home on: where most of its rows lie. Length: number of shards."""
 
 

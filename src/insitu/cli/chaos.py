@@ -16,7 +16,7 @@ from insitu.errors import JobEnded
 from insitu.paths import Paths
 
 if TYPE_CHECKING:
-    from insitu.cluster import Injected, Request
+    from insitu.cluster import InjectedFault, Request
     from insitu.paths import JobPaths
 
 CHAOS_ENV = "INSITU_CHAOS"
@@ -70,10 +70,10 @@ def chaos(
         typer.Option(metavar="FILE", help="Markdown file that a section on this run is added to."),
     ] = None,
 ) -> None:
-    from insitu.cluster import Disturber, Request, chaos_faults, stop_job, submit, wait_until_over
+    from insitu.cluster import FaultInjector, Request, plan_faults, stop_job, submit, wait_until_ended
 
     paths = Paths.default()
-    planned = chaos_faults(fault or [], seed, faults, workers, kinds)
+    planned = plan_faults(fault or [], seed, faults, workers, kinds)
     request = Request(
         cache=cache,
         job_dir=job_dir,
@@ -90,13 +90,13 @@ def chaos(
     calm = job = paths.job(submit(paths, request))
     try:
         tell(f"undisturbed: {calm.root.name}")
-        wait_until_over(calm, patience)
+        wait_until_ended(calm, patience)
         with tempfile.NamedTemporaryFile(prefix="insitu-chaos-") as mark:
             os.environ[CHAOS_ENV] = mark.name
             job = paths.job(submit(paths, request))
             tell(f"disturbed:   {job.root.name}")
-            done = Disturber(paths, job, patience).run(planned, _tell)
-        code = wait_until_over(job, patience)
+            done = FaultInjector(paths, job, patience).run(planned, _tell)
+        code = wait_until_ended(job, patience)
     finally:
         # Asked twice, it kills at once: nothing goes on when this is interrupted or has waited for too long.
         for _ in range(2):
@@ -110,23 +110,23 @@ def chaos(
     raise typer.Exit(0 if good else 1)
 
 
-def _tell(injected: Injected) -> None:
+def _tell(injected: InjectedFault) -> None:
     where = f"epoch {injected.at[0]} step {injected.at[1]}" if injected.at else "before training"
     tell(f"{'injected' if injected.done else 'NOT injected'}: {injected.fault} at {where}: {injected.note}")
 
 
 def _verdict(
-    paths: Paths, calm: JobPaths, job: JobPaths, done: list[Injected], code: int, planned: int
+    paths: Paths, calm: JobPaths, job: JobPaths, done: list[InjectedFault], code: int, planned: int
 ) -> tuple[str, bool]:
     """(what came of it, whether all of it is as it must be)"""
     from insitu.cli.describe import job_account
-    from insitu.cluster import leftovers, results_of
+    from insitu.cluster import find_leftovers, read_results
 
     account: dict[str, Any] = job_account(job, ledger=True, events=False)
     lost = sum(e["lost"] for e in account["ledger"])
     repeated = sum(e["repeated"] for e in account["ledger"])
-    left = leftovers(paths, job)
-    expected, found = results_of(calm), results_of(job)
+    left = find_leftovers(paths, job)
+    expected, found = read_results(calm), read_results(job)
     checks = {
         "the job finished": (code == 0, f"exit code {code}"),
         "results equal the undisturbed run's": (bool(expected) and found == expected, "; ".join(found)),
@@ -154,7 +154,7 @@ def _recoveries(account: dict[str, Any]) -> list[str]:
     ]
 
 
-def _section(request: Request, done: list[Injected], told: str) -> str:
+def _section(request: Request, done: list[InjectedFault], told: str) -> str:
     """What a report says of one run."""
     counts = Counter(i.fault.kind for i in done if i.done)
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) or "none"

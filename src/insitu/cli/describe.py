@@ -97,11 +97,11 @@ def describe_job(job: JobPaths, *, as_json: bool, ledger: bool, events: bool) ->
 
 def job_account(job: JobPaths, *, ledger: bool, events: bool) -> dict[str, Any]:
     """What `describe JOB --json` prints (docs/json.md)."""
-    from insitu.cluster import Journal, read_placement, read_status
+    from insitu.cluster import Journal, encode_job, read_placement, read_status
 
     status = read_status(job)
     placement, _ = read_placement(job)
-    spec, state = status.spec, status.state
+    spec, state, stored = status.spec, status.state, encode_job(status.state)
     account = job_summary(status)
     account |= {
         "kind": "job",
@@ -112,7 +112,7 @@ def job_account(job: JobPaths, *, ledger: bool, events: bool) -> dict[str, Any]:
         "shards": [
             {"shard": index, "home": home, "partitions": list(partitions)}
             for index, (home, partitions) in enumerate(
-                zip(placement.homes, placement.shard_map.shards, strict=True)
+                zip(placement.home_nodes, placement.shard_map.shards, strict=True)
             )
         ],
         "engine": spec.engine,
@@ -124,7 +124,7 @@ def job_account(job: JobPaths, *, ledger: bool, events: bool) -> dict[str, Any]:
         "on_loss": spec.on_loss,
         "standby": spec.standby,
         "generation": state.generation,
-        "task_list": _tasks(job, status.state.to_json()["tasks"]),
+        "task_list": _tasks(job, stored["tasks"]),
         "stragglers": _stragglers(job, status),
         "servers": _servers(job, placement.tasks),
         "recoveries": [
@@ -133,11 +133,9 @@ def job_account(job: JobPaths, *, ledger: bool, events: bool) -> dict[str, Any]:
                 "steps": _steps(entry["steps"]),
                 "seconds": entry["ended"] and entry["ended"] - entry["at"],
             }
-            for entry in state.to_json()["recoveries"]
+            for entry in stored["recoveries"]
         ],
-        "attempts": [
-            {**attempt, "progress": _steps(attempt["progress"])} for attempt in state.to_json()["attempts"]
-        ],
+        "attempts": [{**attempt, "progress": _steps(attempt["progress"])} for attempt in stored["attempts"]],
         "checkpoints": sorted(e.name for e in os.scandir(job.checkpoints) if not e.name.startswith(".")),
     }
     if ledger:

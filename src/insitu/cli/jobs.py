@@ -37,9 +37,9 @@ Examples:
 
 def complete_job(incomplete: str) -> list[str]:
     """For the shell: job ids that begin with what was typed."""
-    from insitu.cluster import job_ids
+    from insitu.cluster import list_job_ids
 
-    return [job for job in job_ids(Paths.default()) if job.startswith(incomplete)]
+    return [job for job in list_job_ids(Paths.default()) if job.startswith(incomplete)]
 
 
 def complete_cache(incomplete: str) -> list[str]:

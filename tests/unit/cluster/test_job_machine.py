@@ -13,32 +13,35 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from insitu.cluster.decide import job as machine
+from insitu.cluster.decide.events import (
+    Action,
+    ControllerLostEvent,
+    Event,
+    Finish,
+    Launch,
+    LaunchFailedEvent,
+    Log,
+    PeersLostEvent,
+    Publish,
+    ReadyEvent,
+    RecoveredEvent,
+    ResumedEvent,
+    ScaleRequestedEvent,
+    Signal,
+    StalledEvent,
+    StopRequestedEvent,
+    SubmittedEvent,
+    TakenOverEvent,
+    TaskExitedEvent,
+    TickEvent,
+)
 from insitu.cluster.decide.job import advance, new_job
+from insitu.cluster.decide.job_json import decode_job, encode_job
 from insitu.cluster.decide.job_state import (
     ENDED,
-    Action,
-    ControllerLost,
-    Event,
     Failure,
-    Finish,
     JobState,
-    Launch,
-    LaunchFailed,
     OnLoss,
-    PeersParted,
-    Publish,
-    Ready,
-    Recovered,
-    Resumed,
-    Say,
-    ScaleRequested,
-    Signal,
-    Stalled,
-    StopRequested,
-    Submitted,
-    TakenOver,
-    TaskExited,
-    Tick,
     validate,
 )
 from insitu.spec import ROLES, NodeId, TaskId, TaskSpec
@@ -67,18 +70,18 @@ class Run:
         self.now += after
         self.state, actions = advance(self.state, event, self.now)
         validate(self.state)
-        assert JobState.from_json(json.loads(json.dumps(self.state.to_json()))) == self.state
+        assert decode_job(json.loads(json.dumps(encode_job(self.state)))) == self.state
         return actions
 
     def exits(
         self, task: TaskId, code: int = 0, failure: Failure | None = None, **more: object
     ) -> list[Action]:
-        return self.feed(TaskExited(task, code, failure, **more))  # type: ignore[arg-type]
+        return self.feed(TaskExitedEvent(task, code, failure, **more))  # type: ignore[arg-type]
 
     def tick(self) -> list[Action]:
         assert self.state.due is not None
         self.now = max(self.now, self.state.due)
-        return self.feed(Tick())
+        return self.feed(TickEvent())
 
 
 def in_order(tasks: Iterable[TaskId]) -> list[TaskId]:
@@ -87,7 +90,7 @@ def in_order(tasks: Iterable[TaskId]) -> list[TaskId]:
 
 def running(*tasks: TaskId, **options: Any) -> Run:
     run = Run(*tasks, **options)
-    assert run.feed(Submitted()) == [Publish(1), Launch(tuple(in_order(tasks)))]
+    assert run.feed(SubmittedEvent()) == [Publish(1), Launch(tuple(in_order(tasks)))]
     return run
 
 
@@ -96,7 +99,7 @@ def signals(actions: list[Action]) -> list[tuple[str, str]]:
 
 
 def said(actions: list[Action]) -> str:
-    return "\n".join(a.text for a in actions if isinstance(a, Say))
+    return "\n".join(a.text for a in actions if isinstance(a, Log))
 
 
 def test_a_job_whose_workers_end_well_is_finished() -> None:
@@ -238,7 +241,7 @@ def test_an_evaluator_that_does_not_end_is_stopped() -> None:
 
 def test_a_stall_dumps_stacks_before_anything_is_stopped() -> None:
     run = running(W0, W1, max_restarts=0)
-    actions = run.feed(Stalled("no task made progress for 5 s", (1, 2)))
+    actions = run.feed(StalledEvent("no task made progress for 5 s", (1, 2)))
     assert signals(actions) == [("worker:0", "dump"), ("worker:1", "dump")]
     assert signals(run.tick()) == [("worker:0", "term"), ("worker:1", "term")]
     run.exits(W0, -signal.SIGTERM)
@@ -248,9 +251,9 @@ def test_a_stall_dumps_stacks_before_anything_is_stopped() -> None:
 
 def test_a_stop_ends_the_job_and_a_second_one_kills() -> None:
     run = running(W0, PS)
-    assert signals(run.feed(StopRequested())) == [("worker:0", "term"), ("ps:0", "term")]
-    assert signals(run.feed(StopRequested())) == [("worker:0", "kill"), ("ps:0", "kill")]
-    assert signals(run.feed(StopRequested())) == []
+    assert signals(run.feed(StopRequestedEvent())) == [("worker:0", "term"), ("ps:0", "term")]
+    assert signals(run.feed(StopRequestedEvent())) == [("worker:0", "kill"), ("ps:0", "kill")]
+    assert signals(run.feed(StopRequestedEvent())) == []
     run.exits(W0, -signal.SIGKILL)
     assert run.exits(PS, -signal.SIGKILL)[-1] == Finish(143)
     assert run.state.phase == "stopped"
@@ -259,36 +262,36 @@ def test_a_stop_ends_the_job_and_a_second_one_kills() -> None:
 def test_a_stop_while_a_restart_is_due_ends_the_job_at_once() -> None:
     run = running(W0)
     run.exits(W0, 1)
-    assert run.feed(StopRequested())[-1] == Finish(143)
+    assert run.feed(StopRequestedEvent())[-1] == Finish(143)
 
 
 def test_a_stop_takes_the_place_of_a_restart_under_way() -> None:
     run = running(W0, W1)
     run.exits(W0, 1)
-    run.feed(StopRequested())
+    run.feed(StopRequestedEvent())
     assert run.exits(W1, -signal.SIGTERM)[-1] == Finish(143)
 
 
 def test_a_stop_does_not_undo_training_that_has_ended() -> None:
     run = running(CHIEF, W0)
     run.exits(CHIEF)
-    assert signals(run.feed(StopRequested())) == [("worker:0", "term")]
+    assert signals(run.feed(StopRequestedEvent())) == [("worker:0", "term")]
     assert run.exits(W0, -signal.SIGTERM)[-1] == Finish(0)
 
 
 def test_tasks_that_cannot_be_launched_fail_the_attempt() -> None:
     run = running(W0, W1, max_restarts=1)
-    assert signals(run.feed(LaunchFailed((W1,), "no memory"))) == [("worker:0", "term")]
+    assert signals(run.feed(LaunchFailedEvent((W1,), "no memory"))) == [("worker:0", "term")]
     run.exits(W0, -signal.SIGTERM)
     assert run.state.phase == "restarting"
     run.tick()
-    assert run.feed(LaunchFailed((W0, W1), "no memory"))[-1] == Finish(1)
+    assert run.feed(LaunchFailedEvent((W0, W1), "no memory"))[-1] == Finish(1)
     assert "no memory" in run.state.reason
 
 
 def test_a_lost_controller_fails_the_job() -> None:
     run = running(W0)
-    assert run.feed(ControllerLost())[-1] == Finish(1)
+    assert run.feed(ControllerLostEvent())[-1] == Finish(1)
     assert "insitu resume" in run.state.reason
 
 
@@ -296,7 +299,14 @@ def test_events_of_an_ended_job_change_nothing() -> None:
     run = running(W0)
     run.exits(W0)
     before = run.state
-    for event in (Submitted(), TaskExited(W0, 1), StopRequested(), Stalled("x"), Tick(), ControllerLost()):
+    for event in (
+        SubmittedEvent(),
+        TaskExitedEvent(W0, 1),
+        StopRequestedEvent(),
+        StalledEvent("x"),
+        TickEvent(),
+        ControllerLostEvent(),
+    ):
         assert run.feed(event) == []
     assert run.state == before
 
@@ -317,13 +327,13 @@ class AnyOrder(RuleBasedStateMachine):
     def begin(self, tasks: set[TaskId], max_restarts: int, on_loss: OnLoss) -> None:
         self.run = Run(W0, *tasks, max_restarts=max_restarts, on_loss=on_loss)
         self.launches = self.finishes = self.tries = 0
-        self.feed(Submitted())
+        self.feed(SubmittedEvent())
 
     def feed(self, event: Event, after: float = 0.0) -> None:
         actions = self.run.feed(event, after)
         self.launches += sum(isinstance(a, Launch) for a in actions)
         # Tries that fail before anything runs, and what is asked for by hand, are no failures of a task.
-        self.tries += isinstance(event, LaunchFailed | ScaleRequested | TaskExited)
+        self.tries += isinstance(event, LaunchFailedEvent | ScaleRequestedEvent | TaskExitedEvent)
         self.finishes += sum(isinstance(a, Finish) for a in actions)
         alive = {t.task for t in self.run.state.alive}
         assert all(a.task in alive for a in actions if isinstance(a, Signal))
@@ -345,7 +355,7 @@ class AnyOrder(RuleBasedStateMachine):
         elastic = tuple(sorted(set(alive) - {task} - rigid))
         lost = data.draw(st.sampled_from([(), (), (NODE,)]))
         self.feed(
-            TaskExited(
+            TaskExitedEvent(
                 task,
                 code,
                 failure if code > 0 else None,
@@ -359,42 +369,50 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(
         event=st.sampled_from(
             [
-                *(StopRequested(), Stalled("still"), Submitted(), Tick(), TaskExited(PS, 1)),
-                *(TakenOver(), Recovered(5), Recovered(1000), Resumed()),
+                *(
+                    StopRequestedEvent(),
+                    StalledEvent("still"),
+                    SubmittedEvent(),
+                    TickEvent(),
+                    TaskExitedEvent(PS, 1),
+                ),
+                *(TakenOverEvent(), RecoveredEvent(5), RecoveredEvent(1000), ResumedEvent()),
             ]
         )
     )
     def anything(self, event: Event) -> None:
-        if isinstance(event, Resumed) and self.run.state.phase in ENDED:
+        if isinstance(event, ResumedEvent) and self.run.state.phase in ENDED:
             self.finishes -= self.run.state.phase != "finished"
-        if not isinstance(event, TaskExited) or event.task in [t.task for t in self.run.state.tasks]:
+        if not isinstance(event, TaskExitedEvent) or event.task in [t.task for t in self.run.state.tasks]:
             self.feed(event)
 
     @precondition(lambda self: self.run.state.alive)
     @rule(elastic=st.booleans())
     def a_launch_fails(self, elastic: bool) -> None:
         alive = [t.task for t in self.run.state.alive]
-        self.feed(LaunchFailed((alive[-1],), "no", tuple(alive[:-1]) if elastic else ()))
+        self.feed(LaunchFailedEvent((alive[-1],), "no", tuple(alive[:-1]) if elastic else ()))
 
     @precondition(lambda self: self.run.state.alive)
     @rule(
-        data=st.data(), workers=st.integers(0, 4), kind=st.sampled_from([Ready, PeersParted, Stalled, 0, 0])
+        data=st.data(),
+        workers=st.integers(0, 4),
+        kind=st.sampled_from([ReadyEvent, PeersLostEvent, StalledEvent, 0, 0]),
     )
     def membership_changes(self, data: st.DataObject, workers: int, kind: Any) -> None:
         alive = tuple(t.task for t in self.run.state.alive)
         some = tuple(sorted(data.draw(st.sets(st.sampled_from(alive)))))
-        if kind is Ready:
-            self.feed(Ready(some, (1, 1)))
-        elif kind is PeersParted:
-            self.feed(PeersParted(some, (1, 1), alive))
-        elif kind is Stalled:
-            self.feed(Stalled("still", (1, 1), some, alive))
+        if kind is ReadyEvent:
+            self.feed(ReadyEvent(some, (1, 1)))
+        elif kind is PeersLostEvent:
+            self.feed(PeersLostEvent(some, (1, 1), alive))
+        elif kind is StalledEvent:
+            self.feed(StalledEvent("still", (1, 1), some, alive))
         else:
-            self.feed(ScaleRequested(workers, "x", (1, 1), alive))
+            self.feed(ScaleRequestedEvent(workers, "x", (1, 1), alive))
 
     @rule(seconds=st.floats(0, 40))
     def time_passes(self, seconds: float) -> None:
-        self.feed(Tick(), seconds)
+        self.feed(TickEvent(), seconds)
 
     @invariant()
     def launches_are_bounded_and_it_finishes_once(self) -> None:
@@ -406,15 +424,15 @@ class AnyOrder(RuleBasedStateMachine):
         """From any state, obedient tasks and a stop bring the end."""
         if not hasattr(self, "run"):
             return
-        self.feed(StopRequested())
+        self.feed(StopRequestedEvent())
         for _ in range(40):
             if self.run.state.phase in ENDED:
                 return
-            asked = [t for t in self.run.state.alive if t.asked]
+            asked = [t for t in self.run.state.alive if t.signal_sent]
             if asked:
-                self.feed(TaskExited(asked[0].task, -signal.SIGKILL))
+                self.feed(TaskExitedEvent(asked[0].task, -signal.SIGKILL))
             elif self.run.state.due is not None:
-                self.feed(Tick(), max(0.0, self.run.state.due - self.run.now))
+                self.feed(TickEvent(), max(0.0, self.run.state.due - self.run.now))
         raise AssertionError(f"does not end: {self.run.state}")
 
 
@@ -422,7 +440,7 @@ AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=25, 
 TestAnyOrder = AnyOrder.TestCase
 
 
-@given(st.lists(st.sampled_from([StopRequested(), Tick(), Stalled("x")]), max_size=8))
+@given(st.lists(st.sampled_from([StopRequestedEvent(), TickEvent(), StalledEvent("x")]), max_size=8))
 def test_the_same_events_give_the_same_states(events: list[Event]) -> None:
     first, second = running(W0, PS), running(W0, PS)
     for event in events:

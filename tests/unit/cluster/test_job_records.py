@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 
 from insitu import ports
-from insitu.cluster.client.status import find_job, job_ids
+from insitu.cluster.client.status import find_job, list_job_ids
+from insitu.cluster.decide.events import (
+    SubmittedEvent,
+    TaskExitedEvent,
+)
 from insitu.cluster.decide.job import advance, new_job
-from insitu.cluster.decide.job_state import Submitted, TaskExited
 from insitu.cluster.job_files.journal import Journal
-from insitu.cluster.job_files.lock import is_locked, signal_holder, take_lock, write_holder
-from insitu.cluster.job_files.logs import JobLogs, Merged
+from insitu.cluster.job_files.lock import is_locked, signal_controller, take_lock, write_controller_pid
+from insitu.cluster.job_files.logs import JobLogs, MergedLog
 from insitu.cluster.job_files.tail import follow
 from insitu.errors import ClusterError, UnknownJob
 from insitu.paths import JobPaths, Paths
@@ -29,7 +32,7 @@ def test_the_journal_tells_every_event_and_the_last_state(tmp_path: Path) -> Non
     journal = Journal(tmp_path / "journal.sqlite")
     state = new_job([TaskSpec(W0, NodeId("node-0"))], 1)
     journal.create(state)
-    for at, event in enumerate((Submitted(), TaskExited(W0, -9, progress=(0, 1)))):
+    for at, event in enumerate((SubmittedEvent(), TaskExitedEvent(W0, -9, progress=(0, 1)))):
         state, actions = advance(state, event, float(at))
         journal.record(float(at), event, actions, state)
     assert Journal(journal.path).state() == state
@@ -69,14 +72,14 @@ def test_the_lock_is_held_until_its_last_holder_lets_go(tmp_path: Path) -> None:
 def test_the_holder_is_signalled_and_nobody_else(tmp_path: Path) -> None:
     path = tmp_path / "controller.json"
     lock = take_lock(path)
-    write_holder(lock)
+    write_controller_pid(lock)
     received: list[int] = []
     before = signal.signal(signal.SIGUSR2, lambda number, _: received.append(number))
     try:
-        assert signal_holder(path, signal.SIGUSR2)
+        assert signal_controller(path, signal.SIGUSR2)
         assert received == [signal.SIGUSR2]
         os.close(lock)
-        assert not signal_holder(path, signal.SIGUSR2)
+        assert not signal_controller(path, signal.SIGUSR2)
         assert len(received) == 1
     finally:
         signal.signal(signal.SIGUSR2, before)
@@ -127,7 +130,7 @@ def test_a_log_is_followed_to_its_end(tmp_path: Path) -> None:
             file.write(more or b"")
         return more is None
 
-    assert [line for lines in follow(path, over, pause=0) for line in lines] == [
+    assert [line for lines in follow(path, over, poll_interval=0) for line in lines] == [
         b"one",
         b"two",
         b"three",
@@ -140,7 +143,7 @@ def test_logs_keep_the_raw_bytes_and_merge_whole_lines(tmp_path: Path) -> None:
     logs = JobLogs(job)
     logs.open(W0, 1)
     logs.write(W0, b"a\nb", 0.0)
-    Merged(job).say("note")
+    MergedLog(job).log("note")
     logs.write(W0, b"c\nd", 0.0)
     logs.finish()
     assert job.task_log(W0, 1).read_bytes() == b"a\nbc\nd"
@@ -164,7 +167,7 @@ def test_output_lost_to_a_full_disk_is_told_once_there_is_room(tmp_path: Path) -
 
 def test_jobs_are_found_by_the_beginning_of_their_id(tmp_path: Path) -> None:
     paths = Paths(tmp_path)
-    assert job_ids(paths) == []
+    assert list_job_ids(paths) == []
     for name in ("digits-aa11", "digits-aa11b", "digits-bb22", ".staged"):
         (paths.jobs / name).mkdir(parents=True)
     assert find_job(paths, "digits-b").root.name == "digits-bb22"

@@ -11,7 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from insitu.cluster.chaos.fault_injection import deafen_connections, drop_connections, established, full_disk
+from insitu.cluster.chaos.fault_injection import (
+    blackhole_connections,
+    drop_connections,
+    established,
+    full_disk,
+)
 from insitu.errors import ClusterError
 
 PROGRAM = """
@@ -71,7 +76,7 @@ def test_dropped_connections_end_on_both_sides(world: World) -> None:
 def test_deaf_connections_stay_open_and_nothing_arrives(world: World) -> None:
     process, connection = world
     try:
-        assert deafen_connections(process.pid) == 1
+        assert blackhole_connections(process.pid) == 1
     except ClusterError as error:
         pytest.skip(str(error))
     connection.sendall(b"lost")

@@ -11,8 +11,10 @@ from job_runs import Insitu
 from insitu.cluster import Request, read_status, submit
 from insitu.cluster.client import submission
 from insitu.cluster.control.job_cleanup import clean_up, staged_folder
+from insitu.cluster.decide.events import (
+    SubmittedEvent,
+)
 from insitu.cluster.decide.job import advance
-from insitu.cluster.decide.job_state import Submitted
 from insitu.cluster.job_files.journal import Journal
 from insitu.cluster.job_files.lock import take_lock
 from insitu.errors import ClusterError, JobSpecError, StorageFull
@@ -22,7 +24,7 @@ from insitu.grid import Catalog
 @pytest.fixture
 def insitu(tmp_path: Path) -> Insitu:
     insitu = Insitu(tmp_path)
-    insitu.script("print('hello')")
+    insitu.script("print('greeting')")
     return insitu
 
 
@@ -35,8 +37,8 @@ def make_job(insitu: Insitu, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_job_that_died_with_its_machine_is_settled(insitu: Insitu, monkeypatch: pytest.MonkeyPatch) -> None:
     job = insitu.job(make_job(insitu, monkeypatch))
     journal = Journal(job.journal)
-    state, actions = advance(journal.state(), Submitted(), 1.0)
-    journal.record(1.0, Submitted(), actions, state)
+    state, actions = advance(journal.state(), SubmittedEvent(), 1.0)
+    journal.record(1.0, SubmittedEvent(), actions, state)
     assert Catalog(insitu.paths).pinned_by("data/train") == [job.root.name]
     assert read_status(job).state.phase == "failed"  # seen as such before it is written down
 

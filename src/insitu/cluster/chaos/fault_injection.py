@@ -1,4 +1,4 @@
-"""What chaos does to a process from outside: its connections end or go deaf, its disk is full.
+"""What chaos does to a process from outside: its connections end or become black holes, its disk is full.
 
 A socket of another process is reached by pidfd_getfd(2), which needs Linux 5.6 and the right to trace the
 process (its own user where the system allows that, or root). A full disk is a limit on the size of files,
@@ -65,28 +65,28 @@ def drop_connections(pid: int) -> int:
 
     Raises ClusterError, OSError.
     """
-    dropped = 0
+    count = 0
     for connection in _sockets(pid):
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
-            dropped += 1
-    return dropped
+            count += 1
+    return count
 
 
-def deafen_connections(pid: int) -> int:
+def blackhole_connections(pid: int) -> int:
     """Nothing that is sent to the process over a connection of now arrives any more, and nobody is told.
 
     So each connection is half open, as after a cable was pulled. Returns how many. Raises ClusterError,
     OSError.
     """
-    deaf = 0
+    count = 0
     # A packet filter of one instruction: keep 0 bytes.
     instruction = ctypes.create_string_buffer(struct.pack("HBBI", _RETURN, 0, 0, 0))
     program = struct.pack("HL", 1, ctypes.addressof(instruction))
     for connection in _sockets(pid):
         connection.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
-        deaf += 1
-    return deaf
+        count += 1
+    return count
 
 
 @contextlib.contextmanager

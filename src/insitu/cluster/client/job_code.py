@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 
 from insitu.errors import JobSpecError
 
-MOST_BYTES = 256 * 1024 * 1024
-MOST_FILES = 20_000
+MAX_BYTES = 256 * 1024 * 1024
+MAX_FILES = 20_000
 IGNORED = frozenset(
     {
         *(".git", ".hg", ".svn", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"),
@@ -31,13 +31,13 @@ class _Budget:
 
     def add_file(self) -> None:
         self._files += 1
-        if self._files > MOST_FILES:
-            raise self._too_much(f"more than {MOST_FILES} files")
+        if self._files > MAX_FILES:
+            raise self._too_much(f"more than {MAX_FILES} files")
 
     def add_bytes(self, count: int) -> None:
         self._bytes += count
-        if self._bytes > MOST_BYTES:
-            raise self._too_much(f"more than {MOST_BYTES // 2**20} MiB")
+        if self._bytes > MAX_BYTES:
+            raise self._too_much(f"more than {MAX_BYTES // 2**20} MiB")
 
     def _too_much(self, what: str) -> JobSpecError:
         return JobSpecError(

@@ -6,8 +6,8 @@ import os
 import signal
 from dataclasses import dataclass
 
-from insitu.cluster.decide import ENDED, ControllerLost, JobState, Steps, advance
-from insitu.cluster.job_files import Journal, is_locked, read_spec, signal_holder
+from insitu.cluster.decide import ENDED, ControllerLostEvent, EpochStep, JobState, advance
+from insitu.cluster.job_files import Journal, is_locked, read_spec, signal_controller
 from insitu.errors import ClusterError, JobEnded, UnknownJob
 from insitu.paths import JobPaths, Paths
 from insitu.progress import read_progress
@@ -24,10 +24,10 @@ class JobStatus:
     spec: JobSpec
     state: JobState
     running: bool
-    steps: Steps | None
+    steps: EpochStep | None
 
 
-def job_ids(paths: Paths) -> list[str]:
+def list_job_ids(paths: Paths) -> list[str]:
     """All jobs, by name; whatever else lies in the folder is passed over."""
     try:
         with os.scandir(paths.jobs) as found:
@@ -38,7 +38,7 @@ def job_ids(paths: Paths) -> list[str]:
 
 def find_job(paths: Paths, text: str) -> JobPaths:
     """The job whose id is `text` or alone begins with it. Raises UnknownJob."""
-    ids = job_ids(paths)
+    ids = list_job_ids(paths)
     matches = [i for i in ids if i == text] or [i for i in ids if text and i.startswith(text)]
     if len(matches) == 1:
         return paths.job(matches[0])
@@ -61,13 +61,13 @@ def read_status(job: JobPaths) -> JobStatus:
     running = is_running(job)
     state = Journal(job.journal).state()
     if not running and state.phase not in ENDED:
-        state, _ = advance(state, ControllerLost(), _last_sign(job))
+        state, _ = advance(state, ControllerLostEvent(), _read_last_write_time(job))
     records = [read_progress(job.progress(t.task)) for t in state.tasks]
     steps = max(((r.epoch, r.step) for r in records if r is not None), default=None)
     return JobStatus(read_spec(job), state, running, steps)
 
 
-def _last_sign(job: JobPaths) -> float:
+def _read_last_write_time(job: JobPaths) -> float:
     """When the job last wrote anything down, in seconds since 1970."""
     return max(p.stat().st_mtime for p in (job.journal, job.output) if p.exists())
 
@@ -75,7 +75,7 @@ def _last_sign(job: JobPaths) -> float:
 def list_jobs(paths: Paths, *, all_jobs: bool = False) -> list[JobStatus | BrokenJob]:
     """The running jobs, or all, oldest first; one whose folder can't be read is named with the reason."""
     found: list[JobStatus | BrokenJob] = []
-    for job_id in job_ids(paths):
+    for job_id in list_job_ids(paths):
         job = paths.job(job_id)
         if not all_jobs and not is_running(job):
             continue
@@ -99,7 +99,7 @@ def stop_job(job: JobPaths) -> None:
 
     Raises JobEnded where the job has ended already.
     """
-    if not signal_holder(job.controller, signal.SIGTERM):
+    if not signal_controller(job.controller, signal.SIGTERM):
         status = read_status(job)
         raise JobEnded(f"{job.root.name} has ended already: {status.state.phase}")
 

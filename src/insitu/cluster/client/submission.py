@@ -23,7 +23,13 @@ from typing import Literal
 
 from insitu.cluster.client.job_code import copy_code
 from insitu.cluster.control import clean_up, staged_folder
-from insitu.cluster.decide import default_threads, default_workers, holders_of_shards, new_job, place
+from insitu.cluster.decide import (
+    choose_thread_count,
+    choose_worker_count,
+    find_shard_holders,
+    new_job,
+    place_tasks,
+)
 from insitu.cluster.job_files import Journal, take_lock
 from insitu.cluster.task import resolve_command
 from insitu.config import DeviceSettings
@@ -75,7 +81,7 @@ def submit(paths: Paths, request: Request) -> str:
     cache = Catalog(paths).get(request.cache)
     topology = load_topology(paths)
     spec = _spec(request, cache, topology)
-    placement = place(spec, cache, topology)
+    placement = place_tasks(spec, cache, topology)
     clean_up(paths, cache.name)
     job = paths.job(spec.job_id)
     lock = -1
@@ -105,13 +111,13 @@ def _spec(request: Request, cache: CacheSpec, topology: Topology) -> JobSpec:
         raise JobSpecError(
             f"--engine must be local; ray isn't available in this version. Received: {request.engine}"
         )
-    workers = default_workers(cache, topology) if request.workers is None else request.workers
+    workers = choose_worker_count(cache, topology) if request.workers is None else request.workers
     if request.workers is None and request.shards is not None:
         workers = min(workers, max(1, request.shards))
     name = request.name or re.sub(r"[^A-Za-z0-9_.-]", "-", cache.name.rpartition("/")[2])
     check_simple_name("A job's name (--name)", name)
     cores = len(os.sched_getaffinity(0))
-    threads = default_threads(cores, max(1, workers), request.evaluator)
+    threads = choose_thread_count(cores, max(1, workers), request.evaluator)
     return JobSpec(
         job_id=f"{name[:90]}-{secrets.token_hex(3)}",
         name=name,
@@ -157,17 +163,17 @@ def _write(job: JobPaths, spec: JobSpec, placement: Placement, cache: CacheSpec)
     job.spec.write_text(json.dumps(spec.to_json(), indent=1))
     tasks = [{"task": str(t.task), "node": t.node, "shards": t.shards} for t in placement.tasks]
     job.placement.write_text(
-        json.dumps({"tasks": tasks, "homes": placement.homes, "cache": cache.to_json()}, indent=1)
+        json.dumps({"tasks": tasks, "homes": placement.home_nodes, "cache": cache.to_json()}, indent=1)
     )
     job.shard_maps.mkdir()
-    shards = {**asdict(placement.shard_map), "homes": placement.homes}
+    shards = {**asdict(placement.shard_map), "homes": placement.home_nodes}
     job.shard_map(cache.name).write_text(json.dumps(shards, indent=1))
     for task in placement.tasks:
         job.task(task.task).mkdir(parents=True)
     job.checkpoints.mkdir()
     job.ledger.mkdir()
     job.output.touch(0o600)
-    holders = holders_of_shards(placement.shard_map, placement.homes, cache)
+    holders = find_shard_holders(placement.shard_map, placement.home_nodes, cache)
     state = new_job(placement.tasks, spec.max_restarts, spec.on_loss, holders, mirrored=spec.ps_backups > 0)
     Journal(job.journal).create(state)
 

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from insitu.cluster.decide.job_state import TaskState
+from insitu.cluster.decide.job_state import (
+    TaskState,
+)
 from insitu.context import (
     ATTEMPT_ENV,
     CACHE_ENV,
@@ -32,7 +34,7 @@ THREAD_SETTINGS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NPROC")
 and XLA on CPUs. Their sizes change rounding, so they are the job's."""
 
 
-def tf_config(roster: Roster, task: TaskId, address: str = "") -> dict[str, Any]:
+def build_tf_config(roster: Roster, task: TaskId, address: str = "") -> dict[str, Any]:
     """The value of TF_CONFIG for `task`, whose `address` matters where the roster doesn't name it yet.
 
     As TensorFlow has it, an evaluator is no part of the cluster that trains: it sees itself, nobody else
@@ -50,7 +52,7 @@ def tf_config(roster: Roster, task: TaskId, address: str = "") -> dict[str, Any]
     return {"cluster": cluster, "task": {"type": task.role, "index": task.index}}
 
 
-def interop_threads(job: JobSpec) -> int:
+def count_interop_threads(job: JobSpec) -> int:
     """Operations that TensorFlow may run side by side; their number changes no rounding.
 
     With ps tasks an operation waits for others in other tasks, holding its thread: with fewer threads than
@@ -59,7 +61,7 @@ def interop_threads(job: JobSpec) -> int:
     return job.threads if job.ps == 0 else max(job.threads, job.workers + job.ps + int(job.chief) + 1)
 
 
-def task_environment(
+def build_task_environment(
     job: JobSpec,
     roster: Roster,
     task: TaskState,
@@ -77,7 +79,7 @@ def task_environment(
     environment = dict(inherited)
     environment.update(
         {
-            TF_CONFIG_ENV: json.dumps(tf_config(roster, task.task, address)),
+            TF_CONFIG_ENV: json.dumps(build_tf_config(roster, task.task, address)),
             HOME_ENV: str(home),
             JOB_ID_ENV: job.job_id,
             CACHE_ENV: job.cache,
@@ -86,14 +88,14 @@ def task_environment(
             NODE_ENV: task.node or "",
             PS_BACKUPS_ENV: str(job.ps_backups),
             SEED_ENV: str(job.seed),
-            ATTEMPT_ENV: str(task.attempt),
+            ATTEMPT_ENV: str(task.incarnation),
             GENERATION_ENV: str(roster.generation),
             STALL_TIMEOUT_ENV: repr(job.stall_timeout),
             MEMORY_CHECKPOINT_ENV: "1" if job.memory_checkpoint else "",
             "PYTHONUNBUFFERED": "1",
             **job.settings,
             **{name: str(job.threads) for name in THREAD_SETTINGS},
-            "TF_NUM_INTEROP_THREADS": str(interop_threads(job)),
+            "TF_NUM_INTEROP_THREADS": str(count_interop_threads(job)),
         }
     )
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

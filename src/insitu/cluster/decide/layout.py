@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 from insitu.spec import CacheSpec, NodeId, ShardMap, TaskId
 
-Holders = tuple[tuple[NodeId, ...], ...]
+ShardHolders = tuple[tuple[NodeId, ...], ...]
 """For each shard the nodes that hold partitions of it, primary or backup, the one it is at home on first."""
 
 
-def holders_of_shards(shard_map: ShardMap, homes: Sequence[NodeId], cache: CacheSpec) -> Holders:
+def find_shard_holders(shard_map: ShardMap, homes: Sequence[NodeId], cache: CacheSpec) -> ShardHolders:
     """Nodes by how many of each shard's rows they hold, after the shard's home."""
     found = []
     for home, partitions in zip(homes, shard_map.shards, strict=True):
@@ -28,12 +28,12 @@ def holders_of_shards(shard_map: ShardMap, homes: Sequence[NodeId], cache: Cache
     return tuple(found)
 
 
-def contiguous(workers: int, shards: int) -> tuple[tuple[int, ...], ...]:
+def assign_contiguous_shards(workers: int, shards: int) -> tuple[tuple[int, ...], ...]:
     """Shards of each worker at a start: worker w of W runs [w*S/W, (w+1)*S/W)."""
     return tuple(tuple(range(w * shards // workers, (w + 1) * shards // workers)) for w in range(workers))
 
 
-def home_of(shards: Sequence[int], holders: Holders, lost: Collection[NodeId] = ()) -> NodeId | None:
+def choose_node(shards: Sequence[int], holders: ShardHolders, lost: Collection[NodeId] = ()) -> NodeId | None:
     """The node to run `shards` on: where most of them are at home, else where most have a backup.
 
     `lost` nodes are left out; None where no other holds any of them.
@@ -45,7 +45,7 @@ def home_of(shards: Sequence[int], holders: Holders, lost: Collection[NodeId] = 
 
 
 def reassign(
-    held: Mapping[TaskId, Sequence[int]], nodes: Mapping[TaskId, NodeId | None], holders: Holders
+    held: Mapping[TaskId, Sequence[int]], nodes: Mapping[TaskId, NodeId | None], holders: ShardHolders
 ) -> dict[TaskId, tuple[int, ...]]:
     """The shards of each task of `held` once these, and nobody else, run all shards.
 

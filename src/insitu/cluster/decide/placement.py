@@ -15,7 +15,7 @@ from insitu.errors import PlacementError
 from insitu.spec import CacheSpec, JobSpec, NodeId, Placement, ShardMap, TaskId, TaskSpec, Topology
 
 
-def rows_by_node(cache: CacheSpec, topology: Topology) -> dict[NodeId, int]:
+def count_rows_by_node(cache: CacheSpec, topology: Topology) -> dict[NodeId, int]:
     """Rows whose primary owner each node is, for the nodes that own any partition, in the topology's order.
 
     Raises PlacementError where a partition's primary owner isn't a node of the cluster.
@@ -32,12 +32,12 @@ def rows_by_node(cache: CacheSpec, topology: Topology) -> dict[NodeId, int]:
     return {node: rows[node] for node in topology.nodes if node in rows}
 
 
-def default_workers(cache: CacheSpec, topology: Topology) -> int:
+def choose_worker_count(cache: CacheSpec, topology: Topology) -> int:
     """One worker for each node that owns data."""
-    return len(rows_by_node(cache, topology))
+    return len(count_rows_by_node(cache, topology))
 
 
-def default_threads(cores: int, workers: int, evaluator: bool) -> int:
+def choose_thread_count(cores: int, workers: int, evaluator: bool) -> int:
     """Backend threads per replica when `cores` are shared by the tasks that compute: workers and evaluator.
 
     A chief beside workers coordinates and ps tasks apply updates; neither is counted.
@@ -64,14 +64,14 @@ def apportion(count: int, weights: Sequence[int]) -> list[int]:
     return shares
 
 
-def homes_of_shards(shards: int, cache: CacheSpec, topology: Topology) -> tuple[NodeId, ...]:
+def choose_home_nodes(shards: int, cache: CacheSpec, topology: Topology) -> tuple[NodeId, ...]:
     """The node that each shard is at home on: shards dealt to the owning nodes by their rows."""
-    rows = rows_by_node(cache, topology)
+    rows = count_rows_by_node(cache, topology)
     shares = apportion(shards, list(rows.values()))
     return tuple(node for node, share in zip(rows, shares, strict=True) for _ in range(share))
 
 
-def place(job: JobSpec, cache: CacheSpec, topology: Topology) -> Placement:
+def place_tasks(job: JobSpec, cache: CacheSpec, topology: Topology) -> Placement:
     """The tasks of `job` on nodes of `topology`, and the shards of `cache` on its workers.
 
     Worker w of W runs shards [w*S/W, (w+1)*S/W) on the node that most of them are at home on. The ps
@@ -86,7 +86,7 @@ def place(job: JobSpec, cache: CacheSpec, topology: Topology) -> Placement:
             f"{len(cache.partitions)} workers, or import the cache again with --partitions {job.shards} or "
             f"more."
         )
-    homes = homes_of_shards(job.shards, cache, topology)
+    homes = choose_home_nodes(job.shards, cache, topology)
     workers = []
     for worker in range(job.workers):
         shards = range(worker * job.shards // job.workers, (worker + 1) * job.shards // job.workers)

@@ -13,9 +13,9 @@ from insitu.progress import IDLE, Progress
 from insitu.roster import JOINING, RECOVERING
 from insitu.spec import TaskId
 
-WAITING = frozenset({"exchange", "join", RECOVERING, JOINING})
+WAITING_ACTIVITIES = frozenset({"exchange", "join", RECOVERING, JOINING})
 """Places at which a task can do nothing but wait for others."""
-_FOR_A_ROSTER = frozenset({RECOVERING, JOINING})
+WAITING_FOR_ROSTER = frozenset({RECOVERING, JOINING})
 """Places at which a task waits for others that may not have begun."""
 
 
@@ -38,7 +38,7 @@ class StallWatch:
         """These tasks begin anew. They get the whole time again, and so does who waits for them; but not one
         that is `stopped`: the others may come and go because of it, and it would never be found."""
         for task, (record, _) in list(self._seen.items()):
-            if task in tasks or (record.place in _FOR_A_ROSTER and task not in stopped):
+            if task in tasks or (record.place in WAITING_FOR_ROSTER and task not in stopped):
                 del self._seen[task]
 
     def observe(
@@ -67,7 +67,7 @@ class StallWatch:
             if seen[0].step >= 0 and (idle_too or seen[0].place != IDLE)
         }
         still = {task for task, (_, since) in training.items() if now - since >= self.timeout}
-        busy = {task for task in training if training[task][0].place not in WAITING}
+        busy = {task for task in training if training[task][0].place not in WAITING_ACTIVITIES}
         if not still or (still != training.keys() and not busy <= still):
             return None
         if still == training.keys():

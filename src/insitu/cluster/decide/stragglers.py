@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from insitu.cluster.decide.stall import WAITING
+from insitu.cluster.decide.stall import WAITING_ACTIVITIES
 from insitu.progress import IDLE, Progress
 from insitu.spec import TaskId
 
-LEAST_SHARE = 0.6
+MIN_SHARE = 0.6
 """The share of steps in which the same task comes last from which on it is a straggler."""
-LEAST_SECONDS = 0.001
-_LEAST_STEPS = 3
+MIN_SECONDS = 0.001
+_MIN_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def find_stragglers(samples: Sequence[Mapping[TaskId, Progress | None]]) -> list
     arrived: dict[tuple[int, int], dict[TaskId, float]] = defaultdict(dict)
     for sample in samples:
         for task, record in sample.items():
-            if record is not None and record.step >= 0 and record.place in WAITING:
+            if record is not None and record.step >= 0 and record.place in WAITING_ACTIVITIES:
                 arrived[record.epoch, record.step][task] = record.at
     everybody = {t for sample in samples for t, r in sample.items() if r and r.step >= 0 and r.place != IDLE}
     steps = [times for times in arrived.values() if len(times) == len(everybody) > 1]
@@ -45,18 +45,18 @@ def find_stragglers(samples: Sequence[Mapping[TaskId, Progress | None]]) -> list
         latest = max(times.values())
         waited[next(t for t in sorted(times) if times[t] == latest)].append(latest - min(times.values()))
     found = []
-    behind = _steps_behind(samples[-1] if samples else {})
+    behind = _count_steps_behind(samples[-1] if samples else {})
     for task in sorted(everybody):
-        share = len(waited[task]) / len(steps) if len(steps) >= _LEAST_STEPS else 0.0
+        share = len(waited[task]) / len(steps) if len(steps) >= _MIN_STEPS else 0.0
         seconds = sorted(waited[task])[len(waited[task]) // 2] if waited[task] else 0.0
-        slow = share >= LEAST_SHARE and seconds >= LEAST_SECONDS
+        slow = share >= MIN_SHARE and seconds >= MIN_SECONDS
         if slow or behind.get(task, 0) > 1:
             found.append(Straggler(task, share, seconds, behind.get(task, 0)))
     return sorted(found, key=lambda lag: (-lag.steps, -lag.seconds, lag.task))
 
 
-def _steps_behind(sample: Mapping[TaskId, Progress | None]) -> dict[TaskId, int]:
-    """Steps behind the furthest of the same epoch; an epoch's length isn't known here."""
+def _count_steps_behind(sample: Mapping[TaskId, Progress | None]) -> dict[TaskId, int]:
+    """Return the steps that each task is behind the furthest of the same epoch; an epoch's length isn't known here."""
     training = {t: r for t, r in sample.items() if r is not None and r.step >= 0 and r.place != IDLE}
     newest = max((r.epoch for r in training.values()), default=0)
     most = max((r.step for r in training.values() if r.epoch == newest), default=0)

@@ -6,11 +6,19 @@ import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from insitu.cluster.decide import Action, Event, JobState, plain
+from insitu.cluster.decide import (
+    Action,
+    Event,
+    JobState,
+    decode_job,
+    encode_action,
+    encode_event,
+    encode_job,
+)
 from insitu.errors import ClusterError
 
 _SCHEMA = """
@@ -19,7 +27,7 @@ CREATE TABLE IF NOT EXISTS entries (
     at REAL NOT NULL,       -- seconds since 1970
     event TEXT NOT NULL,    -- {"event": NAME, ...}
     actions TEXT NOT NULL,  -- [{"action": NAME, ...}, ...]
-    state TEXT NOT NULL     -- JobState.to_json()
+    state TEXT NOT NULL     -- encode_job()
 );
 PRAGMA user_version = 1;
 """
@@ -57,9 +65,9 @@ class Journal:
 
     def record(self, at: float, event: Event, actions: Sequence[Action], state: JobState) -> None:
         """One transaction: all of it is on disk, or nothing."""
-        acts = [{"action": type(a).__name__, **plain(asdict(a))} for a in actions]
+        acts = [encode_action(action) for action in actions]
         with self._open("rw") as connection:
-            self._insert(connection, at, {"event": type(event).__name__, **plain(asdict(event))}, acts, state)
+            self._insert(connection, at, encode_event(event), acts, state)
 
     @staticmethod
     def _insert(
@@ -69,7 +77,7 @@ class Journal:
         actions: list[dict[str, Any]],
         state: JobState,
     ) -> None:
-        values = (at, json.dumps(event), json.dumps(actions), json.dumps(state.to_json()))
+        values = (at, json.dumps(event), json.dumps(actions), json.dumps(encode_job(state)))
         with connection:
             connection.execute("INSERT INTO entries (at, event, actions, state) VALUES (?, ?, ?, ?)", values)
 
@@ -79,7 +87,7 @@ class Journal:
             row = connection.execute("SELECT state FROM entries ORDER BY sequence DESC LIMIT 1").fetchone()
         if row is None:
             raise ClusterError("The job's journal is empty", logs=str(self.path))
-        return JobState.from_json(json.loads(row[0]))
+        return decode_job(json.loads(row[0]))
 
     def entries(self) -> list[Entry]:
         """Everything that happened, in order."""

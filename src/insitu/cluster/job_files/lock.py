@@ -13,14 +13,14 @@ from pathlib import Path
 
 from insitu.errors import ClusterError
 
-_WAIT_FOR_PID = 10.0
-_WAIT_FOR_LOOKERS = 1.0
+_PID_TIMEOUT = 10.0
+_SHARED_LOCK_TIMEOUT = 1.0
 
 
 def take_lock(path: Path) -> int:
     """Makes `path` and locks it. Returns the descriptor; whoever inherits it holds the lock too."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + _WAIT_FOR_LOOKERS
+    deadline = time.monotonic() + _SHARED_LOCK_TIMEOUT
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -48,14 +48,14 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def write_holder(descriptor: int) -> None:
-    """Notes this process as the controller, for `signal_holder`."""
+def write_controller_pid(descriptor: int) -> None:
+    """Notes this process as the controller, for `signal_controller`."""
     record = json.dumps({"pid": os.getpid(), "started": time.time()}).encode()
     os.pwrite(descriptor, record, 0)
     os.ftruncate(descriptor, len(record))
 
 
-def holder(path: Path) -> int | None:
+def read_controller_pid(path: Path) -> int | None:
     """The controller's process id, where one runs and has said so."""
     try:
         return int(json.loads(path.read_text())["pid"]) if is_locked(path) else None
@@ -63,7 +63,7 @@ def holder(path: Path) -> int | None:
         return None
 
 
-def signal_holder(path: Path, number: int) -> bool:
+def signal_controller(path: Path, number: int) -> bool:
     """Sends a signal to the controller. False where no controller is left.
 
     The process is opened before the lock is looked at, so a number that was given to another process
@@ -71,7 +71,7 @@ def signal_holder(path: Path, number: int) -> bool:
     """
     import signal
 
-    deadline = time.monotonic() + _WAIT_FOR_PID
+    deadline = time.monotonic() + _PID_TIMEOUT
     while time.monotonic() < deadline:
         try:
             descriptor = os.pidfd_open(int(json.loads(path.read_text())["pid"]))

@@ -41,13 +41,13 @@ def main() -> None:
         resolved = resolve_command(Path.cwd(), sys.argv[1:], sys.executable)
     except JobSpecError as error:
         sys.exit(str(error))
-    from insitu.lazy_imports import load_lightly
+    from insitu.lazy_imports import install_lazy_imports
 
-    load_lightly()
+    install_lazy_imports()
     if descriptor:
-        from insitu.cluster.task.preload import stand_by
+        from insitu.cluster.task.preload import wait_as_standby
 
-        stand_by(descriptor, Path(resolved.arguments[0]) if resolved.script else None)
+        wait_as_standby(descriptor, Path(resolved.arguments[0]) if resolved.script else None)
     if not resolved.script:
         execute(resolved.arguments)
     faulthandler.enable()
@@ -76,7 +76,7 @@ def run_script(arguments: tuple[str, ...]) -> None:
     """Runs the script in this interpreter as `python SCRIPT ARGS...` would."""
     import io
 
-    from insitu.lazy_imports import in_two, without_garbage
+    from insitu.lazy_imports import gc_paused, split_imports
 
     script = arguments[0]
     sys.argv[:] = [os.path.relpath(script), *arguments[1:]]
@@ -88,8 +88,8 @@ def run_script(arguments: tuple[str, ...]) -> None:
     sys.modules["__main__"] = module
     try:
         with io.open_code(script) as file:
-            begins, rest = in_two(file.read(), script)
-        with without_garbage():
+            begins, rest = split_imports(file.read(), script)
+        with gc_paused():
             exec(begins, module.__dict__)
         exec(rest, module.__dict__)
     except SystemExit:

@@ -13,7 +13,7 @@ from pathlib import Path
 from insitu.cluster.decide import Failure
 from insitu.context import context
 
-LONGEST_MESSAGE = 2000
+MAX_MESSAGE_LENGTH = 2000
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -26,7 +26,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
 
 
-def fingerprint(error: BaseException) -> str:
+def compute_fingerprint(error: BaseException) -> str:
     """Equal for equal tracebacks: the types of the chain and each frame's file, line and function.
 
     Messages are left out, since they may hold addresses and numbers that differ from run to run.
@@ -44,8 +44,8 @@ def describe_failure(error: BaseException) -> Failure:
 
     return Failure(
         type=type(error).__name__,
-        message=str(error)[:LONGEST_MESSAGE],
-        fingerprint=fingerprint(error),
+        message=str(error)[:MAX_MESSAGE_LENGTH],
+        fingerprint=compute_fingerprint(error),
         peer_lost=any(isinstance(link, PeerLost) for link in _chain(error)),
     )
 

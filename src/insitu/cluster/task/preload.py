@@ -21,7 +21,7 @@ from pathlib import Path
 
 from insitu import preload_hooks
 from insitu.context import CONTRACT_ENVS
-from insitu.lazy_imports import without_garbage
+from insitu.lazy_imports import gc_paused
 
 LOWEST_PRIORITY = 19
 _LARGEST = 1 << 20
@@ -44,15 +44,15 @@ class Setting:
     default: bool
 
 
-Step = Import | Setting
+PreloadAction = Import | Setting
 
 
-def steps_of_script(script: Path) -> Iterator[Step]:
+def find_preload_actions(script: Path) -> Iterator[PreloadAction]:
     """What can safely be done of what `script` does first, in its order."""
-    yield from _steps(script, script.parent, set())
+    yield from _find_actions(script, script.parent, set())
 
 
-def _steps(file: Path, folder: Path, seen: set[Path]) -> Iterator[Step]:
+def _find_actions(file: Path, folder: Path, seen: set[Path]) -> Iterator[PreloadAction]:
     seen.add(file)
     try:
         tree = ast.parse(file.read_text())
@@ -65,7 +65,7 @@ def _steps(file: Path, folder: Path, seen: set[Path]) -> Iterator[Step]:
                 if local is None:
                     yield found
                 elif local not in seen:
-                    yield from _steps(local, folder, seen)
+                    yield from _find_actions(local, folder, seen)
         elif setting := _setting(statement):
             yield setting
         elif _touches_environment(statement):
@@ -143,24 +143,24 @@ def _attributes_of_insitu(tree: ast.Module) -> Iterator[Import]:
             yield Import("insitu", node.attr)
 
 
-def warm_up(script: Path) -> None:
-    """Does what `steps_of_script` finds. What can't be imported is left for the script to fail by."""
-    for step in steps_of_script(script):
+def preload_script(script: Path) -> None:
+    """Does what `find_preload_actions` finds. What can't be imported is left for the script to fail by."""
+    for action in find_preload_actions(script):
         with contextlib.suppress(Exception):
-            if isinstance(step, Import):
-                module = importlib.import_module(step.module)
-                if step.attribute and step.module == "insitu":
-                    getattr(module, step.attribute)
-                elif step.attribute and not hasattr(module, step.attribute):
-                    importlib.import_module(f"{step.module}.{step.attribute}")
-            elif step.default:
-                os.environ.setdefault(step.name, step.value)
+            if isinstance(action, Import):
+                module = importlib.import_module(action.module)
+                if action.attribute and action.module == "insitu":
+                    getattr(module, action.attribute)
+                elif action.attribute and not hasattr(module, action.attribute):
+                    importlib.import_module(f"{action.module}.{action.attribute}")
+            elif action.default:
+                os.environ.setdefault(action.name, action.value)
             else:
-                os.environ[step.name] = step.value
-    preload_hooks.warm_up()
+                os.environ[action.name] = action.value
+    preload_hooks.run_preloads()
 
 
-def stand_by(descriptor: int, script: Path | None) -> None:
+def wait_as_standby(descriptor: int, script: Path | None) -> None:
     """Warms up, then waits until this process is to become a task, whose environment it then has.
 
     Ends the process where it is never needed.
@@ -169,8 +169,8 @@ def stand_by(descriptor: int, script: Path | None) -> None:
     with socket.socket(fileno=descriptor) as connection:
         connection.set_inheritable(False)
         if script is not None:
-            with without_garbage():
-                warm_up(script)
+            with gc_paused():
+                preload_script(script)
         text = b""
         while data := connection.recv(_LARGEST):
             text += data
