@@ -104,7 +104,7 @@ def stop_job(job: JobPaths) -> None:
         raise JobEnded(f"{job.root.name} has ended already: {status.state.phase}")
 
 
-def exit_code(job: JobPaths) -> int:
+def read_exit_code(job: JobPaths) -> int:
     """The exit code of a job that has ended."""
     code = read_status(job).state.exit_code
     return 1 if code is None else code

@@ -104,7 +104,7 @@ class Controller:
         self._unwritten: deque[tuple[float, Event, list[Action], JobState]] = deque()
         self._unacknowledged: list[TaskExit] = []
         self._launched_before: dict[tuple[TaskId, int], int] = {}
-        """Process ids of lives that the controller before began; 0 where they have ended."""
+        """Process ids of incarnations that the controller before launched; 0 where they have ended."""
 
     def _now(self) -> float:
         """Seconds since 1970, but never going back."""
@@ -118,7 +118,7 @@ class Controller:
             self._take_over()
         self._feed(SubmittedEvent())
         while self._state.phase not in ENDED:
-            for ended in self._tasks.wait(self._timeout()):
+            for ended in self._tasks.wait(self._compute_timeout()):
                 self._handle_exit(ended)
             self._handle_signals()
             self._poll_tasks()
@@ -128,7 +128,7 @@ class Controller:
         self._drain_journal()
         return self._state.exit_code or 0
 
-    def _timeout(self) -> float | None:
+    def _compute_timeout(self) -> float | None:
         times = [] if self._state.due is None else [self._state.due]
         if self._state.alive:
             times.append(self._last_poll + self._poll_interval())
@@ -136,7 +136,7 @@ class Controller:
             times.append(self._now() + RETRY_INTERVAL)
         return max(0.0, min(times) - self._now()) if times else None
 
-    # What the journal has
+    # Journal
 
     def _write_journal(self) -> None:
         """Writes what the journal lacks, in order, as far as it goes; then a roster that is due."""
@@ -153,7 +153,7 @@ class Controller:
     def _drain_journal(self) -> None:
         """Raises ClusterError where the job's end can't be written down."""
         deadline = time.monotonic() + JOURNAL_TIMEOUT
-        while self._unwritten and time.monotonic() < deadline and not self._signals():
+        while self._unwritten and time.monotonic() < deadline and not self._read_signals():
             time.sleep(RETRY_INTERVAL)
             self._write_journal()
         if self._unwritten:
@@ -193,7 +193,7 @@ class Controller:
             self._launch(missing)
         self._handle_job_request()
 
-    # Doing what was decided
+    # Performing actions
 
     def _perform(self, action: Action) -> None:
         match action:
@@ -209,8 +209,10 @@ class Controller:
                 pass
 
     def _publish(self, generation: int) -> None:
-        """Writes the roster that follows from the state. A life keeps its address; a new one gets its own,
-        except for that of one server alone."""
+        """Write the roster that follows from the state.
+
+        A running task keeps its address; a new incarnation gets its own, except for that of a single server.
+        """
         named = [t for t in self._state.tasks if (t.member and not t.released) or t.task.role != "worker"]
         before = (*self._roster.members, *self._roster.others)
         addresses = {(m.task, m.incarnation): m.address for m in before} | self._reserved
@@ -241,7 +243,7 @@ class Controller:
             self._reserved |= {(t.task, t.incarnation): found[t.task] for t in tasks}
 
     def _launch(self, names: Sequence[TaskId]) -> None:
-        self._watch.begin(names, self._stopped())
+        self._watch.begin(names, self._find_suspended())
         tasks = {name: self._state.task(name) for name in names}
         # The controller before began these, and died while it could not write that down.
         launched = [
@@ -256,16 +258,18 @@ class Controller:
                     trace(task.task).unlink(missing_ok=True)
             for task in map(self._state.task, names):
                 pid = self._tasks.launch(
-                    task.task, task.incarnation, task.node or NodeId(""), self._command(task)
+                    task.task, task.incarnation, task.node or NodeId(""), self._build_command(task)
                 )
                 launched.append((task.task, pid))
         except (ClusterError, OSError) as error:
             missing = tuple(n for n in names if n not in dict(launched))
-            self._events.append(LaunchFailedEvent(missing, str(error), self._elastic(self._records())))
+            self._events.append(
+                LaunchFailedEvent(missing, str(error), self._find_elastic(self._read_records()))
+            )
         if launched:
             self._events.append(LaunchedEvent(tuple(launched)))
 
-    def _command(self, task: TaskState) -> Command:
+    def _build_command(self, task: TaskState) -> Command:
         self._job.task(task.task).mkdir(parents=True, exist_ok=True)
         address = ""
         if self._roster.rank(task.task) is None and task.task.role == "worker":
@@ -279,11 +283,11 @@ class Controller:
         arguments = (sys.executable, "-P", "-m", "insitu.cluster.task.entry", *self._spec.command)
         return Command(arguments, environment, self._job.code)
 
-    # Seeing what happens
+    # Observing tasks
 
     def _handle_exit(self, ended: TaskExit) -> None:
         self._unacknowledged.append(ended)
-        records = self._records()
+        records = self._read_records()
         running = {t.task for t in self._state.alive} - {ended.task}
         self._feed(
             TaskExitedEvent(
@@ -292,21 +296,21 @@ class Controller:
                 read_failure(self._job.failure(ended.task)) if ended.code else None,
                 find_furthest(records),
                 tuple(sorted(t for t, r in records.items() if t in running and r and r.place != IDLE)),
-                tuple(t for t in self._elastic(records) if t != ended.task),
-                self._lost_nodes(),
+                tuple(t for t in self._find_elastic(records) if t != ended.task),
+                self._find_lost_nodes(),
                 ended.incarnation,
                 tuple(sorted(t for t, r in records.items() if t in running and r and r.place == RECOVERING)),
             )
         )
 
-    def _records(self) -> dict[TaskId, Progress | None]:
+    def _read_records(self) -> dict[TaskId, Progress | None]:
         return {t.task: read_progress(self._job.progress(t.task)) for t in self._state.tasks}
 
-    def _elastic(self, records: dict[TaskId, Progress | None]) -> tuple[TaskId, ...]:
+    def _find_elastic(self, records: dict[TaskId, Progress | None]) -> tuple[TaskId, ...]:
         running = {t.task for t in self._state.alive}
         return tuple(sorted(t for t, r in records.items() if t in running and r and r.elastic))
 
-    def _lost_nodes(self) -> tuple[NodeId, ...]:
+    def _find_lost_nodes(self) -> tuple[NodeId, ...]:
         """Nodes that owned partitions of the job's cache and have lost their store."""
         owners = {owner for partition in self._cache.partitions for owner in partition.owners}
         nodes = self._home / "nodes"
@@ -330,7 +334,7 @@ class Controller:
         if not self._state.alive or now - self._last_poll < self._poll_interval():
             return
         self._last_poll = now
-        records = self._records()
+        records = self._read_records()
         if new := find_ready_to_join(self._state, records):
             self._feed(ReadyEvent(new, find_furthest(records)))
         if self._is_recovering() and has_recovered(self._state, records):
@@ -349,7 +353,7 @@ class Controller:
             self._peers_lost_since = now
         elif now - self._peers_lost_since >= LOST_PEERS_GRACE:
             self._peers_lost_since = None
-            self._feed(PeersLostEvent(disconnected, find_furthest(records), self._elastic(records)))
+            self._feed(PeersLostEvent(disconnected, find_furthest(records), self._find_elastic(records)))
 
     def _check_stall(self, records: dict[TaskId, Progress | None], now: float) -> None:
         running = {t.task for t in self._state.alive}
@@ -357,14 +361,14 @@ class Controller:
             {t: record for t, record in records.items() if t in running},
             now,
             idle_too=self._state.goal == "finish",
-            stopped=self._stopped,
+            stopped=self._find_suspended,
         )
         if stall is not None:
             self._feed(
-                StalledEvent(stall.text, find_furthest(records), stall.culprits, self._elastic(records))
+                StalledEvent(stall.text, find_furthest(records), stall.culprits, self._find_elastic(records))
             )
 
-    def _stopped(self) -> set[TaskId]:
+    def _find_suspended(self) -> set[TaskId]:
         """Tasks whose processes are suspended."""
         return {t.task for t in self._state.alive if t.pid and is_stopped(t.pid)}
 
@@ -384,18 +388,18 @@ class Controller:
         if count is None:
             most = max((read_resident_bytes(t.pid) for t in members), default=0)
             count = int(read_available_bytes() > 2 * most > 0)
-        self._tasks.keep_standby(count, self._command(members[-1]))
+        self._tasks.keep_standby(count, self._build_command(members[-1]))
 
-    # Being told
+    # Requests
 
-    def _signals(self) -> bytes:
+    def _read_signals(self) -> bytes:
         """Numbers of the signals that have come since the last look."""
         with contextlib.suppress(BlockingIOError):
             return os.read(self._wake, 64)
         return b""
 
     def _handle_signals(self) -> None:
-        numbers = self._signals()
+        numbers = self._read_signals()
         if signal.SIGTERM in numbers or signal.SIGINT in numbers:
             self._feed(StopRequestedEvent())
         if signal.SIGUSR1 in numbers:
@@ -408,8 +412,8 @@ class Controller:
             workers, token = int(wish["workers"]), str(wish["token"])
         except (OSError, ValueError, KeyError, TypeError):
             return
-        records = self._records()
-        self._feed(ScaleRequestedEvent(workers, token, find_furthest(records), self._elastic(records)))
+        records = self._read_records()
+        self._feed(ScaleRequestedEvent(workers, token, find_furthest(records), self._find_elastic(records)))
 
 
 def control(job: JobPaths, lock: int, channel: Channel, *, resume: bool) -> int:

@@ -40,7 +40,7 @@ class Tasks(Protocol):
         """A distinct, free `host:port` for each. Raises ClusterError."""
 
     def launch(self, task: TaskId, incarnation: int, node: NodeId, command: Command) -> int:
-        """Begins a life; its process id. Raises ClusterError where that can't be done."""
+        """Launch an incarnation and return its process id. Raises ClusterError where that can't be done."""
 
     def signal(self, task: TaskId, name: SignalName) -> None:
         """Sends to the task (`dump`) or to it and all it has started (`term`, `kill`); no-op once ended."""
@@ -49,7 +49,7 @@ class Tasks(Protocol):
         """From now on there are to be `count` warmed processes that can become a task of this command."""
 
     def wait(self, timeout: float | None) -> list[TaskExit]:
-        """Lives that have ended, as soon as any has; also those that a dead controller didn't write down."""
+        """Return the ends of incarnations once there is one, also those that a dead controller didn't write."""
 
     def acknowledge(self, ended: TaskExit) -> None:
         """This end has been written down."""

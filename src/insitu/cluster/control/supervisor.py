@@ -19,7 +19,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from insitu.cluster.control.channel import Channel, ChannelClosed, Message, channel_pair
+from insitu.cluster.control.channel import Channel, ChannelClosed, Message, open_channel_pair
 from insitu.cluster.control.controller import control
 from insitu.cluster.control.job_cleanup import finalize_job
 from insitu.cluster.engines import Command, Ended, LocalEngine, Output
@@ -175,7 +175,7 @@ def supervise(job: JobPaths, lock: int, *, resume: bool) -> int:
                     return GAVE_UP_CODE
                 begun.append(time.monotonic())
                 engine.reserve([])  # lets go of ports that a child would hold on to
-                mine, its = channel_pair()
+                mine, its = open_channel_pair()
                 controller = os.fork()
                 if not controller:
                     mine.close()
