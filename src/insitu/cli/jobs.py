@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ from insitu.paths import Paths
 if TYPE_CHECKING:
     from insitu.cluster import BrokenJob, JobStatus
     from insitu.paths import JobPaths
+    from insitu.spec import TaskId
 
 START_EXAMPLES = """
 Starts a training job on the nodes that hold CACHE, and streams its output.
@@ -40,6 +42,18 @@ def complete_job(incomplete: str) -> list[str]:
     from insitu.cluster import list_job_ids
 
     return [job for job in list_job_ids(Paths.default()) if job.startswith(incomplete)]
+
+
+def complete_task(context: typer.Context, incomplete: str) -> list[str]:
+    """Return, for the shell, the tasks of the job named before that begin with what was typed."""
+    from insitu.cluster import find_job, read_status
+
+    try:
+        job = find_job(Paths.default(), context.params.get("job_id") or "")
+        tasks = [str(t.task) for t in read_status(job).state.tasks]
+    except InsituError:
+        return []
+    return [task for task in tasks if task.startswith(incomplete)]
 
 
 def complete_cache(incomplete: str) -> list[str]:
@@ -335,11 +349,14 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
 def logs(
     job_id: JobArgument,
     task: Annotated[
-        str | None, typer.Argument(metavar="TASK", help="Such as worker:0.", show_default="all, merged")
+        str | None,
+        typer.Argument(
+            metavar="TASK", help="Such as worker:0.", show_default="all, merged", autocompletion=complete_task
+        ),
     ] = None,
     follow_it: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
     attempt: Annotated[
-        int | None, typer.Option(help="Which life of the task.", show_default="the latest", min=1)
+        int | None, typer.Option(help="Which start of the task, from 1.", show_default="the latest", min=1)
     ] = None,
     prefix: PrefixOption = True,
 ) -> None:
@@ -366,24 +383,53 @@ def logs(
             printer.print(lines)
         return
     raw = OutputPrinter(prefix=False)
-    for lines in follow(_task_log(job, task, attempt), over):
+    for lines in follow_task(job, task, attempt, over):
         raw.print_raw(lines)
 
 
-def _task_log(job: JobPaths, text: str, attempt: int | None) -> Path:
+def follow_task(
+    job: JobPaths, text: str, attempt: int | None, is_over: Callable[[], bool]
+) -> Iterator[list[bytes]]:
+    """Yield the lines of one task's own log, in batches as they come, until `is_over`.
+
+    `attempt` is the number of an incarnation of the task. None is the latest, and then those that come after.
+    Raises InputError for a task that the job doesn't have and for an incarnation that there never was.
+    """
+    from insitu.cluster import follow
+
+    task, latest = _find_incarnation(job, text)
+    if not 1 <= (attempt or latest) <= latest:
+        tries = "1 attempt" if latest == 1 else f"{latest} attempts"
+        advice = f"Give --attempt 1 to {latest}" if latest else "Ask again once it has been started"
+        raise InputError(f"{task} has had {tries}. {advice}. Received: {attempt or 'no --attempt'}")
+    if attempt is not None:
+        yield from follow(job.task_log(task, attempt), is_over)
+        return
+    number = latest
+    while (log := job.task_log(task, number)).exists():
+        number += 1
+        successor = job.task_log(task, number)
+        yield from follow(log, partial(_is_over_or_replaced, is_over, successor))
+
+
+def _is_over_or_replaced(is_over: Callable[[], bool], successor: Path) -> bool:
+    return is_over() or successor.exists()
+
+
+def _find_incarnation(job: JobPaths, text: str) -> tuple[TaskId, int]:
+    """Return the task that `text` names, and the number of its latest incarnation that has a log, or 0."""
     from insitu.cluster import read_status
     from insitu.spec import TaskId
 
     task = TaskId.parse(text)
-    state = read_status(job).state
-    tasks = [t.task for t in state.tasks]
-    if task not in tasks:
-        raise InputError(f"{job.root.name} has no task {task}. It has {', '.join(map(str, tasks))}")
-    attempts = len(state.attempts)
-    path = job.task_log(task, attempts if attempt is None else attempt)
-    if not path.exists():
-        raise InputError(f"{task} has had {attempts} attempts. Received: --attempt {attempt or attempts}")
-    return path
+    states = {t.task: t for t in read_status(job).state.tasks}
+    if task not in states:
+        raise InputError(
+            f"{job.root.name} has no task {task}. Give one of {', '.join(map(str, states))}. Received: {text}"
+        )
+    # The state knows of an incarnation a moment before its log is there.
+    numbers = range(states[task].incarnation, 0, -1)
+    return task, next((n for n in numbers if job.task_log(task, n).exists()), 0)
 
 
 def register(app: typer.Typer) -> None:

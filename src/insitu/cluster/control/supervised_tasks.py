@@ -49,7 +49,7 @@ class Tasks(Protocol):
         """From now on there are to be `count` warmed processes that can become a task of this command."""
 
     def wait(self, timeout: float | None) -> list[TaskExit]:
-        """Return the ends of incarnations once there is one, also those that a dead controller didn't write."""
+        """Return the ends of incarnations once there is one, also those that a dead controller saw."""
 
     def acknowledge(self, ended: TaskExit) -> None:
         """This end has been written down."""
