@@ -24,8 +24,10 @@ START_EXAMPLES = """
 Starts a training job on the nodes that hold CACHE, and streams its output.
 
 JOB_DIR is a folder or a .zip that holds the script; the job runs a copy of it. Options come before CACHE:
-everything after JOB_CMD belongs to the script. Ctrl-C detaches, the job goes on. The exit code is that of
-the training (128 + the signal's number if a signal ended it, 124 if it stood still, 143 if it was stopped).
+everything after JOB_CMD belongs to the script. --chief and --evaluator are for scripts that use TensorFlow
+alone; with insitu's strategies worker 0 is the chief. Ctrl-C detaches, the job goes on. The exit code is that
+of the training (128 + the signal's number if a signal ended it, 124 if it stood still, 143 if it was
+stopped).
 
 Examples:
 
@@ -93,8 +95,12 @@ def start(
     ps_backups: Annotated[
         int, typer.Option(help="Other servers that mirror each server, so that losing one costs nothing.")
     ] = 0,
-    chief: Annotated[bool, typer.Option("--chief", help="Add a chief task beside the workers.")] = False,
-    evaluator: Annotated[bool, typer.Option("--evaluator", help="Add an evaluator task.")] = False,
+    chief: Annotated[
+        bool, typer.Option("--chief", help="Add a chief task (scripts of TensorFlow alone).")
+    ] = False,
+    evaluator: Annotated[
+        bool, typer.Option("--evaluator", help="Add an evaluator task (scripts of TensorFlow alone).")
+    ] = False,
     engine: Annotated[str, typer.Option(help="What runs the tasks.")] = "local",
     name: Annotated[
         str | None, typer.Option(help="Beginning of the job's id.", show_default="CACHE's last part")
