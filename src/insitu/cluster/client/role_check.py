@@ -24,9 +24,9 @@ def check_roles(folder: Path, command: ResolvedCommand, *, chief: bool, evaluato
     user = find_insitu_import(folder.absolute(), [s.absolute() for s in starts])
     if user is not None:
         raise JobSpecError(
-            "--chief and --evaluator are for scripts that use TensorFlow alone: the strategies of insitu know "
-            f"workers and ps tasks only, and {user.relative_to(folder.absolute())} imports insitu. Leave it "
-            "out: worker 0 is the chief, and fit(validation_data=...) evaluates. "
+            "--chief and --evaluator are for scripts that use TensorFlow alone: the strategies of insitu "
+            f"know workers and ps tasks only, and {user.relative_to(folder.absolute())} imports insitu. "
+            "Leave it out: worker 0 is the chief, and fit(validation_data=...) evaluates. "
             f"Received: {' '.join(asked)}"
         )
 

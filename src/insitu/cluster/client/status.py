@@ -11,7 +11,7 @@ from insitu.cluster.job_files import Journal, is_locked, read_spec, signal_contr
 from insitu.errors import ClusterError, JobEnded, UnknownJob
 from insitu.paths import JobPaths, Paths
 from insitu.progress import read_progress
-from insitu.spec import JobSpec
+from insitu.spec import JobSpec, is_simple_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,10 @@ class JobStatus:
 
 
 def list_job_ids(paths: Paths) -> list[str]:
-    """All jobs, by name; whatever else lies in the folder is passed over."""
+    """Return the ids of all jobs, sorted. Folders whose name can't be that of a job are passed over."""
     try:
         with os.scandir(paths.jobs) as found:
-            return sorted(e.name for e in found if not e.name.startswith(".") and e.is_dir())
+            return sorted(e.name for e in found if is_simple_name(e.name) and e.is_dir())
     except FileNotFoundError:
         return []
 
@@ -77,11 +77,11 @@ def list_jobs(paths: Paths, *, all_jobs: bool = False) -> list[JobStatus | Broke
     found: list[JobStatus | BrokenJob] = []
     for job_id in list_job_ids(paths):
         job = paths.job(job_id)
-        if not all_jobs and not is_running(job):
-            continue
         try:
+            if not all_jobs and not is_running(job):
+                continue
             found.append(read_status(job))
-        except ClusterError as error:
+        except (ClusterError, OSError) as error:
             found.append(BrokenJob(job_id, str(error)))
     return sorted(found, key=lambda s: s.spec.created if isinstance(s, JobStatus) else 0.0)
 

@@ -19,7 +19,7 @@ from insitu.cluster.decide import (
     encode_event,
     encode_job,
 )
-from insitu.errors import ClusterError
+from insitu.errors import ClusterError, InputError
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (
@@ -55,7 +55,11 @@ class Journal:
             with closing(sqlite3.connect(uri, uri=True, timeout=30.0)) as connection:
                 yield connection
         except sqlite3.Error as error:
-            raise ClusterError(f"The job's journal can't be used: {error}", logs=str(self.path)) from error
+            raise ClusterError(
+                f"The job's journal can't be used: {error}. Where the disk is full free some space; a "
+                "journal that is damaged can't be mended, so start the job anew",
+                logs=str(self.path),
+            ) from error
 
     def create(self, state: JobState) -> None:
         """Makes the journal, with `state` as its first entry."""
@@ -86,8 +90,17 @@ class Journal:
         with self._open("ro") as connection:
             row = connection.execute("SELECT state FROM entries ORDER BY sequence DESC LIMIT 1").fetchone()
         if row is None:
-            raise ClusterError("The job's journal is empty", logs=str(self.path))
-        return decode_job(json.loads(row[0]))
+            raise ClusterError(
+                "The job's journal is empty: it was never started. Start the job anew", logs=str(self.path)
+            )
+        try:
+            return decode_job(json.loads(row[0]))
+        except (ValueError, KeyError, TypeError, InputError) as error:
+            raise ClusterError(
+                f"The job's journal holds no state of this version of insitu: {error}. Use the version that "
+                "started the job, or start the job anew",
+                logs=str(self.path),
+            ) from error
 
     def entries(self) -> list[Entry]:
         """Everything that happened, in order."""
