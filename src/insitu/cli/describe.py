@@ -378,7 +378,7 @@ def _print_ledger(epochs: list[dict[str, Any]], servers: list[dict[str, Any]]) -
         ("EPOCH", "ROWS", "COUNTED", *(("LEFT OUT",) if left_out else ()), "LOST", "REPEATED", "VERDICT"),
         (
             (
-                str(e["epoch"]),
+                str(e["epoch"] + 1),
                 f"{e['expected']:,}",
                 f"{e['counted']:,}",
                 *((f"{e['left_out']:,}",) if left_out else ()),

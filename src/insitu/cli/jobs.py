@@ -284,7 +284,7 @@ def ps(
     all_jobs: Annotated[bool, typer.Option("--all", "-a", help="Show jobs that have ended, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON (see docs/json.md).")] = False,
 ) -> None:
-    """Lists the running jobs.
+    """Lists the running jobs. DURATION is the time since the start, of a job that has ended until its end.
 
     Examples:
 
@@ -299,7 +299,7 @@ def ps(
     if as_json:
         print_json([job_summary(job) for job in jobs])
     elif jobs:
-        header = ("JOB", "STATE", "CACHE", "TASKS", "ATTEMPT", "PROGRESS", "AGE", "EXIT")
+        header = ("JOB", "STATE", "CACHE", "TASKS", "ATTEMPT", "PROGRESS", "DURATION", "EXIT")
         print_table(header, (_row(job_summary(job)) for job in jobs))
     else:
         tell(
@@ -339,7 +339,7 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
         return (job["job_id"], "unreadable", *[""] * 6)
     tasks = " ".join(f"{count} {role}" for role, count in job["tasks"].items() if count)
     progress = job["progress"]
-    age = duration((job["ended"] or time.time()) - job["created"])
+    lasted = duration((job["ended"] or time.time()) - job["created"])
     return (
         job["job_id"],
         job["state"],
@@ -347,7 +347,7 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
         tasks,
         str(job["attempt"]),
         where(progress),
-        age,
+        lasted,
         "-" if job["exit_code"] is None else str(job["exit_code"]),
     )
 
@@ -383,7 +383,7 @@ def logs(
     if task is None:
         if attempt is not None:
             raise InputError("--attempt goes with a TASK: the merged output holds all attempts")
-        printer = OutputPrinter(prefix=prefix)
+        printer = OutputPrinter(prefix=prefix, all_to_stdout=True)
         batches: Iterable[list[bytes]] = follow(job.output, over)
         for lines in batches:
             printer.print(lines)

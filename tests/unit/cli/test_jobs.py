@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from insitu.cluster.decide.events import Event, SubmittedEvent, TaskExitedEvent
 from insitu.cluster.decide.job import advance
 from insitu.errors import InputError
 from insitu.paths import JobPaths
+from insitu.progress import ProgressWriter
 from insitu.spec import TaskId
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
@@ -104,3 +106,26 @@ def test_the_shell_completes_tasks_of_the_job(replaced: JobPaths) -> None:
     assert complete(replaced.root.name, "") == ["worker:0", "worker:1"]
     assert complete(replaced.root.name, "worker:1") == ["worker:1"]
     assert complete("no-such-job", "") == complete(None, "") == []
+
+
+def test_logs_print_the_lines_of_insitu_with_the_others(
+    insitu: Insitu, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job(insitu)
+    job.output.write_text("[worker:0] a\n[insitu] attempt 2 starts\n[worker:0] b\n")
+    jobs.logs(job.root.name)
+    assert capsys.readouterr() == ("[worker:0] a\n[insitu] attempt 2 starts\n[worker:0] b\n", "")
+
+
+def test_ps_shows_progress_as_keras_counts_and_how_long_a_job_lasted(
+    insitu: Insitu, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job(insitu, SubmittedEvent())
+    ProgressWriter(job.progress(W0)).write(0, 2, 30, "gradient")
+    jobs.ps(all_jobs=True)
+    header, row = capsys.readouterr().out.splitlines()
+    assert "DURATION" in header and "AGE" not in header
+    assert "epoch 1 step 3" in row
+    jobs.ps(all_jobs=True, as_json=True)
+    (summary,) = json.loads(capsys.readouterr().out)
+    assert summary["progress"] == {"epoch": 0, "step": 2}
