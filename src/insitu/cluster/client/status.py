@@ -43,7 +43,10 @@ def find_job(paths: Paths, text: str) -> JobPaths:
     if len(matches) == 1:
         return paths.job(matches[0])
     if matches:
-        raise UnknownJob(f"{text!r} could be any of these jobs: {', '.join(matches)}. Give more of its id")
+        raise UnknownJob(
+            f"{text!r} could be any of these jobs: {', '.join(matches)}. Give more of its id",
+            matches=tuple(matches),
+        )
     import difflib
 
     near = difflib.get_close_matches(text, ids, n=3, cutoff=0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -26,8 +27,10 @@ def test_jobs_are_found_by_the_beginning_of_their_id(tmp_path: Path) -> None:
         (paths.jobs / name).mkdir(parents=True)
     assert find_job(paths, "digits-b").root.name == "digits-bb22"
     assert find_job(paths, "digits-aa11").root.name == "digits-aa11"
-    with pytest.raises(UnknownJob, match="could be any of these"):
+    with pytest.raises(UnknownJob, match="could be any of these") as ambiguous:
         find_job(paths, "digits")
+    assert ambiguous.value.matches == ("digits-aa11", "digits-aa11b", "digits-bb22")
+    assert pickle.loads(pickle.dumps(ambiguous.value)).matches == ambiguous.value.matches
     with pytest.raises(UnknownJob, match="Did you mean digits-bb22"):
         find_job(paths, "digit-bb22")
     for text in ("", ".staged", "../x"):
