@@ -264,6 +264,15 @@ def test_a_bug_is_not_tried_for_ever(insitu: Insitu) -> None:
     assert "insitu/cluster" not in traceback and "in f" in traceback
 
 
+def test_an_exit_that_the_script_chose_is_a_bug_too(insitu: Insitu) -> None:
+    insitu.script("import sys; sys.exit(3)")
+    run = insitu.start(*ONE, "--max-restarts", "5", code=3)
+    assert "exit code 3: SystemExit; the same exit twice" in run.err
+    assert len(insitu.json("describe", run.job_id)["attempts"]) == 2
+    insitu.script("import sys; sys.exit(0)")
+    insitu.start(*ONE)
+
+
 def test_what_one_attempt_left_is_not_taken_for_the_nexts(insitu: Insitu) -> None:
     insitu.script(
         "import insitu, os\nfrom insitu.progress import ProgressWriter\n"

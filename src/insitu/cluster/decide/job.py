@@ -76,6 +76,8 @@ EVALUATOR_GRACE = 30.0
 MAX_RESTART_DELAY = 30.0
 STALL_CODE = 124
 """Exit code of a job that stood still, as that of timeout(1)."""
+SYSTEM_EXIT = "SystemExit"
+"""Type of the failure of a script that has chosen its exit code: its own doing, like an exception."""
 STOPPED_CODE = 128 + signal.SIGTERM
 
 
@@ -364,7 +366,9 @@ def _restart_or_give_up(state: JobState, now: float) -> Result:
     progress = state.attempts[-1].progress or (-1, -1)
     started = state.task(cause.task).started if cause.task else now
     if recovery.is_same_bug(state, cause.fingerprint, started, progress):
-        text = f"{cause.text}; the same traceback twice without progress in between, so it is not tried again"
+        failure = state.task(cause.task).failure if cause.task else None
+        same = "exit" if failure and failure.type == SYSTEM_EXIT else "traceback"
+        text = f"{cause.text}; the same {same} twice without progress in between, so it is not tried again"
         return _end_job(state, "failed", cause.code, text, cause, now)
     if state.failures >= state.max_restarts:
         text = f"{cause.text}; {state.failures} of {state.max_restarts} restarts were used"

@@ -24,11 +24,11 @@ OnLoss = Literal["replace", "adopt", "restart"]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a task wrote about its own end."""
+    """What a task wrote about its own end: an exception, or an exit with a code that the script chose."""
 
     #: Name of the exception's class.
     type: str
-    #: The exception's text.
+    #: The exception's text; "" for an exit with a number.
     message: str
     #: Equal for equal tracebacks; "" without one.
     fingerprint: str

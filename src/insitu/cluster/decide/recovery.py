@@ -11,7 +11,7 @@ Where ps tasks hold the model (`JobState.has_servers`) workers need nothing of e
 always replaced. A ps task that dies is launched again at its address where another mirrors it.
 
 Everything that needs all tasks to start again is told by None: a death while nobody can go on, the same
-traceback twice without progress, and one failure more than allowed.
+traceback or exit twice without progress, and one failure more than allowed.
 """
 
 from __future__ import annotations
@@ -425,8 +425,8 @@ def describe_exit(task: TaskState) -> str:
         return f"{task.task} did not run"
     if task.code < 0:
         return f"{task.task} was killed by {_name_signal(-task.code)}"
-    why = f": {task.failure.type}: {task.failure.message}" if task.failure else ""
-    return f"{task.task} ended with exit code {task.code}{why}"
+    why = [task.failure.type, task.failure.message] if task.failure else []
+    return ": ".join([f"{task.task} ended with exit code {task.code}", *filter(None, why)])
 
 
 def _name_signal(number: int) -> str:

@@ -126,6 +126,15 @@ def test_the_same_traceback_without_progress_is_not_tried_again() -> None:
     assert actions[-1] == Finish(1) and "same traceback twice" in run.state.reason
 
 
+def test_the_same_exit_chosen_by_the_script_is_not_tried_again() -> None:
+    run = running(W0)
+    chosen = Failure("SystemExit", "", "3e7")
+    assert "worker:0 ended with exit code 3: SystemExit" in logged(run.exits(W0, 3, chosen))
+    run.tick()
+    assert run.exits(W0, 3, chosen)[-1] == Finish(3)
+    assert "SystemExit; the same exit twice" in run.state.reason
+
+
 @pytest.mark.parametrize(
     ("failure", "progress"), [(BUG, (2, 8)), (Failure("ValueError", "no", "other"), (2, 7)), (None, None)]
 )
