@@ -20,7 +20,11 @@ def _prctl(option: int, value: int) -> None:
 
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
-        raise ClusterError(f"prctl({option}) failed: {os.strerror(ctypes.get_errno())}")
+        raise ClusterError(
+            f"prctl({option}) failed: {os.strerror(ctypes.get_errno())}. Jobs need it: allow it where a "
+            "sandbox "
+            "forbids it"
+        )
 
 
 def die_with_parent(number: int, parent: int) -> None:

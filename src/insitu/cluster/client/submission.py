@@ -1,4 +1,4 @@
-"""Makes a job: checks what was asked for, lays it out, writes its folder, starts its supervisor.
+"""Makes a job: checks the request, places the tasks, writes the job's folder, starts its supervisor.
 
 Until the folder is renamed into place nothing of the job is visible, and whatever fails before leaves
 nothing behind. A folder whose maker was killed is removed by the next `start`.
@@ -100,7 +100,11 @@ def submit(paths: Paths, request: Request) -> str:
         shutil.rmtree(job.root, ignore_errors=True)
         if isinstance(error, OSError):
             kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else ClusterError
-            raise kind(f"Can't make the job's folder in {paths.jobs}: {error}") from error
+            raise kind(
+                f"Can't make the job's folder in {paths.jobs}: {error}. Make room there and allow writing, "
+                "or set "
+                "INSITU_HOME to another folder"
+            ) from error
         raise
     finally:
         if lock >= 0:
@@ -146,7 +150,7 @@ def _spec(request: Request, cache: CacheSpec, topology: Topology) -> JobSpec:
 
 @contextlib.contextmanager
 def _staged(paths: Paths, job_id: str) -> Iterator[tuple[JobPaths, int]]:
-    """A folder for the job that nobody sees, and its lock; gone after an error."""
+    """Yield a folder for the job that nobody sees yet, and its lock; remove it after an error."""
     paths.jobs.mkdir(parents=True, exist_ok=True)
     staged = staged_folder(paths, job_id)
     staged.root.mkdir(mode=0o700)
@@ -158,7 +162,7 @@ def _staged(paths: Paths, job_id: str) -> Iterator[tuple[JobPaths, int]]:
 
 
 def _write(job: JobPaths, spec: JobSpec, placement: Placement, cache: CacheSpec) -> None:
-    """Everything that the controller and the tasks read."""
+    """Write everything that the controller and the tasks read."""
     secret = os.open(job.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(secret, "wb") as file:
         file.write(secrets.token_bytes(SECRET_BYTES))
@@ -200,6 +204,10 @@ def start_supervisor(job: JobPaths, lock: int, *, resume: bool = False) -> None:
                 start_new_session=True,
             )
         except OSError as error:
-            raise ClusterError(f"Can't start the job's supervisor: {error}") from error
+            raise ClusterError(
+                f"Can't start the job's supervisor: {error}. Check the memory and the number of processes "
+                "that "
+                "this user may have (ulimit -u)"
+            ) from error
     # Those that have ended by now are reaped, for a process that starts many jobs.
     _supervisors[:] = [s for s in (*_supervisors, started) if s.poll() is None]

@@ -29,7 +29,11 @@ def take_lock(path: Path) -> int:
             # Whoever only looks (`is_locked`) holds it for a moment.
             if time.monotonic() > deadline:
                 os.close(descriptor)
-                raise ClusterError(f"{path} is locked by another process") from error
+                raise ClusterError(
+                    f"{path} is locked by another process: the job runs. Stop it with `insitu stop`, or wait "
+                    "for "
+                    "its end"
+                ) from error
             time.sleep(0.01)
 
 
@@ -90,4 +94,9 @@ def signal_controller(path: Path, number: int) -> bool:
             time.sleep(0.02)
         finally:
             os.close(descriptor)
-    raise ClusterError("The job's controller holds its lock but can't be reached", logs=str(path))
+    raise ClusterError(
+        "The job's controller holds its lock but can't be reached: it may be suspended, or run on another "
+        "machine. "
+        "Try again, or end its processes",
+        logs=str(path),
+    )
