@@ -46,31 +46,45 @@ _supervisors: list[subprocess.Popen[bytes]] = []
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What `insitu start` was given. None: the default, which depends on the cache and the machine.
+    """What `insitu start` was given. None stands for a default that depends on the cache and the machine."""
 
-    `shards` defaults to `workers`, `workers` to the number of nodes that own data, `threads` to the machine's
-    cores divided by the tasks that compute. `ps` None is one on each node: tables of a cache that is spread
-    over these want all of their memory. `stall_timeout` is in seconds.
-    """
-
+    #: Name of the cache to train on.
     cache: str
+    #: Folder or .zip that holds the script.
     job_dir: Path
+    #: JOB_CMD and its arguments.
     command: tuple[str, ...]
+    #: Number of workers; None: the number of nodes that own data.
     workers: int | None = None
+    #: Number of shards; None: as many as workers.
     shards: int | None = None
+    #: Number of ps tasks; None: one on each node, since large tables want the memory of all.
     ps: int | None = 0
+    #: Other ps tasks that mirror each one.
     ps_backups: int = 0
+    #: Whether there is a chief task beside the workers.
     chief: bool = False
+    #: Whether there is an evaluator task.
     evaluator: bool = False
+    #: What runs the tasks.
     engine: str = "local"
+    #: Beginning of the job's id; None: the last part of the cache's name.
     name: str | None = None
+    #: Failures after which the job isn't tried again.
     max_restarts: int = 3
+    #: All randomness follows from it.
     seed: int = 0
+    #: Backend threads of each replica; None: the machine's cores divided by the tasks that compute.
     threads: int | None = None
+    #: Seconds without progress after which the job has failed.
     stall_timeout: float = 600.0
+    #: How tasks set up devices.
     settings: DeviceSettings = field(default_factory=DeviceSettings)
+    #: What is done about a lost worker.
     on_loss: Literal["replace", "adopt", "restart"] = "replace"
+    #: Preloaded processes that can take a lost task's place; None: one where memory allows.
     standby: int | None = None
+    #: Whether tasks keep checkpoints in memory, too.
     memory_checkpoint: bool = False
 
 

@@ -1,4 +1,4 @@
-"""The account of a job: every event, what was decided, and the state that followed, in one SQLite file."""
+"""Keeps a job's journal: every event, what was decided, and the state that followed, in one SQLite file."""
 
 from __future__ import annotations
 
@@ -35,15 +35,21 @@ PRAGMA user_version = 1;
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One event and the actions that it led to, as JSON objects. `at` is in seconds since 1970."""
+    """One event and the actions that it led to."""
 
+    #: When it was recorded, in seconds since 1970.
     at: float
+    #: The event, as `encode_event` has it.
     event: dict[str, Any]
+    #: The actions, as `encode_action` has them.
     actions: list[dict[str, Any]]
 
 
 class Journal:
-    """Only the job's controller writes; anybody may read meanwhile. Raises ClusterError."""
+    """One job's journal.
+
+    Only the job's controller writes; any process may read meanwhile. Raises ClusterError.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,7 +74,7 @@ class Journal:
             self._insert(connection, 0.0, {"event": "Created"}, [], state)
 
     def record(self, at: float, event: Event, actions: Sequence[Action], state: JobState) -> None:
-        """One transaction: all of it is on disk, or nothing."""
+        """Append an event and what followed, in one transaction: all of it is on disk, or nothing."""
         acts = [encode_action(action) for action in actions]
         with self._open("rw") as connection:
             self._insert(connection, at, encode_event(event), acts, state)
@@ -86,7 +92,7 @@ class Journal:
             connection.execute("INSERT INTO entries (at, event, actions, state) VALUES (?, ?, ?, ?)", values)
 
     def state(self) -> JobState:
-        """The latest state."""
+        """Return the latest state."""
         with self._open("ro") as connection:
             row = connection.execute("SELECT state FROM entries ORDER BY sequence DESC LIMIT 1").fetchone()
         if row is None:
@@ -103,7 +109,7 @@ class Journal:
             ) from error
 
     def entries(self) -> list[Entry]:
-        """Everything that happened, in order."""
+        """Return everything that happened, in order."""
         with self._open("ro") as connection:
             rows = connection.execute("SELECT at, event, actions FROM entries ORDER BY sequence").fetchall()
         return [Entry(at, json.loads(event), json.loads(actions)) for at, event, actions in rows]
