@@ -1,12 +1,11 @@
-"""Records how far a task is: a few bytes written in place each step, readable by any process on its node.
+"""The progress of a task: a record that it writes at each step and that any process on its node may read.
 
-The record is memory-mapped, so that writing it costs no system call.
+The file is memory-mapped, so that a write costs no system call.
 """
 
 from __future__ import annotations
 
 import mmap
-import os
 import struct
 import time
 from dataclasses import dataclass
@@ -14,21 +13,27 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from insitu.durable import staged_file
+
 _RECORD = struct.Struct("<QqqQdqq24s")
 """Records so far, epoch, step, rows, monotonic time, generation, elastic, place."""
 _SUM = struct.Struct("<I")
 _SLOT = _RECORD.size + _SUM.size
-"""Bytes of a record and its CRC-32. A file has two: while one is being written, the other is the last record.
-A task may be suspended or killed at any time, and its last whole record must still be readable."""
+"""Bytes of a record and its CRC-32.
+
+A file has two such slots. While one is being written, the other holds the last record: a task may be
+suspended or killed at any time, and its last whole record must stay readable.
+"""
 _TRIES = 10
 
+
 IDLE = "idle"
-"""The place of a task that doesn't train: there is no limit on the time that it takes."""
+"""The place that a task reports when it doesn't train: no stall timeout applies to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The last record of a task. The task writes it; the controller and the command line read it."""
+    """The last record of a task."""
 
     #: The epoch under way, from 0; -1 before training.
     epoch: int = -1
@@ -36,40 +41,40 @@ class Progress:
     step: int = -1
     #: Rows that this incarnation has fed to the model.
     rows: int = 0
-    #: When it was written, by the system's monotonic clock, in seconds.
+    #: When the record was written, in seconds of the system's monotonic clock.
     at: float = 0.0
-    #: What the task was about to do, such as `gradient` or `exchange`; `idle` outside training.
+    #: What the task was about to do, such as `gradient` or `exchange`, or `idle`. At most 24 bytes.
     place: str = ""
-    #: The task's strategy can lose a peer and go on with another; see `insitu.roster`.
+    #: Whether the task's strategy can lose a peer and go on with another (see `insitu.roster`).
     elastic: bool = False
-    #: That of the roster that its group was formed by; 0 before.
+    #: The generation of the roster that its group was formed by; 0 before.
     generation: int = 0
 
 
 class ProgressWriter:
-    """Writes one task's record at `path`, which is created. Not for use by several threads.
+    """Writes one task's records to a new file at `path`. Not for use by several threads.
 
-    `elastic` and `generation` may be set at any time; each `write` records them.
+    `elastic` and `generation` may be set at any time; each `write` includes them.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        staged = path.with_name(f".{path.name}.{os.getpid()}")
-        staged.write_bytes(bytes(2 * _SLOT))
-        with staged.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 2 * _SLOT)
-        staged.replace(path)
-        self._count = 0
+        with staged_file(path) as staged:
+            staged.write_bytes(bytes(2 * _SLOT))
+            with staged.open("r+b") as file:
+                self._map = mmap.mmap(file.fileno(), 2 * _SLOT)
+            staged.replace(path)
+        self._records = 0
         self.elastic = False
         self.generation = 0
 
     def write(self, epoch: int, step: int, rows: int, place: str) -> None:
-        self._count += 1
+        self._records += 1
         name = place.encode()[:24]
         record = _RECORD.pack(
-            self._count, epoch, step, rows, time.monotonic(), self.generation, self.elastic, name
+            self._records, epoch, step, rows, time.monotonic(), self.generation, self.elastic, name
         )
-        start = self._count % 2 * _SLOT
+        start = self._records % 2 * _SLOT
         self._map[start : start + _SLOT] = record + _SUM.pack(crc32(record))
 
     def close(self) -> None:
@@ -77,7 +82,7 @@ class ProgressWriter:
 
 
 def read_progress(path: Path) -> Progress | None:
-    """Return the last record at `path`, or None where there is none."""
+    """Returns the last record at `path`, or None where there is none."""
     for _ in range(_TRIES):
         try:
             data = path.read_bytes()

@@ -441,6 +441,18 @@ def test_a_second_stop_kills_what_ignores_the_first(insitu: Insitu) -> None:
 # Questions.
 
 
+def test_taking_the_nodes_down_stops_jobs_first_and_only_when_forced(insitu: Insitu) -> None:
+    insitu.script(WAITS)
+    job_id = insitu.start(*ONE, "--detach").job_id
+    wait_for_output(insitu, job_id, "waiting")
+    refused = insitu.run("down", code=2)
+    assert job_id in refused.stderr and "running job" in refused.stderr and "insitu stop" in refused.stderr
+    assert insitu.state(job_id) == "running" and insitu.json("caches")
+    told = insitu.run("down", "--force").stderr
+    assert f"Stopping {job_id}" in told and f"{job_id} has ended: stopped" in told and "down" in told
+    assert insitu.state(job_id) == "stopped" and insitu.json("caches") == []
+
+
 def test_ps_and_describe_tell_what_the_documents_say(insitu: Insitu) -> None:
     insitu.script(WAITS)
     job_id = insitu.detach(*TWO, "--ps", "1", "--name", "nightly", "--seed", "3", "--threads", "2")

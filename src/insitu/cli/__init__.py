@@ -53,7 +53,7 @@ def build_app() -> object:
 
 def main() -> NoReturn:
     """Run the command line and exit."""
-    from insitu.cli.console import complain
+    from insitu.cli.console import print_error
     from insitu.errors import InsituError
 
     # The reader of the output may have gone: end as other programs do, without a message.
@@ -62,7 +62,7 @@ def main() -> NoReturn:
         build_app()()  # type: ignore[operator]
         code = 0
     except InsituError as error:
-        complain(str(error))
+        print_error(str(error))
         code = error.exit_code
     except KeyboardInterrupt:
         code = INTERRUPTED

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from insitu.cli.console import table_lines, tell
+from insitu.cli.console import print_notice, table_lines
 from insitu.errors import JobEnded
 from insitu.paths import Paths
 
@@ -89,12 +89,12 @@ def chaos(
     )
     undisturbed = job = paths.job(submit(paths, request))
     try:
-        tell(f"undisturbed: {undisturbed.root.name}")
+        print_notice(f"undisturbed: {undisturbed.root.name}")
         wait_until_ended(undisturbed, patience)
         with tempfile.NamedTemporaryFile(prefix="insitu-chaos-") as marker:
             os.environ[CHAOS_ENV] = marker.name
             job = paths.job(submit(paths, request))
-            tell(f"disturbed:   {job.root.name}")
+            print_notice(f"disturbed:   {job.root.name}")
             done = FaultInjector(paths, job, patience).run(planned, _report_injection)
         code = wait_until_ended(job, patience)
     finally:
@@ -112,7 +112,9 @@ def chaos(
 
 def _report_injection(injected: InjectedFault) -> None:
     where = f"epoch {injected.at[0]} step {injected.at[1]}" if injected.at else "before training"
-    tell(f"{'injected' if injected.done else 'NOT injected'}: {injected.fault} at {where}: {injected.note}")
+    print_notice(
+        f"{'injected' if injected.done else 'NOT injected'}: {injected.fault} at {where}: {injected.note}"
+    )
 
 
 def _judge(

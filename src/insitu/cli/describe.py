@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from insitu.cli.console import clock, duration, print_json, print_table, tell, where
+from insitu.cli.console import (
+    format_duration,
+    format_position,
+    format_time,
+    print_json,
+    print_notice,
+    print_table,
+)
 from insitu.cli.jobs import complete_cache, complete_job, summarize_job
-from insitu.errors import UnknownCache, UnknownJob
+from insitu.errors import InputError, UnknownCache, UnknownJob
 from insitu.paths import Paths
 
 if TYPE_CHECKING:
@@ -61,11 +68,23 @@ def describe(
         except UnknownJob as error:
             _raise_unknown(paths, name, error)
         else:
+            _refuse_options(f"{name} is a job", "a cache", {"--verify": verify})
             describe_job(job, as_json=as_json, ledger=ledger, events=events)
             return
     from insitu.cli.data import describe_cache
 
+    _refuse_options(f"{name} is a cache", "a job", {"--ledger": ledger, "--events": events})
     describe_cache(name, as_json, verify)
+
+
+def _refuse_options(fact: str, other: str, options: dict[str, bool]) -> None:
+    given = [option for option, value in options.items() if value]
+    if given:
+        raise InputError(
+            f"{' and '.join(options)} can be asked of {other} only, and {fact}. Received: {' '.join(given)}. "
+            f"Leave it out, or name {other}: `insitu {'caches' if other == 'a cache' else 'ps --all'}` lists "
+            f"them"
+        )
 
 
 def _raise_unknown(paths: Paths, name: str, no_job: UnknownJob) -> None:
@@ -92,7 +111,7 @@ def describe_job(job: JobPaths, *, as_json: bool, ledger: bool, events: bool) ->
     if events:
         for entry in report["events"]:
             fields = ", ".join(f"{k}={v}" for k, v in entry["event"].items() if k != "event" and v)
-            typer.echo(f"{clock(entry['at'])}  {entry['event']['event']}  {fields}".rstrip())
+            typer.echo(f"{format_time(entry['at'])}  {entry['event']['event']}  {fields}".rstrip())
 
 
 def build_job_report(job: JobPaths, *, ledger: bool, events: bool) -> dict[str, Any]:
@@ -251,13 +270,13 @@ def _audit_epochs(job: JobPaths) -> list[dict[str, Any]]:
 
 
 def _print_job(job: dict[str, Any]) -> None:
-    ended = f", {duration(job['ended'] - job['created'])} after its start" if job["ended"] else ""
+    ended = f", {format_duration(job['ended'] - job['created'])} after its start" if job["ended"] else ""
     code = f" with exit code {job['exit_code']}" if job["exit_code"] is not None else ""
     facts = {
         "Job": job["job_id"],
         "State": f"{job['state']}{code}{ended}",
         "Reason": job["reason"],
-        "Started": f"{clock(job['created'])} ({duration(time.time() - job['created'])} ago)",
+        "Started": f"{format_time(job['created'])} ({format_duration(time.time() - job['created'])} ago)",
         "Cache": f"{job['cache']} version {job['cache_version']}",
         "Command": " ".join(job["command"]),
         "Settings": f"{job['workers']} workers, {len(job['shards'])} shards, "
@@ -339,8 +358,8 @@ def _print_recoveries(recoveries: list[dict[str, Any]]) -> None:
             (
                 entry["how"],
                 ", ".join(entry["tasks"]),
-                clock(entry["at"]),
-                where(entry["steps"]),
+                format_time(entry["at"]),
+                format_position(entry["steps"]),
                 str(entry["generation"]),
                 "-" if entry["seconds"] is None else f"{entry['seconds']:.2f} s",
                 entry["text"],
@@ -359,7 +378,7 @@ def _format_task(task: dict[str, Any]) -> tuple[str, ...]:
         task["node"],
         ",".join(map(str, task["shards"])) or "-",
         running if task["alive"] else "-" if task["code"] is None else ended,
-        where(progress),
+        format_position(progress),
         f"{progress['rows']:,}" if progress else "-",
         f"{reads['local_bytes']:,} B" if reads else "-",
         f"{reads['remote_bytes']:,} B" if reads else "-",
@@ -368,12 +387,12 @@ def _format_task(task: dict[str, Any]) -> tuple[str, ...]:
 
 def _format_attempt(attempt: dict[str, Any]) -> tuple[str, ...]:
     progress, cause = attempt["progress"], attempt["cause"]
-    lasted = duration(attempt["ended"] - attempt["started"]) if attempt["ended"] else "under way"
+    lasted = format_duration(attempt["ended"] - attempt["started"]) if attempt["ended"] else "under way"
     return (
         str(attempt["number"]),
-        clock(attempt["started"]),
+        format_time(attempt["started"]),
         lasted,
-        where(progress),
+        format_position(progress),
         cause["text"] if cause else "-",
     )
 
@@ -381,7 +400,7 @@ def _format_attempt(attempt: dict[str, Any]) -> tuple[str, ...]:
 def _print_ledger(epochs: list[dict[str, Any]], servers: list[dict[str, Any]]) -> None:
     typer.echo("")
     if not epochs:
-        tell("No rows have been accounted for yet.")
+        print_notice("No rows have been accounted for yet.")
         return
     left_out = any(e["left_out"] for e in epochs)
     print_table(
@@ -400,14 +419,16 @@ def _print_ledger(epochs: list[dict[str, Any]], servers: list[dict[str, Any]]) -
         ),
     )
     if left_out:
-        tell(
+        print_notice(
             "Rows left out were counted, but their gradients entered no update: they came too late for their "
             "step, or weren't finite."
         )
     # Each server decides the same of each gradient.
     if servers and servers[0]["dropped_rows"]:
         shards = ", ".join(f"{count:,} of shard {shard}" for shard, count in servers[0]["dropped_by_shard"])
-        tell(f"Gradients of {servers[0]['dropped_rows']:,} rows came too late for their step: {shards}.")
+        print_notice(
+            f"Gradients of {servers[0]['dropped_rows']:,} rows came too late for their step: {shards}."
+        )
 
 
 def register(app: typer.Typer) -> None:

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from insitu.cli import INTERRUPTED
-from insitu.cli.console import OutputPrinter, duration, print_json, print_table, tell, where
+from insitu.cli.console import (
+    OutputPrinter,
+    format_duration,
+    format_position,
+    print_json,
+    print_notice,
+    print_table,
+)
 from insitu.errors import InputError, InsituError
 from insitu.paths import Paths
 
@@ -27,7 +34,7 @@ JOB_DIR is a folder or a .zip that holds the script; the job runs a copy of it. 
 everything after JOB_CMD belongs to the script. --chief and --evaluator are for scripts that use TensorFlow
 alone; with insitu's strategies worker 0 is the chief. Ctrl-C detaches, the job goes on. The exit code is that
 of the training (128 + the signal's number if a signal ended it, 124 if it stood still, 143 if it was
-stopped).
+stopped). Jobs and caches lie in the folder $INSITU_HOME, by default ~/.insitu.
 
 Examples:
 
@@ -181,7 +188,7 @@ def start(
     )
     paths = Paths.default()
     job_id = submit(paths, request)
-    tell(job_id)
+    print_notice(job_id)
     if not detach:
         raise typer.Exit(stream(paths.job(job_id), prefix=prefix))
 
@@ -207,7 +214,9 @@ def stream(job: JobPaths, *, prefix: bool, start: int = 0) -> int:
             printer.print(lines)
     except KeyboardInterrupt:
         name = job.root.name
-        tell(f"\nDetached; {name} goes on. `insitu attach {name}` follows it, `insitu stop {name}` stops it.")
+        print_notice(
+            f"\nDetached; {name} goes on. `insitu attach {name}` follows it, `insitu stop {name}` stops it."
+        )
         return INTERRUPTED
     return read_exit_code(job)
 
@@ -242,7 +251,7 @@ def resume(
 
     job = find_job(Paths.default(), job_id)
     start = resume_job(job)
-    tell(job.root.name)
+    print_notice(job.root.name)
     if not detach:
         raise typer.Exit(stream(job, prefix=prefix, start=start))
 
@@ -259,7 +268,7 @@ def scale(
     """
     from insitu.cluster import find_job, scale_job
 
-    tell(scale_job(find_job(Paths.default(), job_id), workers))
+    print_notice(scale_job(find_job(Paths.default(), job_id), workers))
 
 
 def stop(job_id: JobArgument) -> None:
@@ -271,13 +280,19 @@ def stop(job_id: JobArgument) -> None:
 
         insitu stop digits-3fa9c1
     """
-    from insitu.cluster import find_job, is_running, read_status, stop_job
+    from insitu.cluster import find_job
 
-    job = find_job(Paths.default(), job_id)
+    stop_and_wait(find_job(Paths.default(), job_id))
+
+
+def stop_and_wait(job: JobPaths) -> None:
+    """Stops a job and waits until nothing of it runs any more. Raises JobEnded where it has ended already."""
+    from insitu.cluster import is_running, read_status, stop_job
+
     stop_job(job)
     while is_running(job):
         time.sleep(0.05)
-    tell(f"{job.root.name} has ended: {read_status(job).state.phase}")
+    print_notice(f"{job.root.name} has ended: {read_status(job).state.phase}")
 
 
 def ps(
@@ -302,7 +317,7 @@ def ps(
         header = ("JOB", "STATE", "CACHE", "TASKS", "ATTEMPT", "PROGRESS", "DURATION", "EXIT")
         print_table(header, (_format_row(summarize_job(job)) for job in jobs))
     else:
-        tell(
+        print_notice(
             "No jobs yet."
             if all_jobs
             else "No jobs are running; `insitu ps --all` shows those that have ended."
@@ -339,14 +354,14 @@ def _format_row(job: dict[str, Any]) -> tuple[str, ...]:
         return (job["job_id"], "unreadable", *[""] * 6)
     tasks = " ".join(f"{count} {role}" for role, count in job["tasks"].items() if count)
     progress = job["progress"]
-    lasted = duration((job["ended"] or time.time()) - job["created"])
+    lasted = format_duration((job["ended"] or time.time()) - job["created"])
     return (
         job["job_id"],
         job["state"],
         job["cache"],
         tasks,
         str(job["attempt"]),
-        where(progress),
+        format_position(progress),
         lasted,
         "-" if job["exit_code"] is None else str(job["exit_code"]),
     )

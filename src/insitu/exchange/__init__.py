@@ -1,6 +1,6 @@
-"""The exchange: how buffers move between the tasks of a job. `join` is the door.
+"""The exchange: moves buffers between the tasks of a job. `join` returns a `Group`.
 
-Importing it costs nothing but itself; what it needs is loaded on first use.
+Importing it is cheap: the modules behind it are loaded on first use.
 """
 
 from __future__ import annotations

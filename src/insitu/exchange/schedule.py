@@ -1,8 +1,7 @@
-"""What one reduction sends to whom, what it receives where, and what it adds up when: made once for an array
-and performed many times, by `rounds.Round`.
+"""The schedule of one reduction over TCP: the sends, the receives and the sums.
 
-Members must agree on the order of what goes between two of them; when each part of it goes is each one's own
-affair.
+A schedule is made once for an array and run many times, by `schedule_runner.ScheduleRunner`. Two members must
+agree on the order of the bytes between them. When each part of them is sent is up to each member.
 """
 
 from __future__ import annotations
@@ -14,41 +13,47 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """Contiguous memory, not empty, that is sent or received as soon as `gate` steps are done."""
+class Transfer:
+    """Memory that is sent or received."""
 
+    #: Contiguous and not empty.
     data: np.ndarray
+    #: The number of steps that must be done before the transfer begins.
     gate: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """Adds up `rows` (one piece of every shard's, in shard order) to `out`, once so many segments as `needs`
-    says have come from each peer; the header, which precedes those of the schedule, counts."""
+class ScheduleStep:
+    """One sum."""
 
+    #: The rows to sum: one piece of every shard's, in shard order.
     rows: Sequence[np.ndarray]
+    #: Where the sum goes.
     out: np.ndarray
+    #: By peer: the number of transfers from it that must be complete first. The header, which precedes those
+    #: of the schedule, counts.
     needs: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """`out` and `into` by peer, in the order of the bytes. `greeting`: by peer, after how many segments (the
-    header counts) it has said what it has to say before its rows. `steps` are done one after the other.
+    """One reduction. Its steps are done one after the other."""
 
-    `in_place`: a step writes to what is sent, so it waits until all of that is gone. `answers`: nothing is
-    sent before the first step, so the header may wait for it. `deliver`: what is copied at the end, where the
-    result isn't put together where it is wanted, and where that goes; of equal size and dtype.
-    """
-
-    out: Mapping[int, Sequence[Segment]]
-    into: Mapping[int, Sequence[Segment]]
-    greeting: Mapping[int, int]
-    steps: Sequence[Step] = ()
+    #: By peer: the transfers to it, in the order of the bytes.
+    sends: Mapping[int, Sequence[Transfer]]
+    #: By peer: the transfers from it, in the order of the bytes.
+    receives: Mapping[int, Sequence[Transfer]]
+    #: By peer: the number of transfers from it that precede its rows: the header, and the weights if any.
+    preamble: Mapping[int, int]
+    steps: Sequence[ScheduleStep] = ()
+    #: True if a step overwrites rows that are sent: it waits until all of them are sent.
     in_place: bool = False
-    answers: bool = False
-    deliver: tuple[np.ndarray, np.ndarray] | None = None
+    #: True if nothing is sent before the first step: then the header is sent together with its result.
+    delay_header: bool = False
+    #: (source, target) of a copy at the end, if the result is computed elsewhere; of equal size and dtype.
+    copy_at_end: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def peers(self) -> list[int]:
-        return list(self.out)
+        """The members that this one exchanges bytes with."""
+        return list(self.sends)

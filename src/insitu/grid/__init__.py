@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from insitu.grid.affinity import owners_of_partition, shard_partitions
     from insitu.grid.catalog import Catalog
     from insitu.grid.datasets import Batch, Dataset, dataset
-    from insitu.grid.importer import import_cache
+    from insitu.grid.importer import import_cache, sweep
     from insitu.grid.ledger import EpochAudit, PartitionAudit, ShardLedger, audit, read_ledgers
     from insitu.grid.store import verify_copies
     from insitu.grid.topology import bring_up, load_topology, take_down
@@ -29,6 +29,7 @@ _DOOR = {
     "owners_of_partition": "affinity",
     "read_ledgers": "ledger",
     "shard_partitions": "affinity",
+    "sweep": "importer",
     "take_down": "topology",
     "verify_copies": "store",
 }
@@ -48,6 +49,7 @@ __all__ = [
     "owners_of_partition",
     "read_ledgers",
     "shard_partitions",
+    "sweep",
     "take_down",
     "verify_copies",
 ]

@@ -1,4 +1,4 @@
-"""Pure: which partition a row belongs to, who owns a partition, which shard reads it.
+"""Pure: the partition of each row, the owners of each partition, the partitions of each shard.
 
 Every answer is the same on every platform and in every release: a cache that is imported again from the
 same rows has the same partitions.
@@ -24,7 +24,7 @@ _SPLIT_SALT = np.uint64(0x5B1D3A7C2E9F4680)
 
 
 def splitmix64(values: Hashes) -> Hashes:
-    """One round of splitmix64 (Steele, Lea, Flood 2014) on each of `values`: uint64[n] -> uint64[n]."""
+    """Applies a round of splitmix64 (Steele, Lea, Flood 2014) to each of `values`: uint64[n] -> uint64[n]."""
     mixed = values + _GOLDEN
     mixed ^= mixed >> np.uint64(30)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
@@ -35,19 +35,19 @@ def splitmix64(values: Hashes) -> Hashes:
 
 
 def hash_rows(start: int, stop: int) -> Hashes:
-    """The hash of each row by its index in the source, for rows [start, stop): uint64[stop - start]."""
+    """Returns each row's hash by its index in the source, for rows [start, stop): uint64[stop - start]."""
     return splitmix64(np.arange(start, stop, dtype=np.uint64))
 
 
 def hash_integers(values: npt.NDArray[np.generic]) -> Hashes:
-    """The hash of each integer or bool. Equal numbers hash alike whatever their dtype."""
+    """Returns the hash of each integer or bool. Equal numbers hash alike whatever their dtype."""
     if values.dtype == np.uint64:
         return splitmix64(values.astype(np.uint64))
     return splitmix64(values.astype(np.int64).view(np.uint64))
 
 
 def hash_texts(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> Hashes:
-    """The hash of each text: FNV-1a over its UTF-8 bytes, then splitmix64.
+    """Returns the hash of each text: FNV-1a over its UTF-8 bytes, then splitmix64.
 
     Text i is `data[offsets[i]:offsets[i + 1]]`. Takes one vectorised pass per byte of the longest text.
     """
@@ -63,12 +63,12 @@ def hash_texts(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> H
 
 
 def partition_of_rows(hashes: Hashes, partitions: int) -> npt.NDArray[np.int64]:
-    """The partition in [0, partitions) of each row with these hashes: its hash modulo `partitions`."""
+    """Returns the partition in [0, partitions) of each row: its hash modulo `partitions`."""
     return (hashes % np.uint64(partitions)).astype(np.int64)
 
 
 def split_of_rows(hashes: Hashes, fractions: Sequence[float]) -> npt.NDArray[np.int64]:
-    """The split in [0, len(fractions)) of each row; split i gets about `fractions[i]` of all rows.
+    """Returns the split in [0, len(fractions)) of each row; split i gets about `fractions[i]` of all rows.
 
     The hash, salted, is a point in [0, 1) whose place among the running sums of `fractions` decides.
     """
@@ -88,7 +88,7 @@ def check_split(split: Mapping[str, float]) -> None:
 
 
 def owners_of_partition(partition: int, topology: Topology, backups: int) -> tuple[NodeId, ...]:
-    """The primary owner of `partition`, then its `backups` further ones; all distinct.
+    """Returns the primary owner of `partition`, then its `backups` further ones; all distinct.
 
     Primaries go round the nodes, so that their numbers of partitions differ by one at most. The backups of
     one node's partitions go round all the other nodes, so that when it is lost they share its load.
@@ -108,7 +108,7 @@ def owners_of_partition(partition: int, topology: Topology, backups: int) -> tup
 def shard_partitions(
     partitions: Sequence[PartitionInfo], homes: Sequence[NodeId]
 ) -> tuple[tuple[int, ...], ...]:
-    """For each shard, at home on `homes[shard]`, the indices of its partitions in ascending order.
+    """Returns, for each shard at home on `homes[shard]`, the indices of its partitions in ascending order.
 
     A partition goes to a shard at home on its primary owner; where there is none, to one at home on a
     backup owner; else to any. Among those it goes to the one with the fewest rows so far, large

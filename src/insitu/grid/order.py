@@ -1,4 +1,4 @@
-"""Pure: which rows of a shard make up which batch. Everything follows from (seed, epoch, shard)."""
+"""Pure: the rows of a shard in each batch. They follow from (seed, epoch, shard)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Rows = npt.NDArray[np.int64]
 
 
 def shuffled(rows: int, seed: int, epoch: int, shard: int) -> npt.NDArray[np.integer[Any]]:
-    """A permutation of [0, rows): the places of a shard's rows in the order of one epoch.
+    """Returns a permutation of [0, rows): the positions of a shard's rows in the order of one epoch.
 
     Each row gets 64 raw bits of Philox4x64-10 (Salmon and others 2011) keyed by (seed, epoch, shard), whose
     low bits are then replaced by the row's place; sorted, they are the order. NumPy promises the raw bits of
@@ -34,7 +34,7 @@ def shuffled(rows: int, seed: int, epoch: int, shard: int) -> npt.NDArray[np.int
 
 
 def batch_sizes(global_size: int, shards: int) -> tuple[int, ...]:
-    """How many rows each shard takes a step: equal parts, the first ones larger by one where needed.
+    """Returns the rows of each shard in a step: equal parts, the first ones larger by one where needed.
 
     Raises InputError where a shard would get none.
     """
@@ -47,7 +47,7 @@ def batch_sizes(global_size: int, shards: int) -> tuple[int, ...]:
 
 
 def steps_of_shard(rows: int, size: int) -> int:
-    """How many batches of `size` rows hold `rows` rows, the last one maybe smaller."""
+    """Returns how many batches of `size` rows hold `rows` rows, the last one maybe smaller."""
     return -(-rows // size)
 
 
@@ -55,7 +55,7 @@ class BatchPlan:
     """The batches of one shard, in file order.
 
     The shard's rows are those of its partitions in ascending order, each in file order. `starts[k]` is the
-    place of the first row of the k-th partition, `starts[-1]` the number of all rows.
+    position of the first row of the k-th partition, `starts[-1]` the number of all rows.
     """
 
     def __init__(self, starts: Sequence[int], size: int) -> None:
@@ -65,7 +65,7 @@ class BatchPlan:
         self._starts = np.asarray(starts, dtype=np.int64)
 
     def ranges(self, step: int) -> list[tuple[int, int, int]]:
-        """(k, first row, last row + 1) in the k-th partition for the batch of `step`, by k."""
+        """Returns (k, first row, last row + 1) in the k-th partition for the batch of `step`, by k."""
         start, stop = step * self.size, min((step + 1) * self.size, self.rows)
         k = int(np.searchsorted(self._starts, start, side="right")) - 1
         found = []
@@ -79,14 +79,14 @@ class BatchPlan:
 
 
 class ShuffledPlan(BatchPlan):
-    """The batches of one shard in one epoch, cut from `order`, a permutation of its rows' places.
+    """The batches of one shard in one epoch, cut from `order`, a permutation of its rows' positions.
 
     The rows of each batch are grouped by partition (in ascending order, otherwise in the permutation's), so
     that each partition is read by one call.
     """
 
     WINDOW_ROWS = 1 << 15
-    """How many rows are planned at once: enough to spread NumPy's cost per call."""
+    """Rows that are planned at once: enough to spread NumPy's cost per call."""
 
     def __init__(self, starts: Sequence[int], size: int, order: npt.NDArray[np.integer[Any]]) -> None:
         super().__init__(starts, size)
@@ -94,8 +94,8 @@ class ShuffledPlan(BatchPlan):
         self._order = order
         self._planned: tuple[int, list[list[tuple[int, Rows]]]] = (-1, [])
 
-    def pieces(self, step: int) -> list[tuple[int, Rows]]:
-        """(k, rows of the k-th partition) for the batch of `step`, by k."""
+    def rows_of_batch(self, step: int) -> list[tuple[int, Rows]]:
+        """Returns (k, rows of the k-th partition) for the batch of `step`, by k."""
         window, within = divmod(step, self.window_steps)
         span = self.window_steps * self.size
         if self._planned[0] != window:
@@ -103,18 +103,18 @@ class ShuffledPlan(BatchPlan):
         return self._planned[1][within]
 
     def _group(self, order: npt.NDArray[np.integer[Any]]) -> list[list[tuple[int, Rows]]]:
-        """The pieces of each batch that `order`, whole batches of places, is cut into."""
-        places = order.astype(np.int64)
-        part = np.searchsorted(self._starts, places, side="right") - 1
+        """Returns the rows of each batch by partition; `order` holds the positions of whole batches."""
+        positions = order.astype(np.int64)
+        part = np.searchsorted(self._starts, positions, side="right") - 1
         parts = len(self._starts) - 1
-        cell = np.arange(len(places)) // self.size * parts + part
+        cell = np.arange(len(positions)) // self.size * parts + part
         # NumPy sorts 16-bit keys by radix, several times faster than wider ones.
         narrow = np.uint16 if self.window_steps * parts <= 1 << 16 else np.int64
         grouped = np.argsort(cell.astype(narrow), kind="stable")
-        rows = (places - self._starts[part])[grouped]
+        rows = (positions - self._starts[part])[grouped]
         cell = cell[grouped]
         bounds = np.flatnonzero(np.diff(cell, prepend=-1, append=-1)).tolist()
-        batches: list[list[tuple[int, Rows]]] = [[] for _ in range(steps_of_shard(len(places), self.size))]
+        batches: list[list[tuple[int, Rows]]] = [[] for _ in range(steps_of_shard(len(positions), self.size))]
         for start, stop in itertools.pairwise(bounds):
             step, k = divmod(int(cell[start]), parts)
             batches[step].append((k, rows[start:stop]))

@@ -7,7 +7,7 @@
         client.pull().result()
         client.push(sequence=0, rows=32, gradients={"w": 2 * client.values["w"] + 1}).result()
 
-Importing it costs nothing but itself; what it needs is loaded on first use.
+Each name is loaded on first use, so that importing this package takes no time.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from insitu.parameters.client import Client, connect
     from insitu.parameters.futures import Future
-    from insitu.parameters.layout import MIN_PIECE_BYTES, Layout, Piece, Variable, lay_out
-    from insitu.parameters.modes import Mode, Rules
+    from insitu.parameters.modes import ConsistencyPolicy, Mode
     from insitu.parameters.server import ParameterServer
+    from insitu.parameters.sharding_plan import MIN_PIECE_BYTES, Piece, ShardingPlan, Variable, plan_sharding
     from insitu.parameters.tables import Eviction, Table
-    from insitu.parameters.updaters import Finalizing, Updater, make_updater
+    from insitu.parameters.updaters import FinalizingUpdater, Updater, make_updater
 
 _LAZY = {
     "Client": "client",
     "Eviction": "tables",
-    "Finalizing": "updaters",
+    "FinalizingUpdater": "updaters",
     "Future": "futures",
-    "Layout": "layout",
-    "MIN_PIECE_BYTES": "layout",
+    "ShardingPlan": "sharding_plan",
+    "MIN_PIECE_BYTES": "sharding_plan",
     "Mode": "modes",
     "ParameterServer": "server",
-    "Piece": "layout",
-    "Rules": "modes",
+    "Piece": "sharding_plan",
+    "ConsistencyPolicy": "modes",
     "Table": "tables",
     "Updater": "updaters",
-    "Variable": "layout",
+    "Variable": "sharding_plan",
     "connect": "client",
-    "lay_out": "layout",
+    "plan_sharding": "sharding_plan",
     "make_updater": "updaters",
 }
 
 __all__ = [
     "MIN_PIECE_BYTES",
     "Client",
+    "ConsistencyPolicy",
     "Eviction",
-    "Finalizing",
+    "FinalizingUpdater",
     "Future",
-    "Layout",
     "Mode",
     "ParameterServer",
     "Piece",
-    "Rules",
+    "ShardingPlan",
     "Table",
     "Updater",
     "Variable",
     "connect",
-    "lay_out",
     "make_updater",
+    "plan_sharding",
 ]
 
 

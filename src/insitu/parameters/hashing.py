@@ -1,7 +1,7 @@
-"""Pure: scrambling keys, and the first values of a table's rows as a function of (seed, table, key) alone.
+"""Pure: hashes keys, and draws the first values of a table's rows from (seed, table, key) alone.
 
-The scrambler is the finalizer of SplitMix64 (Steele, Lea and Flood 2014). All is vectorised over keys, with
-uint64 arithmetic modulo 2**64.
+The hash of keys is the finalizer of SplitMix64 (Steele, Lea and Flood 2014). All functions
+work on arrays of keys, in uint64 arithmetic modulo 2**64.
 """
 
 from __future__ import annotations
@@ -19,46 +19,50 @@ from insitu.errors import InputError
 Words = NDArray[np.uint64]
 
 _GOLDEN = 0x9E3779B97F4A7C15
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_ROWS = 4096
-"""Rows made at a time, so that scratch stays in the cache."""
+_MULTIPLIER_1, _MULTIPLIER_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_BLOCK_ROWS = 4096
+"""Rows drawn at a time, so that scratch memory stays in the cache."""
 
 
-def scramble(words: Words) -> Words:
-    """A new array: each word mixed so that every bit of it depends on every bit given."""
+def mix64(words: Words) -> Words:
+    """Return a hash of each word, every bit of which depends on every bit of the word."""
     mixed = words >> np.uint64(30)
     mixed ^= words
-    mixed *= _FIRST
+    mixed *= _MULTIPLIER_1
     spare = mixed >> np.uint64(27)
     mixed ^= spare
-    mixed *= _SECOND
+    mixed *= _MULTIPLIER_2
     np.right_shift(mixed, np.uint64(31), out=spare)
     mixed ^= spare
     return mixed
 
 
-def stream(*parts: object) -> int:
-    """A number in [0, 2**64) that stands for `parts`."""
+def stable_hash(*parts: object) -> int:
+    """Return a hash of `parts` in [0, 2**64), the same in each process and on each machine."""
     text = "\0".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def server_of(keys: NDArray[np.int64], servers: int) -> NDArray[np.int64]:
-    """The server that holds each of `keys`, int64[n], in [0, servers). Independent of a table's own hash."""
+def assign_servers(keys: NDArray[np.int64], servers: int) -> NDArray[np.int64]:
+    """Return the server, in [0, servers), that holds each of `keys`, int64[n].
+
+    Independent of the hash of `KeyIndex`, so that the keys of one server still spread over its index.
+    """
     if servers == 1:
         return np.zeros(len(keys), np.int64)
-    high = scramble(keys.view(np.uint64) + np.uint64(_GOLDEN)) >> np.uint64(32)
+    high = mix64(keys.view(np.uint64) + np.uint64(_GOLDEN)) >> np.uint64(32)
     return ((high * np.uint64(servers)) >> np.uint64(32)).astype(np.int64)
 
 
 class Initializer:
-    """First values of rows.
+    """Draws the first values of rows.
 
-    `config` is `{"name": "uniform", "low": ..., "high": ...}`, `{"name": "normal", "mean": ...,
+    The config is `{"name": "uniform", "low": ..., "high": ...}`, `{"name": "normal", "mean": ...,
     "deviation": ...}` or `{"name": "constant", "value": ...}`.
     """
 
     def __init__(self, config: Mapping[str, Any] | str, seed: int, table: str) -> None:
+        """Raises InputError for a config that isn't known."""
         settings = {"name": config} if isinstance(config, str) else dict(config)
         self._kind = str(settings.pop("name", ""))
         defaults = {
@@ -77,38 +81,38 @@ class Initializer:
                 f"Received: {', '.join(sorted(unknown))}"
             )
         self._values = {**defaults[self._kind], **{k: float(v) for k, v in settings.items()}}
-        self._stream = stream("insitu table", seed, table)
+        self._seed = stable_hash("insitu table", seed, table)
 
     def fill(self, keys: NDArray[np.int64], rows: NDArray[Any]) -> None:
-        """Writes the first values of `keys`, int64[n], to `rows`, floating [n, width]."""
+        """Write the first values of `keys`, int64[n], to `rows`, floating [n, width]."""
         values = self._values
         if self._kind == "constant":
             rows[...] = values["value"]
             return
-        for low in range(0, len(keys), _ROWS):
-            part = slice(low, low + _ROWS)
+        for low in range(0, len(keys), _BLOCK_ROWS):
+            part = slice(low, low + _BLOCK_ROWS)
             if self._kind == "uniform":
-                unit = self._unit(keys[part], rows.shape[1])
+                unit = self._draw_uniform(keys[part], rows.shape[1])
                 unit *= values["high"] - values["low"]
                 unit += values["low"]
                 rows[part] = unit
             else:
-                rows[part] = self._normal(keys[part], rows.shape[1])
+                rows[part] = self._draw_normal(keys[part], rows.shape[1])
 
-    def _unit(self, keys: NDArray[np.int64], width: int) -> NDArray[np.float64]:
-        """Numbers in [0, 1), [n, width], of 53 bits."""
-        starts = scramble(keys.view(np.uint64) ^ np.uint64(self._stream))
+    def _draw_uniform(self, keys: NDArray[np.int64], width: int) -> NDArray[np.float64]:
+        """Return numbers in [0, 1), [n, width], of 53 random bits."""
+        starts = mix64(keys.view(np.uint64) ^ np.uint64(self._seed))
         steps = np.arange(1, width + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-        words = scramble(starts[:, None] + steps)
+        words = mix64(starts[:, None] + steps)
         words >>= np.uint64(11)
         unit = words.astype(np.float64)
         unit *= 2.0**-53
         return unit
 
-    def _normal(self, keys: NDArray[np.int64], width: int) -> NDArray[np.float64]:
-        """Box and Muller's transform."""
+    def _draw_normal(self, keys: NDArray[np.int64], width: int) -> NDArray[np.float64]:
+        """Return normally distributed numbers, [n, width], by the Box-Muller transform."""
         pairs = -(-width // 2)
-        unit = self._unit(keys, 2 * pairs)
+        unit = self._draw_uniform(keys, 2 * pairs)
         radius = np.sqrt(-2.0 * np.log1p(-unit[:, :pairs]))
         angle = unit[:, pairs:] * (2.0 * math.pi)
         drawn = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)[:, :width]

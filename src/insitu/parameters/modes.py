@@ -1,16 +1,15 @@
-"""Pure: when a gradient that was pushed becomes an update. One machine for the three modes.
+"""Pure: decides when a gradient that was pushed becomes an update. One state machine for the three modes.
 
     async     each push is an update at once
-    bounded   so too, but nobody pulls while it is more than `max_staleness` pushes ahead of the slowest
+    bounded   the same, but a shard that is more than `max_staleness` pushes ahead of the slowest can't pull
     sync      a step takes `replicas_to_aggregate` pushes made at its version; later ones are dropped
 
-Each push carries (shard, sequence): sequences of a shard count from 0, without a gap, and each is consumed
-(applied or dropped) once. A repetition is recognised and answered as what became of the first.
+Each push carries (shard, sequence): the sequences of a shard count from 0 without a gap, and each is consumed
+(applied or dropped) once. A repeated push is recognised and gets the answer of the first.
 
-With several servers in mode sync the first one, the *leader*, decides which pushes a step takes; the others
-hold what they are given until they hear of the decision (`Decided`). A worker tells the leader of a push only
-once all others hold it, so that what was decided can always be done. Only the leader keeps account of
-sequences then.
+With several servers in mode sync the first one, the *leader*, decides which pushes a step takes. The others
+hold their pushes until they learn of the decision (`StepDecidedEvent`). A worker pushes to the leader only
+once all others hold its push, so they can always follow the decision. Only the leader checks sequences then.
 """
 
 from __future__ import annotations
@@ -23,22 +22,26 @@ from insitu.errors import InputError
 
 Mode = Literal["async", "sync", "bounded"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-REMEMBERED = 16
-"""Decisions that the leader can still tell of. Nobody can be more than one behind: see `Decided`."""
+DECISIONS_KEPT = 16
+"""Decisions that the leader remembers. No server is more than one behind: see `StepDecidedEvent`."""
 
-MOST_ROWS = 2**63 - 1
-"""Rows of one push at most: what a mean over rows can count."""
+MAX_PUSH_ROWS = 2**63 - 1
+"""Most rows of data in one push: what a mean over rows can count."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """How a job's servers take pushes. `replicas_to_aggregate` None: all of `total_replicas`."""
+class ConsistencyPolicy:
+    """The mode in which a job's servers take pushes, and its settings. Raises InputError for bad ones."""
 
     mode: Mode = "async"
+    #: Shards that push.
     total_replicas: int = 1
+    #: Pushes that make a step in mode sync; None: `total_replicas`.
     replicas_to_aggregate: int | None = None
+    #: Most pushes that a shard may be ahead of the slowest and still pull, in mode bounded.
     max_staleness: int = 4
-    leads: bool = True
+    #: Whether this server decides on steps; set by `ServerState`.
+    is_leader: bool = True
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -49,45 +52,49 @@ class Rules:
                 raise InputError(f"{name} must be a whole number. Received: {value!r}")
         if self.total_replicas < 1:
             raise InputError(f"total_replicas must be at least 1. Received: {self.total_replicas}")
-        wanted = self.replicas_to_aggregate
-        if wanted is not None and self.mode != "sync":
+        pushes = self.replicas_to_aggregate
+        if pushes is not None and self.mode != "sync":
             raise InputError(
                 f'replicas_to_aggregate is for mode="sync": in mode="{self.mode}" each push is an update. '
-                f"Received: {wanted}"
+                f"Received: {pushes}"
             )
-        if wanted is not None and not 1 <= wanted <= self.total_replicas:
+        if pushes is not None and not 1 <= pushes <= self.total_replicas:
             raise InputError(
                 f"replicas_to_aggregate must be in [1, {self.total_replicas}], the total_replicas that push. "
-                f"Received: {wanted}"
+                f"Received: {pushes}"
             )
         if self.max_staleness < 0:
             raise InputError(f"max_staleness must be at least 0 steps. Received: {self.max_staleness}")
 
     @property
-    def needed(self) -> int:
+    def pushes_per_step(self) -> int:
+        """Pushes that make a step in mode sync."""
         return self.replicas_to_aggregate or self.total_replicas
 
 
 @dataclass(frozen=True, slots=True)
-class Push:
-    """An event: a shard's gradient of `rows` rows has come. `step` is the version of what it was computed
-    on."""
+class PushEvent:
+    """Event: a gradient has arrived."""
 
     shard: int
+    #: Number of the push among those of its shard, from 0.
     sequence: int
+    #: Version of the values that the gradient was computed on.
     step: int
+    #: Rows of data that it was computed from; 0: it has no gradient and only counts as a push.
     rows: int
 
     def to_json(self) -> dict[str, int]:
+        """Return the fields by name."""
         return {"shard": self.shard, "sequence": self.sequence, "step": self.step, "rows": self.rows}
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
-    """An event on a server that doesn't lead: the step made at version `step` took these shards.
+class StepDecidedEvent:
+    """Event on a server that doesn't lead: the leader made the step at version `step` from these shards.
 
-    Who is told of a step's decision pushes for the next step only after every server has heard of it: so a
-    server can't be more than one decision behind.
+    A worker that learns of a step's decision pushes for the next step only after every server has learned of
+    it. So a server can't be more than one decision behind.
     """
 
     step: int
@@ -95,110 +102,114 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """An event: this shard pushes no more for now; nobody waits for it until it does."""
+class ShardFinishedEvent:
+    """Event: this shard pushes no more for now. Nobody waits for it until it does."""
 
     shard: int
 
 
-Event = Push | Decided | Finished
+Event = PushEvent | StepDecidedEvent | ShardFinishedEvent
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """An action: make one update of these, in the order of shards given. All may have no rows: then only the
-    version counts."""
+    """Action: make one update of these pushes."""
 
-    pushes: tuple[Push, ...]
+    #: In the order in which they are added up. All may have no rows: then only the version changes.
+    pushes: tuple[PushEvent, ...]
+    #: Version of the values that the gradients were computed on.
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """An action: keep the gradient (in the place of one held before for the same shard)."""
+    """Action: keep the gradient, in place of one held before for the same shard."""
 
-    push: Push
+    push: PushEvent
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """An action: the gradient came too late for its step; its rows enter no update."""
+    """Action: discard the gradient, which came too late for its step."""
 
-    push: Push
+    push: PushEvent
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """An action: this push was consumed before; answer as then."""
+    """Action: answer again a push that was consumed before."""
 
-    push: Push
+    push: PushEvent
 
 
 @dataclass(frozen=True, slots=True)
 class Await:
-    """An action: this push is held already; answer when it's consumed."""
+    """Action: answer this push, whose first copy is held, once that is consumed."""
 
-    push: Push
+    push: PushEvent
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """An action: tell the worker that this can't be."""
+    """Action: fail the push."""
 
-    push: Push
+    push: PushEvent
+    #: The rule and what was received.
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """An action: `count` pushes of the shard were consumed by the server that died, after the checkpoint that
-    this one started from."""
+class CountLost:
+    """Action: count pushes that the server consumed after the checkpoint that it was restored from."""
 
     shard: int
+    #: How many.
     count: int
 
 
-Action = Apply | Hold | Drop | Repeat | Await | Refuse | Lost
+Action = Apply | Hold | Drop | Repeat | Await | Refuse | CountLost
 
 
 @dataclass(frozen=True)
-class State:
-    """Everything the decisions rest on.
+class PushState:
+    """All that decisions depend on. Only `decide` makes new ones, beside `mark_restored`."""
 
-    `version`: updates made so far. `applied`: per shard the last sequence consumed. `clocks`: per shard the
-    pushes consumed, in mode bounded; one that had finished comes back at the pace of the slowest. `held`:
-    pushes of the step under way, in the order in which they came, `since` the first came (seconds; None:
-    none). `decisions`: the last steps taken and their shards. `dropped`: per shard the last sequence
-    that was dropped. `behind`: the shards that haven't pushed since this server started from a checkpoint,
-    and may be ahead of it.
-    """
-
+    #: Updates made so far.
     version: int = 0
+    #: Last sequence consumed, by shard.
     applied: Mapping[int, int] = field(default_factory=dict)
+    #: Pushes consumed, by shard, which mode bounded compares. A shard that comes back after it finished is
+    #: set to the slowest.
     clocks: Mapping[int, int] = field(default_factory=dict)
-    held: tuple[Push, ...] = ()
-    since: float | None = None
+    #: Pushes of the step under way, in the order in which they came (mode sync).
+    held: tuple[PushEvent, ...] = ()
+    #: Time at which the first of `held` came, in seconds of the caller's clock; None: nothing is held.
+    held_since: float | None = None
+    #: Shards that push no more for now.
     finished: frozenset[int] = frozenset()
+    #: (version, shards) of the last steps made in mode sync.
     decisions: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    #: Last sequence dropped, by shard.
     dropped: Mapping[int, int] = field(default_factory=dict)
-    behind: frozenset[int] = frozenset()
+    #: Shards that haven't pushed since this state was restored from a checkpoint, and may be ahead of it.
+    maybe_ahead: frozenset[int] = frozenset()
 
-    def validate(self, rules: Rules) -> None:
-        """Raises AssertionError where the state can't be; for tests."""
+    def validate(self, policy: ConsistencyPolicy) -> None:
+        """Raise AssertionError where the state breaks an invariant; for tests."""
         shards = [p.shard for p in self.held]
         if len(set(shards)) != len(shards):
             raise AssertionError(f"a shard is held twice: {shards}")
         if any(p.step != self.version for p in self.held):
             raise AssertionError(f"held at another step than {self.version}: {self.held}")
-        if rules.leads and any(p.sequence != self.applied.get(p.shard, -1) + 1 for p in self.held):
-            raise AssertionError("what is held isn't what comes next")
-        if rules.mode != "sync" and self.held:
-            raise AssertionError("only sync holds pushes")
-        if (self.since is None) != (not self.held):
-            raise AssertionError("`since` goes with what is held")
+        if policy.is_leader and any(p.sequence != self.applied.get(p.shard, -1) + 1 for p in self.held):
+            raise AssertionError(f"a held push isn't the next of its shard: {self.held}")
+        if policy.mode != "sync" and self.held:
+            raise AssertionError("only mode sync holds pushes")
+        if (self.held_since is None) != (not self.held):
+            raise AssertionError("`held_since` must be set while pushes are held, and only then")
 
     def to_json(self) -> dict[str, Any]:
-        """What outlives the process. What is held isn't in it: it isn't acknowledged."""
+        """Return what outlives the process: all but held pushes, which aren't acknowledged."""
         return {
             "version": self.version,
             "applied": sorted(self.applied.items()),
@@ -209,7 +220,8 @@ class State:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> State:
+    def from_json(cls, data: Mapping[str, Any]) -> PushState:
+        """Return the state that `to_json` described."""
         return cls(
             version=int(data["version"]),
             applied={int(s): int(n) for s, n in data["applied"]},
@@ -220,66 +232,75 @@ class State:
         )
 
 
-def decide(rules: Rules, state: State, event: Event, now: float) -> tuple[State, list[Action]]:
-    """What becomes of `event`. `now` in seconds of any clock that only goes forward."""
-    if isinstance(event, Finished):
+Decision = tuple[PushState, list[Action]]
+
+
+def decide(policy: ConsistencyPolicy, state: PushState, event: Event, now: float) -> Decision:
+    """Return the next state and the actions that `event` leads to.
+
+    `now`: seconds of a clock that only goes forward. Raises InputError for a decision that can't be followed.
+    """
+    if isinstance(event, ShardFinishedEvent):
         state = replace(state, finished=state.finished | {event.shard})
-        return _take(rules, state, []) if rules.leads else (state, [])
-    if isinstance(event, Decided):
-        return _follow(state, event)
+        return _make_step_if_complete(policy, state, []) if policy.is_leader else (state, [])
+    if isinstance(event, StepDecidedEvent):
+        return _follow_leader(state, event)
     state, lost = _catch_up(state, event)
-    refusal = _refusal(rules, state, event)
+    refusal = _explain_refusal(policy, state, event)
     if refusal:
         return state, [Refuse(event, refusal)]
-    state, actions = _take_push(rules, state, event, now)
+    state, actions = _handle_push(policy, state, event, now)
     return state, [*lost, *actions]
 
 
-def _take_push(rules: Rules, state: State, event: Push, now: float) -> tuple[State, list[Action]]:
-    if rules.mode == "sync" and not rules.leads:
+def _handle_push(policy: ConsistencyPolicy, state: PushState, event: PushEvent, now: float) -> Decision:
+    if policy.mode == "sync" and not policy.is_leader:
         return _hold(state, event, now)
     if event.sequence <= state.applied.get(event.shard, -1):
         return state, [Repeat(event)]
-    state = _come_back(rules, state, event.shard)
-    if rules.mode != "sync":
-        return _consume(state, (event,), event.step), [Apply((event,), event.step)]
-    return _push_in_sync(rules, state, event, now)
+    state = _rejoin_shard(policy, state, event.shard)
+    if policy.mode != "sync":
+        return _consume(state, (event,)), [Apply((event,), event.step)]
+    return _handle_push_as_leader(policy, state, event, now)
 
 
-def may_pull(rules: Rules, state: State, shard: int) -> bool:
-    """Whether `shard` may go on training now: in mode bounded, not too far ahead; in mode sync, not while
-    its own push is held by the leader."""
-    if rules.mode == "sync":
-        return not rules.leads or all(p.shard != shard for p in state.held)
-    if rules.mode == "async" or shard in state.finished:
+def may_pull(policy: ConsistencyPolicy, state: PushState, shard: int) -> bool:
+    """Return whether `shard` may pull now.
+
+    In mode bounded it waits while it is too far ahead, in mode sync while the leader holds its push.
+    """
+    if policy.mode == "sync":
+        return not policy.is_leader or all(p.shard != shard for p in state.held)
+    if policy.mode == "async" or shard in state.finished:
         return True
-    return state.clocks.get(shard, 0) - _slowest(rules, state) <= rules.max_staleness
+    return state.clocks.get(shard, 0) - _find_slowest_clock(policy, state) <= policy.max_staleness
 
 
-def awaited(rules: Rules, state: State, shard: int | None = None) -> list[int]:
-    """The shards that the step under way, or a pull of `shard`, waits for."""
-    active = [s for s in range(rules.total_replicas) if s not in state.finished]
-    if rules.mode == "sync":
+def find_awaited_shards(policy: ConsistencyPolicy, state: PushState, shard: int | None = None) -> list[int]:
+    """Return the shards that the step under way, or a pull of `shard`, waits for."""
+    active = [s for s in range(policy.total_replicas) if s not in state.finished]
+    if policy.mode == "sync":
         held = {p.shard for p in state.held}
         return [s for s in active if s not in held]
-    slowest = _slowest(rules, state)
+    slowest = _find_slowest_clock(policy, state)
     return [s for s in active if s != shard and state.clocks.get(s, 0) == slowest]
 
 
-def _slowest(rules: Rules, state: State) -> int:
-    active = [s for s in range(rules.total_replicas) if s not in state.finished]
+def _find_slowest_clock(policy: ConsistencyPolicy, state: PushState) -> int:
+    active = [s for s in range(policy.total_replicas) if s not in state.finished]
     return min((state.clocks.get(s, 0) for s in active), default=0)
 
 
-def _refusal(rules: Rules, state: State, push: Push) -> str:
-    if not 0 <= push.shard < rules.total_replicas:
-        return f"shard must be in [0, {rules.total_replicas}), the total_replicas. Received: {push.shard}"
+def _explain_refusal(policy: ConsistencyPolicy, state: PushState, push: PushEvent) -> str:
+    """Return why a push can't be taken; "" where it can."""
+    if not 0 <= push.shard < policy.total_replicas:
+        return f"shard must be in [0, {policy.total_replicas}), the total_replicas. Received: {push.shard}"
     if push.sequence < 0 or push.rows < 0:
         return f"sequence and rows must be at least 0. Received: {push.sequence}, {push.rows}"
-    if push.rows > MOST_ROWS:
-        return f"rows must be at most {MOST_ROWS}. Received: {push.rows}"
-    keeps_account = rules.leads or rules.mode != "sync"
-    following = state.applied.get(push.shard, -1) + 1 if keeps_account else push.sequence
+    if push.rows > MAX_PUSH_ROWS:
+        return f"rows must be at most {MAX_PUSH_ROWS}. Received: {push.rows}"
+    checks_sequences = policy.is_leader or policy.mode != "sync"
+    following = state.applied.get(push.shard, -1) + 1 if checks_sequences else push.sequence
     if push.sequence > following:
         return (
             f"pushes of a shard have no gaps: shard {push.shard} comes to sequence {following} next. "
@@ -290,32 +311,37 @@ def _refusal(rules: Rules, state: State, push: Push) -> str:
     return ""
 
 
-def restored(rules: Rules, state: State) -> State:
-    """The state of a server that starts from a checkpoint: each shard may be ahead of it, once."""
-    return replace(state, behind=frozenset(range(rules.total_replicas)))
+def mark_restored(policy: ConsistencyPolicy, state: PushState) -> PushState:
+    """Return the state of a server that is restored from a checkpoint: each shard may be ahead of it once."""
+    return replace(state, maybe_ahead=frozenset(range(policy.total_replicas)))
 
 
-def _catch_up(state: State, push: Push) -> tuple[State, list[Action]]:
-    if push.shard not in state.behind:
+def _catch_up(state: PushState, push: PushEvent) -> Decision:
+    """Accept a gap before the first push of a shard that is ahead of a restored state; count it as lost."""
+    if push.shard not in state.maybe_ahead:
         return state, []
     gap = push.sequence - state.applied.get(push.shard, -1) - 1
-    state = replace(state, behind=state.behind - {push.shard}, version=max(state.version, push.step))
+    state = replace(
+        state, maybe_ahead=state.maybe_ahead - {push.shard}, version=max(state.version, push.step)
+    )
     if gap <= 0:
         return state, []
     clocks = {**state.clocks, push.shard: state.clocks.get(push.shard, 0) + gap}
     applied = {**state.applied, push.shard: push.sequence - 1}
-    return replace(state, applied=applied, clocks=clocks), [Lost(push.shard, gap)]
+    return replace(state, applied=applied, clocks=clocks), [CountLost(push.shard, gap)]
 
 
-def _come_back(rules: Rules, state: State, shard: int) -> State:
+def _rejoin_shard(policy: ConsistencyPolicy, state: PushState, shard: int) -> PushState:
+    """Wait again for a shard that had finished. It comes back at the pace of the slowest, not at its own."""
     if shard not in state.finished:
         return state
-    slowest = _slowest(rules, state)
+    slowest = _find_slowest_clock(policy, state)
     clocks = {**state.clocks, shard: max(state.clocks.get(shard, 0), slowest)}
     return replace(state, finished=state.finished - {shard}, clocks=clocks)
 
 
-def _consume(state: State, pushes: tuple[Push, ...], step: int) -> State:
+def _consume(state: PushState, pushes: tuple[PushEvent, ...]) -> PushState:
+    """Count pushes as applied, in one update."""
     applied, clocks = dict(state.applied), dict(state.clocks)
     for push in pushes:
         applied[push.shard] = push.sequence
@@ -323,7 +349,7 @@ def _consume(state: State, pushes: tuple[Push, ...], step: int) -> State:
     return replace(state, version=state.version + 1, applied=applied, clocks=clocks)
 
 
-def _drop(state: State, push: Push) -> State:
+def _drop(state: PushState, push: PushEvent) -> PushState:
     return replace(
         state,
         applied={**state.applied, push.shard: push.sequence},
@@ -331,40 +357,42 @@ def _drop(state: State, push: Push) -> State:
     )
 
 
-def _push_in_sync(rules: Rules, state: State, push: Push, now: float) -> tuple[State, list[Action]]:
-    """On the leader."""
+def _handle_push_as_leader(
+    policy: ConsistencyPolicy, state: PushState, push: PushEvent, now: float
+) -> Decision:
+    """Hold, drop or repeat a push, and make the step where it was the last one needed."""
     if any(p.shard == push.shard for p in state.held):
         return state, [Await(push)]
     if push.step < state.version:
         return _drop(state, push), [Drop(push)]
     state, actions = _hold(state, push, now)
-    return _take(rules, state, actions)
+    return _make_step_if_complete(policy, state, actions)
 
 
-def _hold(state: State, push: Push, now: float) -> tuple[State, list[Action]]:
-    """Keeps a push for the step under way; one for a step that was taken is dropped. The leader will say so
-    too, and counts it."""
+def _hold(state: PushState, push: PushEvent, now: float) -> Decision:
+    """Keep a push for the step under way, or drop one for a step already made, as the leader will."""
     if push.step < state.version:
         return state, [Drop(push)]
     others = tuple(p for p in state.held if p.shard != push.shard)
-    since = now if state.since is None else state.since
-    return replace(state, held=(*others, push), since=since), [Hold(push)]
+    held_since = now if state.held_since is None else state.held_since
+    return replace(state, held=(*others, push), held_since=held_since), [Hold(push)]
 
 
-def _take(rules: Rules, state: State, actions: list[Action]) -> tuple[State, list[Action]]:
-    """Makes the step where enough pushes are held."""
-    active = rules.total_replicas - len(state.finished)
-    if rules.mode != "sync" or not state.held or len(state.held) < min(rules.needed, active):
+def _make_step_if_complete(policy: ConsistencyPolicy, state: PushState, actions: list[Action]) -> Decision:
+    """Make the step where enough pushes are held."""
+    active = policy.total_replicas - len(state.finished)
+    if policy.mode != "sync" or not state.held or len(state.held) < min(policy.pushes_per_step, active):
         return state, actions
     return _make_step(state, tuple(sorted(p.shard for p in state.held)), actions)
 
 
-def _make_step(state: State, shards: tuple[int, ...], actions: list[Action]) -> tuple[State, list[Action]]:
+def _make_step(state: PushState, shards: tuple[int, ...], actions: list[Action]) -> Decision:
+    """Make the step from the held pushes of `shards`, and drop the others."""
     step, held = state.version, state.held
     pushes = tuple(sorted((p for p in held if p.shard in shards), key=lambda p: p.shard))
     state = replace(
-        _consume(replace(state, held=(), since=None), pushes, step),
-        decisions=(*state.decisions, (step, shards))[-REMEMBERED:],
+        _consume(replace(state, held=(), held_since=None), pushes),
+        decisions=(*state.decisions, (step, shards))[-DECISIONS_KEPT:],
     )
     actions.append(Apply(pushes, step))
     for push in held:
@@ -374,22 +402,19 @@ def _make_step(state: State, shards: tuple[int, ...], actions: list[Action]) -> 
     return state, actions
 
 
-def _follow(state: State, event: Decided) -> tuple[State, list[Action]]:
+def _follow_leader(state: PushState, event: StepDecidedEvent) -> Decision:
+    """Make the step that the leader decided on, unless it is made already."""
     if event.step < state.version:
         return state, []
     missing = set(event.shards) - {p.shard for p in state.held}
-    if (event.step > state.version and state.behind) or (missing and missing <= state.behind):
-        # Decided before this server began from its checkpoint: what it is about can't be had again.
-        lost: list[Action] = [Lost(shard, 1) for shard in sorted(missing)]
-        return replace(state, version=event.step + 1, held=(), since=None), lost
+    if (event.step > state.version and state.maybe_ahead) or (missing and missing <= state.maybe_ahead):
+        # Decided before this server was restored: its gradients are lost.
+        lost: list[Action] = [CountLost(shard, 1) for shard in sorted(missing)]
+        return replace(state, version=event.step + 1, held=(), held_since=None), lost
     if event.step > state.version or missing:
         raise InputError(
-            f"A decision on step {event.step} came to a server at {state.version} that lacks the gradients "
-            f"of shards {sorted(missing)}"
+            f"A server must hold all pushes of a step before it learns of its decision; this one is at "
+            f"{state.version}. Received: the decision on step {event.step}, without the pushes of shards "
+            f"{sorted(missing)}. Use only insitu's own clients"
         )
     return _make_step(state, event.shards, [])
-
-
-def decisions_since(state: State, version: int) -> list[tuple[int, tuple[int, ...]]]:
-    """The decisions on the steps made at `version` and later."""
-    return [(step, shards) for step, shards in state.decisions if step >= version]

@@ -1,10 +1,10 @@
-"""Pure: messages between workers and servers. Fixed headers, JSON of bounded length, raw numbers; no pickle.
+"""Pure: the messages between workers and servers. Fixed headers, JSON of bounded length, raw numbers.
 
     magic, kind, request, length of the JSON, length of the numbers  |  JSON object  |  numbers
 
-The JSON object says under "arrays" what the numbers are: `[dtype, shape, segment, offset]` each. Segment -1
-is the message itself, where they lie one after the other, each on a multiple of its item's size; any other
-is memory that both sides share, and nothing is sent.
+The JSON object lists the message's arrays under "arrays": `[dtype, shape, segment, offset]` each. Segment -1
+is the message itself: its arrays follow each other, each aligned to the size of its items. Any other segment
+is memory that both sides share, and the message carries no numbers for that array.
 """
 
 from __future__ import annotations
@@ -20,62 +20,78 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import ParameterError
-from insitu.parameters.layout import named_dtype
+from insitu.parameters.sharding_plan import named_dtype
 
-PROTOCOL = 1
-"""Changes whenever a worker and a server of two versions can't talk."""
+PROTOCOL_VERSION = 1
+"""Increase it with each change after which workers and servers of two versions can't talk to each other."""
 REQUEST, REPLY, FAILURE = 1, 2, 3
 HEADER = struct.Struct("!2sBxIIQ")
 MAGIC = b"iP"
 META_LIMIT = 64 << 20
+"""Most bytes of JSON in one message."""
 INLINE = -1
-DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "uint32", "uint8")
+"""The segment number of arrays that the message itself carries."""
+WIRE_DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "uint32", "uint8")
+_MAX_DIMENSIONS = 32
 
 Array = NDArray[Any]
 
 
-class Malformed(ParameterError):
-    """What came is no message of this protocol. The connection can't be used any more."""
+class MalformedMessage(ParameterError):
+    """Bytes that are no message of this protocol. The connection must be closed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where an array lies in shared memory: the number of a segment, a byte offset in it."""
+class BufferRef:
+    """The position of an array in shared memory."""
 
+    #: Number of the segment on this connection; see `Connection.attach`.
     segment: int
+    #: Bytes from the segment's start.
     offset: int
 
 
 @dataclass(slots=True)
 class Message:
-    """`kind` REQUEST, REPLY or FAILURE; `request` ties a reply to its request. `places[i]` says where array
-    i lies, None: in the message."""
+    """One request or answer."""
 
+    #: REQUEST, REPLY or FAILURE.
     kind: int
+    #: Number of the request, chosen by the sender; the answer repeats it.
     request: int
+    #: The JSON object, without "arrays".
     meta: dict[str, Any]
+    #: The arrays that come with it.
     arrays: Sequence[Array] = ()
-    places: Sequence[Place | None] = field(default=())
+    #: The position of each array in shared memory, None for those in the message. Empty: all are.
+    refs: Sequence[BufferRef | None] = field(default=())
 
 
-def dtype_of(name: str) -> np.dtype[Any]:
-    if name not in DTYPES:
-        raise Malformed(f"An array's dtype is one of {', '.join(DTYPES)}. Received: {str(name)[:40]!r}")
+def wire_dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype of this name. Raises MalformedMessage unless it is one of WIRE_DTYPES."""
+    if name not in WIRE_DTYPES:
+        raise MalformedMessage(
+            f"An array's dtype is one of {', '.join(WIRE_DTYPES)}. Received: {str(name)[:40]!r}"
+        )
     return named_dtype(name)
 
 
-def as_bytes(array: Array) -> memoryview:
-    """The bytes of a contiguous array."""
+def bytes_of(array: Array) -> memoryview:
+    """Return the bytes of a contiguous array, without a copy."""
     return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
 
 def encode(message: Message) -> list[memoryview]:
-    """The buffers to send one after the other. Arrays aren't copied: they must not change until sent."""
-    places = message.places or (None,) * len(message.arrays)
+    """Return the buffers to send one after the other.
+
+    Contiguous arrays aren't copied: they must not change until they are sent. Raises TypeError for a
+    description that JSON can't hold, ParameterError for one that is too long.
+    """
+    refs = message.refs or (None,) * len(message.arrays)
     described, buffers, length = [], [], 0
-    for array, place in zip(message.arrays, places, strict=True):
-        if place is not None:
-            described.append([array.dtype.name, array.shape, place.segment, place.offset])
+    for array, ref in zip(message.arrays, refs, strict=True):
+        if ref is not None:
+            described.append([array.dtype.name, array.shape, ref.segment, ref.offset])
             continue
         described.append([array.dtype.name, array.shape, INLINE, 0])
         if not array.nbytes:
@@ -83,85 +99,103 @@ def encode(message: Message) -> list[memoryview]:
         padding = -length % array.dtype.itemsize
         if padding:
             buffers.append(memoryview(bytes(padding)))
-        buffers.append(as_bytes(np.ascontiguousarray(array)))
+        buffers.append(bytes_of(np.ascontiguousarray(array)))
         length += padding + array.nbytes
     meta = {**message.meta, "arrays": described} if described else message.meta
-    text = json.dumps(meta, separators=(",", ":"), default=_plain).encode()
+    text = json.dumps(meta, separators=(",", ":"), default=_to_builtin).encode()
     if len(text) > META_LIMIT:
-        raise ParameterError(f"A message's description has {META_LIMIT} bytes at most. Received: {len(text)}")
+        raise ParameterError(
+            f"A message's description has at most {META_LIMIT} bytes. Received: {len(text)}. Define fewer "
+            "variables, or give them shorter names"
+        )
     head = HEADER.pack(MAGIC, message.kind, message.request, len(text), length)
     return [memoryview(head + text), *buffers]
 
 
-def _plain(value: Any) -> Any:
-    """NumPy's numbers are as good as Python's."""
+def _to_builtin(value: Any) -> Any:
+    """Convert a NumPy scalar, which json doesn't know, to Python's."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"A message is made of plain values. Received: {type(value).__name__}")
 
 
 def read_header(data: bytes | bytearray | memoryview) -> tuple[int, int, int, int]:
-    """(kind, request, bytes of JSON, bytes of numbers). Raises Malformed."""
+    """Return (kind, request, bytes of JSON, bytes of numbers). Raises MalformedMessage."""
     magic, kind, request, meta, payload = HEADER.unpack_from(data)
     if magic != MAGIC or kind not in (REQUEST, REPLY, FAILURE):
-        raise Malformed("What came is not a message between workers and servers")
+        raise MalformedMessage(
+            "A message between workers and servers begins with its header. "
+            f"Received: {bytes(data[: HEADER.size])!r}"
+        )
     if meta > META_LIMIT:
-        raise Malformed(f"A message's description has {META_LIMIT} bytes at most. Received: {meta}")
+        raise MalformedMessage(f"A message's description has at most {META_LIMIT} bytes. Received: {meta}")
     return kind, request, meta, payload
 
 
 def decode(
-    kind: int, request: int, text: bytes | bytearray, payload: Array, segment: Callable[[int], Array]
+    kind: int,
+    request: int,
+    text: bytes | bytearray,
+    payload: Array,
+    get_segment: Callable[[int], Array],
 ) -> Message:
-    """The message; arrays are views of `payload` (uint8) or of the memory that `segment(number)` gives.
-    Raises Malformed where an array would lie outside."""
+    """Return the message whose JSON is `text` and whose numbers are `payload`, uint8[n].
+
+    Its arrays are views of `payload` or of the memory that `get_segment(number)` returns. Raises
+    MalformedMessage where the JSON is wrong or an array would lie outside.
+    """
     try:
         meta = json.loads(text)
     except ValueError as error:
-        raise Malformed(f"A message's description is no JSON: {error}") from error
+        raise MalformedMessage(f"A message's description must be JSON: {error}") from error
     if not isinstance(meta, dict):
-        raise Malformed("A message's description must be a JSON object")
+        raise MalformedMessage(
+            f"A message's description must be a JSON object. Received: {type(meta).__name__}"
+        )
     described = meta.pop("arrays", None)
     if described is None:
         return Message(kind, request, meta)
     arrays: list[Array] = []
-    places: list[Place | None] = []
-    at = 0
-    for name, shape, number, offset in _described(described):
-        dtype = dtype_of(name)
+    refs: list[BufferRef | None] = []
+    position = 0
+    for name, shape, number, offset in _parse_descriptions(described):
+        dtype = wire_dtype(name)
         size = math.prod(shape) * dtype.itemsize
         if number == INLINE:
-            at += -at % dtype.itemsize if size else 0
-            arrays.append(_view(payload, at, size, dtype, shape))
-            places.append(None)
-            at += size
+            position += -position % dtype.itemsize if size else 0
+            arrays.append(_make_view(payload, position, size, dtype, shape))
+            refs.append(None)
+            position += size
         else:
-            arrays.append(_view(segment(number), offset, size, dtype, shape))
-            places.append(Place(number, offset))
-    return Message(kind, request, meta, arrays, places)
+            arrays.append(_make_view(get_segment(number), offset, size, dtype, shape))
+            refs.append(BufferRef(number, offset))
+    return Message(kind, request, meta, arrays, refs)
 
 
-def _described(described: Any) -> list[tuple[str, tuple[int, ...], int, int]]:
-    found = []
+def _parse_descriptions(described: Any) -> list[tuple[str, tuple[int, ...], int, int]]:
+    parsed = []
     try:
         for name, shape, number, offset in described:
             lengths = tuple(int(length) for length in shape)
-            if len(lengths) > 32 or any(length < 0 for length in lengths) or int(offset) < 0:
+            if len(lengths) > _MAX_DIMENSIONS or any(length < 0 for length in lengths) or int(offset) < 0:
                 raise ValueError(f"an array of shape {lengths} at {offset}")
-            found.append((str(name), lengths, int(number), int(offset)))
+            parsed.append((str(name), lengths, int(number), int(offset)))
     except (TypeError, ValueError) as error:
-        raise Malformed(f"A message describes its arrays wrongly: {error}") from error
-    return found
+        raise MalformedMessage(f"A message describes its arrays wrongly: {error}") from error
+    return parsed
 
 
-def _view(memory: Array, offset: int, size: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+def _make_view(memory: Array, offset: int, size: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     if not size:
         return np.empty(shape, dtype)
     if offset + size > memory.size or offset % dtype.itemsize:
-        raise Malformed(f"An array of {size} bytes at {offset} lies outside of {memory.size} bytes")
+        raise MalformedMessage(
+            f"An array must lie within {memory.size} bytes. Received: {size} bytes at {offset}"
+        )
     return memory[offset : offset + size].view(dtype).reshape(shape)
 
 
-def error_meta(error: Exception) -> Mapping[str, Any]:
-    """What a FAILURE says: the class's name and the message."""
-    return {"error": type(error).__name__, "message": str(error)}
+def make_failure(request: int, error: Exception) -> Message:
+    """Return the answer to a request that failed: the error's class name and message."""
+    meta: Mapping[str, Any] = {"error": type(error).__name__, "message": str(error)}
+    return Message(FAILURE, request, dict(meta))

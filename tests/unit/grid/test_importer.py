@@ -42,11 +42,11 @@ def column(paths: Paths, cache: CacheSpec, name: str) -> list[Any]:
 
 
 def everything(paths: Paths) -> list[str]:
-    """All files below home, locks and catalogue left out."""
+    """All files below home; locks, catalogue and records of verified files left out."""
     return sorted(
         str(p.relative_to(paths.home))
         for p in paths.home.rglob("*")
-        if p.is_file() and p.parent.name != "locks" and p != paths.catalog
+        if p.is_file() and p.parent.name != "locks" and p != paths.catalog and p.suffix != ".verified"
     )
 
 

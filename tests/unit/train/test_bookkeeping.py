@@ -61,7 +61,7 @@ def step(epoch: int, *, last: bool = True) -> Any:
 
 def rows(job: JobPaths, epoch: int) -> int | None:
     ledger = ShardLedger.published(job, epoch, 0)
-    return None if ledger is None else sum(account.rows for account in ledger.accounts.values())
+    return None if ledger is None else sum(account.rows for account in ledger.counts.values())
 
 
 def test_a_full_disk_does_not_end_training_and_the_ledger_is_written_later(

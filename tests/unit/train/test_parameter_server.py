@@ -15,7 +15,7 @@ from models import image_model, in_shards, same_bits, weights
 
 from insitu.errors import InputError, NotFinite, ParameterError, TrainingError
 from insitu.exchange.pages import aligned_empty
-from insitu.parameters import Rules
+from insitu.parameters import ConsistencyPolicy
 from insitu.train import HybridStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy
 from insitu.train.fit.trainer import binding_of
 from insitu.train.parameter_server.keras_optimizer import KerasUpdater, serialize_optimizer
@@ -68,13 +68,13 @@ class TestSync:
         context = in_shards((0, 1), 2)
         expected = trained(MultiWorkerMirroredStrategy(context=context), rows, optimizer=optimizer())
         with contextlib.ExitStack() as stack:
-            service = Service(Rules("sync", total_replicas=2), "refuse")
+            service = Service(ConsistencyPolicy("sync", total_replicas=2), "refuse")
             servers = [service.server("127.0.0.1:0", context, index=i, addresses=["", ""]) for i in (0, 1)]
             addresses = tuple(stack.enter_context(server).address for server in servers)
             context = dataclasses.replace(context, servers=addresses)
             strategy = ParameterServerStrategy(context=context, mode="sync", min_piece_bytes=64)
             model = trained(strategy, rows, optimizer=optimizer())
-            layout = strategy._connect()._client.layout
+            layout = strategy._connect()._client.plan
         assert same_bits(weights(model), weights(expected))
         assert (layout.servers, {piece.server for piece in layout.pieces}) == (2, {0})
 

@@ -135,5 +135,5 @@ class Bookkeeper:
         So a fit that is taken up where it had ended tells of no epoch that it doesn't have.
         """
         job = self._membership.context.job
-        if ledger.accounts or (job is not None and job.epoch_ledger(ledger.epoch, ledger.shard).exists()):
+        if ledger.counts or (job is not None and job.epoch_ledger(ledger.epoch, ledger.shard).exists()):
             self._publish(ledger)

@@ -18,6 +18,7 @@ from insitu.train.elastic import Again
 from insitu.train.fit.adapter import FeedAdapter
 from insitu.train.fit.bookkeeping import Bookkeeper
 from insitu.train.fit.callbacks import EpochCallbacks, Memory, own_callbacks
+from insitu.train.fit.labels import check_labels
 from insitu.train.fit.place import Place, as_numbers, forward, spread
 from insitu.train.fit.sources import make_feed
 from insitu.train.fit.two_phase import Layout, StepExecutor
@@ -254,6 +255,7 @@ class Binding:
             class_weight=arguments.pop("class_weight"),
             **membership.feed_options,
         )
+        check_labels(self.model, data[0], "fit")
         adapter = self._train_adapter = FeedAdapter(feed, steps_per_epoch)
         self._train_step = self.prepare(feed.example(), feed.part_rows)
         self.fit_index = membership.count_fit()
@@ -328,6 +330,7 @@ class Binding:
         data = tuple(arguments.pop(name) for name in ("x", "y", "sample_weight"))
         options = self.strategy.evaluation_options(data[0])
         feed = make_feed(*data, batch_size=arguments.pop("batch_size"), **options)
+        check_labels(self.model, data[0], "evaluate")
         step = self.prepare(feed.example(), feed.part_rows)
         if self.session.is_done():
             return self.session.recall(self)

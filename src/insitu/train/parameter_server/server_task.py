@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 from insitu.context import Context
 from insitu.errors import InsituError, TrainingError
 from insitu.grid.files import publish_file
-from insitu.parameters import ParameterServer, Rules
-from insitu.parameters.holdings import check_nan
+from insitu.parameters import ConsistencyPolicy, ParameterServer
+from insitu.parameters.gradients import check_nan_policy
 from insitu.train.parameter_server.updater import model_updater
 
 _LOG = logging.getLogger("insitu")
@@ -26,7 +26,7 @@ _LOG = logging.getLogger("insitu")
 class Service:
     """How servers serve; the same in each task of a job."""
 
-    rules: Rules
+    rules: ConsistencyPolicy
     nan: str
 
     def server(self, address: str, context: Context, **places: Any) -> ParameterServer:
@@ -46,12 +46,12 @@ class Service:
         )
 
 
-def begin_service(context: Context, rules: Rules, nan: str, need: str) -> Service:
+def begin_service(context: Context, rules: ConsistencyPolicy, nan: str, need: str) -> Service:
     """The service of a strategy whose constructor serves in a `ps` task, and then never returns.
 
     Raises TrainingError that begins with `need` in a job without such tasks, InputError for `nan`.
     """
-    check_nan(nan)
+    check_nan_policy(nan)
     service = Service(rules, nan)
     if context.role == "ps":
         serve_until_stopped(context, service)
@@ -74,7 +74,7 @@ def serve_until_stopped(context: Context, service: Service) -> NoReturn:
             addresses=context.servers,
             backups=context.server_backups,
             checkpoint=job.server_checkpoints if job is not None else None,
-            tell=teller.tell,
+            report=teller.tell,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())

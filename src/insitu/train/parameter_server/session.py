@@ -19,7 +19,7 @@ import insitu.parameters
 from insitu.context import Context
 from insitu.errors import InsituError, ParameterError, ServerStalled, TrainingError
 from insitu.parameters import Client, Eviction, Future, ParameterServer, Table
-from insitu.parameters.hashing import stream
+from insitu.parameters.hashing import stable_hash
 from insitu.train.parameter_server.layers import Embedding, embeddings_of
 from insitu.train.parameter_server.lookup import Batch, Keys, find_leaves
 from insitu.train.parameter_server.loss_scale import inner_optimizer
@@ -217,7 +217,7 @@ class Link:
         self.sequence += 1
         if self.sequence <= self._behind:
             return self.pull()
-        together = self._client.pulls_behind_pushes
+        together = self._client.can_pipeline_pulls
         pushes = [self._push(one, together, pulls=together and one is outgoing[-1]) for one in outgoing]
         pulls = self._ask() if together else []
         outcomes = [push.result() for push in pushes]
@@ -240,8 +240,8 @@ class Link:
             shard=one.shard,
             tables=tables or None,
             finite=one.finite,
-            hold=hold,
-            pulls=pulls,
+            defer_send=hold,
+            pull_follows=pulls,
         )
 
     def push_rows_of(self, outgoing: Sequence[Outgoing]) -> list[Future[str]]:
@@ -361,7 +361,7 @@ class Link:
         has made of them. The others wait until they are there. Raises ServerStalled."""
         client = self._client
         client.define_tables([_ENDS])
-        key = np.array([-1 - stream("begun", name) // 4], np.int64)
+        key = np.array([-1 - stable_hash("begun", name) // 4], np.int64)
         deadline = time.monotonic() + self._context.stall_timeout
         while not self._told(key).all():
             if client.is_chief:
