@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
 from insitu.cluster.decide import Failure
 from insitu.context import context
+from insitu.durable import replace_file
 
 MAX_MESSAGE_LENGTH = 2000
 
@@ -69,13 +69,8 @@ def write_failure(error: BaseException) -> None:
     path = me.job.failure(me.task)
     failure = describe_failure(error)
     record = {name: getattr(failure, name) for name in ("type", "message", "fingerprint", "peer_lost")}
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
-        try:
-            staged.write_text(json.dumps(record))
-            staged.replace(path)
-        finally:
-            staged.unlink(missing_ok=True)
+        replace_file(path, json.dumps(record).encode())
 
 
 def read_failure(path: Path) -> Failure | None:
