@@ -12,7 +12,7 @@ from insitu._version import __version__
 
 # Not on first use: the name is that of the module too, which would stand in its place.
 from insitu.context import Context, context
-from insitu.parent_death import take_tether
+from insitu.parent_death import tie_to_parent
 
 if TYPE_CHECKING:
     from insitu import errors, exchange, parameters
@@ -85,7 +85,7 @@ config.subscribe(_set_up_backend)
 # Backends that this process imports from now on find what its environment asks for.
 config.apply_device_settings()
 # A further replica of a script ends with the process that started it, from the first moment on.
-take_tether()
+tie_to_parent()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,8 @@
-"""What ties a process to the one that started it as a further replica of the same script.
+"""Ends a process that runs a further replica of a script together with the process that started it.
 
-The starter hands down one end of a pipe: through it comes a line of JSON with who the process is and what it
-must not say aloud, and its end of file is the starter's end. The other side is
-`insitu.train.devices.replica_processes`.
+The parent hands down one end of a pipe. A line of JSON comes through it, with the replica's number and the
+secret, which must not stand in the environment; end of file means that the parent has ended. The parent's
+side is `insitu.train.devices.replica_processes`.
 """
 
 from __future__ import annotations
@@ -14,40 +14,47 @@ import stat
 import threading
 from dataclasses import dataclass, field
 
-TETHER_ENV = "INSITU_TETHER"
-"""`DESCRIPTOR:PID`: the pipe's descriptor here, and the starter. Taken out of the environment when read, so
+PARENT_PIPE_ENV = "INSITU_PARENT_PIPE"
+"""`DESCRIPTOR:PID`: the pipe's descriptor here, and the parent. Removed from the environment when read, so
 that it doesn't reach processes that this one starts."""
 
-_LOOK = 1.0
-"""Seconds between two looks whether the starter is still there, should others hold its end of the pipe."""
+_POLL_INTERVAL = 1.0
+"""Seconds between two checks that the parent is there, should other processes hold its end of the pipe."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tether:
-    """What a further replica is told: its number, the devices of all by number, where they meet."""
+class ReplicaConfig:
+    """The configuration of a further replica, which its parent sends."""
 
+    #: Its number.
     replica: int
+    #: The devices of all replicas, by number.
     devices: tuple[str, ...]
+    #: The addresses of all replicas, by number.
     addresses: tuple[str, ...]
+    #: The secret that the replicas prove to each other.
     secret: bytes = field(repr=False)
 
     def to_line(self) -> bytes:
-        told = {"replica": self.replica, "devices": self.devices, "addresses": self.addresses}
-        return json.dumps({**told, "secret": self.secret.hex()}).encode() + b"\n"
+        fields = {"replica": self.replica, "devices": self.devices, "addresses": self.addresses}
+        return json.dumps({**fields, "secret": self.secret.hex()}).encode() + b"\n"
 
 
-_tether: Tether | None = None
+_replica_config: ReplicaConfig | None = None
 
 
-def tether() -> Tether | None:
-    """What this process was told; None where nobody started it as a further replica."""
-    return _tether
+def get_replica_config() -> ReplicaConfig | None:
+    """Return this process's configuration; None where it wasn't started as a further replica."""
+    return _replica_config
 
 
-def take_tether() -> None:
-    """From now on this process ends with its starter, if it has one. Called when insitu is imported."""
-    global _tether
-    descriptor, _, starter = os.environ.pop(TETHER_ENV, "").partition(":")
+def tie_to_parent() -> None:
+    """End this process together with the parent that started it as a further replica, if one did.
+
+    Called when insitu is imported.
+    """
+    global _replica_config
+    descriptor, _, parent = os.environ.pop(PARENT_PIPE_ENV, "").partition(":")
     if not descriptor:
         return
     pipe = int(descriptor)
@@ -59,16 +66,19 @@ def take_tether() -> None:
         if not read:
             os._exit(1)
         line += read
-    told = json.loads(line)
-    _tether = Tether(
-        told["replica"], tuple(told["devices"]), tuple(told["addresses"]), bytes.fromhex(told["secret"])
+    fields = json.loads(line)
+    _replica_config = ReplicaConfig(
+        fields["replica"],
+        tuple(fields["devices"]),
+        tuple(fields["addresses"]),
+        bytes.fromhex(fields["secret"]),
     )
-    threading.Thread(target=_end_with, args=(pipe, int(starter)), daemon=True).start()
+    threading.Thread(target=_end_with, args=(pipe, int(parent)), daemon=True).start()
 
 
-def _end_with(pipe: int, starter: int) -> None:
-    """Ends this process, whatever it is about to do, once its starter has gone."""
-    while os.getppid() == starter:
-        if select.select([pipe], [], [], _LOOK)[0] and not os.read(pipe, 1):
+def _end_with(pipe: int, parent: int) -> None:
+    """End this process, whatever it is about to do, once its parent has ended."""
+    while os.getppid() == parent:
+        if select.select([pipe], [], [], _POLL_INTERVAL)[0] and not os.read(pipe, 1):
             break
     os._exit(1)

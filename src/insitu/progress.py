@@ -39,7 +39,7 @@ class Progress:
     epoch: int = -1
     #: The step under way, from 0; -1 before training.
     step: int = -1
-    #: Rows that this task has fed to the model in this attempt.
+    #: Rows that this incarnation has fed to the model.
     rows: int = 0
     #: When the record was written, in seconds of the system's monotonic clock.
     at: float = 0.0

@@ -7,8 +7,8 @@ replaced, its shards were adopted, the job was scaled, or all tasks were started
   its group's, then rejoins with the addresses and shards in that roster.
 - A task checks for a newer roster while it waits, rejoins and trains (`RosterWatch` makes this cheap). If
   there is one, the task stops what it does and rejoins by the newest one.
-- A task that starts looks for its (task, attempt) in the newest roster. If it isn't there, the task reports
-  the place `joining` and waits for a roster that names it. The controller takes the report as readiness.
+- A task that starts looks for its (task, incarnation) in the newest roster. If it isn't there, the task
+  reports the place `joining` and waits for a roster that names it. The controller takes that as readiness.
 - A task that a newer roster doesn't name has been released: it ends its training and exits with 0.
 """
 
@@ -36,7 +36,7 @@ class Member:
 
     task: TaskId
     #: How often the task has been started, from 1.
-    attempt: int
+    incarnation: int
     #: `host:port`.
     address: str
     #: Shards that it trains on, ascending.
@@ -59,10 +59,11 @@ class Roster:
         """Of the members, by rank."""
         return tuple(member.address for member in self.members)
 
-    def rank(self, task: TaskId, attempt: int | None = None) -> int | None:
-        """Returns the rank of `task`, or None where it is no member (or only another `attempt` of it is)."""
+    def rank(self, task: TaskId, incarnation: int | None = None) -> int | None:
+        """Returns the rank of `task`, or None where it is no member (or only another `incarnation` of it
+        is)."""
         for rank, member in enumerate(self.members):
-            if member.task == task and attempt in (None, member.attempt):
+            if member.task == task and incarnation in (None, member.incarnation):
                 return rank
         return None
 
@@ -85,7 +86,7 @@ class Roster:
 def _to_json(member: Member) -> dict[str, Any]:
     return {
         "task": str(member.task),
-        "attempt": member.attempt,
+        "attempt": member.incarnation,
         "address": member.address,
         "shards": list(member.shards),
     }

@@ -12,7 +12,7 @@ import pytest
 from exchange_ranks import SECRET, Rank, ranks, without_main
 
 from insitu import exchange
-from insitu.cluster.chaos.fault_injection import deafen_connections
+from insitu.cluster.chaos.fault_injection import blackhole_connections
 from insitu.errors import ExchangeError, JoinTimeout, PeerLost
 from insitu.exchange.shm import SharedMemoryTransport
 from insitu.exchange.tcp import TcpTransport
@@ -75,7 +75,7 @@ def test_death_on_one_host_is_seen_without_a_connection() -> None:
         for process in processes:
             process.receive()
         # What is sent to them doesn't arrive, and nobody is told.
-        assert all(deafen_connections(process.pid) for process in processes)
+        assert all(blackhole_connections(process.pid) for process in processes)
         os.kill(processes[VICTIM].pid, signal.SIGKILL)
         for survivor in (processes[0], processes[2]):
             _, lost, _, (whole, _, _) = survivor.result()

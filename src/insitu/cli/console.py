@@ -67,10 +67,10 @@ def format_duration(seconds: float) -> str:
 
 
 def format_position(progress: Mapping[str, int] | None) -> str:
-    """Returns such as `epoch 2 step 17`; `-` before training."""
+    """Returns such as `epoch 2 step 17`, counted from 1 as Keras prints them; `-` before training."""
     if not progress or progress["epoch"] < 0:
         return "-"
-    return f"epoch {progress['epoch']} step {progress['step']}"
+    return f"epoch {progress['epoch'] + 1} step {progress['step'] + 1}"
 
 
 def format_time(at: float) -> str:
@@ -84,8 +84,9 @@ class OutputPrinter:
     insitu's own lines go to stderr, so that stdout holds what the training printed and nothing else.
     """
 
-    def __init__(self, *, prefix: bool) -> None:
+    def __init__(self, *, prefix: bool, all_to_stdout: bool = False) -> None:
         self._prefix = prefix
+        self._all_to_stdout = all_to_stdout
         self._colours: dict[str, int] = {}
 
     def print(self, lines: Iterable[bytes]) -> None:
@@ -94,7 +95,7 @@ class OutputPrinter:
         for line in lines:
             source, text = split_prefix(line)
             own = source == "insitu"
-            stream = sys.stderr if own else sys.stdout
+            stream = sys.stderr if own and not self._all_to_stdout else sys.stdout
             head = ""
             if self._prefix or own:
                 colour = self._colours.setdefault(source, _COLOURS[len(self._colours) % len(_COLOURS)])

@@ -369,9 +369,9 @@ def down(
 def _stop_jobs(paths: Paths, *, force: bool) -> None:
     """Stops the running jobs, whose data would go. Raises InputError, which names them, without `force`."""
     from insitu.cli.jobs import stop_and_wait
-    from insitu.cluster import is_running, job_ids
+    from insitu.cluster import is_running, list_job_ids
 
-    running = [job for job in job_ids(paths) if is_running(paths.job(job))]
+    running = [job for job in list_job_ids(paths) if is_running(paths.job(job))]
     if running and not force:
         raise InputError(
             f"The stores are in use by {len(running)} running job(s): {', '.join(running)}. Stop them with "

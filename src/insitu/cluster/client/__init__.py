@@ -1,4 +1,4 @@
-"""What a command of the user does: submit a job, ask how it is, stop, resume or scale it.
+"""Submits jobs, reads how they are, stops, resumes and scales them: what commands of the user do.
 
 Runs in the process of the command line. Begin reading with `submission.py`.
 """
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from insitu.cluster.client.status import (
         BrokenJob,
         JobStatus,
-        exit_code,
         find_job,
         is_running,
-        job_ids,
+        list_job_ids,
         list_jobs,
+        read_exit_code,
         read_status,
         stop_job,
     )
@@ -32,10 +32,10 @@ __getattr__, __dir__ = lazy_door(
         "status": (
             "BrokenJob",
             "JobStatus",
-            "exit_code",
+            "read_exit_code",
             "find_job",
             "is_running",
-            "job_ids",
+            "list_job_ids",
             "list_jobs",
             "read_status",
             "stop_job",
@@ -49,11 +49,11 @@ __all__ = [
     "BrokenJob",
     "JobStatus",
     "Request",
-    "exit_code",
     "find_job",
     "is_running",
-    "job_ids",
+    "list_job_ids",
     "list_jobs",
+    "read_exit_code",
     "read_status",
     "resume_job",
     "scale_job",

@@ -9,13 +9,20 @@ import signal
 import time
 
 from insitu.cluster.client.submission import start_supervisor
-from insitu.cluster.decide import ENDED, ControllerLost, advance
-from insitu.cluster.job_files import Journal, is_locked, read_placement, read_spec, signal_holder, take_lock
+from insitu.cluster.decide import ENDED, ControllerLostEvent, advance
+from insitu.cluster.job_files import (
+    Journal,
+    is_locked,
+    read_placement,
+    read_spec,
+    signal_controller,
+    take_lock,
+)
 from insitu.errors import ClusterError, InputError, JobEnded
 from insitu.grid import Catalog
 from insitu.paths import JobPaths, Paths
 
-_PATIENCE = 60.0
+_REPLY_TIMEOUT = 60.0
 """Seconds within which a controller answers, on any machine."""
 
 
@@ -34,9 +41,9 @@ def resume_job(job: JobPaths) -> int:
     try:
         journal = Journal(job.journal)
         now = time.time()
-        state, actions = advance(journal.state(), ControllerLost(), now)
+        state, actions = advance(journal.state(), ControllerLostEvent(), now)
         if actions:
-            journal.record(now, ControllerLost(), actions, state)
+            journal.record(now, ControllerLostEvent(), actions, state)
         if state.phase == "finished":
             raise JobEnded(f"{name} has finished: there is nothing to go on with")
         Catalog(Paths(job.root.parent.parent)).pin(spec.cache, placement.shard_map.version, spec.job_id)
@@ -63,10 +70,10 @@ def scale_job(job: JobPaths, workers: int) -> str:
     staged = job.wish.with_name(f".{job.wish.name}.{token}")
     staged.write_text(json.dumps({"workers": workers, "token": token}))
     staged.replace(job.wish)
-    if not signal_holder(job.controller, signal.SIGUSR1):
+    if not signal_controller(job.controller, signal.SIGUSR1):
         job.wish.unlink(missing_ok=True)
         raise JobEnded(f"{spec.job_id} has ended already: {Journal(job.journal).state().phase}")
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _REPLY_TIMEOUT
     while time.monotonic() < deadline:
         for entry in reversed(Journal(job.journal).entries()):
             if entry.event.get("token") == token:

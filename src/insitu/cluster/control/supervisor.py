@@ -3,9 +3,9 @@
 `python -P -m insitu.cluster.control.supervisor JOB_FOLDER LOCK [resume]` is the parent of every task and of
 the controller, which runs the job and tells it by messages what to do. It decides nothing: it starts
 processes, writes what they print into the logs, and keeps each end until the controller has written it down.
-A controller that dies is started again, at most `CONTROLLERS` times within `WHILE` seconds, and takes over.
-Whatever a task leaves behind becomes a child of this process; when the job is over nothing of it stays. When
-this process dies the system kills its tasks.
+A controller that dies is started again, at most `MAX_CONTROLLERS` times within `CONTROLLER_WINDOW` seconds,
+and takes over. Whatever a task leaves behind becomes a child of this process; when the job is over nothing of
+it stays. When this process dies the system kills its tasks.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import time
 from collections import deque
 from pathlib import Path
 
-from insitu.cluster.control.channel import Channel, ChannelClosed, Message, channel_pair
+from insitu.cluster.control.channel import Channel, ChannelClosed, Message, open_channel_pair
 from insitu.cluster.control.controller import control
-from insitu.cluster.control.job_cleanup import settle
+from insitu.cluster.control.job_cleanup import finalize_job
 from insitu.cluster.engines import Command, Ended, LocalEngine, Output
 from insitu.cluster.job_files import JobLogs
 from insitu.cluster.task import PARENT_ENV
@@ -30,9 +30,9 @@ from insitu.paths import JobPaths
 from insitu.processes import adopt_orphans, end_all_children
 from insitu.spec import NodeId, TaskId, TaskSpec
 
-CONTROLLERS = 60
-WHILE = 60.0
-GAVE_UP = 1
+MAX_CONTROLLERS = 60
+CONTROLLER_WINDOW = 60.0
+GAVE_UP_CODE = 1
 
 
 class Supervisor:
@@ -42,8 +42,8 @@ class Supervisor:
         self._engine = engine
         self._logs = JobLogs(job)
         self._channel: Channel | None = None
-        self._lives: dict[TaskId, int] = {}
-        self._ends: dict[tuple[TaskId, int], int] = {}
+        self._incarnations: dict[TaskId, int] = {}
+        self._exits: dict[tuple[TaskId, int], int] = {}
         self.code: int | None = None
         """The job's exit code once it is over."""
 
@@ -57,8 +57,10 @@ class Supervisor:
         pids = self._engine.processes
         self._send(
             {
-                "living": [(str(t), attempt, pids.get(t, 0)) for t, attempt in self._lives.items()],
-                "ends": [(str(t), attempt, code) for (t, attempt), code in self._ends.items()],
+                "running": [
+                    (str(t), incarnation, pids.get(t, 0)) for t, incarnation in self._incarnations.items()
+                ],
+                "exits": [(str(t), incarnation, code) for (t, incarnation), code in self._exits.items()],
             }
         )
 
@@ -69,20 +71,20 @@ class Supervisor:
             if isinstance(happened, Output):
                 self._logs.write(happened.task, happened.data, now)
             else:
-                self._ended(happened)
-        self.listen()
+                self._handle_exit(happened)
+        self.handle_messages()
 
-    def listen(self) -> None:
+    def handle_messages(self) -> None:
         """Does what the controller has said so far."""
         with contextlib.suppress(ChannelClosed):
             for message in self._channel.receive() if self._channel else []:
-                self._do(message)
+                self._handle(message)
 
-    def _ended(self, ended: Ended) -> None:
+    def _handle_exit(self, ended: Ended) -> None:
         self._logs.close(ended.task)
-        attempt = self._lives.pop(ended.task)
-        self._ends[ended.task, attempt] = ended.code
-        self._send({"ended": str(ended.task), "attempt": attempt, "code": ended.code})
+        incarnation = self._incarnations.pop(ended.task)
+        self._exits[ended.task, incarnation] = ended.code
+        self._send({"ended": str(ended.task), "incarnation": incarnation, "code": ended.code})
 
     def _send(self, message: Message) -> None:
         # What can't be sent is told to the next controller.
@@ -90,7 +92,7 @@ class Supervisor:
             if self._channel is not None:
                 self._channel.send(message)
 
-    def _do(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         match message["do"]:
             case "launch":
                 self._send(self._launch(message))
@@ -99,10 +101,10 @@ class Supervisor:
             case "signal":
                 self._engine.signal(TaskId.parse(message["task"]), message["name"])
             case "standby":
-                self._engine.keep_standby(int(message["count"]), _command(message))
+                self._engine.keep_standby(int(message["count"]), _decode_command(message))
             case "acknowledge":
-                self._ends.pop((TaskId.parse(message["task"]), int(message["attempt"])), None)
-            case "done":
+                self._exits.pop((TaskId.parse(message["task"]), int(message["incarnation"])), None)
+            case "finish":
                 self.code = int(message["code"])
 
     def _reserve(self, message: Message) -> Message:
@@ -113,18 +115,18 @@ class Supervisor:
             return {"error": str(error)}
 
     def _launch(self, message: Message) -> Message:
-        task, attempt = TaskId.parse(message["task"]), int(message["attempt"])
-        if task in self._lives:
+        task, incarnation = TaskId.parse(message["task"]), int(message["incarnation"])
+        if task in self._incarnations:
             # Of a controller that nothing is known of: the next try finds room.
             self._engine.signal(task, "kill")
             return {"error": f"{task} lives already"}
         try:
-            self._logs.open(task, attempt)
-            self._engine.launch(TaskSpec(task, NodeId(message["node"])), _command(message))
+            self._logs.open(task, incarnation)
+            self._engine.launch(TaskSpec(task, NodeId(message["node"])), _decode_command(message))
         except (ClusterError, OSError) as error:
             self._logs.close(task)
             return {"error": str(error)}
-        self._lives[task] = attempt
+        self._incarnations[task] = incarnation
         return {"pid": self._engine.processes[task]}
 
     def close(self) -> None:
@@ -132,12 +134,12 @@ class Supervisor:
         self._logs.finish()
 
 
-def _command(message: Message) -> Command:
+def _decode_command(message: Message) -> Command:
     environment = {**message["environment"], PARENT_ENV: str(os.getpid())}
     return Command(tuple(message["arguments"]), environment, Path(message["folder"]))
 
 
-class _Waking:
+class _WakeupPoller:
     """One descriptor that becomes readable when a child has ended or the controller says something."""
 
     def __init__(self) -> None:
@@ -160,32 +162,32 @@ class _Waking:
 
 def supervise(job: JobPaths, lock: int, *, resume: bool) -> int:
     """Runs the job to its end. Returns its exit code."""
-    waking = _Waking()
-    engine = LocalEngine(waking.fileno())
+    poller = _WakeupPoller()
+    engine = LocalEngine(poller.fileno())
     supervisor = Supervisor(job, engine)
-    begun: deque[float] = deque(maxlen=CONTROLLERS)
+    begun: deque[float] = deque(maxlen=MAX_CONTROLLERS)
     controller = 0
     try:
         while supervisor.code is None:
             if controller == 0:
-                if len(begun) == CONTROLLERS and time.monotonic() - begun[0] < WHILE:
-                    sys.stderr.write(f"{CONTROLLERS} controllers died within {WHILE:g} s\n")
-                    return GAVE_UP
+                if len(begun) == MAX_CONTROLLERS and time.monotonic() - begun[0] < CONTROLLER_WINDOW:
+                    sys.stderr.write(f"{MAX_CONTROLLERS} controllers died within {CONTROLLER_WINDOW:g} s\n")
+                    return GAVE_UP_CODE
                 begun.append(time.monotonic())
                 engine.reserve([])  # lets go of ports that a child would hold on to
-                mine, its = channel_pair()
+                mine, its = open_channel_pair()
                 controller = os.fork()
                 if not controller:
                     mine.close()
                     os._exit(control(job, lock, its, resume=resume))
                 its.close()
                 resume = False
-                waking.watch(mine)
+                poller.watch(mine)
                 supervisor.connect(mine)
             supervisor.serve()
-            waking.clear()
+            poller.clear()
             if _reap(engine.pids, controller):
-                supervisor.listen()
+                supervisor.handle_messages()
                 # Closed before the next one is forked, which would inherit it.
                 supervisor.connect(None)
                 controller = 0
@@ -218,7 +220,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, lambda *_: None)
     code = supervise(job, lock, resume="resume" in arguments[2:])
     end_all_children()
-    settle(job)
+    finalize_job(job)
     return code
 
 

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Sequence
 
 from insitu.cluster.engines.engine import Command, Ended, Output, SignalName
-from insitu.cluster.engines.standby import Standby, Standbys, start_process
+from insitu.cluster.engines.standby import Standby, StandbyPool, start_process
 from insitu.errors import ClusterError
 from insitu.ports import hold_port
 from insitu.spec import TaskId, TaskSpec
@@ -53,8 +53,8 @@ class LocalEngine:
         if wake is not None:
             self._selector.register(wake, selectors.EVENT_READ, None)
         self._running: dict[TaskId, _Running] = {}
-        self._held: dict[TaskId, socket.socket] = {}
-        self._standbys = Standbys(self._selector)
+        self._held_ports: dict[TaskId, socket.socket] = {}
+        self._standbys = StandbyPool(self._selector)
 
     @property
     def processes(self) -> dict[TaskId, int]:
@@ -73,18 +73,18 @@ class LocalEngine:
     def reserve(self, tasks: Sequence[TaskSpec]) -> dict[TaskId, str]:
         self._release_ports()
         for spec in tasks:
-            self._held[spec.task] = hold_port(HOST)
-        addresses = {task: f"{HOST}:{held.getsockname()[1]}" for task, held in self._held.items()}
-        for task in self._held.keys() & self._running.keys():
+            self._held_ports[spec.task] = hold_port(HOST)
+        addresses = {task: f"{HOST}:{held.getsockname()[1]}" for task, held in self._held_ports.items()}
+        for task in self._held_ports.keys() & self._running.keys():
             # It lives already, of a controller that died before it could name it, and will listen itself.
-            self._held.pop(task).close()
+            self._held_ports.pop(task).close()
         return addresses
 
     def launch(self, task: TaskSpec, command: Command) -> None:
-        held = self._held.pop(task.task, None)
+        held = self._held_ports.pop(task.task, None)
         if held is not None:
             held.close()
-        process = self._standbys.become(command)
+        process = self._standbys.activate(command)
         if process is None:
             try:
                 process = start_process(command)
@@ -116,7 +116,7 @@ class LocalEngine:
             if running is None:
                 continue
             if isinstance(running, Standby):
-                self._standbys.see_to(running)
+                self._standbys.handle_output(running)
                 continue
             if key.fd == running.pidfd:
                 ended.append(running)
@@ -155,9 +155,9 @@ class LocalEngine:
         del self._running[running.task]
 
     def _release_ports(self) -> None:
-        for held in self._held.values():
+        for held in self._held_ports.values():
             held.close()
-        self._held.clear()
+        self._held_ports.clear()
 
     def close(self) -> None:
         for running in list(self._running.values()):

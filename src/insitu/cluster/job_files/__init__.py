@@ -11,8 +11,14 @@ from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.cluster.job_files.journal import Journal
-    from insitu.cluster.job_files.lock import holder, is_locked, signal_holder, take_lock, write_holder
-    from insitu.cluster.job_files.logs import JobLogs, Merged
+    from insitu.cluster.job_files.lock import (
+        is_locked,
+        read_controller_pid,
+        signal_controller,
+        take_lock,
+        write_controller_pid,
+    )
+    from insitu.cluster.job_files.logs import JobLogs, MergedLog
     from insitu.cluster.job_files.output import split_prefix
     from insitu.cluster.job_files.records import read_placement, read_spec
     from insitu.cluster.job_files.tail import follow
@@ -21,8 +27,14 @@ __getattr__, __dir__ = lazy_door(
     __name__,
     {
         "journal": ("Journal",),
-        "lock": ("holder", "is_locked", "signal_holder", "take_lock", "write_holder"),
-        "logs": ("JobLogs", "Merged"),
+        "lock": (
+            "read_controller_pid",
+            "is_locked",
+            "signal_controller",
+            "take_lock",
+            "write_controller_pid",
+        ),
+        "logs": ("JobLogs", "MergedLog"),
         "output": ("split_prefix",),
         "records": ("read_placement", "read_spec"),
         "tail": ("follow",),
@@ -32,14 +44,14 @@ __getattr__, __dir__ = lazy_door(
 __all__ = [
     "JobLogs",
     "Journal",
-    "Merged",
+    "MergedLog",
     "follow",
-    "holder",
     "is_locked",
+    "read_controller_pid",
     "read_placement",
     "read_spec",
-    "signal_holder",
+    "signal_controller",
     "split_prefix",
     "take_lock",
-    "write_holder",
+    "write_controller_pid",
 ]

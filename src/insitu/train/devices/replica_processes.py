@@ -23,7 +23,7 @@ from typing import IO
 from insitu import config
 from insitu.context import TASK_ENV, Context
 from insitu.errors import TrainingError
-from insitu.parent_death import TETHER_ENV, Tether, tether
+from insitu.parent_death import PARENT_PIPE_ENV, ReplicaConfig, get_replica_config
 from insitu.ports import hold_port
 from insitu.spec import TaskId
 from insitu.train.devices.names import Device
@@ -61,7 +61,7 @@ class Companions:
         end, own = os.pipe()
         self._pipes.append(own)
         output = self._outputs[number] = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as it runs
-        environment = {TASK_ENV: f"worker:{number}", TETHER_ENV: f"{end}:{os.getpid()}"}
+        environment = {TASK_ENV: f"worker:{number}", PARENT_PIPE_ENV: f"{end}:{os.getpid()}"}
         try:
             self._processes[number] = subprocess.Popen(
                 _command(),
@@ -73,7 +73,7 @@ class Companions:
             )
         finally:
             os.close(end)
-        os.write(own, Tether(number, self.devices, self.addresses, self.secret).to_line())
+        os.write(own, ReplicaConfig(number, self.devices, self.addresses, self.secret).to_line())
 
     def check(self, wait: float = 0.0) -> None:
         """Raises TrainingError where a replica has ended, with its last lines. Gives it `wait` seconds."""
@@ -137,14 +137,14 @@ def one_of(devices: Sequence[Device], context: Context) -> tuple[Device, Context
     the others. Raises TrainingError for other devices than before."""
     global _companions
     names = tuple(device.name for device in devices)
-    told = tether()
+    told = get_replica_config()
     if told is not None:
         _check_same(names, told.devices)
     else:
         if _companions is None:
             _companions = Companions(names)
         _check_same(names, _companions.devices)
-        told = Tether(0, names, _companions.addresses, _companions.secret)
+        told = ReplicaConfig(0, names, _companions.addresses, _companions.secret)
     if devices[0].kind == "cpu":
         _share_cores(len(devices))
     here = replace(

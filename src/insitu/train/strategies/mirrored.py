@@ -10,7 +10,7 @@ import numpy as np
 
 from insitu.context import Context
 from insitu.context import context as read_context
-from insitu.parent_death import tether
+from insitu.parent_death import get_replica_config
 from insitu.train.custom_loop import LoopStep, StepModel
 from insitu.train.devices import Device, can_start, one_of, resolve_all
 from insitu.train.fit import StepExecutor
@@ -81,4 +81,4 @@ def _by_processes(devices: Sequence[Device]) -> bool:
         return False
     here = read_context()
     outside = here.job_id is None and not here.workers
-    return outside and (tether() is not None or can_start())
+    return outside and (get_replica_config() is not None or can_start())

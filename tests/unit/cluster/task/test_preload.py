@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from insitu import preload_hooks
-from insitu.cluster.task.preload import Import, Setting, steps_of_script, warm_up
+from insitu.cluster.task.preload import Import, Setting, find_preload_actions, preload_script
 
 
 def steps(folder: Path, text: str, **others: str) -> list[Import | Setting]:
     for name, content in {"train": text, **others}.items():
         (folder / f"{name}.py").write_text(textwrap.dedent(content))
-    return list(steps_of_script(folder / "train.py"))
+    return list(find_preload_actions(folder / "train.py"))
 
 
 def test_imports_are_found_in_order_also_those_of_the_jobs_own_modules(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_beyond_what_cannot_be_foreseen_nothing_is_imported(tmp_path: Path, line
 
 def test_a_script_that_cannot_be_read_is_left_alone(tmp_path: Path) -> None:
     assert steps(tmp_path, "this is no Python") == []
-    assert list(steps_of_script(tmp_path / "none.py")) == []
+    assert list(find_preload_actions(tmp_path / "none.py")) == []
 
 
 def test_what_cannot_be_done_ahead_is_left_for_the_script(
@@ -90,8 +90,8 @@ def test_what_cannot_be_done_ahead_is_left_for_the_script(
         raise RuntimeError
 
     monkeypatch.setattr(preload_hooks, "_functions", [])
-    preload_hooks.on_warm_up(fails)
-    preload_hooks.on_warm_up(lambda: called.append("works"))
+    preload_hooks.register_preload(fails)
+    preload_hooks.register_preload(lambda: called.append("works"))
     (tmp_path / "train.py").write_text("import no_such_module\nimport json")
-    warm_up(tmp_path / "train.py")
+    preload_script(tmp_path / "train.py")
     assert called == ["fails", "works"]

@@ -98,7 +98,7 @@ def test_what_cannot_be_copied_is_named(
 def test_too_much_data_is_refused(
     tmp_path: Path, copied: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(code, "MAX_BYTES", 2**20)
     source = folder_with(tmp_path / "job", "train.py")
     (source / "data.bin").write_bytes(bytes(2**20))
     with pytest.raises(JobSpecError, match=r"more than 1 MiB.*insitu import"):
@@ -108,7 +108,7 @@ def test_too_much_data_is_refused(
 def test_too_many_files_are_refused(
     tmp_path: Path, copied: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code, "MOST_FILES", 2)
+    monkeypatch.setattr(code, "MAX_FILES", 2)
     with pytest.raises(JobSpecError, match="more than 2 files"):
         copied(folder_with(tmp_path / "job", "a", "b", "c"))
 
@@ -142,7 +142,7 @@ def test_a_link_in_an_archive_is_refused(tmp_path: Path, copied: Callable[[Path]
 def test_an_archive_that_swells_is_stopped(
     tmp_path: Path, copied: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(code, "MAX_BYTES", 2**20)
     path = archive(tmp_path / "job.zip", {"bomb": bytes(4 * 2**20)})
     assert path.stat().st_size < 2**20
     with pytest.raises(JobSpecError, match="more than 1 MiB"):
@@ -174,3 +174,15 @@ def test_neither_folder_nor_archive(
     (tmp_path / "job.tar").write_bytes(b"")
     with pytest.raises(JobSpecError, match=message):
         copied(tmp_path / name)
+
+
+@pytest.mark.parametrize("source", ["/", "/tmp/..", "{home}", "{home}/sub/.."])
+def test_neither_the_root_nor_the_home_folder_is_copied(
+    tmp_path: Path, copied: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    home = folder_with(tmp_path / "me", "train.py", "sub/a.py")
+    monkeypatch.setenv("HOME", str(home))
+    with pytest.raises(JobSpecError, match=r"can't be the root or the home folder.*folder of its own"):
+        copied(Path(source.format(home=home)))
+    assert not (tmp_path / "copy").exists()
+    assert names(copied(home / "sub")) == ["a.py"]

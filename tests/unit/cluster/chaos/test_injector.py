@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from insitu.cluster.chaos.injector import Fault, chaos_faults, draw_faults, leftovers, parse_fault, results_of
+from insitu.cluster.chaos.injector import (
+    Fault,
+    draw_faults,
+    find_leftovers,
+    parse_fault,
+    plan_faults,
+    read_results,
+)
 from insitu.errors import InputError
 from insitu.paths import Paths
 from insitu.spec import TaskId
@@ -19,7 +26,7 @@ def test_faults_follow_from_the_seed() -> None:
     drawn = draw_faults(3, 200, 3)
     assert {f.kind for f in drawn} == {"kill", "stop", "delay", "controller", "checkpoint"}
     assert {f.task for f in drawn if f.task} == {TaskId("worker", i) for i in range(3)}
-    assert {f.kind for f in chaos_faults([], 1, 20, 2, "drop,node")} == {"drop", "node"}
+    assert {f.kind for f in plan_faults([], 1, 20, 2, "drop,node")} == {"drop", "node"}
 
 
 @pytest.mark.parametrize("text", ["kill worker:1 2.5", "controller 3.0", "kill worker:1", "half-open"])
@@ -36,7 +43,7 @@ def test_what_is_no_fault_is_told(text: str) -> None:
 
 def test_unknown_kinds_are_told() -> None:
     with pytest.raises(InputError, match="burn"):
-        chaos_faults([], 1, 20, 2, "kill,burn")
+        plan_faults([], 1, 20, 2, "kill,burn")
 
 
 def test_results_are_what_tasks_said_and_leftovers_what_they_left(tmp_path: Path) -> None:
@@ -44,7 +51,9 @@ def test_results_are_what_tasks_said_and_leftovers_what_they_left(tmp_path: Path
     job = paths.job("j-1")
     job.root.mkdir(parents=True)
     job.output.write_text("[worker:0] RESULT a\n[worker:1] RESULT a\n[worker:0] Epoch\n[insitu] RESULTS\n")
-    assert results_of(job) == ["RESULT a"]
-    assert leftovers(paths, job) == []
-    (job.root / ".roster.json.123").touch()
-    assert leftovers(paths, job) == [".roster.json.123"]
+    assert read_results(job) == ["RESULT a"]
+    assert find_leftovers(paths, job) == []
+    names = [".progress.123", ".roster.json.123", ".roster.json.123.0a1b2c3d"]
+    for name in names:
+        (job.root / name).touch()
+    assert sorted(find_leftovers(paths, job)) == names

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.cluster.decide.layout import contiguous, home_of, reassign
+from insitu.cluster.decide.layout import assign_contiguous_shards, choose_node, reassign
 from insitu.spec import NodeId, TaskId
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
@@ -19,7 +19,7 @@ def test_every_shard_is_run_once_and_loads_differ_by_one_at_most(
     holders = tuple(
         tuple(data.draw(st.permutations([A, B, C]))[: data.draw(st.integers(1, 3))]) for _ in range(total)
     )
-    before = contiguous(data.draw(st.integers(1, min(6, total))), total)
+    before = assign_contiguous_shards(data.draw(st.integers(1, min(6, total))), total)
     held = {W[i]: before[i] if i < len(before) else () for i in range(workers)}
     nodes = {w: data.draw(st.sampled_from([A, B, C])) for w in held}
     after = reassign(held, nodes, holders)
@@ -45,7 +45,7 @@ def test_who_comes_back_gets_the_shard_at_home_there() -> None:
 
 def test_shards_are_run_where_they_are_at_home_or_have_a_backup() -> None:
     holders = ((A, B), (A,), (B, C))
-    assert home_of((0, 1, 2), holders) == A
-    assert home_of((0, 2), holders, lost=(A,)) == B
-    assert home_of((2,), holders, lost=(B,)) == C
-    assert home_of((1,), holders, lost=(A,)) is None
+    assert choose_node((0, 1, 2), holders) == A
+    assert choose_node((0, 2), holders, lost=(A,)) == B
+    assert choose_node((2,), holders, lost=(B,)) == C
+    assert choose_node((1,), holders, lost=(A,)) is None

@@ -15,9 +15,12 @@ from insitu.cluster import Request, submit
 from insitu.cluster.client import submission
 from insitu.cluster.control import controller
 from insitu.cluster.control.controller import Controller
-from insitu.cluster.control.supervised_tasks import LifeEnded
+from insitu.cluster.control.supervised_tasks import TaskExit
+from insitu.cluster.decide.events import (
+    SubmittedEvent,
+    TaskExitedEvent,
+)
 from insitu.cluster.decide.job import advance
-from insitu.cluster.decide.job_state import Submitted, TaskExited
 from insitu.cluster.engines.engine import Command, SignalName
 from insitu.cluster.job_files.journal import Journal
 from insitu.errors import ClusterError
@@ -32,44 +35,44 @@ W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 class ScriptedTasks:
     """Plays `happenings`, one batch for each wait. A signalled task ends of it at the next wait."""
 
-    def __init__(self, *happenings: list[LifeEnded], living: Mapping[TaskId, int] | None = None) -> None:
+    def __init__(self, *happenings: list[TaskExit], running: Mapping[TaskId, int] | None = None) -> None:
         self._happenings = list(happenings)
-        self._living = living or {}
+        self._running = running or {}
         self._ports = 20_000
         self.launched: list[TaskId] = []
         self.attempts: list[tuple[TaskId, int]] = []
         self.signals: list[tuple[TaskId, str]] = []
-        self.acknowledged: list[LifeEnded] = []
+        self.acknowledged: list[TaskExit] = []
         self.refuses: set[TaskId] = set()
         self.standbys = 0
 
-    def living(self) -> dict[TaskId, tuple[int, int]]:
-        return {task: (attempt, 1) for task, attempt in self._living.items()}
+    def running(self) -> dict[TaskId, tuple[int, int]]:
+        return {task: (incarnation, 1) for task, incarnation in self._running.items()}
 
     def reserve(self, tasks: Sequence[TaskId]) -> dict[TaskId, str]:
         self._ports += len(tasks)
         return {task: f"127.0.0.1:{self._ports - i}" for i, task in enumerate(tasks)}
 
-    def launch(self, task: TaskId, attempt: int, node: NodeId, command: Command) -> int:
+    def launch(self, task: TaskId, incarnation: int, node: NodeId, command: Command) -> int:
         if task in self.refuses:
             raise ClusterError(f"no room for {task}")
         self.launched.append(task)
-        self.attempts.append((task, attempt))
+        self.attempts.append((task, incarnation))
         return 100 + len(self.launched)
 
     def signal(self, task: TaskId, name: SignalName) -> None:
         self.signals.append((task, name))
         if name == "term":
-            attempt = max(a for t, a in self.attempts if t == task)
-            self._happenings.insert(0, [LifeEnded(task, attempt, -15)])
+            incarnation = max(a for t, a in self.attempts if t == task)
+            self._happenings.insert(0, [TaskExit(task, incarnation, -15)])
 
     def keep_standby(self, count: int, command: Command) -> None:
         self.standbys = count
 
-    def wait(self, timeout: float | None) -> list[LifeEnded]:
+    def wait(self, timeout: float | None) -> list[TaskExit]:
         return self._happenings.pop(0) if self._happenings else []
 
-    def acknowledge(self, ended: LifeEnded) -> None:
+    def acknowledge(self, ended: TaskExit) -> None:
         self.acknowledged.append(ended)
 
 
@@ -107,15 +110,15 @@ def events(job: JobPaths) -> list[str]:
 
 
 def test_ends_become_a_journal_and_are_acknowledged(job: JobPaths, wake: int) -> None:
-    tasks = ScriptedTasks([LifeEnded(W0, 1, 0)], [LifeEnded(W1, 1, 0)])
+    tasks = ScriptedTasks([TaskExit(W0, 1, 0)], [TaskExit(W1, 1, 0)])
     assert run(job, tasks, wake) == 0
     assert tasks.launched == [W0, W1]
-    assert tasks.acknowledged == [LifeEnded(W0, 1, 0), LifeEnded(W1, 1, 0)]
+    assert tasks.acknowledged == [TaskExit(W0, 1, 0), TaskExit(W1, 1, 0)]
     assert job.output.read_bytes() == b"[insitu] job finished\n"
     assert Journal(job.journal).state().phase == "finished"
     roster = read_roster(job.roster)
     assert roster is not None and roster.generation == 1
-    assert [(m.task, m.attempt, m.shards) for m in roster.members] == [(W0, 1, (0,)), (W1, 1, (1,))]
+    assert [(m.task, m.incarnation, m.shards) for m in roster.members] == [(W0, 1, (0,)), (W1, 1, (1,))]
 
 
 def test_tasks_that_cannot_be_launched_take_the_others_with_them(job: JobPaths, wake: int) -> None:
@@ -134,25 +137,25 @@ class Dying(ScriptedTasks):
         self._job = job
         self._waits = 0
 
-    def wait(self, timeout: float | None) -> list[LifeEnded]:
+    def wait(self, timeout: float | None) -> list[TaskExit]:
         self._waits += 1
         if self._waits == 1:
             elastic(self._job, W0, generation=1, step=3)
             elastic(self._job, W1, generation=1, step=3)
-            return [LifeEnded(W1, 1, -9)]
+            return [TaskExit(W1, 1, -9)]
         if self._waits == 2:
             elastic(self._job, W0, generation=2, step=4)
             elastic(self._job, W1, generation=2, step=4)
-            time.sleep(controller.CLOSE_LOOK)
+            time.sleep(controller.FAST_POLL_INTERVAL)
             return []
-        return [LifeEnded(W0, 1, 0), LifeEnded(W1, 2, 0)] if self._waits == 3 else []
+        return [TaskExit(W0, 1, 0), TaskExit(W1, 2, 0)] if self._waits == 3 else []
 
 
 @pytest.fixture
 def forgiving(job: JobPaths) -> JobPaths:
     """The job, with a restart allowed."""
     state = replace(Journal(job.journal).state(), max_restarts=1)
-    Journal(job.journal).record(0.0, Submitted(), [], state)
+    Journal(job.journal).record(0.0, SubmittedEvent(), [], state)
     return job
 
 
@@ -162,7 +165,7 @@ def test_one_task_is_replaced_and_the_other_lives_on(forgiving: JobPaths, wake: 
     assert tasks.attempts == [(W0, 1), (W1, 1), (W1, 2)]
     roster = read_roster(forgiving.roster)
     assert roster is not None and roster.generation == 2
-    assert [(m.task, m.attempt) for m in roster.members] == [(W0, 1), (W1, 2)]
+    assert [(m.task, m.incarnation) for m in roster.members] == [(W0, 1), (W1, 2)]
     (recovery,) = Journal(forgiving.journal).state().recoveries
     assert (recovery.how, recovery.tasks, recovery.steps) == ("replaced", (W1,), (0, 3))
     assert recovery.ended is not None and "training goes on" in forgiving.output.read_text()
@@ -172,24 +175,24 @@ def test_a_new_controller_takes_over_what_runs(forgiving: JobPaths, wake: int) -
     """The one before decided to replace worker 1, and died before it did anything about it."""
     first = ScriptedTasks()
     made = Controller(forgiving, first, wake)
-    made._feed(Submitted())
+    made._feed(SubmittedEvent())
     elastic(forgiving, W0, generation=1, step=3)
     elastic(forgiving, W1, generation=1, step=3)
-    dead = TaskExited(W1, -9, None, (0, 3), (W0,), (W0,), (), 1)
+    dead = TaskExitedEvent(W1, -9, None, (0, 3), (W0,), (W0,), (), 1)
     state, actions = advance(made._state, dead, 5.0)
     Journal(forgiving.journal).record(5.0, dead, actions, state)
 
     class Training(ScriptedTasks):
-        def launch(self, task: TaskId, attempt: int, node: NodeId, command: Command) -> int:
+        def launch(self, task: TaskId, incarnation: int, node: NodeId, command: Command) -> int:
             elastic(forgiving, task, generation=2, step=4)
-            return super().launch(task, attempt, node, command)
+            return super().launch(task, incarnation, node, command)
 
-    second = Training([LifeEnded(W1, 1, -9)], [LifeEnded(W0, 1, 0), LifeEnded(W1, 2, 0)], living={W0: 1})
+    second = Training([TaskExit(W1, 1, -9)], [TaskExit(W0, 1, 0), TaskExit(W1, 2, 0)], running={W0: 1})
     assert run(forgiving, second, wake) == 0
     assert second.attempts == [(W1, 2)]
     roster = read_roster(forgiving.roster)
     assert roster is not None and (roster.generation, roster.rank(W1, 2)) == (2, 1)
-    assert LifeEnded(W1, 1, -9) in second.acknowledged
+    assert TaskExit(W1, 1, -9) in second.acknowledged
     assert "taken over" in forgiving.output.read_text()
 
 
@@ -213,17 +216,17 @@ def test_what_was_begun_while_the_disk_was_full_is_not_begun_again(
 ) -> None:
     """The one before replaced worker 1, could not write that down, and died."""
     first = Controller(forgiving, ScriptedTasks(), wake)
-    first._feed(Submitted())
+    first._feed(SubmittedEvent())
     monkeypatch.setattr(first._journal, "record", FullDisk(first._journal, float("inf")))
     for task in (W0, W1):
         elastic(forgiving, task, generation=1, step=3)
-    dead = LifeEnded(W1, 1, -9)
-    first._ended(dead)
-    assert first._state.task(W1).attempt == 2
-    assert Journal(forgiving.journal).state().task(W1).attempt == 1
+    dead = TaskExit(W1, 1, -9)
+    first._handle_exit(dead)
+    assert first._state.task(W1).incarnation == 2
+    assert Journal(forgiving.journal).state().task(W1).incarnation == 1
     for task in (W0, W1):
         elastic(forgiving, task, generation=2, step=4)
-    second = ScriptedTasks([dead], [], [LifeEnded(W0, 1, 0), LifeEnded(W1, 2, 0)], living={W0: 1, W1: 2})
+    second = ScriptedTasks([dead], [], [TaskExit(W0, 1, 0), TaskExit(W1, 2, 0)], running={W0: 1, W1: 2})
     assert run(forgiving, second, wake) == 0
     assert second.launched == [] and dead in second.acknowledged
     roster = read_roster(forgiving.roster)
@@ -232,8 +235,8 @@ def test_what_was_begun_while_the_disk_was_full_is_not_begun_again(
 
 
 def test_a_full_disk_does_not_end_a_job(job: JobPaths, wake: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller, "RETRY_PAUSE", 0.001)
-    made = Controller(job, ScriptedTasks([LifeEnded(W0, 1, 0)], [LifeEnded(W1, 1, 0)]), wake)
+    monkeypatch.setattr(controller, "RETRY_INTERVAL", 0.001)
+    made = Controller(job, ScriptedTasks([TaskExit(W0, 1, 0)], [TaskExit(W1, 1, 0)]), wake)
     full = FullDisk(made._journal, 7)
     monkeypatch.setattr(made._journal, "record", full)
     assert made.run() == 0
@@ -245,9 +248,9 @@ def test_a_full_disk_does_not_end_a_job(job: JobPaths, wake: int, monkeypatch: p
 def test_a_disk_that_stays_full_is_an_error_in_the_end(
     job: JobPaths, wake: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "RETRY_PAUSE", 0.001)
-    monkeypatch.setattr(controller, "PATIENCE", 0.01)
-    made = Controller(job, ScriptedTasks([LifeEnded(W0, 1, 0)], [LifeEnded(W1, 1, 0)]), wake)
+    monkeypatch.setattr(controller, "RETRY_INTERVAL", 0.001)
+    monkeypatch.setattr(controller, "JOURNAL_TIMEOUT", 0.01)
+    made = Controller(job, ScriptedTasks([TaskExit(W0, 1, 0)], [TaskExit(W1, 1, 0)]), wake)
     monkeypatch.setattr(made._journal, "record", FullDisk(made._journal, float("inf")))
     with pytest.raises(ClusterError, match="disk is full"):
         made.run()

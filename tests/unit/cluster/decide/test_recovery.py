@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_job_machine import (
+from job_machine import (
     BUG,
     EVALUATOR,
     NODE,
@@ -16,27 +16,27 @@ from test_job_machine import (
     W0,
     W1,
     W2,
-    Run,
+    JobRun,
+    logged,
     running,
-    said,
     signals,
 )
 
 from insitu.cluster.decide import job as machine
 from insitu.cluster.decide import recovery
-from insitu.cluster.decide.job_state import (
+from insitu.cluster.decide.events import (
     Action,
     Finish,
     Launch,
-    LaunchFailed,
-    PeersParted,
+    LaunchFailedEvent,
+    PeersLostEvent,
     Publish,
-    Ready,
-    Recovered,
-    Resumed,
-    ScaleRequested,
-    Stalled,
-    Tick,
+    ReadyEvent,
+    RecoveredEvent,
+    ResumedEvent,
+    ScaleRequestedEvent,
+    StalledEvent,
+    TickEvent,
 )
 from insitu.spec import NodeId, TaskId
 
@@ -44,17 +44,17 @@ KILLED = -signal.SIGKILL
 PS1 = TaskId("ps", 1)
 
 
-def dies(run: Run, task: TaskId, code: int = KILLED, failure: Any = None, **more: Any) -> list[Action]:
+def dies(run: JobRun, task: TaskId, code: int = KILLED, failure: Any = None, **more: Any) -> list[Action]:
     """`task` ends while all others say that they are elastic."""
     elastic = tuple(t.task for t in run.state.alive if t.task != task)
     return run.exits(task, code, failure, **{"elastic": elastic, "progress": (1, 5), **more})
 
 
-def shards(run: Run) -> dict[str, tuple[int, ...]]:
+def shards(run: JobRun) -> dict[str, tuple[int, ...]]:
     return {str(t.task): t.shards for t in run.state.members}
 
 
-def three(**options: Any) -> Run:
+def three(**options: Any) -> JobRun:
     return running(W0, W1, W2, **options)
 
 
@@ -63,9 +63,9 @@ def test_a_killed_worker_is_replaced_alone_also_the_chief(task: TaskId) -> None:
     run = running(W0, W1)
     actions = dies(run, task)
     assert actions[-2:] == [Publish(2), Launch((task,))] and signals(actions) == []
-    assert run.state.task(task).attempt == 2 and run.state.phase == "running"
+    assert run.state.task(task).incarnation == 2 and run.state.phase == "running"
     assert len(run.state.attempts) == 1 and run.state.failures == 1
-    assert run.feed(Recovered(2), 0.7)
+    assert run.feed(RecoveredEvent(2), 0.7)
     assert run.state.recoveries[0].ended == run.now
     for one, other in ((W0, W1), (W1, W0)):
         run.exits(one, elastic=(other,))
@@ -76,7 +76,7 @@ def test_two_deaths_at_once_and_all_but_one() -> None:
     run = three()
     assert dies(run, W0)[-2:] == [Publish(2), Launch((W0,))]
     assert run.exits(W2, KILLED, elastic=(W1,), progress=(1, 5))[-2:] == [Publish(3), Launch((W2,))]
-    assert run.feed(Recovered(3))
+    assert run.feed(RecoveredEvent(3))
     assert all(r.ended is not None for r in run.state.recoveries)
 
 
@@ -97,7 +97,7 @@ def test_when_nobody_with_the_state_is_left_all_start_again() -> None:
     assert run.state.phase == "restarting"
     actions = run.tick()
     assert actions[-2:] == [Publish(3), Launch((W0, W1))]
-    assert [t.attempt for t in run.state.tasks] == [2, 3]
+    assert [t.incarnation for t in run.state.tasks] == [2, 3]
 
 
 @pytest.mark.parametrize("why", ["rigid", "restart", "ended well"])
@@ -133,7 +133,7 @@ def test_losing_a_peer_while_joining_is_no_bug() -> None:
             run.tick()
     assert run.state.phase == "running" and run.state.failures == 3
     dies(run, W1, 1, PEER_LOST)
-    assert "3 of 3" in said(run.exits(W0, -signal.SIGTERM))
+    assert "3 of 3" in logged(run.exits(W0, -signal.SIGTERM))
 
 
 def test_a_task_that_dies_again_and_again_waits_longer_each_time() -> None:
@@ -153,7 +153,7 @@ def test_a_peer_that_ends_well_before_the_replacement_came_back_means_all_start_
     run = running(W0, W1)
     dies(run, W1)
     assert signals(run.exits(W0, 0, elastic=())) == [("worker:1", "term")]
-    assert "had not come back" in said(run.exits(W1, -signal.SIGTERM))
+    assert "had not come back" in logged(run.exits(W1, -signal.SIGTERM))
 
 
 def test_a_peer_that_ends_while_another_waits_for_it_means_all_start_again() -> None:
@@ -170,7 +170,7 @@ def test_an_evaluator_costs_nobody_anything() -> None:
 def test_a_parameter_server_is_replaced_where_another_mirrors_it() -> None:
     run = running(W0, W1, PS, PS1, mirrored=True)
     assert dies(run, PS)[-2:] == [Publish(2), Launch((PS,))]
-    assert [str(t.task) for t in run.state.tasks if t.attempt == 2] == ["ps:0"]
+    assert [str(t.task) for t in run.state.tasks if t.incarnation == 2] == ["ps:0"]
     # The other one dies before it is back: nobody has what both held.
     run = running(W0, W1, PS, PS1, mirrored=True)
     run.state = run.state.with_task(replace(run.state.task(PS1), alive=False, code=KILLED))
@@ -186,11 +186,11 @@ def test_workers_with_servers_need_no_other_worker() -> None:
     assert signals(actions) != []
     run = running(W0, W1, PS, on_loss="adopt")
     actions = run.exits(W0, KILLED, elastic=(W1,), progress=(1, 5))
-    assert actions[-2:] == [Publish(2), Launch((W0,))] and "the others go on" in said(actions)
+    assert actions[-2:] == [Publish(2), Launch((W0,))] and "the others go on" in logged(actions)
     assert shards(run) == {"worker:0": (0,), "worker:1": (1,)}
     assert run.exits(W1, 0, elastic=()) == []
     assert run.exits(W0, KILLED, elastic=(), progress=(1, 6))
-    assert "count on the workers" in said(running(W0, W1, PS).feed(ScaleRequested(1, "t")))
+    assert "count on the workers" in logged(running(W0, W1, PS).feed(ScaleRequestedEvent(1, "t")))
 
 
 def test_adoption_and_the_way_back() -> None:
@@ -198,10 +198,10 @@ def test_adoption_and_the_way_back() -> None:
     actions = dies(run, W1)
     assert actions[-2:] == [Publish(2), Launch((W1,))]
     assert shards(run) == {"worker:0": (0, 1), "worker:2": (2,)}
-    assert run.feed(Ready((W1,)))[-1] == Publish(3)
+    assert run.feed(ReadyEvent((W1,)))[-1] == Publish(3)
     assert sorted(s for held in shards(run).values() for s in held) == [0, 1, 2]
     assert [r.how for r in run.state.recoveries] == ["adopted", "joined"]
-    assert run.feed(Ready((W1,))) == []
+    assert run.feed(ReadyEvent((W1,))) == []
 
 
 def test_a_newcomer_that_dies_costs_the_others_nothing() -> None:
@@ -214,10 +214,10 @@ def test_a_newcomer_that_dies_costs_the_others_nothing() -> None:
 def test_a_replacement_that_cannot_be_started_is_adopted_from_and_tried_again() -> None:
     run = running(W0, W1)
     dies(run, W1)
-    actions = run.feed(LaunchFailed((W1,), "no memory", (W0,)))
+    actions = run.feed(LaunchFailedEvent((W1,), "no memory", (W0,)))
     assert actions[-1] == Publish(3) and shards(run) == {"worker:0": (0, 1)}
     assert run.state.phase == "running" and run.tick() == [Launch((W1,))]
-    assert run.feed(Ready((W1,)))[-1] == Publish(4)
+    assert run.feed(ReadyEvent((W1,)))[-1] == Publish(4)
 
 
 def test_a_replacement_goes_where_a_backup_is_once_its_node_is_gone() -> None:
@@ -230,17 +230,17 @@ def test_a_replacement_goes_where_a_backup_is_once_its_node_is_gone() -> None:
 
 def test_peers_that_lost_their_connection_meet_again() -> None:
     run = running(W0, W1)
-    actions = run.feed(PeersParted((W0, W1), (1, 5), (W0, W1)))
+    actions = run.feed(PeersLostEvent((W0, W1), (1, 5), (W0, W1)))
     assert actions[-1] == Publish(2) and run.state.failures == 1
-    actions = run.feed(PeersParted((W0,), (1, 5), (W0,)))
+    actions = run.feed(PeersLostEvent((W0,), (1, 5), (W0,)))
     assert signals(actions) == [("worker:0", "term"), ("worker:1", "term")]
 
 
 def test_a_stuck_task_is_killed_and_replaced_after_its_stacks_were_dumped() -> None:
     run = running(W0, W1)
-    actions = run.feed(Stalled("worker:1 stands still", (1, 5), (W1,), (W0, W1)))
+    actions = run.feed(StalledEvent("worker:1 stands still", (1, 5), (W1,), (W0, W1)))
     assert signals(actions) == [("worker:0", "dump"), ("worker:1", "dump")]
-    assert run.feed(Stalled("again", (1, 5), (W1,), (W0, W1))) == []
+    assert run.feed(StalledEvent("again", (1, 5), (W1,), (W0, W1))) == []
     assert signals(run.tick()) == [("worker:1", "kill")]
     assert dies(run, W1)[-2:] == [Publish(2), Launch((W1,))]
     assert run.state.recoveries[0].text == "worker:1 stands still"
@@ -249,14 +249,14 @@ def test_a_stuck_task_is_killed_and_replaced_after_its_stacks_were_dumped() -> N
 def test_growing_and_shrinking_by_hand() -> None:
     run = three()
     everybody = (W0, W1, W2)
-    actions = run.feed(ScaleRequested(1, "x", (1, 5), everybody))
+    actions = run.feed(ScaleRequestedEvent(1, "x", (1, 5), everybody))
     assert actions[-1] == Publish(2) and shards(run) == {"worker:0": (0, 1, 2)}
     assert run.exits(W1) == [] and run.exits(W2, 1) != []
     assert run.state.phase == "running"
-    actions = run.feed(ScaleRequested(3, "y", (1, 6), (W0,)))
+    actions = run.feed(ScaleRequestedEvent(3, "y", (1, 6), (W0,)))
     assert actions[-1] == Launch((W1, W2)) and run.state.generation == 2
-    run.feed(Ready((W2,)))
-    assert run.feed(Ready((W1,)))[-1] == Publish(4)
+    run.feed(ReadyEvent((W2,)))
+    assert run.feed(ReadyEvent((W1,)))[-1] == Publish(4)
     assert sorted(map(len, shards(run).values())) == [1, 1, 1]
     for task in everybody:
         run.exits(task, elastic=everybody)
@@ -265,7 +265,7 @@ def test_growing_and_shrinking_by_hand() -> None:
 
 def test_a_released_task_that_does_not_end_is_made_to() -> None:
     run = running(W0, W1)
-    run.feed(ScaleRequested(1, "x", (1, 5), (W0, W1)))
+    run.feed(ScaleRequestedEvent(1, "x", (1, 5), (W0, W1)))
     assert run.state.due == run.now + recovery.RELEASE_GRACE
     assert signals(run.tick()) == [("worker:1", "term")]
     run.exits(W1, -signal.SIGTERM)
@@ -276,26 +276,26 @@ def test_a_released_task_that_does_not_end_is_made_to() -> None:
 def test_what_cannot_be_scaled_is_told(workers: int, elastic: tuple[TaskId, ...]) -> None:
     run = running(W0, W1)
     before = run.state
-    assert "not scaled" in said(run.feed(ScaleRequested(workers, "x", None, elastic)))
+    assert "not scaled" in logged(run.feed(ScaleRequestedEvent(workers, "x", None, elastic)))
     assert run.state == before
 
 
 def test_a_job_does_not_shrink_to_those_that_lack_the_state_of_the_training() -> None:
     run = running(W0, W1)
     dies(run, W0)
-    assert "not scaled" in said(run.feed(ScaleRequested(1, "x", (1, 5), (W1,))))
+    assert "not scaled" in logged(run.feed(ScaleRequestedEvent(1, "x", (1, 5), (W1,))))
     assert shards(run) == {"worker:0": (0,), "worker:1": (1,)}
-    assert run.feed(ScaleRequested(1, "y", (1, 6), (W0, W1)))[-1] == Publish(3)
+    assert run.feed(ScaleRequestedEvent(1, "y", (1, 6), (W0, W1)))[-1] == Publish(3)
     run = running(W0, W1, on_loss="adopt")
     dies(run, W0)
     assert shards(run) == {"worker:1": (0, 1)}
-    assert "not scaled" in said(run.feed(ScaleRequested(1, "x", (1, 5), (W1,))))
+    assert "not scaled" in logged(run.feed(ScaleRequestedEvent(1, "x", (1, 5), (W1,))))
     assert shards(run) == {"worker:1": (0, 1)} and not run.state.task(W1).released
 
 
 def test_scaling_lasts_through_a_restart_of_all() -> None:
     run = three()
-    run.feed(ScaleRequested(2, "x", (1, 5), (W0, W1, W2)))
+    run.feed(ScaleRequestedEvent(2, "x", (1, 5), (W0, W1, W2)))
     run.exits(W2)
     run.exits(W1, KILLED)
     run.exits(W0, -signal.SIGTERM)
@@ -307,9 +307,9 @@ def test_a_failed_job_goes_on_when_it_is_resumed_and_a_finished_one_does_not() -
     run = running(W0, max_restarts=0)
     run.exits(W0, KILLED)
     assert run.state.phase == "failed"
-    assert run.feed(Resumed())[-2:] == [Publish(2), Launch((W0,))]
+    assert run.feed(ResumedEvent())[-2:] == [Publish(2), Launch((W0,))]
     run.exits(W0)
-    assert run.feed(Resumed()) == [] and run.state.phase == "finished"
+    assert run.feed(ResumedEvent()) == [] and run.state.phase == "finished"
 
 
 def test_parts_of_a_job_that_are_about_to_begin_do_not_begin_once_it_is_stopped() -> None:
@@ -317,6 +317,6 @@ def test_parts_of_a_job_that_are_about_to_begin_do_not_begin_once_it_is_stopped(
     dies(run, W1)
     dies(run, W1)
     assert run.state.task(W1).launch_at is not None
-    run.feed(machine.StopRequested())
+    run.feed(machine.StopRequestedEvent())
     run.exits(W0, -signal.SIGTERM)
-    assert run.state.phase == "stopped" and run.feed(Tick()) == []
+    assert run.state.phase == "stopped" and run.feed(TickEvent()) == []

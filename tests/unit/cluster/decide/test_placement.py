@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from insitu.cluster.decide.placement import (
     apportion,
-    default_threads,
-    default_workers,
-    homes_of_shards,
-    place,
+    choose_home_nodes,
+    choose_thread_count,
+    choose_worker_count,
+    place_tasks,
 )
 from insitu.errors import JobSpecError, PlacementError
 from insitu.spec import CacheSpec, Column, JobSpec, NodeId, PartitionInfo, TaskId, Topology
@@ -36,26 +36,26 @@ def job(workers: int, shards: int | None = None, **more: object) -> JobSpec:
 
 
 def test_one_worker_for_each_node_that_owns_data() -> None:
-    assert default_workers(cache([0, 0, 2, 2]), TOPOLOGY) == 2
+    assert choose_worker_count(cache([0, 0, 2, 2]), TOPOLOGY) == 2
 
 
 def test_workers_run_beside_the_partitions_that_they_read() -> None:
-    placement = place(job(3), cache([0, 0, 1, 1, 2, 2]), TOPOLOGY)
+    placement = place_tasks(job(3), cache([0, 0, 1, 1, 2, 2]), TOPOLOGY)
     assert [(t.node, t.shards) for t in placement.tasks] == [(n, (i,)) for i, n in enumerate(NODES)]
     assert placement.shard_map.shards == ((0, 1), (2, 3), (4, 5))
-    assert placement.homes == NODES
+    assert placement.home_nodes == NODES
     assert (placement.shard_map.cache, placement.shard_map.version) == ("digits/train", 3)
 
 
 def test_shards_do_not_depend_on_how_many_workers_run_them() -> None:
     held = cache([0, 1, 2, 0, 1, 2])
-    many, one = place(job(3, 3), held, TOPOLOGY), place(job(1, 3), held, TOPOLOGY)
-    assert many.shard_map == one.shard_map and many.homes == one.homes
+    many, one = place_tasks(job(3, 3), held, TOPOLOGY), place_tasks(job(1, 3), held, TOPOLOGY)
+    assert many.shard_map == one.shard_map and many.home_nodes == one.home_nodes
     assert one.tasks[0].shards == (0, 1, 2)
 
 
 def test_all_roles_are_placed_in_order() -> None:
-    placement = place(job(2, ps=4, chief=True, evaluator=True), cache([1, 1, 2, 2]), TOPOLOGY)
+    placement = place_tasks(job(2, ps=4, chief=True, evaluator=True), cache([1, 1, 2, 2]), TOPOLOGY)
     assert [(str(t.task), t.node) for t in placement.tasks] == [
         ("chief:0", "node-1"),
         ("worker:0", "node-1"),
@@ -71,17 +71,17 @@ def test_all_roles_are_placed_in_order() -> None:
 
 def test_workers_are_spread_by_rows() -> None:
     held = cache([0, 0, 0, 1, 2, 2], rows=[300, 300, 300, 300, 0, 10])
-    assert homes_of_shards(6, held, TOPOLOGY) == (*[NODES[0]] * 4, NODES[1], NODES[2])
+    assert choose_home_nodes(6, held, TOPOLOGY) == (*[NODES[0]] * 4, NODES[1], NODES[2])
 
 
 def test_more_workers_than_partitions_is_refused() -> None:
     with pytest.raises(PlacementError, match=r"2 partitions, fewer than the 3 shards.*--partitions 3"):
-        place(job(3), cache([0, 1]), TOPOLOGY)
+        place_tasks(job(3), cache([0, 1]), TOPOLOGY)
 
 
 def test_a_node_that_is_gone_is_named() -> None:
     with pytest.raises(PlacementError, match="lies on node-2"):
-        place(job(1), cache([0, 2]), Topology(NODES[:2]))
+        place_tasks(job(1), cache([0, 2]), Topology(NODES[:2]))
 
 
 def test_a_job_without_workers_is_refused() -> None:
@@ -93,9 +93,9 @@ def test_a_job_without_workers_is_refused() -> None:
 
 
 def test_threads_divide_the_cores_among_those_that_compute() -> None:
-    assert default_threads(8, 2, evaluator=False) == 4
-    assert default_threads(8, 2, evaluator=True) == 2
-    assert default_threads(2, 5, evaluator=False) == 1
+    assert choose_thread_count(8, 2, evaluator=False) == 4
+    assert choose_thread_count(8, 2, evaluator=True) == 2
+    assert choose_thread_count(2, 5, evaluator=False) == 1
 
 
 @given(
@@ -108,7 +108,7 @@ def test_each_partition_is_trained_on_once_and_no_worker_is_idle(
     rows = data.draw(st.lists(st.integers(1, 50), min_size=len(owners), max_size=len(owners)))
     shards = data.draw(st.integers(1, len(owners)))
     workers = data.draw(st.integers(1, shards))
-    placement = place(job(workers, shards), cache(owners, rows), TOPOLOGY)
+    placement = place_tasks(job(workers, shards), cache(owners, rows), TOPOLOGY)
     assert sorted(p for s in placement.shard_map.shards for p in s) == list(range(len(owners)))
     assert all(placement.shard_map.shards)
     assert [s for t in placement.tasks for s in t.shards] == list(range(shards))

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from insitu.cluster.decide.environment import THREAD_SETTINGS, task_environment, tf_config
-from insitu.cluster.decide.job_state import TaskState
+from insitu.cluster.decide.environment import THREAD_SETTINGS, build_task_environment, build_tf_config
+from insitu.cluster.decide.job_state import (
+    TaskState,
+)
 from insitu.context import read_context
 from insitu.roster import Member, Roster
 from insitu.spec import JobSpec, NodeId, TaskId
 
 NODE = NodeId("node-1")
 TASKS = tuple(
-    TaskState(TaskId.parse(name), NODE, shards, attempt=2)
+    TaskState(TaskId.parse(name), NODE, shards, incarnation=2)
     for name, shards in [
         ("chief", ()),
         ("worker:0", (0, 1)),
@@ -42,7 +44,7 @@ JOB = JobSpec(
 
 
 def environment(task: int, **inherited: str) -> dict[str, str]:
-    return task_environment(JOB, ROSTER, TASKS[task], "", Path("/home/i"), inherited)
+    return build_task_environment(JOB, ROSTER, TASKS[task], "", Path("/home/i"), inherited)
 
 
 def test_a_task_reads_what_the_job_says() -> None:
@@ -70,12 +72,12 @@ def test_tf_config_lists_all_but_the_evaluator() -> None:
         "cluster": trained_by,
         "task": {"type": "worker", "index": 1},
     }
-    own = tf_config(ROSTER, TaskId("evaluator", 0))
+    own = build_tf_config(ROSTER, TaskId("evaluator", 0))
     assert own["cluster"] == {**trained_by, "evaluator": ["127.0.0.1:1004"]}
 
 
 def test_a_newcomer_finds_itself_beside_those_that_train() -> None:
-    found = tf_config(ROSTER, TaskId("worker", 2), "127.0.0.1:2000")
+    found = build_tf_config(ROSTER, TaskId("worker", 2), "127.0.0.1:2000")
     assert found["cluster"]["worker"] == ["127.0.0.1:1001", "127.0.0.1:1002", "127.0.0.1:2000"]
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.cluster.job_files.output import LONGEST_LINE, LineAssembler, merged, split_prefix
+from insitu.cluster.job_files.output import MAX_LINE_BYTES, LineAssembler, format_merged, split_prefix
 
 
 def lines_of(*pieces: tuple[bytes, float] | bytes) -> list[bytes]:
@@ -37,15 +37,15 @@ def test_a_progress_bar_that_ends_with_returns_is_kept() -> None:
 
 
 def test_a_long_line_is_cut_between_characters() -> None:
-    text = "ä" * LONGEST_LINE
+    text = "ä" * MAX_LINE_BYTES
     pieces = lines_of(b"x" + text.encode() + b"\n")
-    assert len(pieces) == 3 and all(len(p) <= LONGEST_LINE for p in pieces)
+    assert len(pieces) == 3 and all(len(p) <= MAX_LINE_BYTES for p in pieces)
     assert "".join(p.decode() for p in pieces) == "x" + text
 
 
 def test_bytes_that_are_no_text_pass_through() -> None:
     assert lines_of(b"\xff\xfe\x00\n") == [b"\xff\xfe\x00"]
-    assert b"".join(lines_of(b"\x80" * (LONGEST_LINE + 10))) == b"\x80" * (LONGEST_LINE + 10)
+    assert b"".join(lines_of(b"\x80" * (MAX_LINE_BYTES + 10))) == b"\x80" * (MAX_LINE_BYTES + 10)
 
 
 @given(
@@ -74,6 +74,6 @@ def test_returns_never_lose_the_last_state_of_a_line(parts: list[bytes], size: i
 
 
 def test_the_merged_output_names_the_task_of_each_line() -> None:
-    data = merged("worker:0", [b"[x] y", b""])
+    data = format_merged("worker:0", [b"[x] y", b""])
     assert data == b"[worker:0] [x] y\n[worker:0] \n"
     assert [split_prefix(line) for line in data.splitlines()] == [("worker:0", b"[x] y"), ("worker:0", b"")]

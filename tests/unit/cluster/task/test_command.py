@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from insitu.cluster.task.command import Resolved, resolve_command
+from insitu.cluster.task.command import ResolvedCommand, resolve_command
 from insitu.errors import JobSpecError
 
 
@@ -24,15 +24,17 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("script", ["train.py", "./train.py", "lib/more.py"])
 def test_a_script_is_run_by_this_interpreter(folder: Path, before: tuple[str, ...], script: str) -> None:
     resolved = resolve_command(folder, (*before, script, "--x", "1"), "/py")
-    assert resolved == Resolved(True, (str(folder / script), "--x", "1"))
+    assert resolved == ResolvedCommand(True, (str(folder / script), "--x", "1"))
 
 
 def test_python_with_options_is_executed(folder: Path) -> None:
-    assert resolve_command(folder, ("python", "-m", "m"), "/py") == Resolved(False, ("/py", "-m", "m"))
+    assert resolve_command(folder, ("python", "-m", "m"), "/py") == ResolvedCommand(False, ("/py", "-m", "m"))
 
 
 def test_a_program_is_found_in_the_folder_first_then_on_the_path(folder: Path) -> None:
-    assert resolve_command(folder, ("run.sh", "a"), "/py") == Resolved(False, (str(folder / "run.sh"), "a"))
+    assert resolve_command(folder, ("run.sh", "a"), "/py") == ResolvedCommand(
+        False, (str(folder / "run.sh"), "a")
+    )
     assert resolve_command(folder, ("./run.sh",), "/py").arguments == (str(folder / "run.sh"),)
     assert resolve_command(folder, ("sh",), "/py").arguments[0].endswith("/sh")
 

@@ -11,18 +11,19 @@ from job_runs import Insitu
 from insitu.cluster import Request, read_status, submit
 from insitu.cluster.client import submission
 from insitu.cluster.control.job_cleanup import clean_up, staged_folder
+from insitu.cluster.decide.events import (
+    SubmittedEvent,
+)
 from insitu.cluster.decide.job import advance
-from insitu.cluster.decide.job_state import Submitted
 from insitu.cluster.job_files.journal import Journal
 from insitu.cluster.job_files.lock import take_lock
-from insitu.errors import ClusterError, JobSpecError, StorageFull
 from insitu.grid import Catalog
 
 
 @pytest.fixture
 def insitu(tmp_path: Path) -> Insitu:
     insitu = Insitu(tmp_path)
-    insitu.script("print('hello')")
+    insitu.script("print('greeting')")
     return insitu
 
 
@@ -35,8 +36,8 @@ def make_job(insitu: Insitu, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_job_that_died_with_its_machine_is_settled(insitu: Insitu, monkeypatch: pytest.MonkeyPatch) -> None:
     job = insitu.job(make_job(insitu, monkeypatch))
     journal = Journal(job.journal)
-    state, actions = advance(journal.state(), Submitted(), 1.0)
-    journal.record(1.0, Submitted(), actions, state)
+    state, actions = advance(journal.state(), SubmittedEvent(), 1.0)
+    journal.record(1.0, SubmittedEvent(), actions, state)
     assert Catalog(insitu.paths).pinned_by("data/train") == [job.root.name]
     assert read_status(job).state.phase == "failed"  # seen as such before it is written down
 
@@ -75,37 +76,3 @@ def test_a_pin_of_a_job_that_is_gone_is_dropped(insitu: Insitu) -> None:
     Catalog(insitu.paths).pin("data/train", 1, "gone-1")
     clean_up(insitu.paths, "data/train")
     assert Catalog(insitu.paths).pinned_by("data/train") == []
-
-
-def nothing_is_left(insitu: Insitu) -> bool:
-    return list(insitu.paths.jobs.iterdir()) == [] and Catalog(insitu.paths).pinned_by("data/train") == []
-
-
-@pytest.mark.parametrize(
-    ("step", "error", "expected"),
-    [
-        ("copy_code", OSError(28, "No space left on device"), StorageFull),
-        ("_write", OSError(28, "No space left on device"), StorageFull),
-        ("_write", PermissionError(13, "Permission denied"), ClusterError),
-        ("start_supervisor", ClusterError("no process"), ClusterError),
-        ("resolve_command", JobSpecError("no script"), JobSpecError),
-        ("_write", KeyboardInterrupt(), KeyboardInterrupt),
-    ],
-)
-def test_a_start_that_fails_leaves_nothing(
-    insitu: Insitu,
-    monkeypatch: pytest.MonkeyPatch,
-    step: str,
-    error: BaseException,
-    expected: type[BaseException],
-) -> None:
-    asked = []
-
-    def fail(*_: object) -> None:
-        asked.append(step)
-        raise error
-
-    monkeypatch.setattr(submission, step, fail)
-    with pytest.raises(expected):
-        submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",), workers=1))
-    assert asked == [step] and nothing_is_left(insitu)
