@@ -13,7 +13,7 @@ told = models.options()
 import keras  # noqa: E402
 
 import insitu  # noqa: E402
-from insitu.train.collectives.gather import by_shard  # noqa: E402
+from insitu.train.collectives.gather import squeeze_shards  # noqa: E402
 from insitu.train.elastic.divergence import check_equal  # noqa: E402
 from insitu.train.fit.trainer import binding_of  # noqa: E402
 
@@ -58,7 +58,7 @@ class Bench(keras.callbacks.Callback):  # type: ignore[misc]
         work, group = binding._train_step, binding.membership.lockstep.group
         work.compute(step.parts, group)
         means = work.exchange(group)
-        records = np.asarray(group.all_gather(by_shard(work._train_records)))
+        records = np.asarray(group.all_gather(squeeze_shards(work._train_records)))
         work._replica.apply(means, records)
 
 

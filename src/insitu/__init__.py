@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from insitu import config
 from insitu._version import __version__
 
-# Not on first use: the name is that of the module too, which would stand in its place.
+# Loaded at once: the name is also that of the module, which an import of it would put in its place.
 from insitu.context import Context, context
+from insitu.import_hooks import call_after_import
 from insitu.parent_death import tie_to_parent
 
 if TYPE_CHECKING:
@@ -78,24 +79,28 @@ __all__ = [
 def _set_up_backend(backend: str, settings: config.DeviceSettings) -> None:
     import importlib
 
-    importlib.import_module("insitu.train.devices.setup").give_settings(backend, settings)
+    importlib.import_module("insitu.train.devices.setup").apply_settings(backend, settings)
+
+
+def _register_dataset_adapter() -> None:
+    import importlib
+
+    importlib.import_module("insitu.train.fit.adapter").register_dataset_adapter()
 
 
 config.subscribe(_set_up_backend)
-# Backends that this process imports from now on find what its environment asks for.
+# Backends that this process imports later get the settings of its environment.
 config.apply_device_settings()
-# A further replica of a script ends with the process that started it, from the first moment on.
+# A further replica of a script ends with the process that started it, even while it imports.
 tie_to_parent()
 
 
 def __getattr__(name: str) -> Any:
     import importlib
-    import sys
 
     if name == "dataset":
-        if "keras" in sys.modules:
-            # A script that trains by Keras alone, without a strategy, may give the dataset to fit too.
-            importlib.import_module("insitu.train.fit.adapter").teach_keras()
+        # A script that trains with Keras alone, without a strategy, may pass the dataset to fit too.
+        call_after_import("keras", _register_dataset_adapter)
         return importlib.import_module("insitu.grid").dataset
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)

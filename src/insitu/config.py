@@ -1,4 +1,4 @@
-"""How a backend's devices are set up: virtual devices, memory, placement, threads.
+"""Set up a backend's devices: virtual devices, memory, placement, threads.
 
 Everything here holds for a backend that hasn't started yet, so call it at the top of a script, or leave it
 to `insitu start --virtual-devices 2` and the like. A setting lives in the environment, where child processes
@@ -16,16 +16,14 @@ find it; it reaches the backend when that is imported, or at once where it has b
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
-import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, replace
-from importlib.machinery import ModuleSpec
+from functools import partial
 from typing import Any
 
 from insitu.errors import InputError
+from insitu.import_hooks import call_after_import
 
 __all__ = [
     "DeviceSettings",
@@ -55,22 +53,20 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class DeviceSettings:
-    """What was asked for; None leaves the backend's own default.
-
-    - `virtual_devices`: (kind, number of devices to make out of one), such as ("cpu", 4).
-    - `memory_growth`: take a GPU's memory as it is needed, instead of nearly all of it at the start.
-    - `memory_limit`: MiB that may be used of each GPU; with virtual GPUs, by each of them.
-    - `soft_placement`: what asks for a device that isn't there runs on the CPU, with a warning.
-    - `log_placement`: print where variables and operations go.
-    - `threads`: (threads within one operation, operations side by side or None).
-    """
+    """The settings that were asked for; None leaves the backend's own default."""
 
     virtual_devices: tuple[str, int] | None = None
+    """(kind, number of devices to make out of one), such as ("cpu", 4)."""
     memory_growth: bool | None = None
+    """Take a GPU's memory as it is needed, instead of nearly all of it at the start."""
     memory_limit: int | None = None
+    """MiB that may be used of each GPU; with virtual GPUs, of each of them."""
     soft_placement: bool | None = None
+    """Use the CPU, with a warning, where a device is asked for that doesn't exist."""
     log_placement: bool | None = None
+    """Print where variables and operations go."""
     threads: tuple[int, int | None] | None = None
+    """(threads within one operation, operations in parallel or None)."""
 
     def __post_init__(self) -> None:
         if self.virtual_devices is not None:
@@ -88,12 +84,12 @@ class DeviceSettings:
             raise InputError(f"Threads must be at least 1. Received: {self.threads}")
 
     def to_environment(self) -> dict[str, str]:
-        """The variables that say the same; those left to the backend are missing."""
+        """Return the environment variables that hold these settings, without those that are None."""
         return {_NAMES[field]: _format(value) for field, value in asdict(self).items() if value is not None}
 
 
 def parse_virtual_devices(text: str) -> tuple[str, int]:
-    """("cpu", 4) out of `cpu:4` or `4`. Raises InputError."""
+    """Return ("cpu", 4) for `cpu:4` or `4`. Raises InputError."""
     kind, _, count = text.strip().lower().rpartition(":")
     if not count.isdecimal() or (kind or "cpu") not in KINDS:
         raise InputError(f"Virtual devices are given as N, cpu:N or gpu:N, such as cpu:4. Received: {text!r}")
@@ -101,18 +97,18 @@ def parse_virtual_devices(text: str) -> tuple[str, int]:
 
 
 def read_settings(environ: Mapping[str, str]) -> DeviceSettings:
-    """The settings that `environ` holds. Raises InputError where a value is not of its form."""
+    """Return the settings that `environ` holds. Raises InputError for a value of another form."""
     given = {field: environ[name] for field, name in _NAMES.items() if environ.get(name)}
     return DeviceSettings(**{field: _parse(field, text) for field, text in given.items()})
 
 
 def settings() -> DeviceSettings:
-    """What has been asked for in this process, by calls or by its environment."""
+    """Return the settings of this process, made by calls or by its environment."""
     return read_settings(os.environ)
 
 
 def set_virtual_devices(count: int, kind: str = "cpu") -> None:
-    """Makes `count` devices out of the first one of `kind` ("cpu" or "gpu").
+    """Make `count` devices out of the first one of `kind` ("cpu" or "gpu").
 
     TensorFlow makes both kinds; for several virtual GPUs it needs a memory limit. JAX makes several CPU
     devices. PyTorch has one CPU device: there virtual ones are names, `cpu:0` to `cpu:N-1`, which replicas in
@@ -125,42 +121,43 @@ def set_virtual_devices(count: int, kind: str = "cpu") -> None:
 
 
 def set_memory_growth(on: bool = True) -> None:
-    """Lets the memory taken of each GPU grow. Raises InputError once the backend has started."""
+    """Let the backend take each GPU's memory as it needs it. Raises InputError once the backend has
+    started."""
     _change(memory_growth=on)
 
 
 def set_memory_limit(mebibytes: int) -> None:
-    """Limits what is taken of each GPU, in MiB. Raises InputError once the backend has started."""
+    """Limit the memory taken of each GPU, in MiB. Raises InputError once the backend has started."""
     _change(memory_limit=mebibytes)
 
 
 def set_soft_placement(on: bool = True) -> None:
-    """What asks for a device that isn't there runs on `cpu:0`, with a warning; otherwise it is an error."""
+    """Use `cpu:0`, with a warning, where a device is asked for that doesn't exist. Off, that is an error."""
     _change(soft_placement=on)
 
 
 def set_log_placement(on: bool = True) -> None:
-    """Prints to stderr where each variable and each operation goes."""
+    """Print to stderr where each variable and each operation goes."""
     _change(log_placement=on)
 
 
 def set_threads(threads: int, interop: int | None = None) -> None:
-    """`threads` share the work of one operation; up to `interop` operations run side by side.
+    """Let `threads` threads share one operation, and up to `interop` operations run in parallel.
 
     Their number changes the backend's rounding: in a job it is `insitu start --threads` that sets it.
     """
     _change(threads=(threads, interop))
 
 
-_receivers: list[Callable[[str, DeviceSettings], None]] = []
+_subscribers: list[Callable[[str, DeviceSettings], None]] = []
 
 
-def subscribe(give: Callable[[str, DeviceSettings], None]) -> None:
-    """Call `give(backend, settings)` whenever a backend that has been imported is to get its settings.
+def subscribe(function: Callable[[str, DeviceSettings], None]) -> None:
+    """Call `function(backend, settings)` whenever settings are to be applied to an imported backend.
 
     This module doesn't know the backends: it also loads in the command line, and in tasks without any.
     """
-    _receivers.append(give)
+    _subscribers.append(function)
 
 
 def _change(**values: Any) -> None:
@@ -171,11 +168,11 @@ def _change(**values: Any) -> None:
         apply_device_settings()
     except BaseException:
         for name, value in before.items():
-            _put(os.environ, name, value)
+            _set_variable(os.environ, name, value)
         raise
 
 
-def _put(environ: MutableMapping[str, str], name: str, value: str | None) -> None:
+def _set_variable(environ: MutableMapping[str, str], name: str, value: str | None) -> None:
     if value is None:
         environ.pop(name, None)
     else:
@@ -183,50 +180,22 @@ def _put(environ: MutableMapping[str, str], name: str, value: str | None) -> Non
 
 
 def apply_device_settings() -> None:
-    """Gives the settings to the backends that are imported, now, and to others when they are.
+    """Apply the settings to the imported backends now, and to the others right after their import.
 
-    Raises InputError where one has started and can't take them any more.
+    Raises InputError for a backend that has started with other settings.
     """
     if not any(os.environ.get(name) for name in _NAMES.values()):
         return
-    if not any(isinstance(finder, _Watch) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Watch())
-    for backend in BACKENDS:
-        module = sys.modules.get(backend)
-        # A backend that is being imported is reached when that is done.
-        if module is not None and not getattr(module.__spec__, "_initializing", False):
-            _give(backend)
+    for backend, notify in _NOTIFIERS.items():
+        call_after_import(backend, notify)
 
 
-def _give(backend: str) -> None:
-    for give in _receivers:
-        give(backend, settings())
+def _notify(backend: str) -> None:
+    for function in _subscribers:
+        function(backend, settings())
 
 
-class _Watch:
-    """Stands before the other finders, and gives a backend its settings right after its import."""
-
-    def __init__(self) -> None:
-        self._busy = False
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        del path, target
-        if name not in BACKENDS or self._busy:
-            return None
-        self._busy = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._busy = False
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: Any) -> None:
-                execute(module)
-                _give(name)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+_NOTIFIERS = {backend: partial(_notify, backend) for backend in BACKENDS}
 
 
 def _format(value: Any) -> str:

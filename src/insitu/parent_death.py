@@ -34,6 +34,7 @@ class ReplicaConfig:
     addresses: tuple[str, ...]
     #: The secret that the replicas prove to each other.
     secret: bytes = field(repr=False)
+    """What the replicas prove to each other."""
 
     def to_line(self) -> bytes:
         fields = {"replica": self.replica, "devices": self.devices, "addresses": self.addresses}

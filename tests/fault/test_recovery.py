@@ -73,7 +73,7 @@ def test_all_go_on_from_memory_when_the_disk_is_lost(undisturbed: World):
     assert job.run() == expected
     assert len(list(job.out.glob("injected-*"))) == 2
     # Worker 0 had the disk; what it went on with came out of worker 1's memory, so it did no step of epoch 0.
-    assert "Training goes on from" in job.told()
+    assert "Training continues from" in job.told()
 
 
 @pytest.mark.torch

@@ -169,7 +169,7 @@ def devices_missed(strategy: Any) -> int:
         losses = strategy.local_results(strategy.run(step, batch))
     if keras.backend.backend() == "tensorflow":
         # What a function returns may be brought to one device: its graph says where it was computed.
-        (program,) = strategy._runner._programs.values()
+        (program,) = strategy._loop_runner._programs.values()
         graph = program._step._devices._train_all.get_concrete_function().graph
         return 3 - len({op.device for op in graph.get_operations() if op.type == "Conv2D"})
     return 3 - len({device for loss in losses for device in loss.devices()})
@@ -185,20 +185,22 @@ def between(make: Callable[[], Any], run: Callable[..., Any], **options: Any) ->
 
 
 def tensorflow_only(results: dict[str, float], everything: bool) -> None:
-    from insitu.train.custom_loop.factory import make_loop_devices
-    from insitu.train.custom_loop.steps import SideBySideStep
-    from insitu.train.replicated.step import ParallelStep
+    from insitu.train.custom_loop.factory import make_multi_device_loop_replica
+    from insitu.train.custom_loop.steps import MultiDeviceExchangeStep
+    from insitu.train.replicated.step import MultiDeviceStep
 
     class BesideOthers(insitu.MirroredStrategy):
         """As in a job of several tasks."""
 
         def make_step(self, model: Any, example: Any, *, first: bool) -> Any:
-            return ParallelStep(self._replica(model, example), self.membership.lockstep)
+            return MultiDeviceStep(self._replica(model, example), self.membership.lockstep)
 
         def make_loop_step(self, model: Any, example: Any) -> Any:
             devices = [device.handle() for device in self.devices]
-            replica = make_loop_devices(model, example, devices, self.membership.context.shards, None)
-            return SideBySideStep(model, replica, self.membership)
+            replica = make_multi_device_loop_replica(
+                model, example, devices, self.membership.context.shards, None
+            )
+            return MultiDeviceExchangeStep(model, replica, self.membership)
 
     results["beside others"] = between(BesideOthers, images)
     if not everything:
@@ -219,15 +221,17 @@ def tensorflow_only(results: dict[str, float], everything: bool) -> None:
 
 
 def torch_only(results: dict[str, float]) -> None:
-    from insitu.train.replicated.step import ParallelStep
-    from insitu.train.replicated.torch import TorchDevices
+    from insitu.train.replicated.step import MultiDeviceStep
+    from insitu.train.replicated.torch import TorchMultiDeviceReplica
 
     class Copying(insitu.CentralStorageStrategy):
         """As on GPUs, where each device has memory of its own."""
 
         def make_step(self, model: Any, example: Any, *, first: bool) -> Any:
             devices = [device.handle() for device in self.devices]
-            return ParallelStep(TorchDevices(model, example, devices, copy=True), self.membership.lockstep)
+            return MultiDeviceStep(
+                TorchMultiDeviceReplica(model, example, devices, copy=True), self.membership.lockstep
+            )
 
     results["copies"] = between(Copying, images)
 

@@ -278,7 +278,7 @@ def more(folder: str) -> dict[str, Any]:
         "eager": [train_small(over(n), "sgd", rows=8, run_eagerly=n > 0) for n in (0, 2)],
         "resumed": resumed(folder),
         "optimized": [optimized(devices) for devices in (0, 2)],
-        "two fits": two_fits(),
+        "two matches": two_fits(),
     }
 
 

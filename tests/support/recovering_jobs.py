@@ -59,13 +59,13 @@ def place_said(self, place):
 Telling.place = place_said
 
 write = checkpoint._LocalFolder.write
-def write_half(self, name, image, state):
+def write_half(self, name, buffer, state):
     def half(path, pages, size):
         path.write_bytes(pages[: size // 2])
         die_at("writing", name)
         whole(path, pages, size)
     checkpoint.write_pages = half
-    write(self, name, image, state)
+    write(self, name, buffer, state)
 whole = checkpoint.write_pages
 checkpoint._LocalFolder.write = write_half
 
@@ -97,8 +97,8 @@ class SumOf(keras.metrics.Metric):
         return self.total + 0
 
 
-train = insitu.dataset("images/train").shuffle().batch(48).map(prepare)
-held_out = insitu.dataset("images/test").batch(24).map(prepare)
+train = insitu.dataset("buffers/train").shuffle().batch(48).map(prepare)
+held_out = insitu.dataset("buffers/test").batch(24).map(prepare)
 with strategy.scope():
     model = keras.Sequential(
         [
@@ -175,20 +175,20 @@ result = {
 
 
 def make_cache(paths: Paths, root: Path) -> None:
-    """The caches images/train and images/test. Two pixels of each image hold its number."""
-    source = root / "images"
+    """The caches buffers/train and buffers/test. Two pixels of each buffer hold its number."""
+    source = root / "buffers"
     source.mkdir()
     rng = np.random.default_rng(5)
     numbers = 0
     for label in range(4):
-        images = rng.integers(0, 9, (110 + label, 8, 8)).astype(np.uint8)
-        images[:, label : label + 3, label : label + 3] += 6
-        images[:, 0, 0], images[:, 0, 1] = np.divmod(numbers + np.arange(len(images)), 32)
-        numbers += len(images)
-        np.save(source / f"{label}.npy", images)
+        buffers = rng.integers(0, 9, (110 + label, 8, 8)).astype(np.uint8)
+        buffers[:, label : label + 3, label : label + 3] += 6
+        buffers[:, 0, 0], buffers[:, 0, 1] = np.divmod(numbers + np.arange(len(buffers)), 32)
+        numbers += len(buffers)
+        np.save(source / f"{label}.npy", buffers)
     bring_up(paths, 2)
     split = {"train": 0.8, "test": 0.2}
-    import_cache(paths, "images", [str(source)], partitions=6, label_from_filename=True, split=split)
+    import_cache(paths, "buffers", [str(source)], partitions=6, label_from_filename=True, split=split)
 
 
 class RecoveringJob:
@@ -286,7 +286,7 @@ class RecoveringJob:
             "KERAS_BACKEND": self._backend,
             "INSITU_HOME": str(self.paths.home),
             "INSITU_JOB_ID": self._name,
-            "INSITU_CACHE": "images/train",
+            "INSITU_CACHE": "buffers/train",
             "INSITU_TASK": str(member.task),
             "INSITU_SHARDS": f"{','.join(map(str, member.shards))}/{len(workers)}",
             "INSITU_SEED": "3",

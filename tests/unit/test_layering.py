@@ -22,6 +22,7 @@ GROUND = {
     "doors",
     "durable",
     "errors",
+    "import_hooks",
     "lazy_imports",
     "parent_death",
     "paths",

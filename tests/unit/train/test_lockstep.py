@@ -13,7 +13,7 @@ from exchange_ranks import free_addresses, in_threads
 import insitu.exchange
 from insitu.errors import Diverged, ExchangeError, PeerLost, StaleGeneration, TrainingError
 from insitu.exchange import Group
-from insitu.train.collectives.gather import by_shard
+from insitu.train.collectives.gather import squeeze_shards
 from insitu.train.elastic.divergence import Fingerprint, check_equal
 from insitu.train.elastic.lockstep import Again, Key, Lockstep, Superseded
 
@@ -147,10 +147,10 @@ class Task:
         def work(group: Group) -> Any:
             self._at("begin", step)
             values = np.array([[(step + 1) * (shard + 1) * (1 + self.total)] for shard in self.shards])
-            result = group.all_reduce(by_shard(values))
+            result = group.all_reduce(squeeze_shards(values))
             self._at("reduced", step)
             reduced.append(float(result[0]))
-            return by_shard(values * 0 + 1)
+            return squeeze_shards(values * 0 + 1)
 
         while True:
             reduced: list[float] = []

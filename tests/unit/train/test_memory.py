@@ -7,9 +7,8 @@ from typing import Any
 
 import keras
 import numpy as np
-import pytest
 
-from insitu.train.collectives.serialization import NotPlain, pack, unpack
+from insitu.train.collectives.serialization import decode, encode
 from insitu.train.fit.callbacks import Memory
 
 
@@ -45,8 +44,8 @@ def test_what_changed_is_carried_over_and_the_rest_stays() -> None:
 
 
 def _sent(value: Any) -> Any:
-    parcel = pack(value)
-    return unpack(parcel.tree, parcel.arrays)
+    payload = encode(value)
+    return decode(payload.tree, payload.arrays)
 
 
 def test_a_csv_file_goes_on_at_its_epoch(tmp_path: Path) -> None:
@@ -68,13 +67,3 @@ def test_another_task_keeps_what_the_chief_told_of_its_writers(tmp_path: Path) -
     other.write({"ModelCheckpoint 0": {"best": 0.25}, "Gone 0": {"count": 1}})
     assert other.read()["ModelCheckpoint 0"] == {"best": 0.25}
     assert saver.best is None
-
-
-def test_only_plain_values_are_packed() -> None:
-    for value in (object(), {"f": open}, np.array([object()]), b"bytes"):
-        with pytest.raises(NotPlain):
-            pack(value)
-    endless: list[Any] = []
-    endless.append(endless)
-    with pytest.raises(NotPlain, match="nested"):
-        pack(endless)

@@ -1,4 +1,4 @@
-"""Backups of a training: written behind it, verified when they are read back.
+"""Back up a training asynchronously, and verify what is read back.
 
 Begin reading with `backup.py`, the callback.
 """

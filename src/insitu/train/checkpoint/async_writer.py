@@ -1,4 +1,4 @@
-"""Writes checkpoints behind the training."""
+"""Write checkpoints in a thread, while training goes on."""
 
 from __future__ import annotations
 
@@ -7,40 +7,44 @@ import logging
 import threading
 
 from insitu.errors import CheckpointError, StorageFull
-from insitu.train.checkpoint.state_buffer import Image
-from insitu.train.checkpoint.store import Checkpoint, CheckpointStore, Packed
+from insitu.train.checkpoint.state_buffer import StateBuffer
+from insitu.train.checkpoint.store import Checkpoint, CheckpointStore, EncodedCheckpoint
 
 _LOG = logging.getLogger("insitu")
 
 
-class BackgroundWriter:
+class AsyncCheckpointWriter:
     """Writes the checkpoints that it is given, one after the other, in a thread of its own.
 
-    While one is being written the next waits; one that waits is given up for a newer one. Without room on
-    the disk training goes on, with a warning for each checkpoint that could not be written. Any other
-    failure is raised at the next `submit` or at `finish`.
+    While one is being written the next waits; a newer one replaces the one that waits. If the disk is full,
+    training goes on, with a warning for each checkpoint that could not be written. Any other failure is
+    raised by the next `submit` or by `finish`.
     """
 
     def __init__(self, store: CheckpointStore) -> None:
         self._store = store
         self._changed = threading.Condition()
-        self._waiting: Packed | None = None
+        self._waiting: EncodedCheckpoint | None = None
+        """The checkpoint that the thread writes next."""
         self._writing = False
+        """True while the thread writes."""
         self._failure: CheckpointError | None = None
-        self._images: list[Image] = []
+        """The thread's last failure, until it is raised."""
+        self._free_buffers: list[StateBuffer] = []
         self._thread: threading.Thread | None = None
         self.written = 0
+        """Checkpoints that were published."""
 
     def submit(self, checkpoint: Checkpoint) -> None:
-        """Copies `checkpoint` and has the copy written. Raises what went wrong before."""
+        """Copy `checkpoint` and have the copy written. Raises an earlier failure."""
         with self._changed:
             self._raise_failure()
-            image = self._images.pop() if self._images else Image()
-        packed = Packed.of(checkpoint, image)
+            buffer = self._free_buffers.pop() if self._free_buffers else StateBuffer()
+        encoded = EncodedCheckpoint.encode(checkpoint, buffer)
         with self._changed:
             if self._waiting is not None:
-                self._images.append(self._waiting.image)
-            self._waiting = packed
+                self._free_buffers.append(self._waiting.buffer)
+            self._waiting = encoded
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="insitu-checkpoints", daemon=True)
                 self._thread.start()
@@ -48,7 +52,7 @@ class BackgroundWriter:
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Returns once all has been written. Raises CheckpointError for what went wrong."""
+        """Return once everything is written. Raises CheckpointError for a failure."""
         self._wait()
         with self._changed:
             self._raise_failure()
@@ -66,23 +70,23 @@ class BackgroundWriter:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting is not None)
-                packed, self._waiting, self._writing = self._waiting, None, True
-            failure = self._write(packed) if packed is not None else None
+                encoded, self._waiting, self._writing = self._waiting, None, True
+            failure = self._write(encoded) if encoded is not None else None
             with self._changed:
                 self._failure = failure or self._failure
-                if packed is not None:
-                    self._images.append(packed.image)
+                if encoded is not None:
+                    self._free_buffers.append(encoded.buffer)
                 self._writing = False
                 self._changed.notify_all()
 
-    def _write(self, packed: Packed) -> CheckpointError | None:
+    def _write(self, encoded: EncodedCheckpoint) -> CheckpointError | None:
         try:
-            self._store.publish(packed)
+            self._store.publish(encoded)
             self.written += 1
         except StorageFull as full:
-            _LOG.warning("%s Training goes on.", full)
+            _LOG.warning("%s Training continues.", full)
         except CheckpointError as error:
             return error
-        except Exception as error:  # whatever a file system's package raises
+        except Exception as error:  # the packages of file systems raise errors of their own
             return CheckpointError(f"A checkpoint can't be written: {error!r}")
         return None

@@ -1,4 +1,4 @@
-"""The callback that lets a restarted job go on where it was."""
+"""The callback that lets a restarted job continue where it was."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
 from insitu.exchange import Group
-from insitu.train.checkpoint.async_writer import BackgroundWriter
-from insitu.train.checkpoint.memory_store import memory_store, newest_of_all
+from insitu.train.checkpoint.async_writer import AsyncCheckpointWriter
+from insitu.train.checkpoint.memory_store import broadcast_newest, memory_store
 from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
-from insitu.train.collectives import nothing
+from insitu.train.collectives import barrier_token
 from insitu.train.elastic import SETUP
 from insitu.train.fit import Binding, as_numbers, binding_of
 from insitu.train.replica import check_snapshot, load_snapshot, views
@@ -28,12 +28,12 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     Weights, optimizer, metrics, seeds, position in the data, the ledger and what callbacks remember in plain
     values (numbers, text, arrays, and lists of them) are restored, so that the run ends with the bits of an
-    undisturbed one. A worker that is replaced while others go on needs no checkpoint: this is for the case
-    that all are gone. One task writes, behind the training; give the callback in every task.
+    undisturbed one. A worker that is replaced while the others live needs no checkpoint: this is for the
+    case that all are lost. One task writes, in a thread; pass the callback in every task.
 
     Args:
         directory: where to save: a path, or any URL that fsspec knows (`"s3://bucket/run"`). By default the
-            job's own folder; outside a job nothing is saved, since nobody would restart the script.
+            job's own folder; outside a job nothing is saved, since no controller would restart the script.
         save_freq: `"epoch"`, or a number of steps; then also at each epoch's end.
         keep: how many checkpoints of a fit are kept.
 
@@ -44,7 +44,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     """
 
     restores_training = True
-    """Other callbacks begin after this one."""
+    """Read by `fit`: other callbacks begin after this one."""
 
     def __init__(
         self, directory: str | Path | None = None, *, save_freq: str | int = "epoch", keep: int = 2
@@ -55,12 +55,12 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._directory = directory
         self._save_freq = save_freq
         self._keep = keep
-        self._writer: BackgroundWriter | None = None
-        self._memory_writer: BackgroundWriter | None = None
+        self._writer: AsyncCheckpointWriter | None = None
+        self._memory_writer: AsyncCheckpointWriter | None = None
 
     @property
     def hears_batches(self) -> bool:
-        """Whether it does anything between the batches of an epoch."""
+        """True if it saves between the batches of an epoch."""
         return self._save_freq != "epoch"
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -72,15 +72,15 @@ class BackupAndRestore(keras.callbacks.Callback):
         memory = memory_store(binding.membership.context, binding.fit_index)
         self._restore(binding, store, memory)
         binding.strategy.expect_saves()
-        self._writer = BackgroundWriter(store)
-        self._memory_writer = BackgroundWriter(memory) if memory is not None else None
+        self._writer = AsyncCheckpointWriter(store)
+        self._memory_writer = AsyncCheckpointWriter(memory) if memory is not None else None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._save_freq != "epoch" and (batch + 1) % int(self._save_freq) == 0:
-            self._save_soon()
+            self._schedule_save()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._save_soon()
+        self._schedule_save()
 
     def on_train_end(self, logs: Any = None) -> None:
         binding, epochs = self._binding(), self.params["epochs"]
@@ -93,26 +93,26 @@ class BackupAndRestore(keras.callbacks.Callback):
             for writer in writers:
                 if writer is not None:
                     writer.finish()
-        # A later fit of the same model begins where its own arguments say.
+        # A later fit of the same model begins at its own initial_epoch.
         self.model._initial_epoch = None
 
     def _binding(self) -> Binding:
         binding = binding_of(self.model)
         if binding is None:
             raise TrainingError(
-                "insitu.BackupAndRestore needs a model that was compiled in a strategy's scope. Received: a "
-                "model outside of any. Put model.compile() inside `with strategy.scope():`."
+                "insitu.BackupAndRestore needs a model that was compiled in a strategy's scope. Received: "
+                f"{self.model.name!r}, compiled outside. Put model.compile() inside `with strategy.scope():`."
             )
         return binding
 
-    def _save_soon(self) -> None:
-        """Saves once all callbacks have heard of the present event, since what they remember is saved too."""
+    def _schedule_save(self) -> None:
+        """Save once all callbacks have handled the present event, since their state is saved too."""
         callbacks = self._binding().callbacks
         if self._writer is not None and callbacks is not None and self._save not in callbacks.due:
             callbacks.due.append(self._save)
 
     def _save(self) -> None:
-        """Copies the state in memory; a writer does the rest. The first task's goes to disk."""
+        """Copy the state in memory and hand it to a writer. The first task's checkpoint goes to disk."""
         binding = self._binding()
         writer = self._writer if binding.membership.leads else self._memory_writer
         if writer is None or binding.callbacks is None:
@@ -123,9 +123,9 @@ class BackupAndRestore(keras.callbacks.Callback):
         writer.submit(Checkpoint(*binding.position, views(binding.state), more))
 
     def _restore(self, binding: Binding, store: CheckpointStore, memory: CheckpointStore | None) -> None:
-        """The first task reads the disk, which others may not see, and each its memory; the task that has the
-        newest state gives it to the others."""
-        told: list[Any] = []
+        """Load the newest state that any task holds. The first task reads the disk, which others may not see,
+        and each task its memory; the owner of the newest state broadcasts it."""
+        received: list[Any] = []
 
         def work(group: Group) -> NDArray[Any]:
             places = [store if group.rank == 0 else None, memory]
@@ -133,15 +133,17 @@ class BackupAndRestore(keras.callbacks.Callback):
             found = max((one for one in read if one), key=lambda one: one.position, default=None)
             if found is not None:
                 check_snapshot(binding.state, found.values)
-            told[:] = [newest_of_all(group, found)]
-            return nothing(group)
+            received[:] = [broadcast_newest(group, found)]
+            return barrier_token(group)
 
         binding.membership.lockstep.insist(binding.session.key(SETUP, _RESTORE), work)
-        if not told or told[0] is None:
+        if not received or received[0] is None:
             return
-        (epoch, step), values, more = told[0]
+        (epoch, step), values, more = received[0]
         if binding.membership.leads:
-            sys.stderr.write(f"[insitu] Training goes on from the checkpoint of epoch {epoch}, step {step}\n")
+            sys.stderr.write(
+                f"[insitu] Training continues from the checkpoint of epoch {epoch}, step {step}\n"
+            )
         load_snapshot(binding.state, values)
         binding.restore(epoch, step, values, more)
         self.model._initial_epoch = epoch

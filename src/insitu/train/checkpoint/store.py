@@ -2,13 +2,13 @@
 
 DIRECTORY/
   fit-00000/                          the first fit of the script, the second, ...
-    epoch-00002.step-00000000/        where training goes on: the epoch and step that come next
-      arrays.bin                      all arrays' bytes, as `image.py` lays them out
+    epoch-00002.step-00000000/        the epoch and step that come next
+      arrays.bin                      all arrays' bytes, laid out by `state_buffer.py`
       state.json                      position, the arrays' dtypes and shapes, checksums of both files
   fit-00000/.staging-PID/             half-written; invisible to readers, removed by the next writer
 
-On a local disk a checkpoint is staged and published by one rename. Elsewhere, where a folder can't be
-renamed at once, `state.json` is written last: what has none isn't there.
+On a local disk a checkpoint is staged and published by one rename. Elsewhere a folder can't be renamed at
+once: there `state.json` is written last, and a folder without it is no checkpoint.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from insitu.durable import NO_ROOM, published, seal, unseal, write_pages, write_synced
 from insitu.errors import CheckpointError, StorageFull
-from insitu.train.checkpoint.state_buffer import Image, read_image
-from insitu.train.collectives import pack, unpack
+from insitu.train.checkpoint.state_buffer import StateBuffer, read_arrays
+from insitu.train.collectives import decode, encode
 
 FORMAT = 3
 _NAME = re.compile(r"epoch-(\d+)\.step-(\d+)")
@@ -36,15 +36,16 @@ _LOG = logging.getLogger("insitu")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A training's whole state between two steps.
-
-    `epoch` and `step` come next; `values` are variables by name; `more` is any plain value.
-    """
+    """A training's whole state between two steps."""
 
     epoch: int
+    """The epoch of the next step, from 0."""
     step: int
+    """The next step in that epoch, from 0."""
     values: dict[str, NDArray[Any]]
+    """The variables by name."""
     more: Any = None
+    """Any serializable value."""
 
     @property
     def position(self) -> tuple[int, int]:
@@ -52,46 +53,50 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """A checkpoint as it lies on a disk: nothing in it is the training's any more."""
+class EncodedCheckpoint:
+    """A checkpoint as it lies on a disk, in memory that training no longer touches."""
 
     epoch: int
+    """The epoch of the next step, from 0."""
     step: int
-    image: Image
+    """The next step in that epoch, from 0."""
+    buffer: StateBuffer
+    """The content of `arrays.bin`."""
     state: bytes
+    """The content of `state.json`."""
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, image: Image) -> Packed:
-        """Copies what `checkpoint` holds to `image`."""
-        parcel = pack([checkpoint.values, checkpoint.more])
-        image.take(parcel)
+    def encode(cls, checkpoint: Checkpoint, buffer: StateBuffer) -> EncodedCheckpoint:
+        """Copy the arrays of `checkpoint` to `buffer`."""
+        payload = encode([checkpoint.values, checkpoint.more])
+        buffer.copy_from(payload)
         state = {
             "format": FORMAT,
             "epoch": checkpoint.epoch,
             "step": checkpoint.step,
-            "tree": parcel.tree,
-            "arrays": parcel.kinds,
-            "xxh3": image.checksum,
+            "tree": payload.tree,
+            "arrays": payload.specs,
+            "xxh3": buffer.checksum,
         }
-        return cls(checkpoint.epoch, checkpoint.step, image, seal(state))
+        return cls(checkpoint.epoch, checkpoint.step, buffer, seal(state))
 
 
 class Folder(Protocol):
-    """Where the checkpoints of one fit lie. Names are those of checkpoints, without folders."""
+    """The folder with the checkpoints of one fit. Names are those of checkpoints, without folders."""
 
     def names(self) -> list[str]:
-        """What was published, from the oldest to the newest."""
+        """Return the published checkpoints, oldest first."""
 
-    def write(self, name: str, image: Image, state: bytes) -> None:
-        """Writes and publishes `arrays.bin` and `state.json`."""
+    def write(self, name: str, buffer: StateBuffer, state: bytes) -> None:
+        """Write and publish `arrays.bin` and `state.json`."""
 
     def read(self, name: str) -> tuple[bytes, Any]:
-        """(state.json, an open file of arrays.bin)"""
+        """Return (content of state.json, an open file of arrays.bin)."""
 
     def remove(self, name: str) -> None: ...
 
     def path(self, name: str) -> str:
-        """What messages call it."""
+        """Return the path of a checkpoint, for messages."""
 
 
 class CheckpointStore:
@@ -99,29 +104,29 @@ class CheckpointStore:
 
     def __init__(self, directory: str | Path, fit: int, keep: int = 2) -> None:
         if keep < 1:
-            raise CheckpointError(f"At least one checkpoint must be kept. Received: keep={keep}")
+            raise CheckpointError(f"keep must be at least 1. Received: {keep}")
         self._folder = _open_folder(directory, f"fit-{fit:05d}")
         self._keep = keep
 
     def save(self, checkpoint: Checkpoint) -> str:
         """See `publish`."""
-        return self.publish(Packed.of(checkpoint, Image()))
+        return self.publish(EncodedCheckpoint.encode(checkpoint, StateBuffer()))
 
-    def publish(self, packed: Packed) -> str:
-        """Writes and publishes a checkpoint, then removes the oldest beyond those to keep. Returns its path.
+    def publish(self, encoded: EncodedCheckpoint) -> str:
+        """Write and publish a checkpoint, then remove the oldest beyond those to keep. Returns its path.
 
-        Newer ones are removed first: training is here again because they were damaged.
-        Raises StorageFull where no room is left: nothing half-written stays, older ones stand.
+        Newer checkpoints are removed too: training is here again because they were damaged.
+        Raises StorageFull where no room is left: nothing half-written and all older checkpoints stay.
         """
-        name = f"epoch-{packed.epoch:05d}.step-{packed.step:08d}"
+        name = f"epoch-{encoded.epoch:05d}.step-{encoded.step:08d}"
         where = self._folder.path("")
         try:
-            self._folder.write(name, packed.image, packed.state)
+            self._folder.write(name, encoded.buffer, encoded.state)
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise StorageFull(
-                    f"No room is left for a checkpoint in {where}. The last one that was published "
-                    "stands. Free some space, or save less often or elsewhere."
+                    f"No room is left for a checkpoint in {where}. The last published one "
+                    "stays. Free some space, or save less often or elsewhere."
                 ) from error
             raise CheckpointError(f"A checkpoint can't be written to {where}: {error}") from error
         names = self._folder.names()
@@ -131,13 +136,13 @@ class CheckpointStore:
         return self._folder.path(name)
 
     def load_latest(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole; None where there is none. One that isn't is named in a warning
-        and passed over."""
+        """Return the newest checkpoint that is whole, or None. A damaged one is named in a warning and
+        skipped."""
         for name in reversed(self._folder.names()):
             try:
                 return self._load(name)
             except CheckpointError as error:
-                _LOG.warning("%s It is passed over for the one before.", error)
+                _LOG.warning("%s The one before is used.", error)
         return None
 
     def _load(self, name: str) -> Checkpoint:
@@ -150,12 +155,12 @@ class CheckpointStore:
                     raise CheckpointError(
                         f"The checkpoint {path} has format {state['format']}; this version reads {FORMAT}."
                     )
-                arrays, found = read_image(file, state["arrays"])
+                arrays, found = read_arrays(file, state["arrays"])
             if found != state["xxh3"]:
                 raise CheckpointError(
                     f"The checkpoint {path} is damaged: checksum expected {state['xxh3']}, found {found}."
                 )
-            values, more = unpack(state["tree"], arrays)
+            values, more = decode(state["tree"], arrays)
             return Checkpoint(state["epoch"], state["step"], values, more)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise CheckpointError(f"The checkpoint {path} can't be read: {error}.") from error
@@ -191,9 +196,9 @@ class _LocalFolder:
             return []
         return sorted(p.name for p in self._root.iterdir() if _NAME.fullmatch(p.name))
 
-    def write(self, name: str, image: Image, state: bytes) -> None:
+    def write(self, name: str, buffer: StateBuffer, state: bytes) -> None:
         with published(self._root, name) as staging:
-            write_pages(staging / "arrays.bin", image.pages, image.nbytes)
+            write_pages(staging / "arrays.bin", buffer.pages, buffer.nbytes)
             write_synced(staging / "state.json", state)
 
     def read(self, name: str) -> tuple[bytes, Any]:
@@ -205,7 +210,7 @@ class _LocalFolder:
 
 
 class _RemoteFolder:
-    """See `Folder`. Files appear whole or not at all when they are closed, as object stores have it."""
+    """See `Folder`. Files appear whole or not at all when they are closed, as in object stores."""
 
     def __init__(self, system: Any, root: str) -> None:
         self._system = system
@@ -223,13 +228,13 @@ class _RemoteFolder:
             n for n in found if _NAME.fullmatch(n) and self._system.exists(f"{self._root}/{n}/state.json")
         )
 
-    def write(self, name: str, image: Image, state: bytes) -> None:
+    def write(self, name: str, buffer: StateBuffer, state: bytes) -> None:
         folder = f"{self._root}/{name}"
         self.remove(name)
         try:
             self._system.makedirs(folder, exist_ok=True)
             with self._system.open(f"{folder}/arrays.bin", "wb") as file:
-                data = image.pages[: image.nbytes]
+                data = buffer.pages[: buffer.nbytes]
                 for start in range(0, len(data), _SLICE_BYTES):
                     file.write(data[start : start + _SLICE_BYTES])
             with self._system.open(f"{folder}/state.json", "wb") as file:
@@ -245,7 +250,7 @@ class _RemoteFolder:
     def remove(self, name: str) -> None:
         folder = f"{self._root}/{name}"
         if self._system.exists(folder):
-            # First what makes it a checkpoint: half removed, it is none.
+            # state.json first: a half-removed folder is no checkpoint.
             if self._system.exists(f"{folder}/state.json"):
                 self._system.rm_file(f"{folder}/state.json")
             self._system.rm(folder, recursive=True)

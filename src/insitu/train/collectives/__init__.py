@@ -1,41 +1,45 @@
-"""Exchanges structures, rows and state between tasks, over the group of `insitu.exchange`.
+"""Exchange structures, rows and state between tasks, over the group of `insitu.exchange`.
 
 Begin reading with `transfer.py`.
 """
 
 from insitu.train.collectives.gather import (
-    by_shard,
+    barrier_token,
     gather_bytes,
     gather_counts,
     gather_rows,
     gather_sizes,
-    nothing,
+    squeeze_shards,
 )
 from insitu.train.collectives.serialization import (
-    NotPlain,
-    Parcel,
-    copied,
-    dtype_of,
-    pack,
-    plain_part,
-    unpack,
+    NotSerializable,
+    Payload,
+    copy_value,
+    decode,
+    encode,
+    from_bytes,
+    keep_serializable,
+    parse_dtype,
+    to_bytes,
 )
-from insitu.train.collectives.transfer import exchange_notes, share
+from insitu.train.collectives.transfer import all_gather_json, broadcast_value
 
 __all__ = [
-    "NotPlain",
-    "Parcel",
-    "by_shard",
-    "copied",
-    "dtype_of",
-    "exchange_notes",
+    "NotSerializable",
+    "Payload",
+    "all_gather_json",
+    "barrier_token",
+    "broadcast_value",
+    "copy_value",
+    "decode",
+    "encode",
+    "from_bytes",
     "gather_bytes",
     "gather_counts",
     "gather_rows",
     "gather_sizes",
-    "nothing",
-    "pack",
-    "plain_part",
-    "share",
-    "unpack",
+    "keep_serializable",
+    "parse_dtype",
+    "squeeze_shards",
+    "to_bytes",
 ]

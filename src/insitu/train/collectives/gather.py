@@ -1,4 +1,4 @@
-"""Gathers rows whose number differs by shard."""
+"""Gather counts, bytes and rows whose number differs by shard."""
 
 from __future__ import annotations
 
@@ -12,63 +12,66 @@ from numpy.typing import NDArray
 from insitu.exchange import Group
 
 
-def by_shard(array: NDArray[Any]) -> NDArray[Any]:
-    """What a group takes from `array` of shape (shards of this task, ...): no leading axis for one shard."""
+def squeeze_shards(array: NDArray[Any]) -> NDArray[Any]:
+    """Return `array`, of shape (shards of this task, ...), as a group takes it: a task with one shard passes
+    no leading axis."""
     return array[0] if len(array) == 1 else array
 
 
-def nothing(group: Group) -> NDArray[Any]:
-    """What a task adds to a gather that only makes sure that all have come so far."""
-    return by_shard(np.zeros((len(group.shards), 1), np.uint8))
+def barrier_token(group: Group) -> NDArray[Any]:
+    """Return what a task contributes to a gather that serves as a barrier only."""
+    return squeeze_shards(np.zeros((len(group.shards), 1), np.uint8))
 
 
 def gather_sizes(group: Group, size: int) -> list[int]:
-    """What each shard's task gives for `size`, in shard order."""
+    """Return the `size` that each shard's task contributes, in shard order."""
     return gather_counts(group, [size] * len(group.shards))
 
 
 def gather_counts(group: Group, own: Sequence[int]) -> list[int]:
-    """Every shard's number, in shard order; `own` are those of this task's shards."""
-    counts: list[int] = group.all_gather(by_shard(np.array(own, np.int64)[:, None])).reshape(-1).tolist()
+    """Return every shard's number, in shard order; `own` are those of this task's shards."""
+    counts: list[int] = (
+        group.all_gather(squeeze_shards(np.array(own, np.int64)[:, None])).reshape(-1).tolist()
+    )
     return counts
 
 
 def gather_bytes(group: Group, own: Sequence[bytes]) -> list[bytes]:
-    """The bytes of every shard, in shard order; `own` are those of this task's shards."""
+    """Return the bytes of every shard, in shard order; `own` are those of this task's shards."""
     rows = [np.frombuffer(data, np.uint8) if data else None for data in own]
-    everyones = gather_counts(group, [len(data) for data in own])
-    if not any(everyones):
-        return [b""] * len(everyones)
-    joined = _gather_leaf(group, rows, np.zeros(1, np.uint8), everyones)
-    stops = np.cumsum(everyones)
-    return [joined[stop - count : stop].tobytes() for stop, count in zip(stops, everyones, strict=True)]
+    all_counts = gather_counts(group, [len(data) for data in own])
+    if not any(all_counts):
+        return [b""] * len(all_counts)
+    joined = _gather_leaf(group, rows, np.zeros(1, np.uint8), all_counts)
+    stops = np.cumsum(all_counts)
+    return [joined[stop - count : stop].tobytes() for stop, count in zip(stops, all_counts, strict=True)]
 
 
 def gather_rows(group: Group, outputs: Sequence[Any], example: Any) -> Any:
-    """The rows of every shard of every task, one after the other in shard order, the same in each task.
+    """Return the rows of all shards of all tasks, concatenated in shard order, the same in each task.
 
     `outputs[i]` is a structure of arrays, rows first, for the i-th shard of this task, or None where it has
     no rows; `example` is such a structure of any one row. Structures, dtypes and rows' shapes must agree.
     """
     counts = [0 if output is None else len(keras.tree.flatten(output)[0]) for output in outputs]
-    everyones = gather_counts(group, counts)
+    all_counts = gather_counts(group, counts)
     leaves = []
     for index, like in enumerate(keras.tree.flatten(example)):
         own = [None if output is None else keras.tree.flatten(output)[index] for output in outputs]
-        leaves.append(_gather_leaf(group, own, np.asarray(like), everyones))
+        leaves.append(_gather_leaf(group, own, np.asarray(like), all_counts))
     return keras.tree.pack_sequence_as(example, leaves)
 
 
 def _gather_leaf(group: Group, own: Sequence[Any], like: NDArray[Any], counts: list[int]) -> NDArray[Any]:
-    """Rows travel as bytes in whole words, padded to the longest shard's."""
+    """Gather one leaf. Rows travel as bytes in words of 8, padded to the longest shard's."""
     row_bytes = like[:1].nbytes
     words = -(-max(counts) * row_bytes // 8)
     padded = np.zeros((len(own), words), np.int64)
-    for place, rows in zip(padded, own, strict=True):
+    for target, rows in zip(padded, own, strict=True):
         if rows is not None:
             flat = np.ascontiguousarray(rows, dtype=like.dtype).reshape(-1).view(np.uint8)
-            place.view(np.uint8)[: flat.size] = flat
-    gathered = group.all_gather(by_shard(padded))
+            target.view(np.uint8)[: flat.size] = flat
+    gathered = group.all_gather(squeeze_shards(padded))
     return np.concatenate(
         [
             row.view(np.uint8)[: count * row_bytes].view(like.dtype).reshape(count, *like.shape[1:])

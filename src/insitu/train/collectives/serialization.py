@@ -1,65 +1,72 @@
-"""Plain values: what may travel between tasks or lie in a checkpoint. Nothing is ever unpickled.
+"""Encode values that travel between tasks or lie in a checkpoint, as JSON and arrays. Nothing is unpickled.
 
-A plain value is None, a bool, a number, a text, a NumPy array or scalar of numbers or text, or a list,
-tuple or dict of plain values (keys: texts, numbers, tuples of them).
+A serializable value is None, a bool, a number, a string, a NumPy array or scalar of numbers or strings, or a
+list, tuple or dict of serializable values. Keys of dicts are strings, numbers or tuples of them.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-_DEPTH = 20
+_MAX_DEPTH = 20
+_LENGTH_BYTES = 8
+"""Size of the number that `to_bytes` puts first: the length of the JSON header."""
 
 
-class NotPlain(TypeError):
-    """The value holds something else."""
+class NotSerializable(TypeError):
+    """Raised for a value that holds something else than this module's docstring names."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
-    """A plain value taken apart: `tree` is JSON in which arrays are numbers, `arrays` are those."""
+class Payload:
+    """An encoded value."""
 
     tree: Any
+    """The value's structure as JSON, with a number in place of each array."""
     arrays: tuple[NDArray[Any], ...]
+    """The arrays, by the numbers in `tree`."""
 
     @property
-    def kinds(self) -> list[list[Any]]:
+    def specs(self) -> list[list[Any]]:
         """[name of the dtype, shape] of each array, as JSON."""
-        return [[dtype_name(a.dtype), list(a.shape)] for a in self.arrays]
+        return [[format_dtype(a.dtype), list(a.shape)] for a in self.arrays]
 
 
-def pack(value: Any) -> Parcel:
-    """Takes `value` apart. Arrays are not copied. Raises NotPlain."""
+def encode(value: Any) -> Payload:
+    """Separate the arrays of `value` from its structure. Copies no array. Raises NotSerializable."""
     arrays: list[NDArray[Any]] = []
-    tree = _pack(value, arrays, 0)
-    return Parcel(tree, tuple(arrays))
+    tree = _encode(value, arrays, 0)
+    return Payload(tree, tuple(arrays))
 
 
-def _pack(value: Any, arrays: list[NDArray[Any]], depth: int) -> Any:
+def _encode(value: Any, arrays: list[NDArray[Any]], depth: int) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
-    if depth > _DEPTH:
-        raise NotPlain(f"A value is nested deeper than {_DEPTH} levels, or holds itself")
+    if depth > _MAX_DEPTH:
+        raise NotSerializable(f"A value is nested deeper than {_MAX_DEPTH} levels, or contains itself")
     if isinstance(value, (np.ndarray, np.generic)):
         array = np.asarray(value)
-        dtype_name(array.dtype)
+        format_dtype(array.dtype)
         arrays.append(array)
         return {"scalar" if isinstance(value, np.generic) else "array": len(arrays) - 1}
     if type(value) in (list, tuple):
-        return {type(value).__name__: [_pack(item, arrays, depth + 1) for item in value]}
+        return {type(value).__name__: [_encode(item, arrays, depth + 1) for item in value]}
     if type(value) is dict:
-        pairs = [[_pack(k, arrays, depth + 1), _pack(v, arrays, depth + 1)] for k, v in value.items()]
+        pairs = [[_encode(k, arrays, depth + 1), _encode(v, arrays, depth + 1)] for k, v in value.items()]
         return {"dict": pairs}
-    raise NotPlain(f"A {type(value).__name__} is no plain value")
+    raise NotSerializable(f"Values of type {type(value).__name__} can't be serialized")
 
 
-def unpack(tree: Any, arrays: Sequence[NDArray[Any]]) -> Any:
-    """The value that `pack` took apart. Raises ValueError, KeyError or IndexError for another tree."""
+def decode(tree: Any, arrays: Sequence[NDArray[Any]]) -> Any:
+    """Return the value that `encode` was given. Raises ValueError, KeyError or IndexError for a `tree` that
+    `encode` doesn't make."""
     if not isinstance(tree, dict):
         return tree
     ((kind, content),) = tree.items()
@@ -68,40 +75,61 @@ def unpack(tree: Any, arrays: Sequence[NDArray[Any]]) -> Any:
     if kind == "scalar":
         return arrays[content][()]
     if kind == "dict":
-        return {unpack(k, arrays): unpack(v, arrays) for k, v in content}
-    items = [unpack(item, arrays) for item in content]
+        return {decode(k, arrays): decode(v, arrays) for k, v in content}
+    items = [decode(item, arrays) for item in content]
     return {"list": items, "tuple": tuple(items)}[kind]
 
 
-def copied(value: Any) -> Any:
-    """A copy that shares nothing with `value` that can change. Raises NotPlain."""
-    parcel = pack(value)
-    return unpack(parcel.tree, [array.copy() for array in parcel.arrays])
+def to_bytes(value: Any) -> bytes:
+    """Return `value` as one string of bytes. Raises NotSerializable."""
+    payload = encode(value)
+    header = json.dumps([payload.tree, payload.specs]).encode()
+    parts = [np.ascontiguousarray(array).tobytes() for array in payload.arrays]
+    return b"".join([len(header).to_bytes(_LENGTH_BYTES, "little"), header, *parts])
 
 
-def plain_part(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `values` that are plain."""
+def from_bytes(data: bytes) -> Any:
+    """Return the value that `to_bytes` was given. Its arrays are read-only views of `data`."""
+    start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+    tree, specs = json.loads(data[_LENGTH_BYTES:start])
+    arrays = []
+    for name, shape in specs:
+        dtype, count = parse_dtype(name), prod(shape)
+        arrays.append(np.frombuffer(data, dtype, count, start).reshape(shape))
+        start += count * dtype.itemsize
+    return decode(tree, arrays)
+
+
+def copy_value(value: Any) -> Any:
+    """Return a copy that shares no mutable part with `value`. Raises NotSerializable."""
+    payload = encode(value)
+    return decode(payload.tree, [array.copy() for array in payload.arrays])
+
+
+def keep_serializable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of `values` that can be encoded."""
     found = {}
     for name, value in values.items():
         try:
-            pack(value)
-        except NotPlain:
+            encode(value)
+        except NotSerializable:
             continue
         found[name] = value
     return found
 
 
-def dtype_name(dtype: np.dtype[Any]) -> str:
-    """A name that `dtype_of` understands. Raises NotPlain for dtypes that hold objects or fields."""
+def format_dtype(dtype: np.dtype[Any]) -> str:
+    """Return a name that `parse_dtype` reads. Raises NotSerializable for dtypes that hold objects or
+    fields."""
     if dtype.kind in "biufcUSmM":
         return dtype.str
     if dtype.kind == "V" and dtype.names is None and dtype.type is not np.void:
         return dtype.name  # bfloat16 and the like, which NumPy doesn't know itself
-    raise NotPlain(f"Arrays of dtype {dtype} are no plain values")
+    raise NotSerializable(f"Arrays of dtype {dtype} can't be serialized")
 
 
-def dtype_of(name: str) -> np.dtype[Any]:
-    """The dtype of a name. Raises TypeError or AttributeError for one that isn't known."""
+def parse_dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype of a name. Raises TypeError or AttributeError for an unknown one."""
     try:
         return np.dtype(name)
     except TypeError:

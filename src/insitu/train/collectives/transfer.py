@@ -1,4 +1,4 @@
-"""Moves plain values from one rank of a group to all others, whatever shards the ranks host."""
+"""Send serializable values from one rank of a group to all others, whichever shards the ranks host."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from numpy.typing import NDArray
 
 from insitu.exchange import Group
 from insitu.exchange.pages import aligned_empty
-from insitu.train.collectives.serialization import dtype_of, pack, unpack
+from insitu.train.collectives.serialization import decode, encode, parse_dtype
 
 CHUNK_BYTES = 8 << 20
-"""What is sent at once: bounds the memory that the transport sets aside for it."""
-_NOTE_BYTES = 1024
+"""Size of one send. It bounds the memory that the transport sets aside."""
+_MAX_JSON_BYTES = 1024
 
 
-def share(group: Group, root: int, value: Any = None, *, wanted: bool = True) -> Any:
-    """The plain `value` of rank `root`, in each rank. Arrays are sent piece by piece, into memory that is the
-    receiver's own.
+def broadcast_value(group: Group, root: int, value: Any = None, *, keep: bool = True) -> Any:
+    """Return the serializable `value` of rank `root` in each rank. Arrays are sent in chunks, into memory
+    that the receiver owns.
 
-    Where it isn't `wanted`, the rank takes part, keeps nothing and returns None. Collective; raises
-    NotPlain at the root.
+    A rank with `keep` False takes part, stores nothing and returns None. Collective. Raises NotSerializable
+    at the root.
     """
-    here = group.rank == root
-    parcel = pack(value) if here else None
-    head = json.dumps([parcel.tree, parcel.kinds]).encode() if parcel else b""
-    length = group.broadcast(np.array([len(head)], np.int64), root)
-    told = np.zeros(-(-int(length[0]) // 8) * 8, np.uint8)
-    told[: len(head)] = np.frombuffer(head, np.uint8)
-    _broadcast(group, root, told)
-    tree, kinds = json.loads(told[: int(length[0])].tobytes())
-    scratch = np.empty(0 if here or wanted else CHUNK_BYTES, np.uint8)
+    is_root = group.rank == root
+    payload = encode(value) if is_root else None
+    own_header = json.dumps([payload.tree, payload.specs]).encode() if payload else b""
+    length = group.broadcast(np.array([len(own_header)], np.int64), root)
+    header = np.zeros(-(-int(length[0]) // 8) * 8, np.uint8)
+    header[: len(own_header)] = np.frombuffer(own_header, np.uint8)
+    _broadcast(group, root, header)
+    tree, specs = json.loads(header[: int(length[0])].tobytes())
+    scratch = np.empty(0 if is_root or keep else CHUNK_BYTES, np.uint8)
     arrays = []
-    for index, (name, shape) in enumerate(kinds):
-        if parcel is not None:
-            _broadcast(group, root, _flat(parcel.arrays[index]))
-        elif wanted:
-            arrays.append(aligned_empty(shape, dtype_of(name)))
+    for index, (name, shape) in enumerate(specs):
+        if payload is not None:
+            _broadcast(group, root, _flat(payload.arrays[index]))
+        elif keep:
+            arrays.append(aligned_empty(shape, parse_dtype(name)))
             _broadcast(group, root, _flat(arrays[-1]))
         else:
-            _discard(group, root, int(np.prod(shape)) * dtype_of(name).itemsize, scratch)
-    if parcel is not None:
+            _discard(group, root, int(np.prod(shape)) * parse_dtype(name).itemsize, scratch)
+    if payload is not None:
         return value
-    return unpack(tree, arrays) if wanted else None
+    return decode(tree, arrays) if keep else None
 
 
 def _flat(array: NDArray[Any]) -> NDArray[np.uint8]:
@@ -61,16 +61,16 @@ def _discard(group: Group, root: int, size: int, scratch: NDArray[np.uint8]) -> 
         group.broadcast(scratch[: min(CHUNK_BYTES, size - start)], root)
 
 
-def exchange_notes(group: Group, note: Any) -> list[Any]:
-    """What each rank says of itself, by rank: JSON of up to 1 KB. Also from ranks that host no shard."""
-    text = json.dumps(note).encode()
-    if len(text) > _NOTE_BYTES:
-        raise ValueError(f"A note has up to {_NOTE_BYTES} bytes. Received: {len(text)}")
-    notes = []
+def all_gather_json(group: Group, own: Any) -> list[Any]:
+    """Return each rank's `own`, by rank: JSON of up to 1 KB. Ranks that host no shard contribute too."""
+    text = json.dumps(own).encode()
+    if len(text) > _MAX_JSON_BYTES:
+        raise ValueError(f"A rank contributes up to {_MAX_JSON_BYTES} bytes of JSON. Received: {len(text)}")
+    values = []
     for rank in range(group.size):
-        row = np.zeros(_NOTE_BYTES, np.uint8)
+        row = np.zeros(_MAX_JSON_BYTES, np.uint8)
         if rank == group.rank:
             row[: len(text)] = np.frombuffer(text, np.uint8)
         group.broadcast(row, rank)
-        notes.append(json.loads(row.tobytes().rstrip(b"\0")))
-    return notes
+        values.append(json.loads(row.tobytes().rstrip(b"\0")))
+    return values

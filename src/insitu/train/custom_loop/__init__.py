@@ -3,48 +3,48 @@
 Begin reading with `runner.py`. There is a replica for each backend: `tensorflow.py`, `jax.py`, `torch.py`.
 """
 
+from insitu.train.custom_loop.aggregation import ExchangeAggregation
 from insitu.train.custom_loop.averaging import average_loss, scale_by_share
 from insitu.train.custom_loop.distributed_dataset import DistributedDataset
-from insitu.train.custom_loop.exchanged import ExchangedTrainer
-from insitu.train.custom_loop.factory import make_loop_devices, make_loop_replica
+from insitu.train.custom_loop.factory import make_loop_replica, make_multi_device_loop_replica
 from insitu.train.custom_loop.loop_replica import LoopReplica
 from insitu.train.custom_loop.per_replica import local_values
-from insitu.train.custom_loop.program import StepModel
 from insitu.train.custom_loop.reduction import ReduceOp, gather_values, reduce_values
-from insitu.train.custom_loop.replica_check import CHECK_EVERY, check_weights
-from insitu.train.custom_loop.runner import LoopTrainer, Runner
-from insitu.train.custom_loop.scope import Scope
+from insitu.train.custom_loop.replica_check import LOOP_CHECK_INTERVAL, check_weights
+from insitu.train.custom_loop.runner import LoopAggregation, LoopRunner
+from insitu.train.custom_loop.scope import CreationTracker
+from insitu.train.custom_loop.step_model import StepModel
 from insitu.train.custom_loop.steps import (
-    ExchangedStep,
+    ExchangeStep,
     LoopStep,
-    OneFunctionStep,
-    SettledStep,
-    SideBySideStep,
-    TwoWayStep,
+    MultiDeviceExchangeStep,
+    RestorePlacementStep,
+    SingleFunctionStep,
+    TrainOrObserveStep,
 )
 
 __all__ = [
-    "CHECK_EVERY",
+    "LOOP_CHECK_INTERVAL",
+    "CreationTracker",
     "DistributedDataset",
-    "ExchangedStep",
-    "ExchangedTrainer",
+    "ExchangeAggregation",
+    "ExchangeStep",
+    "LoopAggregation",
     "LoopReplica",
+    "LoopRunner",
     "LoopStep",
-    "LoopTrainer",
-    "OneFunctionStep",
+    "MultiDeviceExchangeStep",
     "ReduceOp",
-    "Runner",
-    "Scope",
-    "SettledStep",
-    "SideBySideStep",
+    "RestorePlacementStep",
+    "SingleFunctionStep",
     "StepModel",
-    "TwoWayStep",
+    "TrainOrObserveStep",
     "average_loss",
     "check_weights",
     "gather_values",
     "local_values",
-    "make_loop_devices",
     "make_loop_replica",
+    "make_multi_device_loop_replica",
     "reduce_values",
     "scale_by_share",
 ]

@@ -1,4 +1,4 @@
-"""Losses that weigh each row of the global batch the same, whatever the replicas' sizes."""
+"""Scale losses so that each row of the global batch weighs the same, whatever the replicas' sizes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from insitu.errors import TrainingError
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The rows of one replica and those of the whole step: scalars of the backend, traced or not."""
+    """A replica's share of a step. Scalars of the backend, traced or not."""
 
     rows: Any
+    """Rows of this replica."""
     global_rows: Any
+    """Rows of all replicas."""
 
 
 _current: list[Share] = []
 
 
 @contextlib.contextmanager
-def share_of(share: Share) -> Iterator[None]:
-    """While open, `strategy.run` runs a user's step for a replica with that share."""
+def share_scope(share: Share) -> Iterator[None]:
+    """While open, the running step belongs to a replica with that share."""
     _current.append(share)
     try:
         yield
@@ -56,8 +58,9 @@ def average_loss(loss: Any, sample_weight: Any, global_batch_size: Any, replicas
         share = current_share()
         if share is None and replicas > 1:
             raise TrainingError(
-                "Outside strategy.run the rows of the global batch aren't known. Received: no "
-                "global_batch_size. Call compute_average_loss in the step that strategy.run runs, or say it."
+                "Outside strategy.run the rows of the global batch are unknown. Received: "
+                "global_batch_size=None. Call compute_average_loss in the step that strategy.run runs, or "
+                "pass global_batch_size."
             )
         global_batch_size = ops.shape(loss)[0] if share is None else share.global_rows
     elif isinstance(global_batch_size, int) and global_batch_size < 1:

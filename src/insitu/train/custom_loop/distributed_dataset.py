@@ -1,4 +1,4 @@
-"""What a custom loop iterates: each replica's rows of each global batch."""
+"""The iterable of a custom loop: each replica's rows of each global batch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import keras
 
 from insitu.errors import InputError
-from insitu.train.custom_loop.per_replica import join
+from insitu.train.custom_loop.per_replica import merge_per_replica
 from insitu.train.fit import Bookkeeper, Feed, FeedAdapter
-from insitu.train.replica import Part
+from insitu.train.replica import ShardBatch
 
 
 class DistributedDataset:
@@ -50,15 +50,15 @@ class DistributedDataset:
         try:
             for index, step in enumerate(self._feed.steps(epoch, 0)):
                 self._bookkeeper.at(epoch, index, "custom loop")
-                yield join([self._data(part) for part in step.parts])
-                # The next one is asked for: this one has been used.
+                yield merge_per_replica([self._data(part) for part in step.parts])
+                # The caller asks for the next step, so it has used this one.
                 self._bookkeeper.enter(step, self._left_out())
                 self._after_step(index, False)
             self._after_step(index, True)
         finally:
             self._bookkeeper.end()
 
-    def _data(self, part: Part) -> Any:
+    def _data(self, part: ShardBatch) -> Any:
         if part.rows:
             return part.data
         return keras.tree.map_structure(lambda leaf: leaf[:0], self._example)

@@ -1,4 +1,4 @@
-"""Makes the replicas of a custom loop on the active Keras backend."""
+"""Make the replicas of a custom loop on the active Keras backend."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Sequence
 from typing import Any
 
 from insitu.train.custom_loop.loop_replica import LoopReplica
-from insitu.train.custom_loop.program import StepModel
+from insitu.train.custom_loop.step_model import StepModel
 
 
-def learn(model: StepModel, example: list[Any]) -> None:
-    """Runs the step of `model` without effect on arrays like `example`, so that `model` knows what it
-    touches."""
-    _backend().learn(model, example)
+def trace_step(model: StepModel, example: list[Any]) -> None:
+    """Run the step of `model` without effect on arrays like `example`, so that `model` knows the variables
+    that it touches."""
+    _backend().trace_step(model, example)
 
 
 def make_loop_replica(model: StepModel, example: list[Any]) -> LoopReplica:
-    """A replica of `model`, which has learnt what it touches."""
+    """Return a replica of `model`, which has been traced."""
     replica: LoopReplica = _backend().LoopReplica(model, example)
     return replica
 
 
-def make_loop_devices(
+def make_multi_device_loop_replica(
     model: StepModel, example: list[Any], devices: Sequence[Any], shards: Sequence[int], home: Any
 ) -> Any:
-    """The replica of `model` on each of `devices`, one for each of `shards`, with copies of the variables or,
-    where there is a `home`, those that lie there: a `ParallelLoopReplica`, on TensorFlow also
-    `LoopDevices`."""
-    return _backend().LoopDevices(model, example, devices, shards, home)
+    """Return the replica of `model` on each of `devices`, one for each of `shards`. Each device has its own
+    copy of the variables or, with a `home`, all read those on `home`. The result is a
+    `MultiDeviceLoopReplica`, on TensorFlow also `LoopDeviceReplicas`."""
+    return _backend().LoopDeviceReplicas(model, example, devices, shards, home)
 
 
 def _backend() -> Any:

@@ -8,19 +8,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from insitu.train.custom_loop.loop_replica import OneCompiledGradient
-from insitu.train.custom_loop.program import StepModel
+from insitu.train.custom_loop.loop_replica import CompiledGradientMixin
+from insitu.train.custom_loop.step_model import StepModel
 from insitu.train.replica.jax import JaxReplica
-from insitu.train.replicated.jax import JaxDevices
+from insitu.train.replicated.jax import JaxMultiDeviceReplica
 
 
-def learn(model: StepModel, example: list[Any]) -> None:
-    """See `insitu.train.custom_loop.learn`."""
-    jax.eval_shape(model.watch, [np.asarray(array) for array in example])
+def trace_step(model: StepModel, example: list[Any]) -> None:
+    """See `insitu.train.custom_loop.trace_step`."""
+    jax.eval_shape(model.trace, [np.asarray(array) for array in example])
 
 
-class _KeepingOutputs(OneCompiledGradient):
-    """What the replicas below have in common."""
+class _OutputsMixin(CompiledGradientMixin):
+    """The common part of the replicas below."""
 
     _model: StepModel
 
@@ -37,15 +37,15 @@ class _KeepingOutputs(OneCompiledGradient):
         return results, list(self._model.outputs)
 
 
-class LoopReplica(_KeepingOutputs, JaxReplica):
+class LoopReplica(_OutputsMixin, JaxReplica):
     """See `insitu.train.custom_loop.LoopReplica`."""
 
 
-class LoopDevices(_KeepingOutputs, JaxDevices):
-    """See `insitu.train.custom_loop.ParallelLoopReplica`."""
+class LoopDeviceReplicas(_OutputsMixin, JaxMultiDeviceReplica):
+    """See `insitu.train.custom_loop.MultiDeviceLoopReplica`."""
 
     def __init__(
         self, model: StepModel, example: list[Any], devices: Sequence[Any], shards: Sequence[int], home: Any
     ) -> None:
-        del shards  # parts say theirs
+        del shards  # each part has its own
         super().__init__(model, example, devices, home or devices[0])

@@ -1,5 +1,5 @@
-"""The replicas of a custom loop, one file per Keras backend: those of `fit`, which also keep what the user's
-step returns."""
+"""The replicas of a custom loop, one file per Keras backend. They extend those of `fit` and keep the outputs
+of the user's step."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.train.custom_loop.program import StepModel
+from insitu.train.custom_loop.step_model import StepModel
 from insitu.train.replica import Replica
-from insitu.train.replicated import Devices, ParallelReplica
+from insitu.train.replicated import DeviceReplicas, MultiDeviceReplica
 
 
 class LoopReplica(Replica, Protocol):
@@ -20,19 +20,20 @@ class LoopReplica(Replica, Protocol):
     outputs: dict[int, list[Any]]
 
 
-class ParallelLoopReplica(LoopReplica, ParallelReplica, Protocol):
-    """Computes what all shards of a task do at once."""
+class MultiDeviceLoopReplica(LoopReplica, MultiDeviceReplica, Protocol):
+    """Computes the gradients of all shards of a task at once."""
 
 
-class LoopDevices(Devices, Protocol):
-    """All replicas of the only process: `train` does a whole step, and fills `outputs` as a `LoopReplica`."""
+class LoopDeviceReplicas(DeviceReplicas, Protocol):
+    """All replicas of the only process: `train` does a whole step, and fills `outputs` as a `LoopReplica`
+    does."""
 
     outputs: dict[int, list[Any]]
 
 
-class OneCompiledGradient:
-    """For replicas whose gradient is one compiled function, which then returns the step's outputs, too: they
-    are taken off by `_keep_outputs`, before the replica sees the rest."""
+class CompiledGradientMixin:
+    """For replicas whose gradient is one compiled function. That function also returns the step's outputs;
+    `_keep_outputs` takes them off before the replica sees the rest."""
 
     _gradient: Callable[..., Any]
 

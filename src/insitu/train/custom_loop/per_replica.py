@@ -1,4 +1,4 @@
-"""Values of which each replica has its own."""
+"""Values that differ by replica."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from insitu.errors import TrainingError
 class PerReplica:
     """One leaf of a structure: `values[i]` belongs to the i-th replica of this process.
 
-    None stands where a replica had no rows to compute it from.
+    None for a replica that had no rows to compute it from.
     """
 
     values: tuple[Any, ...]
@@ -24,28 +24,30 @@ class PerReplica:
         return f"PerReplica({', '.join(map(repr, self.values))})"
 
 
-def values_of(leaf: Any, replicas: int) -> tuple[Any, ...]:
-    """The value of each of this process' `replicas`: a leaf that isn't per replica is the same in all."""
+def values_per_replica(leaf: Any, replicas: int) -> tuple[Any, ...]:
+    """Return the value of each of this process' `replicas`. A leaf that isn't per replica is the same in
+    all."""
     if not isinstance(leaf, PerReplica):
         return (leaf,) * replicas
     if len(leaf.values) != replicas:
         raise TrainingError(
-            f"A value per replica must come from this strategy, which has {replicas} here. Received: one for "
-            f"{len(leaf.values)}."
+            f"A PerReplica must come from this strategy, which has {replicas} here. Received: "
+            f"{len(leaf.values)} values."
         )
     return leaf.values
 
 
 def local_values(structure: Any, replicas: int) -> tuple[Any, ...]:
-    """A structure without PerReplica for each replica of this process."""
+    """Return a structure without PerReplica for each replica of this process."""
     return tuple(
-        keras.tree.map_structure(lambda leaf, i=index: values_of(leaf, replicas)[i], structure)
+        keras.tree.map_structure(lambda leaf, i=index: values_per_replica(leaf, replicas)[i], structure)
         for index in range(replicas)
     )
 
 
-def join(structures: Sequence[Any]) -> Any:
-    """One structure out of each replica's: as it is where there is one, with PerReplica leaves otherwise."""
+def merge_per_replica(structures: Sequence[Any]) -> Any:
+    """Return one structure for those of all replicas: the only one as it is, several with PerReplica
+    leaves."""
     if len(structures) == 1:
         return structures[0]
     return keras.tree.map_structure(lambda *leaves: PerReplica(leaves), *structures)

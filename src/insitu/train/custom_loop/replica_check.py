@@ -1,4 +1,4 @@
-"""Finds a custom loop that forgot to sum its gradients: replicas that drift apart."""
+"""Detect a custom loop that forgot to sum its gradients: its replicas drift apart."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from insitu.exchange import Group
 from insitu.train.elastic import Fingerprint, check_equal
 from insitu.train.replica import to_numpy
 
-CHECK_EVERY = 100
+LOOP_CHECK_INTERVAL = 100
 """Steps of a custom loop between two checks."""
 
 _FORGOTTEN = (
@@ -19,7 +19,7 @@ _FORGOTTEN = (
 
 
 def check_weights(group: Group, variables: Sequence[Any], where: str) -> None:
-    """Raises Diverged, in every task, unless all tasks of `group` have the same values. Collective."""
+    """Raise Diverged, in every task, unless all tasks of `group` have the same values. Collective."""
     if group.size > 1:
         own = Fingerprint((variable.path, to_numpy(variable)) for variable in variables)
         check_equal(group, own, where, _FORGOTTEN)

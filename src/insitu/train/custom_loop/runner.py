@@ -1,4 +1,4 @@
-"""`strategy.run`: a user's step as a two-phase step over the replicas of all tasks."""
+"""`strategy.run`: run a user's step as a two-phase step over the replicas of all tasks."""
 
 from __future__ import annotations
 
@@ -12,62 +12,62 @@ from keras.src.backend.common.variables import Variable
 from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
-from insitu.train.custom_loop.factory import learn
-from insitu.train.custom_loop.per_replica import PerReplica, join, values_of
-from insitu.train.custom_loop.program import Call, StepModel
-from insitu.train.custom_loop.scope import Scope
+from insitu.train.custom_loop.factory import trace_step
+from insitu.train.custom_loop.per_replica import PerReplica, merge_per_replica, values_per_replica
+from insitu.train.custom_loop.scope import CreationTracker
+from insitu.train.custom_loop.step_model import BoundCall, StepModel
 from insitu.train.custom_loop.steps import LoopStep
 from insitu.train.devices import log_variables
 from insitu.train.elastic import Membership
-from insitu.train.replica import Part
+from insitu.train.replica import ShardBatch
 
-MANY_PROGRAMS = 64
-"""So many different steps and shapes of arguments mean that something differs in each call."""
+MAX_COMPILED_STEPS = 64
+"""More different steps and shapes of arguments mean that something differs in each call."""
 
 
-class LoopTrainer(Protocol):
-    """How the replicas of a custom loop go together."""
+class LoopAggregation(Protocol):
+    """How the gradients of a custom loop's replicas are combined."""
 
     replicas: int
     """Replicas whose gradients are summed; 1 where each replica's gradient is a mean of its own."""
 
-    def step_rows(self, rows: Sequence[int]) -> list[int]:
-        """For each replica of this task, which has `rows[i]` rows, the rows that its step is about.
-        Collective."""
+    def count_step_rows(self, rows: Sequence[int]) -> list[int]:
+        """Return the number of rows that the step is about, for each replica of this task, which has
+        `rows[i]` rows itself. Collective."""
 
-    def make_alike(self, variables: Sequence[Any]) -> None:
-        """Gives all replicas the values of rank 0. Collective."""
+    def synchronize(self, variables: Sequence[Any]) -> None:
+        """Give all replicas the values of rank 0. Collective."""
 
 
-class Layout(Protocol):
-    """What a runner needs of its strategy."""
+class LoopStrategy(Protocol):
+    """The part of a strategy that a runner uses."""
 
     @property
     def membership(self) -> Membership:
         """Who this process is among the tasks."""
 
-    def loop_trainer(self) -> LoopTrainer:
-        """How the replicas of a custom loop go together."""
+    def loop_aggregation(self) -> LoopAggregation:
+        """Return how the gradients of the replicas are combined."""
 
     def placement(self) -> AbstractContextManager[Any]:
-        """Where variables are made and steps are run."""
+        """Return the scope in which variables are made and steps are run."""
 
     @property
-    def made_in_scope(self) -> Scope:
-        """The optimizers and variables that were made in the strategy's scope."""
+    def created_in_scope(self) -> CreationTracker:
+        """The optimizers, layers and variables that were created in the strategy's scope."""
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
-        """How `model`, which has learnt what it touches, is run for arrays like `example`."""
+        """Return what runs `model`, which has been traced, for arrays like `example`."""
 
 
-class Runner:
+class LoopRunner:
     """Compiles each step once for each structure, dtypes and shapes of its arguments, and runs it."""
 
-    def __init__(self, strategy: Layout) -> None:
+    def __init__(self, strategy: LoopStrategy) -> None:
         self._strategy = strategy
-        self._trainer = strategy.loop_trainer()
-        self._programs: dict[Any, _Program] = {}
-        self._alike: set[int] = set()
+        self._aggregation = strategy.loop_aggregation()
+        self._programs: dict[Any, _CompiledStep] = {}
+        self._synchronized: set[int] = set()
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """See `Strategy.run`."""
@@ -75,38 +75,38 @@ class Runner:
             return self._run(fn, args, kwargs)
 
     def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        # A tf.function would hide what its step does behind a trace of its own.
+        # A tf.function would hide its step behind another trace.
         fn = getattr(fn, "python_function", fn)
         _refuse_inside_graph()
         shards = self._strategy.membership.context.shards
         arguments = _Arguments(fn, tuple(args), dict(kwargs), len(shards))
         program = self._programs.get(arguments.key)
         if program is None:
-            if len(self._programs) == MANY_PROGRAMS:
+            if len(self._programs) == MAX_COMPILED_STEPS:
                 raise TrainingError(
                     "A step is compiled for each structure and shape of its arguments, at most "
-                    f"{MANY_PROGRAMS} times. Received: one more. Give run() the same function each time, not "
-                    "a new lambda; numbers that change as NumPy scalars; arrays that differ in their first "
-                    "axis only."
+                    f"{MAX_COMPILED_STEPS} times. Received: {len(self._programs) + 1} kinds of calls. Give "
+                    "run() the same function each time, not a new lambda; numbers that change as NumPy "
+                    "scalars; arrays that differ in their first axis only."
                 )
-            program = _Program(self._strategy, self._trainer, arguments)
+            program = _CompiledStep(self._strategy, self._aggregation, arguments)
             self._programs[arguments.key] = program
-            self._make_alike(program.model)
+            self._synchronize(program.model)
         return program.run(arguments)
 
-    def _make_alike(self, model: StepModel) -> None:
-        """Gives all replicas the variables of rank 0 that a step uses for the first time. Collective."""
+    def _synchronize(self, model: StepModel) -> None:
+        """Give all replicas the variables of rank 0 that a step uses for the first time. Collective."""
         variables = [
             *model.trainable_variables,
             *model.non_trainable_variables,
             *model.metrics_variables,
             *model.optimizer.variables,
         ]
-        new = [v for v in variables if id(v) not in self._alike]
+        new = [v for v in variables if id(v) not in self._synchronized]
         if new:
             log_variables(new)
-            self._alike.update(map(id, new))
-            self._trainer.make_alike(new)
+            self._synchronized.update(map(id, new))
+            self._aggregation.synchronize(new)
 
 
 def _refuse_inside_graph() -> None:
@@ -122,7 +122,7 @@ def _refuse_inside_graph() -> None:
 
 
 class _Arguments:
-    """One call's arguments for each replica of this process."""
+    """The arguments of one call, for each replica of this process."""
 
     def __init__(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], replicas: int
@@ -130,7 +130,7 @@ class _Arguments:
         leaves = keras.tree.flatten((args, kwargs))
         is_array = tuple(_is_array(leaf) for leaf in leaves)
         columns = [
-            _filled([_as_array(v) for v in values_of(leaf, replicas)])
+            _fill_missing([_as_array(v) for v in values_per_replica(leaf, replicas)])
             for leaf, array in zip(leaves, is_array, strict=True)
             if array
         ]
@@ -144,7 +144,7 @@ class _Arguments:
         ]
         self.rows = self._count_rows(divided, scalars, replicas)
         constants = tuple(None if array else leaf for leaf, array in zip(leaves, is_array, strict=True))
-        self.call = Call(
+        self.call = BoundCall(
             fn,
             keras.tree.map_structure(lambda leaf: None, (args, kwargs)),
             constants,
@@ -156,7 +156,8 @@ class _Arguments:
         self.key = (fn, structure, tuple(map(_identity, constants)), is_array, scalars, specs)
 
     def _count_rows(self, divided: Sequence[bool], scalars: Sequence[bool], replicas: int) -> list[int]:
-        """Rows of each replica: of its first array that each has its own of, or else of the first array."""
+        """Return the number of rows of each replica: those of its first per-replica array, or else of the
+        first array."""
         candidates = [i for i, own in enumerate(divided) if own and not scalars[i]]
         candidates += [i for i, scalar in enumerate(scalars) if not scalar]
         if not candidates:
@@ -164,12 +165,12 @@ class _Arguments:
         return [int(value.shape[0]) for value in self._columns[candidates[0]]]
 
     def arrays(self, replica: int, global_rows: int) -> list[Any]:
-        """What the compiled step takes for one replica."""
+        """Return the arguments of the compiled step for one replica."""
         share = np.full(self.rows[replica], global_rows, np.float32)
         return [share, *(column[replica] for column in self._columns)]
 
     def example(self) -> list[Any]:
-        """Arrays of one row, with the right shapes and dtypes."""
+        """Return arrays of one row, with the right shapes and dtypes."""
         like = [_numpy_like(column[0]) for column in self._columns]
         return [np.ones(1, np.float32), *like]
 
@@ -186,11 +187,15 @@ def _as_array(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, np.generic) else value
 
 
-def _filled(column: list[Any]) -> list[Any]:
-    """Nothing is computed for replicas without rows: theirs may be any value of the right kind."""
+def _fill_missing(column: list[Any]) -> list[Any]:
+    """Replace the values of replicas without rows by any value of the right kind: nothing is computed for
+    them."""
     like = next((value for value in column if value is not None), None)
     if like is None:
-        raise TrainingError("A value per replica must have a value for one of them. Received: none for all.")
+        raise TrainingError(
+            "A PerReplica argument needs the value of at least one replica. Received: None for each. Leave "
+            "out steps without rows."
+        )
     return [
         like[:0] if value is None and like.shape else like if value is None else value for value in column
     ]
@@ -201,23 +206,24 @@ def _numpy_like(value: Any) -> NDArray[Any]:
 
 
 def _identity(constant: Any) -> Any:
-    """What tells constants apart: their value where that can't change, otherwise which object it is."""
+    """Return a key for a constant: its value where that can't change, otherwise the identity of the
+    object."""
     return (
         constant if isinstance(constant, str | bytes | bool | int | None) else (type(constant), id(constant))
     )
 
 
-class _Program:
+class _CompiledStep:
     """One compiled step."""
 
-    def __init__(self, strategy: Layout, trainer: LoopTrainer, arguments: _Arguments) -> None:
+    def __init__(self, strategy: LoopStrategy, aggregation: LoopAggregation, arguments: _Arguments) -> None:
         self._shards = strategy.membership.context.shards
-        self._trainer = trainer
-        optimizers = strategy.made_in_scope.optimizers
-        self.model = StepModel(arguments.call, optimizers, trainer.replicas)
+        self._aggregation = aggregation
+        optimizers = strategy.created_in_scope.optimizers
+        self.model = StepModel(arguments.call, optimizers, aggregation.replicas)
         example = arguments.example()
-        learn(self.model, example)
-        strategy.made_in_scope.check_made_here(self.model.variables)
+        trace_step(self.model, example)
+        strategy.created_in_scope.check_created_here(self.model.variables)
         for optimizer, variables in self.model.optimizer.groups:
             if not optimizer.built:
                 optimizer.build(variables)
@@ -226,9 +232,9 @@ class _Program:
 
     def run(self, arguments: _Arguments) -> Any:
         own, changes = arguments.rows, self.model.changes_anything
-        rows_of_step = self._trainer.step_rows(own) if changes else [sum(own)] * len(own)
+        rows_of_step = self._aggregation.count_step_rows(own) if changes else [sum(own)] * len(own)
         parts = []
         for index, (shard, rows) in enumerate(zip(self._shards, arguments.rows, strict=True)):
             data = arguments.arrays(index, rows_of_step[index]) if rows else None
-            parts.append(Part(shard, rows, data))
-        return join([self._result.rebuild(outputs) for outputs in self._step.run(parts)])
+            parts.append(ShardBatch(shard, rows, data))
+        return merge_per_replica([self._result.rebuild(outputs) for outputs in self._step.run(parts)])

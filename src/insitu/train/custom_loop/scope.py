@@ -1,5 +1,5 @@
-"""What is made in a strategy's scope: the optimizers whose gradients are summed over replicas, and the
-weights that replicas must have alike."""
+"""Track what is created in a strategy's scope: the optimizers whose gradients are summed over replicas, and
+the weights that must be equal on all replicas."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _MADE_IN = "_insitu_made_in"
 _numbers = itertools.count()
 
 
-class Scope:
-    """Notes, without keeping it alive, what is made while it is open."""
+class CreationTracker:
+    """Records what is created while it is open, by weak references."""
 
     def __init__(self) -> None:
         self._number = next(_numbers)
@@ -39,14 +39,14 @@ class Scope:
     def layers(self) -> list[Any]:
         return _alive(self._layers)
 
-    def check_made_here(self, variables: Iterable[Any]) -> None:
-        """Raises TrainingError where one was made in the scope of another strategy, which has placed it."""
+    def check_created_here(self, variables: Iterable[Any]) -> None:
+        """Raise TrainingError where one was created in the scope of another strategy, which has placed it."""
         for variable in variables:
             maker = getattr(variable, _MADE_IN, None)
             if maker is not None and maker != self._number:
                 raise TrainingError(
                     "A model is made, compiled and trained in the scope of one strategy. Received: the "
-                    f"variable {variable.path!r}, made in another strategy's scope. Make the model anew in "
+                    f"variable {variable.path!r}, made in another strategy's scope. Make a new model in "
                     "this one's, and give it the weights of the other by set_weights()."
                 )
 
@@ -55,12 +55,12 @@ class Scope:
         object.__setattr__(variable, _MADE_IN, self._number)
 
     def weights(self) -> list[Any]:
-        """The trainable variables, in the order in which they were made."""
+        """Return the trainable variables, in the order of their creation."""
         return [v for v in _alive(self._variables) if v.trainable]
 
     @contextlib.contextmanager
-    def opened(self, on_compile: Callable[[Any], None], before_fit: Callable[[Any], None]) -> Iterator[None]:
-        """While open, notes are taken, `on_compile` is called with each model that was compiled, and
+    def track(self, on_compile: Callable[[Any], None], before_fit: Callable[[Any], None]) -> Iterator[None]:
+        """While open, record what is created. `on_compile` is called with each model that was compiled, and
         `before_fit` with each that Keras' own `fit` is about to train."""
         with (
             _before(keras.Model, "fit", before_fit),
@@ -74,19 +74,19 @@ class Scope:
 
 def _alive(references: list[weakref.ref[Any]]) -> list[Any]:
     references[:] = [reference for reference in references if reference() is not None]
-    # Once each: an initializer may be passed twice, by a class and by its base.
+    # Once each: __init__ may run twice, of a class and of its base.
     return list({id(made): made for made in (reference() for reference in references)}.values())
 
 
 @contextlib.contextmanager
-def _before(owner: type, name: str, told: Callable[[Any], None]) -> Iterator[None]:
-    """While open, `told` is called with the object that a method of `owner` is called on."""
+def _before(owner: type, name: str, callback: Callable[[Any], None]) -> Iterator[None]:
+    """While open, call `callback` with the object that a method of `owner` is called on."""
     where = next(base for base in owner.__mro__ if name in vars(base))
     original = getattr(where, name)
 
     @functools.wraps(original)
     def method(called: Any, *args: Any, **kwargs: Any) -> Any:
-        told(called)
+        callback(called)
         return original(called, *args, **kwargs)
 
     setattr(where, name, method)
@@ -97,16 +97,16 @@ def _before(owner: type, name: str, told: Callable[[Any], None]) -> Iterator[Non
 
 
 @contextlib.contextmanager
-def _after(owner: type, name: str, told: Callable[[Any], None]) -> Iterator[None]:
-    """While open, `told` is called with the object that a method of `owner` has returned from."""
+def _after(owner: type, name: str, callback: Callable[[Any], None]) -> Iterator[None]:
+    """While open, call `callback` with the object whose method of `owner` has returned."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def method(made: Any, *args: Any, **kwargs: Any) -> None:
         original(made, *args, **kwargs)
-        told(made)
+        callback(made)
 
-    # Keras reads from it what a layer is made of, not looking behind wrappers everywhere.
+    # Keras reads a layer's arguments from the signature, and doesn't unwrap it everywhere.
     method.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     setattr(owner, name, method)
     try:

@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from insitu.train.collectives import by_shard
-from insitu.train.custom_loop.loop_replica import LoopDevices, LoopReplica, ParallelLoopReplica
-from insitu.train.custom_loop.program import StepModel
+from insitu.train.collectives import squeeze_shards
+from insitu.train.custom_loop.loop_replica import LoopDeviceReplicas, LoopReplica, MultiDeviceLoopReplica
+from insitu.train.custom_loop.step_model import StepModel
 from insitu.train.elastic import Membership
 from insitu.train.fit import StepExecutor, TwoPhaseStep
-from insitu.train.replica import Part
-from insitu.train.replicated import ParallelStep
+from insitu.train.replica import ShardBatch
+from insitu.train.replicated import MultiDeviceStep
 
 Outputs = list[list[Any] | None]
 """For each part of this task the tensors that the user's step returned, None for one without rows."""
@@ -22,18 +22,18 @@ Outputs = list[list[Any] | None]
 class LoopStep(Protocol):
     """A user's step over all replicas. Collective, unless the step changes nothing."""
 
-    def run(self, parts: Sequence[Part]) -> Outputs:
+    def run(self, parts: Sequence[ShardBatch]) -> Outputs:
         """Runs it on the rows of `parts`, one for each shard of this task, at least one of any task with
         rows, and does the update."""
 
 
-class TwoWayStep:
-    """A `LoopStep` that goes one of two ways: by `step` where something is trained, else only observing."""
+class TrainOrObserveStep:
+    """A `LoopStep` that trains by `step`, or only observes where that is None."""
 
     def __init__(self, replica: LoopReplica, step: StepExecutor | None) -> None:
         self._replica, self._step = replica, step
 
-    def run(self, parts: Sequence[Part]) -> Outputs:
+    def run(self, parts: Sequence[ShardBatch]) -> Outputs:
         self._replica.outputs.clear()
         if self._step is not None:
             self._step.train(parts, lambda place: None)
@@ -41,13 +41,13 @@ class TwoWayStep:
             self._observe(parts)
         return [self._replica.outputs.get(part.shard) for part in parts]
 
-    def _observe(self, parts: Sequence[Part]) -> None:
-        """A step that trains nothing: metrics are added up, if it moves any."""
+    def _observe(self, parts: Sequence[ShardBatch]) -> None:
+        """Run a step that trains nothing, and add up the metrics that it moves."""
         raise NotImplementedError
 
 
-class ExchangedStep(TwoWayStep):
-    """The replicas of this task one after the other; the exchange combines all tasks."""
+class ExchangeStep(TrainOrObserveStep):
+    """Runs the replicas of this task one after the other; the exchange combines all tasks."""
 
     def __init__(self, model: StepModel, replica: LoopReplica, membership: Membership) -> None:
         trains = bool(model.optimizer.groups or replica.floats_size)
@@ -59,56 +59,56 @@ class ExchangedStep(TwoWayStep):
     def _make_step(self, replica: Any, membership: Membership) -> TwoPhaseStep:
         return TwoPhaseStep(replica, membership.lockstep)
 
-    def _observe(self, parts: Sequence[Part]) -> None:
+    def _observe(self, parts: Sequence[ShardBatch]) -> None:
         nothing = np.empty((len(parts), 0), self._replica.floats_dtype)
         self._records[:] = 0
         self._compute(parts, nothing)
         if self._model.changes_anything:
-            self._replica.apply(nothing[0], self._group.all_gather(by_shard(self._records)))
+            self._replica.apply(nothing[0], self._group.all_gather(squeeze_shards(self._records)))
 
-    def _compute(self, parts: Sequence[Part], nothing: Any) -> None:
+    def _compute(self, parts: Sequence[ShardBatch], nothing: Any) -> None:
         for index, part in enumerate(parts):
             if part.rows:
                 self._replica.gradient(part.shard, part.data, nothing[index], self._records[index])
 
 
-class SideBySideStep(ExchangedStep):
-    """The replicas of this task, which have a device each, at the same time."""
+class MultiDeviceExchangeStep(ExchangeStep):
+    """Runs the replicas of this task, each on its device, at the same time."""
 
-    def __init__(self, model: StepModel, replica: ParallelLoopReplica, membership: Membership) -> None:
+    def __init__(self, model: StepModel, replica: MultiDeviceLoopReplica, membership: Membership) -> None:
         super().__init__(model, replica, membership)
         self._parallel = replica
 
     def _make_step(self, replica: Any, membership: Membership) -> TwoPhaseStep:
-        return ParallelStep(replica, membership.lockstep)
+        return MultiDeviceStep(replica, membership.lockstep)
 
-    def _compute(self, parts: Sequence[Part], nothing: Any) -> None:
+    def _compute(self, parts: Sequence[ShardBatch], nothing: Any) -> None:
         if any(part.rows for part in parts):
             self._parallel.gradients(parts, nothing, self._records)
 
 
-class OneFunctionStep:
-    """All replicas, the sum of their gradients and the update as one function: nothing leaves the devices of
-    the only process."""
+class SingleFunctionStep:
+    """Runs all replicas, the sum of their gradients and the update as one function, on the devices of the
+    only process."""
 
-    def __init__(self, devices: LoopDevices) -> None:
+    def __init__(self, devices: LoopDeviceReplicas) -> None:
         self._devices = devices
 
-    def run(self, parts: Sequence[Part]) -> Outputs:
-        self._devices.refresh(anyway=False)
+    def run(self, parts: Sequence[ShardBatch]) -> Outputs:
+        self._devices.refresh(force=False)
         self._devices.outputs.clear()
         self._devices.train(parts)
         return [self._devices.outputs.get(part.shard) for part in parts]
 
 
-class SettledStep:
-    """A `LoopStep` after which `settle` is called, which brings every variable back to its device."""
+class RestorePlacementStep:
+    """A `LoopStep` after which `restore` moves each variable back to its device."""
 
     def __init__(self, step: LoopStep, settle: Callable[[], None]) -> None:
         self._step = step
         self._settle = settle
 
-    def run(self, parts: Sequence[Part]) -> Outputs:
+    def run(self, parts: Sequence[ShardBatch]) -> Outputs:
         outputs = self._step.run(parts)
         self._settle()
         return outputs

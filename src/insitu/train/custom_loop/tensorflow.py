@@ -8,29 +8,29 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from insitu.train.custom_loop.loop_replica import OneCompiledGradient
-from insitu.train.custom_loop.program import StepModel
-from insitu.train.replica import Logs, Part
+from insitu.train.custom_loop.loop_replica import CompiledGradientMixin
+from insitu.train.custom_loop.step_model import StepModel
+from insitu.train.replica import Logs, ShardBatch
 from insitu.train.replica.tensorflow import TensorFlowReplica
-from insitu.train.replicated.tensorflow import TensorFlowDevices
+from insitu.train.replicated.tensorflow import TensorFlowMultiDeviceReplica
 
 
-def learn(model: StepModel, example: list[Any]) -> None:
-    """See `insitu.train.custom_loop.learn`."""
+def trace_step(model: StepModel, example: list[Any]) -> None:
+    """See `insitu.train.custom_loop.trace_step`."""
     specs = [tf.TensorSpec((None, *a.shape[1:]), tf.as_dtype(a.dtype)) for a in map(np.asarray, example)]
 
     def trace(*arrays: Any) -> list[Any]:
-        return [tf.identity(t) for t in model.watch(arrays)]
+        return [tf.identity(t) for t in model.trace(arrays)]
 
     tf.function(tf.autograph.experimental.do_not_convert(trace)).get_concrete_function(*specs)
 
 
-class LoopReplica(OneCompiledGradient, TensorFlowReplica):
+class LoopReplica(CompiledGradientMixin, TensorFlowReplica):
     """See `insitu.train.custom_loop.LoopReplica`."""
 
     def _keep_outputs(self, *tensors: Any) -> Sequence[Any]:
         results = self._compiled(*tensors)
-        own = 1 + len(self._all_pieces)
+        own = 1 + len(self._all_buckets)
         self.outputs[self._shard] = list(results[own:])
         return list(results[:own])
 
@@ -39,8 +39,8 @@ class LoopReplica(OneCompiledGradient, TensorFlowReplica):
         return [*results, *map(tf.identity, self._model.outputs)]
 
 
-class LoopDevices(TensorFlowDevices):
-    """See `insitu.train.custom_loop.LoopDevices` and `ParallelLoopReplica`."""
+class LoopDeviceReplicas(TensorFlowMultiDeviceReplica):
+    """See `insitu.train.custom_loop.LoopDeviceReplicas` and `MultiDeviceLoopReplica`."""
 
     def __init__(
         self, model: StepModel, example: list[Any], devices: Sequence[str], shards: Sequence[int], home: Any
@@ -49,30 +49,30 @@ class LoopDevices(TensorFlowDevices):
         self._without_gradient = model.without_gradient
         self.outputs: dict[int, list[Any]] = {}
 
-    def train(self, parts: Sequence[Part]) -> Logs:
+    def train(self, parts: Sequence[ShardBatch]) -> Logs:
         outputs = self._train_all(*self._arguments(parts))
         self._keep(parts, outputs)
         return {}
 
-    def _all_gradients(self, parts: Sequence[Part]) -> list[list[Any]]:
+    def _all_gradients(self, parts: Sequence[ShardBatch]) -> list[list[Any]]:
         results = super()._all_gradients(parts)
         own = self._own_results
         self._keep(parts, [result[own:] for result in results])
         return [result[:own] for result in results]
 
-    def _keep(self, parts: Sequence[Part], outputs: Sequence[Sequence[Any]]) -> None:
+    def _keep(self, parts: Sequence[ShardBatch], outputs: Sequence[Sequence[Any]]) -> None:
         for part, own in zip(parts, outputs, strict=True):
             if part.rows:
                 self.outputs[part.shard] = list(own)
 
-    def _spare(self, parts: Sequence[Part]) -> Any:
+    def _make_padding(self, parts: Sequence[ShardBatch]) -> Any:
         # Whole: which of a step's arrays hold rows isn't known.
         return next(part.data for part in parts if part.rows)
 
     @property
     def _own_results(self) -> int:
         """How many results of a replica come before the outputs of the user's step."""
-        return 1 + len(self._all_pieces)
+        return 1 + len(self._all_buckets)
 
     def _trace_gradient(self, shard: Any, *leaves: Any) -> list[Any]:
         results = super()._trace_gradient(shard, *leaves)

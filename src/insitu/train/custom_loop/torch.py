@@ -9,14 +9,14 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.train.custom_loop.program import StepModel
+from insitu.train.custom_loop.step_model import StepModel
 from insitu.train.replica.torch import TorchReplica
-from insitu.train.replicated.torch import TorchDevices
+from insitu.train.replicated.torch import TorchMultiDeviceReplica
 
 
-def learn(model: StepModel, example: list[Any]) -> None:
-    """See `insitu.train.custom_loop.learn`."""
-    model.watch([keras.ops.convert_to_tensor(np.array(array)) for array in example])
+def trace_step(model: StepModel, example: list[Any]) -> None:
+    """See `insitu.train.custom_loop.trace_step`."""
+    model.trace([keras.ops.convert_to_tensor(np.array(array)) for array in example])
     for variable in model.trainable_variables:
         variable.value.grad = None
 
@@ -34,13 +34,13 @@ class LoopReplica(TorchReplica):
         self.outputs[shard] = [tensor.detach() for tensor in self._model.outputs]
 
 
-class LoopDevices(LoopReplica, TorchDevices):
-    """See `insitu.train.custom_loop.ParallelLoopReplica`."""
+class LoopDeviceReplicas(LoopReplica, TorchMultiDeviceReplica):
+    """See `insitu.train.custom_loop.MultiDeviceLoopReplica`."""
 
     def __init__(
         self, model: StepModel, example: list[Any], devices: Sequence[Any], shards: Sequence[int], home: Any
     ) -> None:
-        del shards, home  # parts say theirs, and variables stay where they are
+        del shards, home  # each part has its own shard, and variables stay where they are
         super().__init__(model, example, devices)
 
     def make_replica(self, model: Any, data: Any) -> TorchReplica:

@@ -1,4 +1,4 @@
-"""Runs a user's step without effect, to learn what it touches: variables, seeds, optimizers."""
+"""Run a user's step without effect, and record what it touches: variables, seeds, optimizers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from insitu.errors import TrainingError
 
 
-class Applied:
-    """What a step gave to its optimizers: `calls[i]` is (optimizer, gradients, variables)."""
+class DeferredUpdates:
+    """The updates that a step asked its optimizers for: `calls[i]` is (optimizer, gradients, variables)."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, list[Any], list[Any]]] = []
@@ -28,7 +28,7 @@ class Applied:
         return [gradient for _, gradients, _ in self.calls for gradient in gradients]
 
     def note(self, optimizer: Any, gradients: Any, variables: Any) -> None:
-        """`optimizer.apply` was called. Raises TrainingError for what can't be put off till the exchange."""
+        """Record a call of `optimizer.apply`. Raises TrainingError for one that can't be deferred."""
         variables = list(optimizer._trainable_variables if variables is None else variables)
         if any(optimizer is known for known, _, _ in self.calls):
             raise TrainingError(
@@ -38,7 +38,7 @@ class Applied:
         foreign = [v for v in variables if not isinstance(v, Variable)]
         if foreign:
             raise TrainingError(
-                "Optimizers update Keras variables (model.trainable_variables). Received: "
+                "CombinedOptimizer update Keras variables (model.trainable_variables). Received: "
                 f"{type(foreign[0]).__name__}."
             )
         taken = {id(v) for v in self.variables}
@@ -51,9 +51,9 @@ class Applied:
 
 
 @contextlib.contextmanager
-def put_off(optimizers: Sequence[Any], applied: Applied) -> Iterator[None]:
-    """While open, what `optimizers` shall apply is noted in `applied` instead; applying by others raises
-    TrainingError."""
+def defer_apply(optimizers: Sequence[Any], deferred: DeferredUpdates) -> Iterator[None]:
+    """While open, record the updates of `optimizers` in `deferred` instead of applying them. `apply` of
+    another optimizer raises TrainingError."""
     original = BaseOptimizer.apply
 
     def refuse(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
@@ -64,7 +64,7 @@ def put_off(optimizers: Sequence[Any], applied: Applied) -> Iterator[None]:
         )
 
     def noting(optimizer: Any) -> Callable[..., None]:
-        return lambda grads, trainable_variables=None: applied.note(optimizer, grads, trainable_variables)
+        return lambda grads, trainable_variables=None: deferred.note(optimizer, grads, trainable_variables)
 
     BaseOptimizer.apply = refuse
     for optimizer in optimizers:
@@ -78,15 +78,15 @@ def put_off(optimizers: Sequence[Any], applied: Applied) -> Iterator[None]:
             object.__delattr__(optimizer, "apply")
 
 
-class Watch(keras.StatelessScope):
-    """While open, nothing is assigned: reads and writes of variables are noted.
+class VariableTracer(keras.StatelessScope):
+    """A stateless scope that records reads and writes of variables. Nothing is assigned while it is open.
 
     `read` and `written` hold each variable once, in the order of its first use.
     """
 
-    def __init__(self, applied: Applied) -> None:
+    def __init__(self, deferred: DeferredUpdates) -> None:
         super().__init__(initialize_variables=False)
-        self._applied = applied
+        self._applied = deferred
         self._read: dict[int, Any] = {}
         self._written: dict[int, Any] = {}
         self._seeds: dict[int, Any] = {}
@@ -123,8 +123,8 @@ class Watch(keras.StatelessScope):
                 )
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
-        """The scope, which also notes seed generators and refuses new variables."""
+    def track(self) -> Iterator[None]:
+        """Open the scope, also record seed generators, and refuse new variables."""
         draw, make = keras.random.SeedGenerator.next, Variable.__init__
         seeds = self._seeds
 

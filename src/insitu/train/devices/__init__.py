@@ -12,17 +12,17 @@ from insitu.train.devices.names import (
     resolve_all,
 )
 from insitu.train.devices.placement_log import log_variables
-from insitu.train.devices.replica_processes import Watch, can_start, one_of
+from insitu.train.devices.replica_processes import ReplicaMonitor, can_start_replicas, join_replicas
 
 __all__ = [
     "Device",
-    "Watch",
+    "ReplicaMonitor",
     "active_backend",
-    "can_start",
+    "can_start_replicas",
     "default_device",
+    "join_replicas",
     "list_devices",
     "log_variables",
-    "one_of",
     "resolve",
     "resolve_all",
 ]

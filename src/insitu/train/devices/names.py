@@ -1,4 +1,5 @@
-"""The devices of this machine by names that are the same on every backend: `cpu:0`, `gpu:1`, `tpu:0`."""
+"""List the devices of this machine, under names that are the same on every backend: `cpu:0`, `gpu:1`,
+`tpu:0`."""
 
 from __future__ import annotations
 
@@ -28,30 +29,34 @@ _KINDS = {
     "tpu": "tpu",
     "xla": "tpu",
 }
-_TFRT = re.compile(r"tfrt_(cpu)_(\d+)")
-_CALLED = re.compile(r"(\w+?)device\(id=(\d+)\)")
-_PLAIN = re.compile(r"([a-z]+)(?::(\d+|\*))?")
+_TFRT_NAME = re.compile(r"tfrt_(cpu)_(\d+)")
+_JAX_REPR = re.compile(r"(\w+?)device\(id=(\d+)\)")
+_KIND_AND_INDEX = re.compile(r"([a-z]+)(?::(\d+|\*))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device of one backend in this process.
-
-    `name` is `kind:index`; `native` is how the backend itself writes it; `model` describes the hardware;
-    `memory` is in bytes, None where it isn't known; a `virtual` one shares its hardware with others.
-    """
+    """One device of one backend in this process."""
 
     name: str
+    """`kind:index`, the same on every backend."""
     kind: str
+    """`cpu`, `gpu` or `tpu`."""
     index: int
+    """Its number among those of its kind, from 0."""
     backend: str
+    """`tensorflow`, `jax` or `torch`."""
     native: str
+    """The backend's own name of it."""
     model: str = ""
+    """The hardware, empty for CPUs."""
     memory: int | None = None
+    """Bytes, None where unknown."""
     virtual: bool = False
+    """True if it shares its hardware with other devices."""
 
     def handle(self) -> Any:
-        """The backend's own object: a name for TensorFlow, a `jax.Device`, a `torch.device`."""
+        """Return the backend's own object: a name for TensorFlow, a `jax.Device`, a `torch.device`."""
         if self.backend == "tensorflow":
             return self.native
         if self.backend == "jax":
@@ -64,7 +69,7 @@ class Device:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """What is made inside lies on the device, what is computed runs there."""
+        """While open, variables are made and operations run on the device."""
         import keras
 
         name = self.native if self.backend == "torch" else self.name
@@ -73,7 +78,7 @@ class Device:
 
 
 def active_backend() -> str:
-    """The backend that Keras uses, or would use: nothing is imported for the answer."""
+    """Return the backend that Keras uses or would use, without importing it."""
     if "keras" in sys.modules:
         return str(sys.modules["keras"].backend.backend())
     if chosen := os.environ.get("KERAS_BACKEND"):
@@ -86,7 +91,8 @@ def active_backend() -> str:
 
 
 def list_devices(backend: str | None = None) -> list[Device]:
-    """The local devices of `backend`, accelerators first; that of Keras by default. Starts the backend.
+    """Return the local devices of `backend`, accelerators first; by default those of Keras' backend. Starts
+    the backend.
 
     Raises InputError for a backend that isn't there, or that has started with other devices than
     `insitu.config` asks for.
@@ -103,19 +109,19 @@ def list_devices(backend: str | None = None) -> list[Device]:
 
 
 def default_device(backend: str | None = None) -> Device:
-    """The first accelerator, or `cpu:0`."""
+    """Return the first accelerator, or `cpu:0`."""
     return list_devices(backend)[0]
 
 
 def parse_name(text: str) -> tuple[str, int]:
-    """("cpu", 1) out of `cpu:1` or the way a backend writes it: `/device:CPU:1`, `cuda:1`, `CpuDevice(id=1)`.
+    """Return ("cpu", 1) for `cpu:1` or a backend's own form: `/device:CPU:1`, `cuda:1`, `CpuDevice(id=1)`.
 
     Raises InputError.
     """
     name = str(text).strip().lower()
     if name.startswith("/"):
         name = name.rpartition("/")[2].removeprefix("device:")
-    for pattern in (_TFRT, _CALLED, _PLAIN):
+    for pattern in (_TFRT_NAME, _JAX_REPR, _KIND_AND_INDEX):
         found = pattern.fullmatch(name)
         if found and found[1] in _KINDS:
             index = found[2]
@@ -126,7 +132,8 @@ def parse_name(text: str) -> tuple[str, int]:
 
 
 def resolve(device: str | Device, backend: str | None = None) -> Device:
-    """The device of that name. With soft placement, `cpu:0` instead of one that isn't there, and a warning.
+    """Return the device of that name. With soft placement, `cpu:0` replaces one that doesn't exist, with a
+    warning.
 
     Raises InputError, which lists the devices that there are.
     """
@@ -150,8 +157,8 @@ def resolve(device: str | Device, backend: str | None = None) -> Device:
 
 
 def resolve_all(names: Sequence[str | Device] | None, backend: str | None = None) -> list[Device]:
-    """The devices of these names, each once; all of the best kind that there is for None. With soft placement
-    `cpu:0` takes the place of all those that aren't there.
+    """Return the devices of these names, each once; for None all of the best kind. With soft placement
+    `cpu:0` replaces all that don't exist.
 
     Raises InputError.
     """
@@ -160,8 +167,8 @@ def resolve_all(names: Sequence[str | Device] | None, backend: str | None = None
         return [d for d in devices if d.kind == devices[0].kind]
     if isinstance(names, str) or not names:
         raise InputError(f"Devices are a list of names with at least one. Received: {names!r}")
-    asked = {(n.kind, n.index) if isinstance(n, Device) else parse_name(n) for n in names}
-    if len(asked) != len(names):
+    requested = {(n.kind, n.index) if isinstance(n, Device) else parse_name(n) for n in names}
+    if len(requested) != len(names):
         raise InputError(f"Each device may be named once. Received: {', '.join(map(str, names))}")
     # Once each: several that aren't there have the same replacement.
     return list({found.name: found for found in (resolve(name, backend) for name in names)}.values())
@@ -246,7 +253,7 @@ def _of_torch() -> list[Device]:
 
 
 def main() -> None:
-    """Prints the devices of the backend named by the first argument as JSON, for `insitu devices`."""
+    """Print the devices of the backend named by the first argument as JSON, for `insitu devices`."""
     try:
         answer: Any = [asdict(device) for device in list_devices(sys.argv[1])]
     except InputError as error:

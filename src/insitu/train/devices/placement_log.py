@@ -1,7 +1,7 @@
-"""Says where variables and operations go, when `insitu.config.set_log_placement` or `--log-placement` asks.
+"""Log where variables and operations go, if `insitu.config.set_log_placement` or `--log-placement` asks.
 
-TensorFlow tells of each operation itself. A program of JAX runs as a whole on the devices of what it is
-given: JAX tells of each program. PyTorch decides at each call: an operation is told of once for each device.
+TensorFlow logs each operation itself. A JAX program runs as a whole on the devices of its arguments, so JAX
+logs each program. PyTorch decides at each call: here an operation is logged once for each device.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from insitu import config
 
 
 def log_variables(variables: Iterable[Any]) -> None:
-    """Prints the device of each Keras variable to stderr, if that is asked for."""
+    """Print the device of each Keras variable to stderr, if that is asked for."""
     if not config.settings().log_placement:
         return
     for variable in variables:
-        _tell(f"variable {variable.path}: {device_of(variable)}")
+        _print_line(f"variable {variable.path}: {device_of(variable)}")
 
 
 def device_of(variable: Any) -> str:
-    """Where the variable's value lies, as its backend writes it."""
+    """Return the device of the variable's value, as its backend writes it."""
     value = getattr(variable, "_value", variable)
     sharding = getattr(value, "sharding", None)
     if sharding is not None:
@@ -33,18 +33,19 @@ def device_of(variable: Any) -> str:
 
 
 def log_operations_of_torch() -> Any:
-    """Prints each operation that PyTorch runs from now on, once for each device. Returns what does it."""
+    """Print each operation that PyTorch runs from now on, once for each device. Returns the object that does
+    so."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    told: set[tuple[str, str]] = set()
+    logged: set[tuple[str, str]] = set()
 
     class Placements(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = function(*args, **(kwargs or {}))
             device = str(getattr(result, "device", "cpu"))
-            if (str(function), device) not in told:
-                told.add((str(function), device))
-                _tell(f"operation {function}: {device}")
+            if (str(function), device) not in logged:
+                logged.add((str(function), device))
+                _print_line(f"operation {function}: {device}")
             return result
 
     mode = Placements()
@@ -52,5 +53,5 @@ def log_operations_of_torch() -> Any:
     return mode
 
 
-def _tell(text: str) -> None:
+def _print_line(text: str) -> None:
     sys.stderr.write(f"[insitu] {text}\n")

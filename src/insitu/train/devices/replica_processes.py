@@ -1,7 +1,8 @@
-"""Further replicas of this script: processes that run it from its start, each for one device.
+"""Start further replicas of this script: processes that run it from its start, each for one device.
 
-For backends that don't compute on several devices of one process at the same time. The process that the user
-started is replica 0; the others end with it, are silent, and meet it through the exchange.
+This serves backends that can't compute on several devices of one process at the same time. The process that
+the user started is replica 0. The others write to temporary files, meet replica 0 through the exchange, and
+end with it.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from insitu.spec import TaskId
 from insitu.train.devices.names import Device
 
 _HOST = "127.0.0.1"
-_SETTLE = 10.0
-"""Seconds that a process which has lost another, or ends, gives that one to end."""
-_LAST_LINES = 20
+_EXIT_TIMEOUT = 10.0
+"""Seconds that replica 0 waits for the others to exit, when it exits or has lost one."""
+_OUTPUT_LINES = 20
 
-_companions: Companions | None = None
+_replica_processes: ReplicaProcesses | None = None
 
 
-class Companions:
-    """The processes of the replicas from 1 on. Made by replica 0, once in a process."""
+class ReplicaProcesses:
+    """The processes of the replicas from 1 on. Replica 0 starts them, once in a process."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         self.devices = tuple(devices)
@@ -51,19 +52,19 @@ class Companions:
             port.close()
         atexit.register(self._end)
         try:
-            for number in range(1, len(devices)):
-                self._start(number)
+            for replica in range(1, len(devices)):
+                self._start(replica)
         except OSError as error:
             self._end()
-            raise TrainingError(f"A process for {devices[number]} can't be started: {error}") from error
+            raise TrainingError(f"A process for {devices[replica]} can't be started: {error}") from error
 
-    def _start(self, number: int) -> None:
+    def _start(self, replica: int) -> None:
         end, own = os.pipe()
         self._pipes.append(own)
-        output = self._outputs[number] = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as it runs
-        environment = {TASK_ENV: f"worker:{number}", PARENT_PIPE_ENV: f"{end}:{os.getpid()}"}
+        output = self._outputs[replica] = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as it runs
+        environment = {TASK_ENV: f"worker:{replica}", PARENT_PIPE_ENV: f"{end}:{os.getpid()}"}
         try:
-            self._processes[number] = subprocess.Popen(
+            self._processes[replica] = subprocess.Popen(
                 _command(),
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
@@ -73,88 +74,92 @@ class Companions:
             )
         finally:
             os.close(end)
-        os.write(own, ReplicaConfig(number, self.devices, self.addresses, self.secret).to_line())
+        os.write(own, ReplicaConfig(replica, self.devices, self.addresses, self.secret).to_line())
 
     def check(self, wait: float = 0.0) -> None:
-        """Raises TrainingError where a replica has ended, with its last lines. Gives it `wait` seconds."""
+        """Raise TrainingError where a replica has ended, with the last lines of its output. Waits `wait`
+        seconds for that."""
         deadline = time.monotonic() + wait
         while True:
-            for number, process in self._processes.items():
+            for replica, process in self._processes.items():
                 if process.poll() is not None:
-                    raise TrainingError(self._account(number, process.returncode))
+                    raise TrainingError(self._describe_exit(replica, process.returncode))
             if time.monotonic() >= deadline:
                 return
             time.sleep(0.01)
 
-    def _account(self, number: int, code: int) -> str:
-        output = self._outputs[number]
+    def _describe_exit(self, replica: int, code: int) -> str:
+        output = self._outputs[replica]
         output.seek(0)
-        lines = output.read().decode(errors="replace").rstrip().splitlines()[-_LAST_LINES:]
-        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-        said = "\n  ".join(["Its last lines:", *lines]) if lines else "It said nothing."
+        lines = output.read().decode(errors="replace").rstrip().splitlines()[-_OUTPUT_LINES:]
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+        output_text = "\n  ".join(["Its last lines:", *lines]) if lines else "It wrote nothing."
         return (
-            f"The replica on {self.devices[number]}, a process that runs this script too, {how} before "
-            f"training was over. {said}"
+            f"The replica on {self.devices[replica]}, a process that runs this script too, {how} before "
+            f"training was over. {output_text}"
         )
 
     def _end(self) -> None:
-        """Ends all of them: each does so by itself when its pipe closes."""
+        """Close the pipes, which ends the processes, and wait for them."""
         for pipe in self._pipes:
             os.close(pipe)
-        deadline = time.monotonic() + _SETTLE
+        deadline = time.monotonic() + _EXIT_TIMEOUT
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
             process.kill()
             process.wait()
+        for output in self._outputs.values():
+            output.close()
         self._pipes.clear()
         self._processes.clear()
+        self._outputs.clear()
 
 
-class Watch:
-    """What a membership asks while it waits for others, and when it has lost one."""
+class ReplicaMonitor:
+    """Checks on the replicas' processes, for a membership that waits for others or has lost one."""
 
-    def while_waiting(self) -> None:
-        """Raises TrainingError where a replica that this process started has ended."""
-        if _companions is not None:
-            _companions.check()
+    def check(self) -> None:
+        """Raise TrainingError where a replica that this process started has ended."""
+        if _replica_processes is not None:
+            _replica_processes.check()
 
-    def after_loss(self) -> None:
-        """As `while_waiting`, of one whose end may not have been seen yet."""
-        if _companions is not None:
-            _companions.check(_SETTLE)
+    def check_after_loss(self) -> None:
+        """Check, and give a replica that is about to end the time to do so."""
+        if _replica_processes is not None:
+            _replica_processes.check(_EXIT_TIMEOUT)
 
 
-def can_start() -> bool:
-    """Whether this process runs a script that others can run too: not a prompt, a notebook, `-c`, nor a
-    worker of multiprocessing."""
+def can_start_replicas() -> bool:
+    """Return True if this process runs a script that other processes can run too: not a prompt, a notebook,
+    `-c`, nor a worker of multiprocessing."""
     main = sys.modules.get("__main__")
     return bool(getattr(main, "__file__", None)) and "-c" not in sys.orig_argv[1:] and not parent_process()
 
 
-def one_of(devices: Sequence[Device], context: Context) -> tuple[Device, Context]:
-    """This process's device, and who it is among the replicas on `devices`; the first time, replica 0 starts
-    the others. Raises TrainingError for other devices than before."""
-    global _companions
+def join_replicas(devices: Sequence[Device], context: Context) -> tuple[Device, Context]:
+    """Return this process's device, and its context among the replicas on `devices`. The first call in
+    replica 0 starts the others. Raises TrainingError for other devices than before."""
+    global _replica_processes
     names = tuple(device.name for device in devices)
-    told = get_replica_config()
-    if told is not None:
-        _check_same(names, told.devices)
+    identity = get_replica_config()
+    if identity is not None:
+        _check_same(names, identity.devices)
     else:
-        if _companions is None:
-            _companions = Companions(names)
-        _check_same(names, _companions.devices)
-        told = ReplicaConfig(0, names, _companions.addresses, _companions.secret)
+        if _replica_processes is None:
+            _replica_processes = ReplicaProcesses(names)
+        _check_same(names, _replica_processes.devices)
+        identity = ReplicaConfig(0, names, _replica_processes.addresses, _replica_processes.secret)
     if devices[0].kind == "cpu":
-        _share_cores(len(devices))
+        _divide_cores(len(devices))
     here = replace(
         context.split_over(len(devices)),
-        shards=(told.replica,),
-        task=TaskId("worker", told.replica),
-        workers=told.addresses,
-        shared_secret=told.secret,
+        shards=(identity.replica,),
+        task=TaskId("worker", identity.replica),
+        workers=identity.addresses,
+        shared_secret=identity.secret,
     )
-    return devices[told.replica], here
+    return devices[identity.replica], here
 
 
 def _check_same(names: tuple[str, ...], before: tuple[str, ...]) -> None:
@@ -165,8 +170,8 @@ def _check_same(names: tuple[str, ...], before: tuple[str, ...]) -> None:
         )
 
 
-def _share_cores(replicas: int) -> None:
-    """Each replica computes with its part of the cores, unless it was said how many threads to take."""
+def _divide_cores(replicas: int) -> None:
+    """Give each replica an equal part of the cores, unless the number of threads is set."""
     if config.settings().threads is None and not os.environ.get("OMP_NUM_THREADS"):
         import torch
 
@@ -174,7 +179,8 @@ def _share_cores(replicas: int) -> None:
 
 
 def _command() -> list[str]:
-    """This process's own command. The script's path is absolute: this process may have moved since."""
+    """Return this process's own command. The script's path is absolute: this process may have changed its
+    directory since."""
     command = [sys.executable, *sys.orig_argv[1:]]
     file = Path(sys.modules["__main__"].__file__ or "")
     if sys.modules["__main__"].__spec__ is None:

@@ -1,4 +1,4 @@
-"""Gives a backend what `insitu.config` was asked for, before it starts."""
+"""Configure a backend's devices as `insitu.config` says, before the backend starts."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from insitu.config import DeviceSettings
 from insitu.errors import InputError
 from insitu.train.devices.placement_log import log_operations_of_torch
 
-_given: dict[str, DeviceSettings] = {}
-_modes: list[Any] = []
+_applied: dict[str, DeviceSettings] = {}
+_torch_modes: list[Any] = []
 """Keeps what logs operations of PyTorch."""
 
 
-def give_settings(backend: str, settings: DeviceSettings) -> None:
-    """Sets up `backend`, which is imported. Raises InputError where it has started with other settings, or
+def apply_settings(backend: str, settings: DeviceSettings) -> None:
+    """Set up `backend`, which is imported. Raises InputError where it has started with other settings, or
     can't do what is asked."""
-    if _given.get(backend) == settings:
+    if _applied.get(backend) == settings:
         return
-    {"tensorflow": _to_tensorflow, "jax": _to_jax, "torch": _to_torch}[backend](settings)
-    _given[backend] = settings
+    {"tensorflow": _set_up_tensorflow, "jax": _set_up_jax, "torch": _set_up_torch}[backend](settings)
+    _applied[backend] = settings
 
 
-def started_otherwise(backend: str, what: str, wanted: Any, there: Any) -> InputError:
+def already_started_error(backend: str, what: str, requested: Any, found: Any) -> InputError:
     return InputError(
-        f"{what} must be set before {backend} starts. Received: {wanted} after it has started with {there}. "
+        f"{what} must be set before {backend} starts. Received: {requested} after a start with {found}. "
         "Call insitu.config at the top of the script, or give the option to `insitu start`."
     )
 
@@ -35,20 +35,20 @@ def started_otherwise(backend: str, what: str, wanted: Any, there: Any) -> Input
 # TensorFlow
 
 
-def _to_tensorflow(settings: DeviceSettings) -> None:
+def _set_up_tensorflow(settings: DeviceSettings) -> None:
     import tensorflow as tf
 
     try:
-        _lay_out_tensorflow(tf, settings)
+        _configure_tensorflow_devices(tf, settings)
         if settings.threads is not None:
             within, beside = settings.threads
             tf.config.threading.set_intra_op_parallelism_threads(within)
             if beside is not None:
                 tf.config.threading.set_inter_op_parallelism_threads(beside)
     except RuntimeError as error:
-        there = ", ".join(_short(d.name) for d in tf.config.list_logical_devices())
-        wanted = settings.to_environment()
-        raise started_otherwise("TensorFlow", "Devices, memory and threads", wanted, there) from error
+        found = ", ".join(_short(d.name) for d in tf.config.list_logical_devices())
+        requested = settings.to_environment()
+        raise already_started_error("TensorFlow", "Devices, memory and threads", requested, found) from error
     if settings.soft_placement is not None:
         tf.config.set_soft_device_placement(settings.soft_placement)
     if settings.log_placement is not None:
@@ -56,11 +56,11 @@ def _to_tensorflow(settings: DeviceSettings) -> None:
 
 
 def _short(name: str) -> str:
-    """`cpu:0` out of `/device:CPU:0`."""
+    """Return `cpu:0` for `/device:CPU:0`."""
     return name.rpartition("device:")[2].lower()
 
 
-def _lay_out_tensorflow(tf: Any, settings: DeviceSettings) -> None:
+def _configure_tensorflow_devices(tf: Any, settings: DeviceSettings) -> None:
     gpus = tf.config.list_physical_devices("GPU")
     virtual, limit = settings.virtual_devices, settings.memory_limit
     make = tf.config.LogicalDeviceConfiguration
@@ -68,13 +68,16 @@ def _lay_out_tensorflow(tf: Any, settings: DeviceSettings) -> None:
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [make()] * virtual[1])
     if virtual is not None and virtual[0] == "gpu":
-        _need_gpu(gpus, "virtual GPUs")
+        _require_gpu(gpus, "virtual GPUs")
         if limit is None:
-            raise InputError("Virtual GPUs on TensorFlow need a memory limit for each. Received: none.")
+            raise InputError(
+                "Virtual GPUs on TensorFlow need a memory limit for each. Received: None. Call "
+                "insitu.config.set_memory_limit, or pass --memory-limit."
+            )
         tf.config.set_logical_device_configuration(gpus[0], [make(memory_limit=limit)] * virtual[1])
         gpus = gpus[1:]
     if limit is not None and (gpus or virtual is None or virtual[0] == "cpu"):
-        _need_gpu(gpus, "a memory limit", soft=True)
+        _require_gpu(gpus, "a memory limit", soft=True)
         for gpu in gpus:
             tf.config.set_logical_device_configuration(gpu, [make(memory_limit=limit)])
     elif settings.memory_growth is not None:
@@ -82,40 +85,41 @@ def _lay_out_tensorflow(tf: Any, settings: DeviceSettings) -> None:
             tf.config.experimental.set_memory_growth(gpu, settings.memory_growth)
 
 
-def _need_gpu(gpus: Any, what: str, *, soft: bool = False) -> None:
+def _require_gpu(gpus: Any, what: str, *, soft: bool = False) -> None:
     if gpus:
         return
     if not soft:
-        raise InputError(f"This machine has no GPU to make {what} of. Received: a request for {what}.")
+        raise InputError(f"A GPU is needed for {what}. Received: 0 GPUs on this machine. Use cpu:N.")
     warnings.warn(f"There is no GPU: {what} has no effect.", stacklevel=2)
 
 
 # JAX
 
 
-def _to_jax(settings: DeviceSettings) -> None:
+def _set_up_jax(settings: DeviceSettings) -> None:
     import jax
 
     virtual = settings.virtual_devices
     if virtual is not None and virtual[0] == "gpu":
         raise InputError(
-            "JAX makes several devices out of a CPU only. Received: virtual GPUs. Use cpu:N, or TensorFlow."
+            "JAX makes several devices out of a CPU only. Received: gpu:"
+            f"{virtual[1]}. Use cpu:N, or TensorFlow."
         )
     if virtual is not None:
-        _number_jax_cpus(jax, virtual[1])
+        _set_jax_cpu_count(jax, virtual[1])
     if settings.log_placement is not None:
         jax.config.update("jax_log_compiles", settings.log_placement)
     memory = {}
     if settings.memory_growth is not None:
         memory["XLA_PYTHON_CLIENT_PREALLOCATE"] = str(not settings.memory_growth).lower()
-    if settings.memory_limit is not None and (total := _gpu_mebibytes()):
+    if settings.memory_limit is not None and (total := _read_gpu_mebibytes()):
         memory["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{min(1.0, settings.memory_limit / total):.4f}"
     if settings.threads is not None:
         memory["NPROC"] = str(settings.threads[0])
     if any(os.environ.get(name) != value for name, value in memory.items()):
         if _jax_has_started():
-            there = f"{jax.local_device_count()} devices"
-            raise started_otherwise("JAX", "Memory and threads", memory, there)
+            found = f"{jax.local_device_count()} devices"
+            raise already_started_error("JAX", "Memory and threads", memory, found)
         os.environ.update(memory)
 
 
@@ -125,17 +129,18 @@ def _jax_has_started() -> bool:
     return bool(xla_bridge.backends_are_initialized())
 
 
-def _number_jax_cpus(jax: Any, count: int) -> None:
+def _set_jax_cpu_count(jax: Any, count: int) -> None:
     if _jax_has_started():
-        there = len(jax.devices("cpu"))
-        if there != count:
-            raise started_otherwise("JAX", "Virtual devices", f"cpu:{count}", f"{there} CPU devices")
+        found = len(jax.devices("cpu"))
+        if found != count:
+            raise already_started_error("JAX", "Virtual devices", f"cpu:{count}", f"{found} CPU devices")
         return
     jax.config.update("jax_num_cpu_devices", count)
 
 
-def _gpu_mebibytes() -> int | None:
-    """Memory of the first GPU, which JAX wants a limit as a fraction of; None where there is no GPU."""
+def _read_gpu_mebibytes() -> int | None:
+    """Return the memory of the first GPU, of which JAX takes a limit as a fraction; None where there is no
+    GPU."""
     try:
         answer = subprocess.run(
             ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"],
@@ -153,23 +158,26 @@ def _gpu_mebibytes() -> int | None:
 # PyTorch
 
 
-def _to_torch(settings: DeviceSettings) -> None:
+def _set_up_torch(settings: DeviceSettings) -> None:
     import torch
 
     if settings.virtual_devices is not None and settings.virtual_devices[0] == "gpu":
         raise InputError(
-            "PyTorch can't divide a GPU. Received: virtual GPUs. Use TensorFlow, or fewer devices."
+            "PyTorch can't divide a GPU. Received: gpu:"
+            f"{settings.virtual_devices[1]}. Use TensorFlow, or fewer devices."
         )
     if settings.memory_growth is False:
-        raise InputError("PyTorch takes memory as it is needed. Received: memory growth switched off.")
+        raise InputError(
+            "PyTorch always takes memory as it needs it. Received: memory growth False. Leave it out."
+        )
     if settings.memory_limit is not None:
         if not torch.cuda.is_available():
             warnings.warn("There is no GPU: a memory limit has no effect.", stacklevel=2)
         for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
             total = torch.cuda.get_device_properties(index).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, settings.memory_limit * 2**20 / total), index)
-    if settings.log_placement and not _modes:
-        _modes.append(log_operations_of_torch())
+    if settings.log_placement and not _torch_modes:
+        _torch_modes.append(log_operations_of_torch())
     if settings.threads is not None:
         within, beside = settings.threads
         torch.set_num_threads(within)
@@ -177,5 +185,5 @@ def _to_torch(settings: DeviceSettings) -> None:
             try:
                 torch.set_num_interop_threads(beside)
             except RuntimeError as error:
-                there = f"{torch.get_num_interop_threads()} threads side by side"
-                raise started_otherwise("PyTorch", "Threads", beside, there) from error
+                found = f"{torch.get_num_interop_threads()} parallel operations"
+                raise already_started_error("PyTorch", "Threads", beside, found) from error

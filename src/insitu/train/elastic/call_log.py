@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from insitu.errors import TrainingError
-from insitu.train.collectives import NotPlain, copied, pack
+from insitu.train.collectives import NotSerializable, copy_value, encode
 from insitu.train.elastic.divergence import Fingerprint
 from insitu.train.elastic.lockstep import SETUP, Key, Lockstep
 from insitu.train.replica import load_snapshot, view, views
@@ -82,8 +82,8 @@ class Session:
         if isinstance(result, keras.callbacks.History):
             told = {"history": result.history, "epoch": result.epoch, "params": result.params}
         try:
-            size = sum(array.nbytes for array in pack(told).arrays)
-        except NotPlain:
+            size = sum(array.nbytes for array in encode(told).arrays)
+        except NotSerializable:
             told, size = None, KEPT_BYTES + 1
         self._kept += size
         if self._kept > KEPT_BYTES:
@@ -94,10 +94,10 @@ class Session:
     def keep_memory(self, memory: Any) -> None:
         """What the callbacks of the fit under way, which is over, remember: a script may ask them. What is
         too large to be kept is left out."""
-        size = sum(array.nbytes for array in pack(memory).arrays)
+        size = sum(array.nbytes for array in encode(memory).arrays)
         if self._depth == 1 and self._kept + size <= KEPT_BYTES:
             self._kept += size
-            self._memories[self._made] = copied(memory)
+            self._memories[self._made] = copy_value(memory)
 
     def recall_memory(self) -> Any:
         """What the callbacks of a finished fit remember."""
@@ -178,4 +178,4 @@ class Session:
         """`last`: nobody will load this state again."""
         state = self._told["states"].get(binding.number)
         if state is not None:
-            load_snapshot(binding.state, state, given_away=last)
+            load_snapshot(binding.state, state, donate=last)

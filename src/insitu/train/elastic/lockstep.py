@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from insitu.errors import ExchangeError, PeerLost, StaleGeneration, TrainingError
 from insitu.exchange import Group
-from insitu.train.collectives import exchange_notes, share
+from insitu.train.collectives import all_gather_json, broadcast_value
 from insitu.train.elastic.divergence import Fingerprint, check_equal
 
 Key = tuple[Any, ...]
@@ -191,7 +191,7 @@ class Lockstep:
             raise ExchangeError("The group has not been joined")
         self._unchecked = False
         unit = -1 if key is None else self._units
-        notes = exchange_notes(group, {"unit": unit, "key": list(key or ())})
+        notes = all_gather_json(group, {"unit": unit, "key": list(key or ())})
         units = [int(note["unit"]) for note in notes]
         newest = max(units)
         if newest < 0:
@@ -201,7 +201,7 @@ class Lockstep:
             raise TrainingError(f"Tasks are more than one step apart: {units}. Start the job again.")
         result = None
         if newest - 1 in units:
-            result = share(group, source, self._last, wanted=unit == newest - 1)
+            result = broadcast_value(group, source, self._last, keep=unit == newest - 1)
         if -1 in units:
             self._hand_over(group, source, unit, Goal(newest, _tuples(notes[source]["key"])))
         self._unchecked = True
@@ -213,7 +213,7 @@ class Lockstep:
 
     def _hand_over(self, group: Group, source: int, unit: int, goal: Goal) -> None:
         value = self._carrier.give() if group.rank == source else None
-        told = share(group, source, value, wanted=unit < 0)
+        told = broadcast_value(group, source, value, keep=unit < 0)
         if unit < 0:
             self._carrier.receive(told)
             self.goal = goal

@@ -16,7 +16,7 @@ from insitu.errors import ExchangeError, JoinTimeout, StaleGeneration, TrainingE
 from insitu.exchange import Group
 from insitu.progress import IDLE, ProgressWriter
 from insitu.roster import JOINING, RECOVERING, Roster, RosterWatch
-from insitu.train.devices import Watch
+from insitu.train.devices import ReplicaMonitor
 from insitu.train.elastic.call_log import Session
 from insitu.train.elastic.lockstep import Lockstep, Superseded
 
@@ -58,7 +58,7 @@ class Membership:
         self.check_every = CHECK_EVERY
         self._fits = 0
         self.telling = Telling(context)
-        self.watch = Watch()
+        self.watch = ReplicaMonitor()
         self.session = Session()
         self._places = _Places(self, transport, compression)
         self.lockstep = Lockstep(self._places, self.session)
@@ -279,7 +279,7 @@ class _Places:
         known = group.generation
         # At once: the others are to notice, and not wait for this task in the generation before.
         group.leave()
-        self._membership.watch.after_loss()
+        self._membership.watch.check_after_loss()
         deadline = time.monotonic() + self._patience
         while True:
             roster = self._newer(known, deadline, lost)
@@ -336,7 +336,7 @@ class _Places:
 
     def _cancelled(self, roster: Roster | None) -> Callable[[], bool]:
         def cancelled() -> bool:
-            self._membership.watch.while_waiting()
+            self._membership.watch.check()
             return self._newest(roster) is not roster
 
         return cancelled

@@ -3,7 +3,7 @@
 Begin reading with `trainer.py`, then `two_phase.py`, the step.
 """
 
-from insitu.train.fit.adapter import FeedAdapter, teach_keras
+from insitu.train.fit.adapter import FeedAdapter, register_dataset_adapter
 from insitu.train.fit.bookkeeping import Bookkeeper
 from insitu.train.fit.feed import Feed
 from insitu.train.fit.place import as_numbers
@@ -21,5 +21,5 @@ __all__ = [
     "as_numbers",
     "binding_of",
     "make_feed",
-    "teach_keras",
+    "register_dataset_adapter",
 ]

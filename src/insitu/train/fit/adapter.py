@@ -154,8 +154,8 @@ class _Repeatable:
         return iter(self._make())
 
 
-def teach_keras() -> None:
-    """Lets `fit`, `evaluate` and `predict` of every model take an `insitu.Dataset`. Done once."""
+def register_dataset_adapter() -> None:
+    """Let `fit`, `evaluate` and `predict` of every model take an `insitu.Dataset`. Idempotent."""
     original = data_adapters.get_data_adapter
     if getattr(original, "knows_insitu", False):
         return

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 from keras.src.utils import is_default
 
-from insitu.train.collectives import copied, pack, plain_part
+from insitu.train.collectives import copy_value, encode, keep_serializable
 from insitu.train.fit.adapter import FeedAdapter
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _drop_rows(path: Path, separator: str, epoch: int) -> None:
 
 
 def _plain(callback: Any) -> dict[str, Any]:
-    return plain_part({n: v for n, v in vars(callback).items() if n not in _KEPT_OUT})
+    return keep_serializable({n: v for n, v in vars(callback).items() if n not in _KEPT_OUT})
 
 
 class _Setup:
@@ -137,11 +137,11 @@ class _Setup:
         self._values: dict[str, Any] = {}
         self._taken: dict[str, str] = {}
         for name, value in _plain(callback).items():
-            parcel = pack(value)
-            if any(array.nbytes > _SMALL_BYTES for array in parcel.arrays):
+            payload = encode(value)
+            if any(array.nbytes > _SMALL_BYTES for array in payload.arrays):
                 self._values[name] = value
             else:
-                self._values[name] = copied(value)
+                self._values[name] = copy_value(value)
                 self._taken[name] = _text(value)
 
     def changed(self, now: dict[str, Any]) -> dict[str, Any]:
@@ -159,15 +159,15 @@ class _Setup:
         for name, value in self._values.items():
             if name not in now:
                 continue
-            setattr(callback, name, copied(value) if name in self._taken else value)
+            setattr(callback, name, copy_value(value) if name in self._taken else value)
 
 
 def _text(value: Any) -> str:
     """The same for the same small value."""
-    parcel = pack(value)
-    if any(array.nbytes > _SMALL_BYTES for array in parcel.arrays):
+    payload = encode(value)
+    if any(array.nbytes > _SMALL_BYTES for array in payload.arrays):
         return ""
-    return json.dumps([parcel.tree, parcel.kinds, [array.tobytes().hex() for array in parcel.arrays]])
+    return json.dumps([payload.tree, payload.specs, [array.tobytes().hex() for array in payload.arrays]])
 
 
 def _write(callback: Any, memory: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from insitu.errors import InputError, TrainingError
 from insitu.grid import Batch, Dataset
-from insitu.train.replica import Part, StepBatch, map_leaves, number_of_rows
+from insitu.train.replica import ShardBatch, StepBatch, count_rows, map_batch
 
 
 class Feed(Protocol):
@@ -88,10 +88,10 @@ class DatasetFeed:
             ]
             yield StepBatch(epoch, tuple(parts), last=index + 1 == self.num_steps)
 
-    def _split(self, shard: int, batch: Batch) -> list[Part]:
+    def _split(self, shard: int, batch: Batch) -> list[ShardBatch]:
         replicas = self._replicas
         if replicas == 1:
-            return [Part(shard, batch.rows, batch.data, batch.origins)]
+            return [ShardBatch(shard, batch.rows, batch.data, batch.origins)]
         return [
             _slice(batch.data, batch.rows, index, replicas, shard * replicas + index, batch.origins)
             for index in range(replicas)
@@ -134,7 +134,7 @@ class StreamFeed:
         if batch is None:
             raise InputError("The data must have at least one batch. Received: none.")
         arrays = _as_arrays(batch)
-        rows = number_of_rows(arrays)
+        rows = count_rows(arrays)
         # A last batch may have fewer rows than there are replicas.
         if rows < self._num_shards and next(batches, None) is not None:
             check_global_batch(rows, self._num_shards)
@@ -145,7 +145,7 @@ class StreamFeed:
         for index, batch in enumerate(self._batches(epoch)):
             if index >= start_step:
                 arrays = _as_arrays(batch)
-                rows = number_of_rows(arrays)
+                rows = count_rows(arrays)
                 yield StepBatch(epoch, tuple([self._part(shard, arrays, rows) for shard in shards]))
 
     def reseat(self, shards: Sequence[int]) -> None:
@@ -154,9 +154,9 @@ class StreamFeed:
     def origins(self, shard: int, epoch: int, stop_step: int) -> tuple[tuple[int, Any], ...]:
         return ()
 
-    def _part(self, shard: int, batch: Any, rows: int) -> Part:
+    def _part(self, shard: int, batch: Any, rows: int) -> ShardBatch:
         if self._num_shards == 1:
-            return Part(shard, rows, batch)
+            return ShardBatch(shard, rows, batch)
         return _slice(batch, rows, shard, self._num_shards, shard)
 
 
@@ -169,17 +169,17 @@ def check_global_batch(rows: int, replicas: int) -> None:
         )
 
 
-def _slice(data: Any, rows: int, index: int, count: int, shard: int, origins: Any = ()) -> Part:
+def _slice(data: Any, rows: int, index: int, count: int, shard: int, origins: Any = ()) -> ShardBatch:
     """Part `index` of `count` of a batch, for `shard`; the first one says where all the rows come from."""
     start, stop = (rows * i // count for i in (index, index + 1))
     origins = origins if index == 0 else ()
     if start == stop:
-        return Part(shard, 0, None, origins)
-    return Part(shard, stop - start, map_leaves(itemgetter(slice(start, stop)), data), origins)
+        return ShardBatch(shard, 0, None, origins)
+    return ShardBatch(shard, stop - start, map_batch(itemgetter(slice(start, stop)), data), origins)
 
 
 def _as_arrays(batch: Any) -> Any:
-    return map_leaves(_as_array, batch)
+    return map_batch(_as_array, batch)
 
 
 def _as_array(leaf: Any) -> Any:
@@ -220,7 +220,7 @@ class ArraySource:
             rows: Any = slice(start, start + self.batch_size)
             if order is not None:
                 rows = order[rows]
-            yield map_leaves(itemgetter(rows), self.data)
+            yield map_batch(itemgetter(rows), self.data)
 
 
 def with_class_weight(batches: Callable[[int], Iterator[Any]], class_weight: dict[int, float]) -> Any:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
 from insitu.exchange import Group
-from insitu.train.collectives import nothing, share
+from insitu.train.collectives import barrier_token, broadcast_value
 from insitu.train.devices import log_variables
 from insitu.train.elastic import Again
 from insitu.train.fit.adapter import FeedAdapter
@@ -28,10 +28,10 @@ from insitu.train.replica import (
     StepBatch,
     build_to_predict,
     build_to_train,
-    fit_into_trainer,
     load_snapshot,
     read_state,
     to_numpy,
+    wrap_train_function,
 )
 
 T = TypeVar("T")
@@ -143,9 +143,9 @@ class Binding:
         def work(group: Group) -> NDArray[Any]:
             chief = self.membership.chief_rank(group)
             if chief is not None:
-                told = share(group, chief, memory.read_writers() if chief == group.rank else None)
+                told = broadcast_value(group, chief, memory.read_writers() if chief == group.rank else None)
                 memory.writers = told
-            return nothing(group)
+            return barrier_token(group)
 
         self.membership.lockstep.insist(self.session.key("epoch", epoch), work)
 
@@ -397,7 +397,7 @@ class Binding:
     # What takes the place of Keras' compiled functions
 
     def _maker(self, attribute: str, one: Callable[[StepBatch], Logs]) -> Callable[..., Any]:
-        function = fit_into_trainer(self.model, lambda source: self._run(source, one))
+        function = wrap_train_function(self.model, lambda source: self._run(source, one))
 
         def make(force: bool = False) -> Callable[..., Any]:
             setattr(self.model, attribute, function)

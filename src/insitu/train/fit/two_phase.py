@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
 from insitu.exchange import Group
-from insitu.train.collectives import by_shard, gather_rows, nothing
+from insitu.train.collectives import barrier_token, gather_rows, squeeze_shards
 from insitu.train.elastic import Lockstep, Membership
 from insitu.train.fit.feed import Feed
-from insitu.train.replica import Logs, Part, Replica
+from insitu.train.replica import Logs, Replica, ShardBatch
 
 if TYPE_CHECKING:
     from insitu.train.fit.trainer import Binding
@@ -32,14 +32,14 @@ class StepExecutor(Protocol):
     that this task then has.
     """
 
-    def train(self, parts: Sequence[Part], at: Callable[[str], None]) -> Logs:
+    def train(self, parts: Sequence[ShardBatch], at: Callable[[str], None]) -> Logs:
         """One update of the model from the rows of `parts`, one part for each shard of this task. Says by
         `at` what it is about to do. The logs are the same in each task."""
 
-    def test(self, parts: Sequence[Part]) -> Logs:
+    def test(self, parts: Sequence[ShardBatch]) -> Logs:
         """The metrics over all that was tested since they were reset."""
 
-    def predict(self, parts: Sequence[Part], example: Any) -> Any:
+    def predict(self, parts: Sequence[ShardBatch], example: Any) -> Any:
         """Outputs for the rows of all shards of all tasks, in shard order; the same in each task.
 
         `example` is the model's output for any one row.
@@ -105,7 +105,7 @@ class TwoPhaseStep:
         self._train_records: NDArray[np.float64] = np.empty(0)
         self._test_records: NDArray[np.float64] = np.empty(0)
 
-    def train(self, parts: Sequence[Part], at: Callable[[str], None]) -> Logs:
+    def train(self, parts: Sequence[ShardBatch], at: Callable[[str], None]) -> Logs:
         means: list[NDArray[Any]] = []
 
         def work(group: Group) -> NDArray[Any]:
@@ -113,7 +113,7 @@ class TwoPhaseStep:
             self.compute(parts, group)
             at("exchange")
             means.append(self.exchange(group))
-            return by_shard(self._train_records)
+            return squeeze_shards(self._train_records)
 
         # The records are gathered last: who has them knows that everybody has the means.
         records = self._lockstep.perform(self._lockstep.key, work)
@@ -123,7 +123,7 @@ class TwoPhaseStep:
         at("update")
         return self._replica.apply(means[-1], records)
 
-    def compute(self, parts: Sequence[Part], group: Group) -> None:
+    def compute(self, parts: Sequence[ShardBatch], group: Group) -> None:
         """Phase one: the gradients of `parts` into the buffers. Changes nothing else."""
         floats = self._buffer(group)
         for index, part in enumerate(parts):
@@ -144,7 +144,7 @@ class TwoPhaseStep:
             shape = (len(group.shards), self._replica.floats_size)
             self._floats = group.buffer(shape, self._replica.floats_dtype)
             # Kept: the group prepares an operation once for each array object.
-            self._floats_by_shard = by_shard(self._floats)
+            self._floats_by_shard = squeeze_shards(self._floats)
             self._generation = group.generation
         return self._floats
 
@@ -157,24 +157,24 @@ class TwoPhaseStep:
     def example_output(self, data: Any) -> Any:
         return self._replica.predict(data)
 
-    def test(self, parts: Sequence[Part]) -> Logs:
+    def test(self, parts: Sequence[ShardBatch]) -> Logs:
         def work(group: Group) -> NDArray[Any]:
             self._make_records(group)
             for index, part in enumerate(parts):
                 self._test_records[index] = 0
                 if part.rows:
                     self._replica.evaluate(part.shard, part.data, self._test_records[index])
-            return by_shard(self._test_records)
+            return squeeze_shards(self._test_records)
 
         return self._replica.merge(self._lockstep.perform(self._lockstep.key, work))
 
-    def predict(self, parts: Sequence[Part], example: Any) -> Any:
+    def predict(self, parts: Sequence[ShardBatch], example: Any) -> Any:
         gathered: list[Any] = []
 
         def work(group: Group) -> NDArray[Any]:
             outputs = [self._replica.predict(part.data) if part.rows else None for part in parts]
             gathered.append(gather_rows(group, outputs, example))
-            return nothing(group)
+            return barrier_token(group)
 
         self._lockstep.perform(self._lockstep.key, work)
         return gathered[-1]

@@ -1,34 +1,34 @@
-"""Training on parameter servers: the worker's side, and what a `ps` task runs.
+"""Train on parameter servers: the worker's side, and the program of a `ps` task.
 
 The servers themselves are `insitu.parameters`. Begin reading with `step.py`.
 """
 
 from insitu.train.parameter_server.async_membership import ServerMembership
-from insitu.train.parameter_server.custom_loop import ServerLoopStep, ServerTrainer, optimizer_of
-from insitu.train.parameter_server.hybrid import TableReplica
+from insitu.train.parameter_server.custom_loop import ServerAggregation, ServerLoopStep, optimizer_of
+from insitu.train.parameter_server.hybrid import HybridReplica
 from insitu.train.parameter_server.layers import embeddings_of
-from insitu.train.parameter_server.lookup import Lookup, find_leaves
+from insitu.train.parameter_server.lookup import TableLookup, find_key_inputs
 from insitu.train.parameter_server.loss_scale import LossScale, inner_optimizer
-from insitu.train.parameter_server.model_spec import Norms, norms_of
-from insitu.train.parameter_server.server_task import begin_service
-from insitu.train.parameter_server.session import Link, attach_tables
+from insitu.train.parameter_server.model_spec import ClipNorms, clip_norms_of
+from insitu.train.parameter_server.server_task import serve_or_configure
+from insitu.train.parameter_server.session import ParameterServerSession, attach_tables
 from insitu.train.parameter_server.step import ServerStep
 
 __all__ = [
-    "Link",
-    "Lookup",
+    "ClipNorms",
+    "HybridReplica",
     "LossScale",
-    "Norms",
+    "ParameterServerSession",
+    "ServerAggregation",
     "ServerLoopStep",
     "ServerMembership",
     "ServerStep",
-    "ServerTrainer",
-    "TableReplica",
+    "TableLookup",
     "attach_tables",
-    "begin_service",
+    "clip_norms_of",
     "embeddings_of",
-    "find_leaves",
+    "find_key_inputs",
     "inner_optimizer",
-    "norms_of",
     "optimizer_of",
+    "serve_or_configure",
 ]

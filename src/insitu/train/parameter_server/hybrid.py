@@ -1,8 +1,8 @@
-"""The hybrid: dense variables in the workers, updated together; rows of tables on servers, updated apart."""
+"""The hybrid: dense variables live in the workers and are updated together; rows of tables live on servers
+and are updated row by row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -10,73 +10,75 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.parameters import Future
-from insitu.train.parameter_server.lookup import Batch, Lookup
+from insitu.train.parameter_server.dense_slices import match_dense_slices
+from insitu.train.parameter_server.lookup import Batch, TableLookup
 from insitu.train.parameter_server.loss_scale import LossScale
-from insitu.train.parameter_server.session import Link, Outgoing
-from insitu.train.replica import Logs, Replica, Span, holds_rows_of_table
+from insitu.train.parameter_server.session import ParameterServerSession, ShardPush
+from insitu.train.replica import Logs, Replica, Span, holds_table_rows
 
 
-class TableReplica:
-    """A `Replica` whose floats are the dense ones alone: for a step that exchanges these. Before a gradient
-    the rows of its batch are pulled. Rows' gradients are pushed once the exchange has succeeded, so that a
-    step that is done again pushes once. The loss' `scale` is undone for them here, as the optimizer undoes it
-    for the dense ones.
-    """
+class HybridReplica:
+    """A `Replica` whose floats are the dense ones alone, for a step that exchanges these. It pulls the rows
+    of a batch before it computes the gradient. It pushes the rows' gradients after the exchange has
+    succeeded, so that a repeated step pushes once. It also undoes the loss' `scale` for the rows, as the
+    optimizer does for the dense variables."""
 
-    def __init__(self, replica: Replica, link: Link, lookup: Lookup, scale: LossScale) -> None:
-        self._inner, self._link, self._lookup, self._scale = replica, link, lookup, scale
-        self._rows = [v for v, _ in replica.float_spans() if holds_rows_of_table(v)]
-        self._parts = list(_dense_parts(replica.float_spans()))
+    def __init__(
+        self, replica: Replica, session: ParameterServerSession, lookup: TableLookup, scale: LossScale
+    ) -> None:
+        self._inner, self._session, self._lookup, self._scale = replica, session, lookup, scale
+        self._rows = [v for v, _ in replica.float_spans() if holds_table_rows(v)]
+        self._dense_slices = match_dense_slices(replica.float_spans())
         self._gradients = slice(0, max((s.stop for v, s in replica.float_spans() if v.trainable), default=0))
-        self.floats_size = self._parts[-1][1].stop if self._parts else 0
+        self.floats_size = self._dense_slices[-1][1].stop if self._dense_slices else 0
         self.floats_dtype = replica.floats_dtype
         self.train_record_size = replica.train_record_size
         self.test_record_size = replica.test_record_size
         self.copy_out = replica.copy_out
         self._whole = np.zeros(replica.floats_size, replica.floats_dtype)
-        """What is applied: zeros for the rows, which aren't updated here."""
-        self._computed: dict[int, Outgoing] = {}
+        """The applied gradient, with zeros for the rows, which aren't updated here."""
+        self._computed: dict[int, ShardPush] = {}
         self._pushed: list[Future[str]] = []
-        link.lay_out_rows(replica.float_spans())
+        session.locate_table_rows(replica.float_spans())
 
     def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
         """See `Replica`."""
         batch = self._lookup.pull(data)
         if shard not in self._computed:
-            self._computed[shard] = Outgoing(shard, 0, np.zeros_like(self._whole), None)
+            self._computed[shard] = ShardPush(shard, 0, np.zeros_like(self._whole), None)
         whole = self._computed[shard].floats
-        with self._lookup.placed(batch):
+        with self._lookup.rows_loaded(batch):
             self._inner.gradient(shard, batch.data, whole, record)
         self._clear()
-        for ours, theirs in self._parts:
-            floats[theirs] = whole[ours]
+        for own, dense in self._dense_slices:
+            floats[dense] = whole[own]
         self._scale.begin()
-        if self._scale.undo(whole[self._gradients]):
-            self._computed[shard] = Outgoing(shard, int(record[0]), whole, batch)
+        if self._scale.unscale(whole[self._gradients]):
+            self._computed[shard] = ShardPush(shard, int(record[0]), whole, batch)
         else:
-            self._computed[shard] = Outgoing(shard, 0, whole, None)
+            self._computed[shard] = ShardPush(shard, 0, whole, None)
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
         """See `Replica`."""
-        for ours, theirs in self._parts:
-            self._whole[ours] = floats[theirs]
+        for own, dense in self._dense_slices:
+            self._whole[own] = floats[dense]
         logs = self._inner.apply(self._whole, records)
-        self.settle()
-        # Each shard's pushes are numbered without a gap, also where it had no rows.
-        nothing = {shard: Outgoing(shard, 0, self._whole, None) for shard in self._link.shards}
-        self._pushed = self._link.push_rows_of(list({**nothing, **self._computed}.values()))
-        for shard, one in self._computed.items():
-            self._computed[shard] = Outgoing(shard, 0, one.floats, None)
+        self.wait_for_pushes()
+        # The numbers of a shard's pushes have no gap, so shards without rows push too.
+        nothing = {shard: ShardPush(shard, 0, self._whole, None) for shard in self._session.shards}
+        self._pushed = self._session.push_rows_of(list({**nothing, **self._computed}.values()))
+        for shard, push in self._computed.items():
+            self._computed[shard] = ShardPush(shard, 0, push.floats, None)
         return logs
 
-    def settle(self) -> None:
-        """Waits for what was pushed last."""
+    def wait_for_pushes(self) -> None:
+        """Wait until the servers have the last pushes."""
         pushed, self._pushed = self._pushed, []
         for future in pushed:
             future.result()
 
     def _clear(self) -> None:
-        """Replicas are alike between steps."""
+        """Set the rows to zero: replicas are equal between steps."""
         for variable in self._rows:
             variable.assign(np.zeros(tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype)))
 
@@ -86,15 +88,15 @@ class TableReplica:
 
     def assign(self, floats: NDArray[Any]) -> None:
         """See `Replica`."""
-        for ours, theirs in self._parts:
-            self._whole[ours] = floats[theirs]
+        for own, dense in self._dense_slices:
+            self._whole[own] = floats[dense]
         self._inner.assign(self._whole)
 
     def float_spans(self) -> list[tuple[Any, Span]]:
-        """See `Replica`; with the places among the dense floats."""
+        """See `Replica`. Spans are relative to the dense floats."""
         found, at = [], 0
         for variable, span in self._inner.float_spans():
-            if not holds_rows_of_table(variable):
+            if not holds_table_rows(variable):
                 size = span.stop - span.start
                 found.append((variable, Span(at, at + size, span.shape)))
                 at += size
@@ -103,7 +105,7 @@ class TableReplica:
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
         """See `Replica`."""
         batch = self._seen(data)
-        with self._lookup.placed(batch):
+        with self._lookup.rows_loaded(batch):
             self._inner.evaluate(shard, batch.data, record)
         self._clear()
 
@@ -116,26 +118,11 @@ class TableReplica:
         outputs = []
         for piece in self._lookup.pieces(data):
             batch = self._seen(piece)
-            with self._lookup.placed(batch):
+            with self._lookup.rows_loaded(batch):
                 outputs.append(self._inner.predict(batch.data))
         self._clear()
         return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *outputs)
 
     def _seen(self, data: Any) -> Batch:
-        self.settle()
+        self.wait_for_pushes()
         return self._lookup.pull(data, create=False)
-
-
-def _dense_parts(spans: Sequence[tuple[Any, Span]]) -> Iterator[tuple[slice, slice]]:
-    """(place among all floats, place among the dense ones), neighbours together."""
-    at, start, stop = 0, 0, 0
-    for variable, span in spans:
-        if holds_rows_of_table(variable):
-            continue
-        if span.start != stop:
-            if stop > start:
-                yield slice(start, stop), slice(at, at + stop - start)
-            at, start = at + stop - start, span.start
-        stop = span.stop
-    if stop > start:
-        yield slice(start, stop), slice(at, at + stop - start)

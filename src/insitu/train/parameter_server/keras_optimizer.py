@@ -1,8 +1,8 @@
-"""A Keras optimizer that updates pieces of variables which lie in NumPy arrays, as a server holds them.
+"""A Keras optimizer that updates pieces of variables in NumPy arrays, as a server holds them.
 
-Each piece has an optimizer of its own, made from the same configuration, so that whatever an optimizer keeps
-(moments, averages, a product of momenta) belongs to one piece and can be mirrored and saved with it. All
-pieces are updated by one compiled function. What comes out has the bits of the same optimizer on a replica.
+Each piece has an optimizer of its own, made from the same configuration. So each state of an optimizer
+(moments, averages, a product of momenta) belongs to one piece, and is mirrored and saved with it. One
+compiled function updates all pieces. The results have the bits of the same optimizer on a replica.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Arrays = list[NDArray[Any]]
 
 
 def serialize_optimizer(optimizer: Any) -> str:
-    """The optimizer's configuration as JSON text: what a server makes the same optimizer of.
+    """Return the optimizer's configuration as JSON text, from which a server makes the same optimizer.
 
     Raises TrainingError where the configuration holds what JSON can't.
     """
@@ -39,7 +39,8 @@ def serialize_optimizer(optimizer: Any) -> str:
 
 
 def make_optimizer(text: str) -> Any:
-    """The optimizer that `serialize_optimizer` described. Raises TrainingError for a class unknown here."""
+    """Return the optimizer that `serialize_optimizer` described. Raises TrainingError for an unknown
+    class."""
     config = json.loads(text)
     error: Exception | None = None
     try:
@@ -75,7 +76,7 @@ class KerasUpdater:
 
     def slots(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, NDArray[Any]]:
         made = self._optimizers[name] = _PieceOptimizer(make_optimizer(self._text), shape, dtype)
-        return {slot: _aligned(to_numpy(v)) for slot, v in made.slots.items()}
+        return {slot: _copy_aligned(to_numpy(v)) for slot, v in made.slots.items()}
 
     def row_slots(self) -> dict[str, float]:
         raise NotImplementedError("Rows of tables have updaters of their own.")
@@ -119,7 +120,7 @@ class KerasUpdater:
     def finalize(
         self, values: Mapping[str, NDArray[Any]], slots: Mapping[str, Mapping[str, NDArray[Any]]]
     ) -> None:
-        """Values become the averages that the optimizer keeps of them, if it does."""
+        """Set values to the averages that the optimizer keeps of them, if it does."""
         for name, value in values.items():
             if name not in self._optimizers:
                 self.slots(name, value.shape, value.dtype)
@@ -128,15 +129,15 @@ class KerasUpdater:
                 np.copyto(value, slots[name][average])
 
 
-def _aligned(array: NDArray[Any]) -> NDArray[Any]:
-    """A copy in memory that TensorFlow takes as it is."""
+def _copy_aligned(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a copy in memory that TensorFlow takes as it is."""
     copy = aligned_empty(array.shape, array.dtype)
     copy[...] = array
     return copy
 
 
 class _PieceOptimizer:
-    """An optimizer built for one variable. `slots` are its variables but for counter and learning rate."""
+    """An optimizer built for one variable. `slots` are its variables without counter and learning rate."""
 
     def __init__(self, optimizer: Any, shape: Sequence[int], dtype: Any) -> None:
         self.optimizer = optimizer
@@ -171,7 +172,7 @@ def _compile(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Update:
     return _update_eagerly(optimizers)
 
 
-def _bounded(optimizers: Sequence[_PieceOptimizer], gradients: Any) -> Any:
+def _clip_global_norm(optimizers: Sequence[_PieceOptimizer], gradients: Any) -> Any:
     bound = optimizers[0].global_clipnorm
     return gradients if bound is None else clip_by_global_norm(list(gradients), bound)
 
@@ -180,7 +181,7 @@ def _compile_jax(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Update:
     import jax
 
     def function(values: Any, slots: Any, gradients: Any, step: Any, rate: Any) -> Any:
-        gradients = _bounded(optimizers, gradients)
+        gradients = _clip_global_norm(optimizers, gradients)
         new_values, new_slots = [], []
         for made, value, own, gradient in zip(optimizers, values, slots, gradients, strict=True):
             slot_of = {id(v): x for v, x in zip(made.slots.values(), own, strict=True)}
@@ -220,7 +221,7 @@ def _compile_tensorflow(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Upd
             made.counter.assign(tf.cast(step, made.counter.dtype))
             if made.rate is not None:
                 made.rate.assign(tf.cast(rate, made.rate.dtype))
-        gradients = _bounded(optimizers, arrays[len(held) :])
+        gradients = _clip_global_norm(optimizers, arrays[len(held) :])
         for made, gradient in zip(optimizers, gradients, strict=True):
             made.optimizer.apply([gradient], [made.variable])
         return [tf.identity(v.value) for v in held]
@@ -239,7 +240,7 @@ def _compile_tensorflow(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Upd
         own = [array for value, state in zip(values, slots, strict=True) for array in (value, *state)]
         when = tf.constant(step, tf.int64), tf.constant(rate, tf.float32)
         outputs = compiled(*when, *map(borrow, own), *map(borrow, gradients))
-        outputs = iter(_apart(outputs, [*own, *gradients]))
+        outputs = iter(_copy_aliased(outputs, [*own, *gradients]))
         updated, moved = [], []
         for state in slots:
             updated.append(next(outputs))
@@ -249,9 +250,9 @@ def _compile_tensorflow(optimizers: Sequence[_PieceOptimizer], jit: bool) -> Upd
     return update
 
 
-def _apart(outputs: Sequence[Any], arguments: Sequence[NDArray[Any]]) -> Arrays:
-    """The outputs, copied where one lies in an argument's memory, which is about to change: an optimizer may
-    have assigned a variable, as it was, to a slot."""
+def _copy_aliased(outputs: Sequence[Any], arguments: Sequence[NDArray[Any]]) -> Arrays:
+    """Return the outputs as arrays, copied where one lies in an argument's memory, which is about to change:
+    an optimizer may have assigned a variable, as it was, to a slot."""
     taken = {address_of(array) for array in arguments}
     arrays = [np.asarray(output) for output in outputs]
     return [array.copy() if address_of(array) in taken else array for array in arrays]
@@ -259,7 +260,7 @@ def _apart(outputs: Sequence[Any], arguments: Sequence[NDArray[Any]]) -> Arrays:
 
 def _update_eagerly(optimizers: Sequence[_PieceOptimizer]) -> Update:
     def update(values: Any, slots: Any, gradients: Any, step: int, rate: float) -> Any:
-        gradients = _bounded(optimizers, [keras.ops.convert_to_tensor(g) for g in gradients])
+        gradients = _clip_global_norm(optimizers, [keras.ops.convert_to_tensor(g) for g in gradients])
         for made, value, own, gradient in zip(optimizers, values, slots, gradients, strict=True):
             made.variable.assign(value)
             for variable, slot in zip(made.slots.values(), own, strict=True):

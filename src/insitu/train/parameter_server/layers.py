@@ -1,4 +1,8 @@
-"""`insitu.layers`: layers whose variables may live on parameter servers."""
+"""`insitu.layers`: layers whose variables may live on parameter servers.
+
+Models are saved with the registered names `insitu>Embedding` and `insitu>KeyIndex`, which Keras finds once
+`insitu.layers` has been loaded, whatever module path a file names.
+"""
 
 from __future__ import annotations
 
@@ -21,24 +25,25 @@ INT32_MAX = 2**31 - 1
 
 
 class Table(Protocol):
-    """Where the rows of an `Embedding` live while it trains."""
+    """The storage of an `Embedding`'s rows while it trains."""
 
     def pull(self, keys: NDArray[np.int64]) -> NDArray[Any]:
-        """The rows of distinct `keys`, shape (keys, output_dim); those that aren't there are made."""
+        """Return the rows of distinct `keys`, shape (keys, output_dim). Missing rows are created."""
 
-    def everything(self) -> tuple[NDArray[np.int64], NDArray[Any]]:
-        """(all keys in ascending order, their rows)."""
+    def read_all(self) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        """Return (all keys in ascending order, their rows)."""
 
     def begin(self, keys: NDArray[np.int64], rows: NDArray[Any]) -> None:
-        """The rows that a new table begins with; one that has begun stays as it is."""
+        """Initialize a new table with these rows. A table that has begun stays as it is."""
 
-    def fill(self, keys: NDArray[np.int64], rows: NDArray[Any]) -> None:
-        """Sets the rows of `keys`, whatever they were."""
+    def assign(self, keys: NDArray[np.int64], rows: NDArray[Any]) -> None:
+        """Set the rows of `keys`."""
 
 
 @keras.saving.register_keras_serializable(package="insitu")
 class KeyIndex(keras.layers.Layer):
-    """Turns keys into places: 1 + the place of a key in the ascending `keys`, or 0 for an unknown one."""
+    """Turns keys into row indices: 1 + the index of a key in the ascending `keys`, or 0 for an unknown
+    one."""
 
     def __init__(self, keys: Any = (), **kwargs: Any) -> None:
         super().__init__(**{**kwargs, "trainable": False})
@@ -51,8 +56,8 @@ class KeyIndex(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs: Any) -> Any:
-        place, found = _find(self.keys, inputs)
-        return ops.where(found, place + 1, 0)
+        index, found = _find(self.keys, inputs)
+        return ops.where(found, index + 1, 0)
 
     def compute_output_spec(self, inputs: Any) -> Any:
         return keras.KerasTensor(inputs.shape, dtype="int32")
@@ -75,7 +80,7 @@ class KeyIndex(keras.layers.Layer):
 class Embedding(keras.layers.Layer):
     """Turns integer keys into rows of a table that needs no size: a row is made when its key is first seen.
 
-    Under a `ParameterServerStrategy` the table lives on the servers alone. A batch pulls the distinct rows
+    Under a `ParameterServerStrategy` only the servers have the table. A batch pulls the distinct rows
     that it uses and pushes their gradients; the servers update row by row. Elsewhere the layer looks keys up
     in the table that it was saved with, or, with `input_dim`, is a plain embedding.
 
@@ -110,16 +115,16 @@ class Embedding(keras.layers.Layer):
                 raise TrainingError(f"{name} of an Embedding must be at least 1. Received: {value}")
         self.autocast = False
         self.output_dim, self.input_dim, self.max_keys = output_dim, input_dim, max_keys
-        self.eviction, self.feature = _eviction(eviction), feature
+        self.eviction, self.feature = _check_eviction(eviction), feature
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
         self.rows: Any = None
         self.keys: Any = None
         self._saved: tuple[NDArray[np.int64], NDArray[Any]] | None = None
-        self._by_place = False
+        self._by_row_index = False
         # Around Keras' tracking: the table is no part of the layer's state.
         object.__setattr__(self, "_table", None)
 
-    # What Keras calls
+    # Called by Keras
 
     def build(self, input_shape: Any = None) -> None:
         if self.input_dim is not None and self.rows is None and self._saved is None:
@@ -131,7 +136,7 @@ class Embedding(keras.layers.Layer):
     def call(self, inputs: Any) -> Any:
         if self._table is not None and in_symbolic_scope():
             return ops.zeros((*inputs.shape, self.output_dim), self.compute_dtype)
-        if self._by_place or (self.rows is not None and self.keys is None and self._table is None):
+        if self._by_row_index or (self.rows is not None and self.keys is None and self._table is None):
             return self._take(self.rows, ops.cast(inputs, "int32"))
         if self._table is not None:
             return self._look_up_now(inputs)
@@ -141,8 +146,8 @@ class Embedding(keras.layers.Layer):
                 "ParameterServerStrategy and fit it, load a saved one, or give input_dim. Received: a call "
                 "without any of them."
             )
-        place, found = _find(self.keys, inputs)
-        return ops.where(found[..., None], self._take(self.rows, place), 0)
+        index, found = _find(self.keys, inputs)
+        return ops.where(found[..., None], self._take(self.rows, index), 0)
 
     def compute_output_spec(self, inputs: Any) -> Any:
         return keras.KerasTensor((*inputs.shape, self.output_dim), dtype=self.compute_dtype)
@@ -171,15 +176,15 @@ class Embedding(keras.layers.Layer):
             return
         keys = np.asarray(store["keys"], np.int64)
         if self._table is not None:
-            self._table.fill(keys, rows)
+            self._table.assign(keys, rows)
             return
         self._saved = (keys, rows)
-        self._hold(keys, rows)
+        self._keep_table(keys, rows)
 
-    # What a strategy calls
+    # Called by a strategy
 
     def attach(self, table: Table, max_keys: int) -> None:
-        """From now on the rows come from `table`; `rows` holds those of one batch, by place."""
+        """Take the rows from `table` from now on. `rows` holds those of one batch."""
         with _unlocked(self):
             for variable in (self.rows, self.keys):
                 if variable is not None:
@@ -195,29 +200,29 @@ class Embedding(keras.layers.Layer):
             self._saved = None
 
     @contextlib.contextmanager
-    def by_place(self) -> Iterator[None]:
-        """While open, inputs are places in `rows`, not keys."""
-        before, self._by_place = self._by_place, True
+    def by_row_index(self) -> Iterator[None]:
+        """While open, inputs are indices of `rows`, not keys."""
+        before, self._by_row_index = self._by_row_index, True
         try:
             yield
         finally:
-            self._by_place = before
+            self._by_row_index = before
 
     def contents(self) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
-        """(keys in ascending order, their rows); keys are None for a plain embedding."""
+        """Return (keys in ascending order, their rows). Keys are None for a plain embedding."""
         table: Table | None = self._table
         if table is not None:
-            return table.everything()
+            return table.read_all()
         if self._saved is not None:
             return self._saved
         if self.rows is None:
             return np.empty(0, np.int64), np.empty((0, self.output_dim), np.float32)
         return None, to_numpy(self.rows)
 
-    # Parts of it
+    # Helpers
 
-    def _take(self, rows: Any, places: Any) -> Any:
-        return ops.cast(ops.take(rows, places, axis=0), self.compute_dtype)
+    def _take(self, rows: Any, indices: Any) -> Any:
+        return ops.cast(ops.take(rows, indices, axis=0), self.compute_dtype)
 
     def _look_up_now(self, inputs: Any) -> Any:
         try:
@@ -227,12 +232,12 @@ class Embedding(keras.layers.Layer):
                 f"The Embedding {self.name!r} has its table on servers: inside a compiled function it can be "
                 "called by fit, evaluate and predict of its model alone. Received: another function."
             ) from error
-        distinct, places = np.unique(keys, return_inverse=True)
-        rows = self._table.pull(distinct)[places.reshape(keys.shape)]
+        distinct, indices = np.unique(keys, return_inverse=True)
+        rows = self._table.pull(distinct)[indices.reshape(keys.shape)]
         return ops.cast(ops.convert_to_tensor(rows), self.compute_dtype)
 
-    def _hold(self, keys: NDArray[np.int64], rows: NDArray[Any]) -> None:
-        """Keeps a whole table in variables, for a process without servers."""
+    def _keep_table(self, keys: NDArray[np.int64], rows: NDArray[Any]) -> None:
+        """Keep a whole table in variables, for a process without servers."""
         with _unlocked(self):
             for variable in (self.rows, self.keys):
                 if variable is not None:
@@ -246,8 +251,8 @@ class Embedding(keras.layers.Layer):
 
 
 def export(model: Any) -> Any:
-    """`model` with each `Embedding` as a `KeyIndex` and a plain `keras.layers.Embedding`, whose row 0 is that
-    of unknown keys: zeros. For functional and sequential models; the weights are copies."""
+    """Return `model` with each `Embedding` replaced by a `KeyIndex` and a plain `keras.layers.Embedding`,
+    whose row 0 serves unknown keys: zeros. For functional and sequential models. The weights are copies."""
     replaced: dict[str, NDArray[Any]] = {}
 
     def clone(layer: Any) -> Any:
@@ -272,12 +277,13 @@ def export(model: Any) -> Any:
 
 
 def embeddings_of(model: Any) -> list[Embedding]:
-    """The insitu Embeddings anywhere in `model`, in the order of its layers."""
+    """Return the insitu Embeddings anywhere in `model`, in the order of its layers."""
     return [layer for layer in model._flatten_layers() if isinstance(layer, Embedding)]
 
 
-def _eviction(given: Any) -> dict[str, int] | None:
-    """Raises TrainingError for what is none, InputError for what can't be."""
+def _check_eviction(given: Any) -> dict[str, int] | None:
+    """Return the eviction as a dict, or None. Raises TrainingError for anything but a dict of its fields,
+    InputError for values out of range."""
     if not given:
         return None
     known = [field.name for field in dataclasses.fields(Eviction)]
@@ -288,7 +294,7 @@ def _eviction(given: Any) -> dict[str, int] | None:
 
 
 def _key_variable(layer: Any, keys: NDArray[np.int64]) -> Any:
-    """A variable of the ascending `keys`. Raises TrainingError where the backend can't hold them."""
+    """Return a variable of the ascending `keys`. Raises TrainingError where the backend can't hold them."""
     if not len(keys):
         keys = np.zeros(1, np.int64)
     wide = keras.backend.backend() != "jax"
@@ -309,17 +315,17 @@ def _key_variable(layer: Any, keys: NDArray[np.int64]) -> Any:
 
 
 def _find(keys: Any, inputs: Any) -> tuple[Any, Any]:
-    """(place of each input among the ascending `keys`, whether it is there)."""
-    wanted = ops.cast(inputs, keys.dtype)
-    flat = ops.reshape(wanted, (-1,))
-    place = ops.minimum(ops.searchsorted(keys.value, flat), keys.shape[0] - 1)
-    place = ops.cast(ops.reshape(place, ops.shape(wanted)), "int32")
-    return place, ops.equal(ops.take(keys.value, place, axis=0), wanted)
+    """Return (index of each input among the ascending `keys`, True where it is one of them)."""
+    keys_of_inputs = ops.cast(inputs, keys.dtype)
+    flat = ops.reshape(keys_of_inputs, (-1,))
+    index = ops.minimum(ops.searchsorted(keys.value, flat), keys.shape[0] - 1)
+    index = ops.cast(ops.reshape(index, ops.shape(keys_of_inputs)), "int32")
+    return index, ops.equal(ops.take(keys.value, index, axis=0), keys_of_inputs)
 
 
 @contextlib.contextmanager
 def _unlocked(layer: Any) -> Iterator[None]:
-    """Lets variables be added to a layer that is built."""
+    """While open, variables may be added to a layer that is built."""
     locked = layer._tracker.locked_by_default if hasattr(layer._tracker, "locked_by_default") else True
     layer._tracker.unlock()
     try:

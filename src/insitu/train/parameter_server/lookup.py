@@ -1,7 +1,7 @@
-"""Finds the keys of a batch, pulls their rows, and puts places in the keys' stead.
+"""Find the keys of a batch, pull their rows, and replace the keys by row indices.
 
-A batch of keys becomes a batch of places: the i-th distinct key has place i, and row i of the layer's `rows`
-holds what was pulled for it. So the compiled step is that of a plain embedding of one batch's size.
+The i-th distinct key of a batch gets index i, and row i of the layer's `rows` holds the row that was pulled
+for it. So the compiled step is that of a plain embedding with the size of one batch.
 """
 
 from __future__ import annotations
@@ -25,28 +25,34 @@ class RowSource(Protocol):
     """Tables by name, wherever they are."""
 
     def pull_rows(self, table: str, keys: Keys, *, create: bool) -> NDArray[Any]:
-        """The rows of distinct `keys`; one that isn't there is made, or stands for itself without."""
+        """Return the rows of distinct `keys`. A missing row is created with `create`; else its initial value
+        is returned."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
-    """What was pulled for one layer: `rows[i]` belongs to `keys[i]`, which are distinct and ascending."""
+class PulledRows:
+    """The rows of one layer for one batch."""
 
     layer: Embedding
+    """The layer whose table they come from."""
     keys: Keys
+    """The distinct keys of the batch, ascending."""
     rows: NDArray[Any]
+    """The row of each key, in that order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch with places instead of keys, and what the places stand for."""
+    """A batch with row indices instead of keys."""
 
     data: Any
-    pulled: tuple[Pulled, ...] = ()
+    """The structure of the batch, with indices in place of keys."""
+    pulled: tuple[PulledRows, ...] = ()
+    """The rows that the indices stand for, by layer."""
 
 
-class Lookup:
-    """The tables of one model. `leaves[i]` are the leaves of a batch that layer i reads, by number."""
+class TableLookup:
+    """The tables of one model. `leaves[i]` are the numbers of the batch's leaves that layer i reads."""
 
     def __init__(
         self, source: RowSource, layers: Sequence[Embedding], leaves: Sequence[tuple[int, ...]]
@@ -55,47 +61,47 @@ class Lookup:
         self._tables = tuple(zip(layers, leaves, strict=True))
 
     def pull(self, data: Any, *, create: bool = True) -> Batch:
-        """`data` with places, and the rows of all its keys. Raises InputError for keys that are no
-        integers, TrainingError for more than a batch may have."""
+        """Return `data` with row indices, and the rows of all its keys. Raises InputError for keys that
+        aren't integers, TrainingError for more than a batch may have."""
         if not self._tables:
             return Batch(data)
         arrays = [np.asarray(leaf) for leaf in keras.tree.flatten(data)]
         replaced = list(arrays)
         pulled = []
         for layer, leaves in self._tables:
-            keys, places = np.unique(
+            keys, indices = np.unique(
                 np.concatenate([_as_keys(layer, arrays[leaf]).reshape(-1) for leaf in leaves]),
                 return_inverse=True,
             )
             if len(keys) > layer.rows.shape[0]:
                 raise TrainingError(
                     f"The Embedding {layer.name!r} has room for {layer.rows.shape[0]} keys in a shard's "
-                    f"batch, those of the first one. Received: {len(keys)} distinct keys. Say "
-                    "max_keys=... when you make it."
+                    f"batch, as many as the first batch had. Received: {len(keys)} distinct keys. Pass "
+                    "max_keys=... to the layer."
                 )
             start = 0
             for leaf in leaves:
                 size = arrays[leaf].size
-                replaced[leaf] = places[start : start + size].reshape(arrays[leaf].shape).astype(np.int32)
+                replaced[leaf] = indices[start : start + size].reshape(arrays[leaf].shape).astype(np.int32)
                 start += size
             rows = self._source.pull_rows(layer.name, keys, create=create)
-            pulled.append(Pulled(layer, keys, rows))
+            pulled.append(PulledRows(layer, keys, rows))
         return Batch(keras.tree.pack_sequence_as(data, replaced), tuple(pulled))
 
     @contextlib.contextmanager
-    def placed(self, batch: Batch) -> Iterator[None]:
-        """While open, the layers hold the rows of `batch` and read places."""
+    def rows_loaded(self, batch: Batch) -> Iterator[None]:
+        """While open, the layers hold the rows of `batch` and read row indices."""
         with contextlib.ExitStack() as stack:
             for one in batch.pulled:
                 shape = tuple(one.layer.rows.shape)
                 rows = np.zeros(shape, one.rows.dtype)
                 rows[: len(one.rows)] = one.rows
                 one.layer.rows.assign(rows)
-                stack.enter_context(one.layer.by_place())
+                stack.enter_context(one.layer.by_row_index())
             yield
 
     def pieces(self, data: Any) -> Iterator[Any]:
-        """`data`, cut by rows into as many batches as the layers' room asks for."""
+        """Split `data` by rows into batches whose keys the layers have room for."""
         leaves = keras.tree.flatten(data)
         rows = len(leaves[0])
         size = rows
@@ -110,7 +116,7 @@ class Lookup:
                 yield keras.tree.map_structure(lambda leaf, part=part: leaf[part], data)
 
     def example(self, data: Any) -> Any:
-        """`data` as `pull` would give it, without pulling."""
+        """Return `data` as `pull` would, without pulling."""
         leaves = [np.asarray(leaf) for leaf in keras.tree.flatten(data)]
         for _, numbers in self._tables:
             for number in numbers:
@@ -138,8 +144,8 @@ def _as_keys(layer: Embedding, leaf: NDArray[Any]) -> Keys:
     )
 
 
-def find_leaves(model: Any, layers: Sequence[Embedding], example: Any) -> list[tuple[int, ...]]:
-    """The leaves of a batch like `example` that each layer reads its keys from.
+def find_key_inputs(model: Any, layers: Sequence[Embedding], example: Any) -> list[tuple[int, ...]]:
+    """Return the leaves of a batch like `example` from which each layer reads its keys.
 
     Raises TrainingError where a layer's keys aren't an input of the model, or something else reads it too.
     """
@@ -198,8 +204,8 @@ def _check_readers(functional: Any, layer: Embedding, tensor: Any) -> None:
         if reads and not isinstance(node.operation, Embedding):
             raise TrainingError(
                 f"An input with the keys of the Embedding {layer.name!r} is for Embeddings alone, since a "
-                f"step puts places in their stead. Received: a model in which {node.operation.name!r} reads "
-                "it too. Give that an input of its own."
+                "step replaces them by row indices. Received: a model in which "
+                f"{node.operation.name!r} reads it too. Give that an input of its own."
             )
 
 

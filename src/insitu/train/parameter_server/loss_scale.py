@@ -1,8 +1,8 @@
-"""The scale of a worker's losses: what keeps small gradients of half precision from vanishing.
+"""Scale a worker's losses, so that small gradients of half precision don't vanish.
 
 A LossScaleOptimizer doubles its scale now and then, and halves it where a gradient isn't finite. On parameter
-servers each worker does so for its own gradients: it divides them by its scale before it sends them, and
-sends none that overflowed.
+servers each worker does so for its own gradients: it divides them by its scale before it pushes them, and
+pushes none that overflowed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from insitu.train.replica import to_numpy
 
 
 def inner_optimizer(optimizer: Any) -> Any:
-    """The optimizer that makes the updates."""
+    """Return the optimizer that makes the updates."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return optimizer.inner_optimizer
     return optimizer
 
 
 class LossScale:
-    """The scale of one optimizer, which doesn't change during a step: that of a LossScaleOptimizer, or an
-    optimizer's own `loss_scale_factor`, which stays."""
+    """The loss scale of one optimizer, constant during a step: that of a LossScaleOptimizer, or an
+    optimizer's own `loss_scale_factor`, which never changes."""
 
     def __init__(self, optimizer: Any) -> None:
         inner = inner_optimizer(optimizer)
@@ -35,17 +35,18 @@ class LossScale:
 
     @property
     def changes(self) -> bool:
-        """Whether gradients are divided at all."""
+        """True if gradients are divided at all."""
         return self._optimizer is not None or self._scale != 1.0
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step: read the scale."""
         if self._optimizer is not None:
             self._scale = float(to_numpy(self._optimizer.dynamic_scale))
             self._overflowed = False
 
-    def undo(self, gradient: NDArray[Any]) -> bool:
-        """Divides one shard's gradient, in place; whether it is finite, and so is to be sent."""
+    def unscale(self, gradient: NDArray[Any]) -> bool:
+        """Divide one shard's gradient, in place. Returns False for one that isn't finite and must not be
+        pushed."""
         if self._optimizer is not None and not np.isfinite(gradient).all():
             self._overflowed = True
             return False
@@ -54,7 +55,7 @@ class LossScale:
         return True
 
     def end(self) -> None:
-        """The step has ended: the scale moves as its optimizer would have it."""
+        """End the step: grow or shrink the scale as its optimizer would."""
         optimizer = self._optimizer
         if optimizer is None:
             return

@@ -1,4 +1,4 @@
-"""What a worker tells the servers about its model: variables, the optimizer, tables."""
+"""The description of a model that a worker sends to the servers: variables, optimizer, tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from insitu.errors import TrainingError
 from insitu.train.parameter_server.keras_optimizer import serialize_optimizer
 from insitu.train.replica import to_numpy
 
-STATE = "/state/"
+STATE_PREFIX = "/state/"
 """Begins the names of what the forward pass moves (BatchNorm statistics): no optimizer touches it. No path of
 a variable begins with a slash."""
 
@@ -54,14 +54,16 @@ INITIALIZERS = "RandomUniform, RandomNormal, Zeros, Ones and Constant"
 
 
 @dataclass(frozen=True, slots=True)
-class Norms:
-    """Bounds of gradients' norms, of each variable's and of all together; None: none."""
+class ClipNorms:
+    """Bounds of gradients' norms. None: unbounded."""
 
     each: float | None = None
+    """The bound of each variable's norm."""
     together: float | None = None
+    """The bound of the norm of all variables together."""
 
     def clip(self, gradients: Sequence[NDArray[Any]]) -> None:
-        """Scales `gradients`, one array a variable, in place, as Keras does before its update."""
+        """Scale `gradients`, one array for each variable, in place, as Keras does before its update."""
         if self.each is not None:
             for gradient in gradients:
                 _scale(gradient, self.each, float(np.linalg.norm(gradient.reshape(-1))))
@@ -79,30 +81,30 @@ def _scale(gradient: NDArray[Any], bound: float, norm: float) -> None:
         gradient *= gradient.dtype.type(bound / norm)
 
 
-def number(scalar: Any) -> float:
-    """The value of a variable or tensor of one element, or of a Python number."""
+def to_float(scalar: Any) -> float:
+    """Return the value of a variable or tensor of one element, or of a Python number."""
     if isinstance(scalar, keras.Variable):
         return float(to_numpy(scalar))
     return float(keras.ops.convert_to_numpy(scalar))
 
 
-def norms_of(optimizer: Any) -> Norms:
-    return Norms(optimizer.clipnorm, optimizer.global_clipnorm)
+def clip_norms_of(optimizer: Any) -> ClipNorms:
+    return ClipNorms(optimizer.clipnorm, optimizer.global_clipnorm)
 
 
-def may_be_split(optimizer: Any) -> bool:
-    """Whether parts of a variable may be updated apart: not where a norm of the whole one counts."""
-    return type(optimizer) in _ELEMENTWISE and not norms_of(optimizer)
+def can_be_split(optimizer: Any) -> bool:
+    """Return True if parts of a variable may be updated apart: no norm of the whole variable counts."""
+    return type(optimizer) in _ELEMENTWISE and not clip_norms_of(optimizer)
 
 
-def must_be_together(optimizer: Any, *, exact: bool) -> bool:
-    """Whether the server that updates one variable needs the gradients of all: for the norm of their mean,
-    which no worker knows. Where not the mean is bounded, each worker bounds its own gradient."""
+def needs_one_server(optimizer: Any, *, exact: bool) -> bool:
+    """Return True if one server must have the gradients of all variables: for the norm of their mean, which
+    no worker knows. In the other modes each worker bounds its own gradient."""
     return exact and optimizer.global_clipnorm is not None
 
 
 def updater_config(optimizer: Any, *, exact: bool, jit: bool) -> dict[str, Any]:
-    """The configuration of what updates the model's variables on the servers, plain values.
+    """Return the configuration of the updater of the model's variables on the servers, as plain values.
 
     `exact`: it must have the bits of the optimizer on a replica. Otherwise norms have been bounded before a
     gradient is sent.
@@ -121,8 +123,7 @@ def updater_config(optimizer: Any, *, exact: bool, jit: bool) -> dict[str, Any]:
 
 
 def _kind(optimizer: Any) -> type:
-    """The class by which scripts know the optimizer: on PyTorch Keras makes one of a class beside it, of the
-    same rule."""
+    """Return the optimizer's public class. On PyTorch Keras makes an optimizer of a subclass beside it."""
     kind = type(optimizer)
     if kind.__module__.startswith("keras.src.backend.torch."):
         return next((base for base in kind.__mro__ if base in _BUILT_IN), kind)
@@ -130,7 +131,7 @@ def _kind(optimizer: Any) -> type:
 
 
 def built_in_updater(optimizer: Any) -> dict[str, Any] | None:
-    """The settings of the servers' own updater that does the same; None where there is none."""
+    """Return the settings of the servers' own updater of the same rule, or None."""
     known = _BUILT_IN.get(_kind(optimizer))
     plain = not optimizer.use_ema and not optimizer.gradient_accumulation_steps
     excluded = getattr(optimizer, "_exclude_from_weight_decay", None) or set()
@@ -142,12 +143,12 @@ def built_in_updater(optimizer: Any) -> dict[str, Any] | None:
         config["weight_decay"] = float(optimizer.weight_decay)
     if optimizer.clipvalue is not None:
         config["clip_value"] = float(optimizer.clipvalue)
-    config["learning_rate"] = number(optimizer.learning_rate)
+    config["learning_rate"] = to_float(optimizer.learning_rate)
     return config
 
 
 def table_updater(optimizer: Any) -> dict[str, Any]:
-    """The settings of the row-wise updater of tables. Raises TrainingError where there is none."""
+    """Return the settings of the updater of tables' rows. Raises TrainingError where there is none."""
     config = built_in_updater(optimizer)
     if config is None or isinstance(
         optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule
@@ -162,7 +163,7 @@ def table_updater(optimizer: Any) -> dict[str, Any]:
 
 
 def check_norms_of_rows(optimizer: Any) -> None:
-    """Raises TrainingError where `optimizer` bounds norms, which nobody does for rows of tables then."""
+    """Raise TrainingError where `optimizer` bounds norms, which nobody does for rows of tables."""
     for name in ("clipnorm", "global_clipnorm"):
         if getattr(optimizer, name, None) is not None:
             raise TrainingError(
@@ -174,7 +175,7 @@ def check_norms_of_rows(optimizer: Any) -> None:
 
 
 def initializer_config(initializer: Any) -> dict[str, Any]:
-    """The servers' initializer for new rows. Raises TrainingError for one that they don't have."""
+    """Return the servers' initializer of new rows. Raises TrainingError for one that they don't have."""
     kinds = keras.initializers
     if isinstance(initializer, kinds.RandomUniform):
         return {"name": "uniform", "low": float(initializer.minval), "high": float(initializer.maxval)}
@@ -192,7 +193,7 @@ def initializer_config(initializer: Any) -> dict[str, Any]:
 
 
 def name_variables(named: Sequence[tuple[str, Any]]) -> list[str]:
-    """A name of its own for each (prefix, variable): its path, numbered where a path repeats."""
+    """Return a unique name for each (prefix, variable): its path, numbered where a path repeats."""
     seen: dict[str, int] = {}
     names = []
     for prefix, variable in named:
@@ -202,8 +203,8 @@ def name_variables(named: Sequence[tuple[str, Any]]) -> list[str]:
     return names
 
 
-def for_servers(config: Mapping[str, Any], *, norms: bool) -> dict[str, Any]:
-    """A serialized optimizer without a scale of losses, and unless `norms` without bounds of norms: what
-    workers have done before they push."""
+def strip_worker_settings(config: Mapping[str, Any], *, norms: bool) -> dict[str, Any]:
+    """Return a serialized optimizer without the settings that workers have applied before they push: the loss
+    scale and, unless `norms`, the bounds of norms."""
     done = {"loss_scale_factor": None, **({} if norms else {"clipnorm": None, "global_clipnorm": None})}
     return {**config, "config": {k: done.get(k, v) for k, v in config["config"].items()}}

@@ -1,4 +1,4 @@
-"""The life of a `ps` task: it serves from the strategy's constructor until the job lets it go."""
+"""The program of a `ps` task: it serves from the strategy's constructor until the job ends."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from insitu.errors import InsituError, TrainingError
 from insitu.grid.files import publish_file
 from insitu.parameters import ConsistencyPolicy, ParameterServer
 from insitu.parameters.gradients import check_nan_policy
-from insitu.train.parameter_server.updater import model_updater
+from insitu.train.parameter_server.updater import make_model_updater
 
 _LOG = logging.getLogger("insitu")
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
-    """How servers serve; the same in each task of a job."""
+class ServerConfig:
+    """The configuration of the servers, the same in each task of a job."""
 
     rules: ConsistencyPolicy
+    """The mode, and its numbers."""
     nan: str
+    """How non-finite gradients are treated: `"refuse"` or `"clip"`."""
 
     def server(self, address: str, context: Context, **places: Any) -> ParameterServer:
-        """A server that listens on `address`, not serving yet."""
+        """Return a server for `address` that doesn't serve yet."""
         rules = self.rules
         return ParameterServer(
             address,
@@ -40,41 +42,41 @@ class Service:
             replicas_to_aggregate=rules.replicas_to_aggregate,
             max_staleness=rules.max_staleness,
             nan=self.nan,
-            make_updater=model_updater,
+            make_updater=make_model_updater,
             stall_timeout=context.stall_timeout,
             **places,
         )
 
 
-def begin_service(context: Context, rules: ConsistencyPolicy, nan: str, need: str) -> Service:
-    """The service of a strategy whose constructor serves in a `ps` task, and then never returns.
+def serve_or_configure(context: Context, rules: ConsistencyPolicy, nan: str, need: str) -> ServerConfig:
+    """Return the configuration of the servers. In a `ps` task, serve instead, and never return.
 
     Raises TrainingError that begins with `need` in a job without such tasks, InputError for `nan`.
     """
     check_nan_policy(nan)
-    service = Service(rules, nan)
+    config = ServerConfig(rules, nan)
     if context.role == "ps":
-        serve_until_stopped(context, service)
+        serve_until_stopped(context, config)
     if (context.job_id or context.workers) and not context.servers:
         raise TrainingError(
-            f"{need} Received: a job without any. Start it with --ps auto, for one on each node, or "
-            "--ps 1 or more."
+            f"{need} Received: a job with 0 ps tasks. Start it with --ps auto, for one on each node, or "
+            "with --ps 1 or more."
         )
-    return service
+    return config
 
 
-def serve_until_stopped(context: Context, service: Service) -> NoReturn:
-    """Serves as this `ps` task and ends the process well once it is asked to: SIGTERM, or SIGINT."""
+def serve_until_stopped(context: Context, config: ServerConfig) -> NoReturn:
+    """Serve as this `ps` task, and exit with code 0 after SIGTERM or SIGINT."""
     job = context.job
-    with _Teller(None if job is None else job.server_account(context.task)) as teller:
-        server = service.server(
+    with _StatusWriter(None if job is None else job.server_account(context.task)) as writer:
+        server = config.server(
             context.servers[context.index],
             context,
             index=context.index,
             addresses=context.servers,
             backups=context.server_backups,
             checkpoint=job.server_checkpoints if job is not None else None,
-            report=teller.tell,
+            report=writer.publish,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
@@ -82,34 +84,34 @@ def serve_until_stopped(context: Context, service: Service) -> NoReturn:
     sys.exit(0)
 
 
-class _Teller:
-    """Writes what a server tells of itself into the job's folder, in a thread: disks are slow at times."""
+class _StatusWriter:
+    """Writes a server's status into the job's folder. A thread does so, because disks can be slow."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._accounts: queue.SimpleQueue[list[dict[str, Any]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._write, name="account", daemon=True)
+        self._statuses: queue.SimpleQueue[list[dict[str, Any]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="server-status", daemon=True)
 
-    def __enter__(self) -> _Teller:
+    def __enter__(self) -> _StatusWriter:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._accounts.put(None)
+        self._statuses.put(None)
         self._thread.join()
 
-    def tell(self, account: list[dict[str, Any]]) -> None:
-        self._accounts.put(account)
+    def publish(self, servers: list[dict[str, Any]]) -> None:
+        self._statuses.put(servers)
 
     def _write(self) -> None:
-        written = b""
-        while (account := self._accounts.get()) is not None:
-            data = json.dumps({"servers": account}).encode()
-            if self._path is None or data == written:
+        last_written = b""
+        while (servers := self._statuses.get()) is not None:
+            data = json.dumps({"servers": servers}).encode()
+            if self._path is None or data == last_written:
                 continue
             try:
                 publish_file(self._path, data)
-                written = data
+                last_written = data
             except (InsituError, OSError) as error:
-                # Whoever trains needs no account; the next one may be written again.
-                _LOG.warning("The account of this server can't be written: %s", error)
+                # Training doesn't need the status; the next one may be written again.
+                _LOG.warning("The status of this server can't be written: %s", error)

@@ -1,4 +1,5 @@
-"""A worker's side: its buffers, its place in the order of pushes, and what it last pulled."""
+"""A worker's session with the parameter servers: its buffers, its number of the next push, and the last
+pulled values."""
 
 from __future__ import annotations
 
@@ -20,61 +21,66 @@ from insitu.context import Context
 from insitu.errors import InsituError, ParameterError, ServerStalled, TrainingError
 from insitu.parameters import Client, Eviction, Future, ParameterServer, Table
 from insitu.parameters.rules import stable_hash
+from insitu.train.parameter_server.dense_slices import match_dense_slices
 from insitu.train.parameter_server.layers import Embedding, embeddings_of
-from insitu.train.parameter_server.lookup import Batch, Keys, find_leaves
+from insitu.train.parameter_server.lookup import Batch, Keys, find_key_inputs
 from insitu.train.parameter_server.loss_scale import inner_optimizer
 from insitu.train.parameter_server.model_spec import (
-    STATE,
+    STATE_PREFIX,
+    can_be_split,
     check_norms_of_rows,
     initializer_config,
-    may_be_split,
-    must_be_together,
     name_variables,
+    needs_one_server,
     table_updater,
     updater_config,
 )
-from insitu.train.parameter_server.server_task import Service
-from insitu.train.replica import Replica, holds_rows_of_table
+from insitu.train.parameter_server.server_task import ServerConfig
+from insitu.train.replica import Replica, holds_table_rows
 
 _LOG = logging.getLogger("insitu")
-DEFAULT_PART_ROWS = 1024
-"""Rows of a shard's batch where the data doesn't tell."""
+DEFAULT_SHARD_ROWS = 1024
+"""Rows of a shard's batch where the data has no known batch size."""
 NEVER_SPLIT = 1 << 62
-_ENDS = Table("insitu/ends of fits", 1, initializer={"name": "constant", "value": 0.0})
-"""A row for each fit and shard: 1 once the shard has ended it. One more says that its variables were
-finalized. So too, at a negative key, for each table that began with saved rows: 1 once it has them. Kept by
-the servers, whoever restarts."""
-_FAREWELL = 5.0
-"""Seconds that servers have at the end of the process to hear that it leaves."""
-_PAUSE = 0.02
-"""Seconds between two looks whether the other workers have come to the end of a fit."""
+_FIT_ENDS = Table("insitu/ends of fits", 1, initializer={"name": "constant", "value": 0.0})
+"""Marks that the servers keep, whichever task restarts. Row (fit, shard) is 1 once the shard has ended the
+fit; row (fit, number of shards) once the variables are finalized. A negative key, one for each table, is 1
+once the table has its saved rows."""
+_EXIT_TIMEOUT = 5.0
+"""Seconds at the end of the process to tell the servers that it leaves."""
+_POLL_INTERVAL = 0.02
+"""Seconds between two checks whether the other workers have ended a fit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
-    """One shard's part of a step: `rows` rows gave the gradient `floats`, laid out as the replica has it.
-    `batch` is None where there were none. `overflowed`: there were, but they gave nothing to be sent.
-    `finite`: all of `floats` was seen to be."""
+class ShardPush:
+    """One shard's part of a step."""
 
     shard: int
+    """The shard's number."""
     rows: int
+    """The rows that gave the gradient; 0 if there is none to apply."""
     floats: NDArray[Any]
+    """The gradient, laid out as the replica's floats."""
     batch: Batch | None
+    """The batch with the pulled rows, or None without a gradient."""
     overflowed: bool = False
+    """True if there were rows, but their gradient wasn't finite and isn't pushed."""
     finite: bool = False
+    """True if all of `floats` was checked to be finite."""
 
 
-class Link:
-    """This task's connection to all servers; in a plain process, to one that is a thread of it.
+class ParameterServerSession:
+    """This task's connections to all servers; in a plain process, to one server in a thread of it.
 
-    A push of any shard of this task has the same `sequence`, which counts its steps over all fits.
+    The pushes of all shards of this task in one step have the same `sequence`.
     """
 
-    def __init__(self, context: Context, service: Service) -> None:
+    def __init__(self, context: Context, config: ServerConfig) -> None:
         addresses: Sequence[str] = context.servers
         self._own_server: ParameterServer | None = None
         if not addresses:
-            self._own_server = service.server("127.0.0.1:0", context).start()
+            self._own_server = config.server("127.0.0.1:0", context).start()
             addresses = (self._own_server.address,)
         self._context = context
         self._client: Client = insitu.parameters.connect(
@@ -88,36 +94,46 @@ class Link:
             stall_timeout=context.stall_timeout,
         )
         self.servers = len(addresses)
+        """The number of servers."""
         self.sequence = 0
+        """Steps of this task over all fits: the number of the next push."""
         self.left_out: frozenset[int] = frozenset()
         """Shards whose gradients of the last step entered no update."""
-        self._behind = 0
+        self._applied_sequence = 0
+        """Steps below this number are on the servers already, from an earlier incarnation of this task."""
         self._names: list[str] = []
+        """The variables that are defined on the servers, in the replica's order."""
         self._finalizes = False
+        """True if the optimizer keeps averages, which become the variables' values when a fit ends."""
         self._floats: list[NDArray[Any]] = []
+        """A gradient buffer for each shard of this task."""
         self._values: NDArray[Any] = np.empty(0)
-        self._parts: list[tuple[slice, slice]] = []
+        """The last pulled values."""
+        self._dense_slices: list[tuple[slice, slice]] = []
+        """As `match_dense_slices`; empty where the buffers are the client's own memory."""
         self._row_spans: dict[str, Any] = {}
+        """The spans of tables' rows in the floats, by the path of the layer's variable."""
         self._writing: Future[int] | None = None
-        self._leaves = False
+        """The checkpoint that the servers write."""
+        self._leaves_at_exit = False
         atexit.register(self._end)
 
     @property
     def shards(self) -> tuple[int, ...]:
-        """Those of this task."""
+        """The shards of this task."""
         return self._context.shards
 
     def _end(self) -> None:
-        if self._leaves:
+        if self._leaves_at_exit:
             with contextlib.suppress(InsituError):
                 for shard in self._context.shards:
-                    self._client.finish(shard).result(_FAREWELL)
+                    self._client.finish(shard).result(_EXIT_TIMEOUT)
         self.close()
 
     def leave_at_exit(self) -> None:
-        """When this process ends, nobody waits for its shards any more: nothing else says where a custom loop
-        ends."""
-        self._leaves = True
+        """Release the other workers from waiting for this process's shards when it ends. Nothing else tells
+        where a custom loop ends."""
+        self._leaves_at_exit = True
 
     def close(self) -> None:
         self._client.close()
@@ -130,13 +146,13 @@ class Link:
     def define(
         self, model: Any, optimizer: Any, replica: Replica, *, exact: bool, min_piece_bytes: int
     ) -> None:
-        """Tells the servers of the variables that `replica` computes gradients for, and gives it the values
-        that they have. Raises DefinitionMismatch where they hold another model, TrainingError where this
-        task told them of others before."""
+        """Define on the servers the variables that `replica` computes gradients for, and give `replica` their
+        values on the servers. Raises DefinitionMismatch where the servers hold another model, TrainingError
+        where this task has defined other variables before."""
         state = {id(v) for v in model.non_trainable_variables}
         spans = replica.float_spans()
-        dense = [(v, span) for v, span in spans if not holds_rows_of_table(v)]
-        prefixes = [STATE if id(v) in state else "" for v, _ in dense]
+        dense = [(v, span) for v, span in spans if not holds_table_rows(v)]
+        prefixes = [STATE_PREFIX if id(v) in state else "" for v, _ in dense]
         names = name_variables([(p, v) for p, (v, _) in zip(prefixes, dense, strict=True)])
         if self._names:
             _check_same(self._names, names)
@@ -150,43 +166,34 @@ class Link:
                 for name, (variable, span) in zip(names, dense, strict=True)
             },
             updater={**updater, "has_state": any(prefixes)},
-            min_piece_bytes=min_piece_bytes if may_be_split(optimizer) else NEVER_SPLIT,
-            together=must_be_together(optimizer, exact=exact),
+            min_piece_bytes=min_piece_bytes if can_be_split(optimizer) else NEVER_SPLIT,
+            together=needs_one_server(optimizer, exact=exact),
         )
         self._names = names
         self._finalizes = bool(optimizer.use_ema)
-        self._lay_out(replica, spans, dense)
+        self._lay_out(replica, spans)
         replica.assign(self.pull())
 
-    def _lay_out(self, replica: Replica, spans: Sequence[Any], dense: Sequence[Any]) -> None:
-        """Where the replica's floats lie in the client's buffers: in the same places, unless rows of tables
-        lie among them, which aren't sent that way."""
+    def _lay_out(self, replica: Replica, spans: Sequence[Any]) -> None:
+        """Map the replica's floats to the client's buffers. They are the same memory, unless the floats
+        include rows of tables, which are pushed apart."""
         shards = self._context.shards
-        self.lay_out_rows(spans)
+        self.locate_table_rows(spans)
         if not self._row_spans:
-            self._parts = []
+            self._dense_slices = []
             self._floats = [self._client.flat_gradients(shard) for shard in shards]
             self._values = self._client.flat_values()
             return
         self._floats = [np.zeros(replica.floats_size, replica.floats_dtype) for _ in shards]
         self._values = np.zeros(replica.floats_size, replica.floats_dtype)
-        at = 0
-        for _, span in dense:
-            size = span.stop - span.start
-            ours, theirs = slice(span.start, span.stop), slice(at, at + size)
-            last = self._parts[-1] if self._parts else None
-            if last and last[0].stop == ours.start:
-                self._parts[-1] = slice(last[0].start, ours.stop), slice(last[1].start, theirs.stop)
-            else:
-                self._parts.append((ours, theirs))
-            at += size
+        self._dense_slices = match_dense_slices(spans)
 
-    def lay_out_rows(self, spans: Sequence[Any]) -> None:
-        """Where the gradients of tables' rows lie in the replica's floats."""
-        self._row_spans = {v.path: span for v, span in spans if holds_rows_of_table(v)}
+    def locate_table_rows(self, spans: Sequence[Any]) -> None:
+        """Note where the gradients of tables' rows lie in the replica's floats."""
+        self._row_spans = {v.path: span for v, span in spans if holds_table_rows(v)}
 
     def table(self, layer: Embedding, optimizer: Any) -> ServerTable:
-        """The table of `layer` on the servers, its rows updated as `optimizer` says."""
+        """Define the table of `layer` on the servers, with updates as `optimizer` says, and return it."""
         table = Table(
             layer.name,
             layer.output_dim,
@@ -196,88 +203,88 @@ class Link:
             eviction=Eviction(**layer.eviction) if layer.eviction else None,
         )
         self._client.define_tables([table])
-        return ServerTable(self._client, layer, self.begin_table)
+        return ServerTable(self._client, layer, self.initialize_table)
 
     # Steps
 
     def gradient_buffer(self, index: int) -> NDArray[Any]:
-        """Where the gradient of this task's shard `index` is to be put, as the replica lays it out. It stays
-        until the next step."""
+        """Return the buffer for the gradient of this task's shard `index`, laid out as the replica's floats.
+        Its content stays until the next step."""
         return self._floats[index]
 
     @property
     def values(self) -> NDArray[Any]:
-        """What was last pulled, in the same places. The next pull overwrites it."""
+        """The last pulled values, laid out as the replica's floats. The next pull overwrites them."""
         return self._values
 
-    def exchange(self, outgoing: Sequence[Outgoing]) -> NDArray[Any]:
-        """Pushes one step of this task's shards, and brings `values` up to date once each is applied or
-        dropped. A step that the servers have from another life of this task isn't pushed again."""
+    def exchange(self, outgoing: Sequence[ShardPush]) -> NDArray[Any]:
+        """Push one step of this task's shards, and pull `values` once each push is applied or dropped. A step
+        that the servers have from an earlier incarnation of this task isn't pushed again."""
         self.left_out = frozenset()
         self.sequence += 1
-        if self.sequence <= self._behind:
+        if self.sequence <= self._applied_sequence:
             return self.pull()
         together = self._client.can_pipeline_pulls
-        pushes = [self._push(one, together, pulls=together and one is outgoing[-1]) for one in outgoing]
-        pulls = self._ask() if together else []
+        pushes = [self._push(push, together, pulls=together and push is outgoing[-1]) for push in outgoing]
+        pulls = self._request_values() if together else []
         outcomes = [push.result() for push in pushes]
         self.left_out = frozenset(
-            one.shard
-            for one, outcome in zip(outgoing, outcomes, strict=True)
-            if outcome == "dropped" or one.overflowed
+            push.shard
+            for push, outcome in zip(outgoing, outcomes, strict=True)
+            if outcome == "dropped" or push.overflowed
         )
-        return self._receive(pulls or self._ask())
+        return self._receive(pulls or self._request_values())
 
-    def _push(self, one: Outgoing, hold: bool, *, pulls: bool) -> Future[str]:
-        if self._parts and one.rows:
-            buffer = self._client.flat_gradients(one.shard)
-            for ours, theirs in self._parts:
-                buffer[theirs] = one.floats[ours]
-        tables = self._row_gradients(one) if one.batch is not None else None
+    def _push(self, push: ShardPush, hold: bool, *, pulls: bool) -> Future[str]:
+        if self._dense_slices and push.rows:
+            buffer = self._client.flat_gradients(push.shard)
+            for whole, dense in self._dense_slices:
+                buffer[dense] = push.floats[whole]
+        tables = self._row_gradients(push) if push.batch is not None else None
         return self._client.push(
             self.sequence - 1,
-            one.rows,
-            shard=one.shard,
+            push.rows,
+            shard=push.shard,
             tables=tables or None,
-            finite=one.finite,
+            finite=push.finite,
             defer_send=hold,
             pull_follows=pulls,
         )
 
-    def push_rows_of(self, outgoing: Sequence[Outgoing]) -> list[Future[str]]:
-        """Pushes the gradients of tables' rows alone, of one step of this task's shards."""
+    def push_rows_of(self, outgoing: Sequence[ShardPush]) -> list[Future[str]]:
+        """Push only the gradients of tables' rows, of one step of this task's shards."""
         self.sequence += 1
         return [
             self._client.push(
-                self.sequence - 1, one.rows, shard=one.shard, tables=self._row_gradients(one) or None
+                self.sequence - 1, push.rows, shard=push.shard, tables=self._row_gradients(push) or None
             )
-            for one in outgoing
+            for push in outgoing
         ]
 
-    def _row_gradients(self, one: Outgoing) -> dict[str, tuple[Keys, NDArray[Any]]]:
+    def _row_gradients(self, push: ShardPush) -> dict[str, tuple[Keys, NDArray[Any]]]:
         gradients = {}
-        for pulled in one.batch.pulled if one.batch is not None else ():
+        for pulled in push.batch.pulled if push.batch is not None else ():
             span = self._row_spans[pulled.layer.rows.path]
-            rows = one.floats[span.start : span.stop].reshape(span.shape)[: len(pulled.keys)]
+            rows = push.floats[span.start : span.stop].reshape(span.shape)[: len(pulled.keys)]
             gradients[pulled.layer.name] = (pulled.keys, np.ascontiguousarray(rows, pulled.rows.dtype))
         return gradients
 
     def pull(self) -> NDArray[Any]:
-        """Brings `values` up to date; waits where the mode says so."""
-        return self._receive(self._ask())
+        """Pull `values`; wait where the mode says so."""
+        return self._receive(self._request_values())
 
-    def _ask(self) -> list[Future[int]]:
-        """Each shard may go on; the values come with the last."""
+    def _request_values(self) -> list[Future[int]]:
+        """Ask for the next step of each shard. The values come with the last."""
         shards = self._context.shards
         return [self._client.pull(shard, values=shard == shards[-1]) for shard in shards]
 
     def _receive(self, pulls: Sequence[Future[int]]) -> NDArray[Any]:
         for future in pulls:
             future.result()
-        if self._parts:
+        if self._dense_slices:
             flat = self._client.flat_values()
-            for ours, theirs in self._parts:
-                self._values[ours] = flat[theirs]
+            for whole, dense in self._dense_slices:
+                self._values[whole] = flat[dense]
         return self._values
 
     def pull_rows(self, table: str, keys: Keys, *, create: bool) -> NDArray[Any]:
@@ -287,124 +294,129 @@ class Link:
     # Fits
 
     def applied(self) -> int:
-        """The steps, over all fits, whose gradients the servers have from all shards of this task."""
+        """Return the number of steps, over all fits, whose gradients the servers have from all shards of this
+        task."""
         return min(self._client.last_applied(shard) for shard in self._context.shards) + 1
 
     def begin(self, sequence: int, applied: int = 0) -> None:
-        """Steps go on with this number; those before `applied` are in the servers already."""
-        self.sequence, self._behind = sequence, applied
+        """Continue with this number of the next push. The servers have those before `applied` already."""
+        self.sequence, self._applied_sequence = sequence, applied
 
     def expect_checkpoints(self) -> None:
-        """There will be some."""
+        """Tell the servers that checkpoints will follow."""
         self._client.expect_checkpoints()
 
     def checkpoint(self, directory: Path) -> None:
-        """Has the servers begin to write a checkpoint, unless they still write the last one. What became of
-        that is logged: training doesn't end of it."""
+        """Have the servers begin a checkpoint, unless the last one is still being written. A failure is
+        logged, and doesn't end the training."""
         if self._writing is not None and not self._writing.done():
             return
-        self.end_of_checkpoint()
+        self.wait_for_checkpoint()
         try:
             self._writing = self._client.checkpoint(directory)
-        except ParameterError as error:  # as where another life of this task has begun one
-            _LOG.warning("The servers begin no checkpoint, and training goes on: %s", error)
+        except ParameterError as error:  # as where an earlier incarnation of this task has begun one
+            _LOG.warning("The servers can't begin a checkpoint. Training continues: %s", error)
 
-    def end_of_checkpoint(self) -> None:
-        """Waits for the checkpoint that is being written."""
+    def wait_for_checkpoint(self) -> None:
+        """Wait for the checkpoint that is being written."""
         writing, self._writing = self._writing, None
         try:
             if writing is not None:
                 writing.result()
         except InsituError as error:
-            _LOG.warning("The servers wrote no checkpoint, and training goes on: %s", error)
+            _LOG.warning("The servers failed to write a checkpoint. Training continues: %s", error)
 
     def finish(self, fit: int, *, leave: bool, waiting: Callable[[], None]) -> None:
-        """Says that this task's shards have ended fit number `fit`, and waits for those of all others, and
-        for the chief, which then has the servers finalize the variables. Until then nobody waits for pushes
-        of shards that `leave`, and `waiting` is called now and then. Raises ServerStalled."""
-        self.end_of_checkpoint()
+        """Mark this task's shards as done with fit number `fit`. Wait for all other shards, and for the
+        chief, which then has the servers finalize the variables. Nobody waits for further pushes of shards
+        that `leave`, and `waiting` is called repeatedly. Raises ServerStalled."""
+        self.wait_for_checkpoint()
         client, shards = self._client, self._context.shards
-        client.define_tables([_ENDS])
+        client.define_tables([_FIT_ENDS])
         for shard in shards if leave else ():
             client.finish(shard).result()
-        self._tell_end(shards, fit)
-        self._await_end(range(self._context.num_shards), fit, waiting)
+        self._mark_ended(shards, fit)
+        self._wait_until_ended(range(self._context.num_shards), fit, waiting)
         if not self._finalizes:
             return
         if client.is_chief:
             client.finalize(fit)
-            self._tell_end([self._context.num_shards], fit)
-        self._await_end([self._context.num_shards], fit, waiting)
+            self._mark_ended([self._context.num_shards], fit)
+        self._wait_until_ended([self._context.num_shards], fit, waiting)
 
-    def _tell_end(self, shards: Sequence[int], fit: int) -> None:
+    def _mark_ended(self, shards: Sequence[int], fit: int) -> None:
         ones = np.ones((len(shards), 1), np.float32)
-        self._client.load_rows(_ENDS.name, _end_keys(shards, fit), ones).result()
+        self._client.load_rows(_FIT_ENDS.name, _end_keys(shards, fit), ones).result()
 
-    def _await_end(self, shards: Sequence[int], fit: int, waiting: Callable[[], None]) -> None:
+    def _wait_until_ended(self, shards: Sequence[int], fit: int, waiting: Callable[[], None]) -> None:
         deadline = time.monotonic() + self._context.stall_timeout
         keys = _end_keys(shards, fit)
-        while not (ended := self._told(keys)).all():
+        while not (ended := self._are_marked(keys)).all():
             if time.monotonic() >= deadline:
                 raise ServerStalled(
-                    f"Shards {np.flatnonzero(~ended).tolist()} didn't end their fit within "
-                    f"{self._context.stall_timeout:g} s of this task's."
+                    f"All shards must end a fit within {self._context.stall_timeout:g} s of each other. "
+                    f"Received: no end from shards {np.flatnonzero(~ended).tolist()}. Read the logs of "
+                    "their workers, or raise --stall-timeout."
                 )
             waiting()
-            time.sleep(_PAUSE)
+            time.sleep(_POLL_INTERVAL)
 
-    def _told(self, keys: Keys) -> NDArray[np.bool_]:
-        told: NDArray[np.bool_] = self._client.pull_rows(_ENDS.name, keys, create=False).result()[:, 0] > 0
-        return told
+    def _are_marked(self, keys: Keys) -> NDArray[np.bool_]:
+        marked: NDArray[np.bool_] = (
+            self._client.pull_rows(_FIT_ENDS.name, keys, create=False).result()[:, 0] > 0
+        )
+        return marked
 
-    def begin_table(self, name: str, keys: Keys, rows: NDArray[Any]) -> None:
-        """A table begins with the chief's saved rows, once: who comes later, or again, finds what training
-        has made of them. The others wait until they are there. Raises ServerStalled."""
+    def initialize_table(self, name: str, keys: Keys, rows: NDArray[Any]) -> None:
+        """Load the chief's saved rows into a new table, once. Who comes later, or again, finds the trained
+        rows. The others wait until the rows are there. Raises ServerStalled."""
         client = self._client
-        client.define_tables([_ENDS])
+        client.define_tables([_FIT_ENDS])
         key = np.array([-1 - stable_hash("begun", name) // 4], np.int64)
         deadline = time.monotonic() + self._context.stall_timeout
-        while not self._told(key).all():
+        while not self._are_marked(key).all():
             if client.is_chief:
                 client.load_rows(name, keys, rows).result()
-                client.load_rows(_ENDS.name, key, np.ones((1, 1), np.float32)).result()
+                client.load_rows(_FIT_ENDS.name, key, np.ones((1, 1), np.float32)).result()
                 return
             if time.monotonic() >= deadline:
                 raise ServerStalled(
-                    f"The chief didn't give table {name!r} its saved rows within "
-                    f"{self._context.stall_timeout:g} s."
+                    f"The chief must load the saved rows of table {name!r} within "
+                    f"{self._context.stall_timeout:g} s. Received: no rows. Read the log of worker:0, or "
+                    "raise --stall-timeout."
                 )
-            time.sleep(_PAUSE)
+            time.sleep(_POLL_INTERVAL)
 
 
 def attach_tables(
     model: Any,
     example: Any,
     part_rows: int | None,
-    link: Callable[[], Link],
+    session: Callable[[], ParameterServerSession],
     optimizer: Any,
     *,
     bounded: bool = False,
 ) -> None:
-    """Gives each Embedding of `model` a table of `link()`, whose rows `optimizer` updates, and room for the
-    rows of a shard's batch like `example`, of `part_rows` rows if that is known. Norms of rows' gradients are
-    `bounded` by the worker, or not at all."""
+    """Attach a table of `session()` to each Embedding of `model`, with room for the keys of one shard's batch
+    like `example`, of `part_rows` rows if that is known. `optimizer` updates the tables' rows. The worker
+    clips the norms of the rows' gradients if `bounded`; else they must have no bounds."""
     layers = embeddings_of(model)
     if not layers:
         return
     if not bounded:
         check_norms_of_rows(optimizer)
-    leaves = find_leaves(model, layers, example)
+    leaves = find_key_inputs(model, layers, example)
     arrays = keras.tree.flatten(example)
     for layer, numbers in zip(layers, leaves, strict=True):
         if layer.rows is None or not getattr(layer.rows, "insitu_rows", False):
-            keys = sum(int(arrays[n][0].size) for n in numbers) * (part_rows or DEFAULT_PART_ROWS)
-            layer.attach(link().table(layer, optimizer), keys)
-            _renew_optimizer(model)
+            keys = sum(int(arrays[n][0].size) for n in numbers) * (part_rows or DEFAULT_SHARD_ROWS)
+            layer.attach(session().table(layer, optimizer), keys)
+            _replace_optimizer(model)
 
 
-def _renew_optimizer(model: Any) -> None:
-    """A model that was loaded has an optimizer that knows its tables as they were saved, or not at all, and
-    its state isn't taken up on servers: another one of the same configuration takes its place."""
+def _replace_optimizer(model: Any) -> None:
+    """Replace the optimizer of a model that was loaded by a new one of the same configuration. The loaded one
+    knows the saved tables, or none, and servers don't take over its state."""
     if model.optimizer is not None and inner_optimizer(model.optimizer).built:
         model.optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
 
@@ -437,7 +449,7 @@ class ServerTable:
     def pull(self, keys: Keys) -> NDArray[Any]:
         return self._client.pull_rows(self._name, keys).result()
 
-    def everything(self) -> tuple[Keys, NDArray[Any]]:
+    def read_all(self) -> tuple[Keys, NDArray[Any]]:
         blocks = list(self._client.read_rows(self._name))
         keys = np.concatenate([np.empty(0, np.int64), *(keys for keys, _ in blocks)])
         rows = np.concatenate([np.empty((0, self._width), np.float32), *(rows for _, rows in blocks)])
@@ -447,5 +459,5 @@ class ServerTable:
     def begin(self, keys: Keys, rows: NDArray[Any]) -> None:
         self._begin(self._name, keys, rows)
 
-    def fill(self, keys: Keys, rows: NDArray[Any]) -> None:
+    def assign(self, keys: Keys, rows: NDArray[Any]) -> None:
         self._client.load_rows(self._name, keys, rows).result()

@@ -1,4 +1,5 @@
-"""A step with parameter servers: gradients of this task's shards, pushed; what the servers have, pulled.
+"""The step of training with parameter servers: push the gradients of this task's shards, pull the servers'
+values.
 
 No other worker takes part. Where the servers wait for other workers' gradients (sync) or for the slowest
 worker (bounded), they answer later.
@@ -14,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.parameters.native import copy_and_check
-from insitu.train.parameter_server.lookup import Lookup
+from insitu.train.parameter_server.lookup import TableLookup
 from insitu.train.parameter_server.loss_scale import LossScale
-from insitu.train.parameter_server.model_spec import Norms
-from insitu.train.parameter_server.session import Link, Outgoing
-from insitu.train.replica import Logs, Part, Replica
+from insitu.train.parameter_server.model_spec import ClipNorms
+from insitu.train.parameter_server.session import ParameterServerSession, ShardPush
+from insitu.train.replica import Logs, Replica, ShardBatch
 
 
 class ServerStep:
-    """Trains, tests and predicts with one replica whose variables live on the servers of `link`.
+    """Trains, tests and predicts with one replica whose variables live on the servers of `session`.
 
     `norms` are kept by the worker, and the loss' `scale` is undone, before a gradient is sent. `adds`: what
     the forward pass moved goes to the servers as a difference.
@@ -31,16 +32,16 @@ class ServerStep:
     def __init__(
         self,
         replica: Replica,
-        link: Link,
+        session: ParameterServerSession,
         shards: int,
-        lookup: Lookup,
+        lookup: TableLookup,
         *,
-        norms: Norms,
+        norms: ClipNorms,
         scale: LossScale,
         adds: bool,
     ) -> None:
         self._replica = replica
-        self._link = link
+        self._session = session
         self._lookup = lookup
         self._norms = norms
         self._scale = scale
@@ -52,19 +53,19 @@ class ServerStep:
         self._state = slice(stop, replica.floats_size)
         # Nothing is done to a gradient between its being copied and pushed.
         self._plain = not norms and not scale.changes and not (adds and stop < replica.floats_size)
-        self._copied = _CheckedCopy()
+        self._copied = _FiniteCheckingCopy()
         replica.copy_out = self._copied
         self._logs: Logs = {}
         self._test_logs: Logs = {}
 
-    def train(self, parts: Sequence[Part], at: Callable[[str], None]) -> Logs:
+    def train(self, parts: Sequence[ShardBatch], at: Callable[[str], None]) -> Logs:
         at("pull rows")
         batches = [self._lookup.pull(part.data) if part.rows else None for part in parts]
         at("gradient")
         pushes = []
         self._scale.begin()
         for index, (part, batch) in enumerate(zip(parts, batches, strict=True)):
-            floats = self._link.gradient_buffer(index)
+            floats = self._session.gradient_buffer(index)
             self._records[index] = 0
             self._copied.reset()
             rows = part.rows
@@ -74,11 +75,11 @@ class ServerStep:
                 rows = 0
             finite = self._plain and self._copied.finite(floats.size)
             pushes.append(
-                Outgoing(part.shard, rows, floats, batch if rows else None, part.rows > rows, finite)
+                ShardPush(part.shard, rows, floats, batch if rows else None, part.rows > rows, finite)
             )
         self._scale.end()
         at("push and pull")
-        values = self._link.exchange(pushes)
+        values = self._session.exchange(pushes)
         at("update")
         if self._records[:, 0].any():
             self._logs = self._replica.load(values, self._records)
@@ -87,34 +88,34 @@ class ServerStep:
         return self._logs
 
     def _compute(self, shard: int, batch: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> bool:
-        """Whether the gradient is one to be sent."""
-        with self._lookup.placed(batch):
+        """Compute the gradient of one shard. Returns False for one that must not be pushed."""
+        with self._lookup.rows_loaded(batch):
             self._replica.gradient(shard, batch.data, floats, record)
-        if not self._scale.undo(floats[: self._state.start]):
+        if not self._scale.unscale(floats[: self._state.start]):
             return False
         if self._norms:
             self._norms.clip([floats[span.start : span.stop] for span in self._gradients])
         if self._adds:
-            floats[self._state] -= self._link.values[self._state]
+            floats[self._state] -= self._session.values[self._state]
         return True
 
     def refresh(self) -> None:
-        """Takes what the servers have now."""
-        self._replica.assign(self._link.pull())
+        """Pull the servers' values into the replica."""
+        self._replica.assign(self._session.pull())
 
-    def test(self, parts: Sequence[Part]) -> Logs:
-        """The metrics over the rows that this task was given; other tasks' rows aren't among them."""
+    def test(self, parts: Sequence[ShardBatch]) -> Logs:
+        """Return the metrics over the rows that this task was given, without other tasks' rows."""
         for part in parts:
             for piece in self._lookup.pieces(part.data) if part.rows else ():
                 batch = self._lookup.pull(piece, create=False)
                 records = np.zeros((1, self._replica.test_record_size))
-                with self._lookup.placed(batch):
+                with self._lookup.rows_loaded(batch):
                     self._replica.evaluate(part.shard, batch.data, records[0])
                 self._test_logs = self._replica.merge(records)
         return self._test_logs
 
-    def predict(self, parts: Sequence[Part], example: Any) -> Any:
-        """Outputs for the rows that this task was given."""
+    def predict(self, parts: Sequence[ShardBatch], example: Any) -> Any:
+        """Return outputs for the rows that this task was given."""
         outputs = [self._outputs(part.data) for part in parts if part.rows]
         empty = keras.tree.map_structure(lambda leaf: np.asarray(leaf)[:0], example)
         return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), empty, *outputs)
@@ -123,7 +124,7 @@ class ServerStep:
         pieces = []
         for piece in self._lookup.pieces(data):
             batch = self._lookup.pull(piece, create=False)
-            with self._lookup.placed(batch):
+            with self._lookup.rows_loaded(batch):
                 pieces.append(self._replica.predict(batch.data))
         return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *pieces)
 
@@ -131,8 +132,8 @@ class ServerStep:
         return self._outputs(data)
 
 
-class _CheckedCopy:
-    """Copies parts of a gradient, and sees whether they are finite while it has them at hand."""
+class _FiniteCheckingCopy:
+    """Copies parts of a gradient, and checks in the same pass that they are finite."""
 
     def __init__(self) -> None:
         self.reset()
@@ -145,5 +146,5 @@ class _CheckedCopy:
         self._finite &= copy_and_check(to, source)
 
     def finite(self, size: int) -> bool:
-        """Whether all of `size` elements were copied since the last `reset`, and are finite."""
+        """Return True if all of `size` elements were copied since the last `reset`, and are finite."""
         return self._finite and self._size == size

@@ -1,14 +1,14 @@
-"""Places the layers of one model on several devices.
+"""Placements the layers of one model on several devices.
 
 Begin reading with `layers.py`.
 """
 
-from insitu.train.placement.layers import LayerwiseStep, place_in_loop, place_layers
-from insitu.train.placement.variables import making_layers_on
+from insitu.train.placement.layers import PlacedLayersStep, place_layers, place_loop_layers
+from insitu.train.placement.variables import place_new_variables
 
 __all__ = [
-    "LayerwiseStep",
-    "making_layers_on",
-    "place_in_loop",
+    "PlacedLayersStep",
     "place_layers",
+    "place_loop_layers",
+    "place_new_variables",
 ]

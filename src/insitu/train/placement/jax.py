@@ -1,6 +1,6 @@
-"""Layers on devices, on JAX: each placed layer is a program of its own, run where its inputs are put.
+"""Layers on devices, on JAX: each placed layer is a separate program, run on the device of its inputs.
 
-A program keeps to one set of devices, so the step as a whole runs operation by operation, and only placed
+A program runs on one set of devices, so the step as a whole runs operation by operation, and only placed
 layers are compiled. Arrays outside of them are *uncommitted*: JAX moves such arrays to wherever they are
 needed, so that losses, clipping and metrics may mix what comes from several devices.
 """
@@ -17,36 +17,36 @@ from jax._src.array import ArrayImpl
 from keras.src.backend.common.stateless_scope import get_stateless_scope, in_stateless_scope
 
 from insitu.train.devices import Device
-from insitu.train.placement.variables import Places, device_in
+from insitu.train.placement.variables import Placements, find_device
 
 
-class JaxMover:
-    """See `Mover`."""
+class JaxDeviceMover:
+    """See `DeviceMover`."""
 
-    def lies_on(self, variable: Any, device: Device) -> bool:
+    def is_on(self, variable: Any, device: Device) -> bool:
         value = variable.value
         return value.devices() == {device.handle()} and not value.committed
 
     def move(self, variable: Any, device: Device) -> bool:
-        variable._direct_assign(uncommitted(jax.device_put(variable.value, device.handle())))
+        variable._direct_assign(uncommit(jax.device_put(variable.value, device.handle())))
         return True
 
     def wrap(self, layer: Any, device: Device) -> None:
         object.__setattr__(layer, "call", _PlacedCall(layer, device))
 
-    def prepare(self, model: Any, optimizers: Sequence[Any], places: Places) -> None:
-        """Updates are computed where the variable is."""
+    def prepare(self, model: Any, optimizers: Sequence[Any], placements: Placements) -> None:
+        """Compute updates where the variable is."""
         for optimizer in optimizers:
             if "update_step" not in vars(optimizer):
-                _update_in_place(optimizer, places)
+                _update_in_place(optimizer, placements)
 
 
-def _update_in_place(optimizer: Any, places: Places) -> None:
+def _update_in_place(optimizer: Any, placements: Placements) -> None:
     update_step = optimizer.update_step
 
     @functools.wraps(update_step)
     def there(gradient: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
-        device = device_in(variable.path, places)
+        device = find_device(variable.path, placements)
         with jax.default_device(device.handle() if device is not None else None):
             return update_step(gradient, variable, *args, **kwargs)
 
@@ -70,18 +70,19 @@ class _PlacedCall:
             return self._call(*args, **kwargs)
         scope = get_stateless_scope()
         variables = self._layer.variables
-        moving = [_enter(leaf, self._device, self._home) for leaf in leaves if _is_array(leaf)]
-        values = [_enter(v.value, self._device, None) for v in variables]
+        moving = [_to_device(leaf, self._device, self._home) for leaf in leaves if _is_array(leaf)]
+        values = [_to_device(v.value, self._device, None) for v in variables]
         outputs, updates, losses = self._program(args, kwargs, leaves)(values, moving)
         for index, value in updates.items():
-            scope.add_update((variables[index], _leave(value, self._home, self._device)))
+            scope.add_update((variables[index], _to_home(value, self._home, self._device)))
         if scope.collect_losses:
             for loss in losses:
-                scope.add_loss(_leave(loss, self._home, self._device))
-        return keras.tree.map_structure(lambda leaf: _leave(leaf, self._home, self._device), outputs)
+                scope.add_loss(_to_home(loss, self._home, self._device))
+        return keras.tree.map_structure(lambda leaf: _to_home(leaf, self._home, self._device), outputs)
 
     def _program(self, args: Any, kwargs: Any, leaves: list[Any]) -> Callable[..., Any]:
-        """The compiled call for arguments of this structure; what isn't an array is a constant of it."""
+        """Return the compiled call for arguments of this structure. What isn't an array is a constant of
+        it."""
         constants = tuple(None if _is_array(leaf) else leaf for leaf in leaves)
         key = (repr(keras.tree.map_structure(lambda leaf: None, (args, kwargs))), repr(constants))
         if key not in self._programs:
@@ -108,8 +109,8 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array)
 
 
-def uncommitted(array: Any) -> Any:
-    """The same array, free to be moved to wherever it is needed. What is being traced is left as it is."""
+def uncommit(array: Any) -> Any:
+    """Return the same array, free to be moved to any device. A traced value is returned as it is."""
     if isinstance(array, jax.core.Tracer):
         return array
     return ArrayImpl(array.aval, array.sharding, array._arrays, committed=False)
@@ -119,37 +120,37 @@ def uncommitted(array: Any) -> Any:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _enter_floats(value: Any, to: Any, back: Any) -> Any:
+def _floats_to_device(value: Any, to: Any, back: Any) -> Any:
     return jax.device_put(value, to)
 
 
-def _enter_backward(to: Any, back: Any, _: None, cotangent: Any) -> tuple[Any]:
-    return (uncommitted(cotangent if back is None else jax.device_put(cotangent, back)),)
+def _to_device_backward(to: Any, back: Any, _: None, cotangent: Any) -> tuple[Any]:
+    return (uncommit(cotangent if back is None else jax.device_put(cotangent, back)),)
 
 
-_enter_floats.defvjp(lambda value, to, back: (jax.device_put(value, to), None), _enter_backward)
+_floats_to_device.defvjp(lambda value, to, back: (jax.device_put(value, to), None), _to_device_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _leave_floats(value: Any, to: Any, back: Any) -> Any:
-    return uncommitted(jax.device_put(value, to))
+def _floats_to_home(value: Any, to: Any, back: Any) -> Any:
+    return uncommit(jax.device_put(value, to))
 
 
-def _leave_backward(to: Any, back: Any, _: None, cotangent: Any) -> tuple[Any]:
+def _to_home_backward(to: Any, back: Any, _: None, cotangent: Any) -> tuple[Any]:
     return (jax.device_put(cotangent, back),)
 
 
-_leave_floats.defvjp(lambda value, to, back: (_leave_floats(value, to, back), None), _leave_backward)
+_floats_to_home.defvjp(lambda value, to, back: (_floats_to_home(value, to, back), None), _to_home_backward)
 
 
-def _enter(value: Any, to: Any, back: Any) -> Any:
-    """`value` on the device of a layer, committed to it."""
-    return _enter_floats(value, to, back) if _is_float(value) else jax.device_put(value, to)
+def _to_device(value: Any, to: Any, back: Any) -> Any:
+    """Move `value` to the device of a layer, and commit it to it."""
+    return _floats_to_device(value, to, back) if _is_float(value) else jax.device_put(value, to)
 
 
-def _leave(value: Any, to: Any, back: Any) -> Any:
-    """What a layer has made, back at home and free."""
-    return _leave_floats(value, to, back) if _is_float(value) else uncommitted(jax.device_put(value, to))
+def _to_home(value: Any, to: Any, back: Any) -> Any:
+    """Move a layer's output back home, uncommitted."""
+    return _floats_to_home(value, to, back) if _is_float(value) else uncommit(jax.device_put(value, to))
 
 
 def _is_float(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Lets placed layers compute on their devices, and keeps their variables there."""
+"""Let placed layers compute on their devices, and keep their variables there."""
 
 from __future__ import annotations
 
@@ -10,96 +10,97 @@ import keras
 from insitu.errors import InputError, TrainingError
 from insitu.train.devices import Device
 from insitu.train.fit import StepExecutor
-from insitu.train.placement.variables import Places, device_in
-from insitu.train.replica import Logs, Part
+from insitu.train.placement.variables import Placements, find_device
+from insitu.train.replica import Logs, ShardBatch
 
-_MARK = "_insitu_device"
-_NAMED = 20
+_DEVICE_ATTRIBUTE = "_insitu_device"
+_MAX_NAMES_SHOWN = 20
 """Layers that a message names at most."""
 
 
-class Mover(Protocol):
-    """What a backend does for layers on devices."""
+class DeviceMover(Protocol):
+    """Moves layers and variables to devices, on one backend."""
 
-    def lies_on(self, variable: Any, device: Device) -> bool: ...
+    def is_on(self, variable: Any, device: Device) -> bool: ...
 
     def move(self, variable: Any, device: Device) -> bool:
-        """Puts a variable there; False where the backend can't."""
+        """Move a variable there. Returns False where the backend can't."""
 
     def wrap(self, layer: Any, device: Device) -> None:
-        """Makes the layer's `call` compute there."""
+        """Make the layer's `call` compute there."""
 
-    def prepare(self, model: Any, optimizers: Sequence[Any], places: Places) -> None:
-        """Does what is to be done for the whole model, or a step of a custom loop."""
+    def prepare(self, model: Any, optimizers: Sequence[Any], placements: Placements) -> None:
+        """Do what the whole model, or a step of a custom loop, needs."""
 
 
-def place_layers(model: Any, places: Places) -> Callable[[], None]:
-    """Puts the layers of a built `model` on their devices, and returns a function that brings back variables
-    that an update has put elsewhere.
+def place_layers(model: Any, placements: Placements) -> Callable[[], None]:
+    """Put the layers of a built `model` on their devices. Returns a function that moves back variables that
+    an update has moved elsewhere.
 
     Raises InputError for layers that the model doesn't have, TrainingError where variables lie elsewhere and
     can't be moved.
     """
     layers = model._flatten_layers(include_self=False)
-    check_places(layers, places)
+    check_placements(layers, placements)
     optimizers = [] if model.optimizer is None else [model.optimizer]
-    return _placed(model, layers, optimizers, places)
+    return _place(model, layers, optimizers, placements)
 
 
-def place_in_loop(step: Any, layers: Sequence[Any], places: Places) -> Callable[[], None]:
-    """`place_layers` for the `step` of a custom loop, a `StepModel`, and the `layers` made in the strategy's
-    scope: those that are built by now."""
-    check_places(layers, places)
+def place_loop_layers(step: Any, layers: Sequence[Any], placements: Placements) -> Callable[[], None]:
+    """Do as `place_layers` for the `step` of a custom loop, a `StepModel`, and for those `layers` of the
+    strategy's scope that are built by now."""
+    check_placements(layers, placements)
     optimizers = [optimizer for optimizer, _ in step.optimizer.groups]
-    return _placed(step, layers, optimizers, places)
+    return _place(step, layers, optimizers, placements)
 
 
-def check_places(layers: Sequence[Any], places: Places) -> None:
-    """Raises InputError for places of layers that aren't there."""
+def check_placements(layers: Sequence[Any], placements: Placements) -> None:
+    """Raise InputError for a placement of a layer that the model doesn't have."""
     names = {layer.name for layer in layers}
-    if unknown := sorted(places.keys() - names):
+    if unknown := sorted(placements.keys() - names):
         shown = sorted(names)
-        more = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
+        more = f" and {len(shown) - _MAX_NAMES_SHOWN} more" if len(shown) > _MAX_NAMES_SHOWN else ""
         raise InputError(
-            f"Only layers of the model can be placed: {', '.join(shown[:_NAMED])}{more}. Received: "
+            f"Only layers of the model can be placed: {', '.join(shown[:_MAX_NAMES_SHOWN])}{more}. Received: "
             f"{', '.join(unknown)}. Give layers names of your own (name=...)."
         )
 
 
-def _placed(
-    model: Any, layers: Sequence[Any], optimizers: Sequence[Any], places: Places
+def _place(
+    model: Any, layers: Sequence[Any], optimizers: Sequence[Any], placements: Placements
 ) -> Callable[[], None]:
-    mover = _mover()
+    mover = _make_mover()
     for layer in layers:
-        device = places.get(layer.name)
-        if device is not None and getattr(layer, _MARK, None) != device:
+        device = placements.get(layer.name)
+        if device is not None and getattr(layer, _DEVICE_ATTRIBUTE, None) != device:
             mover.wrap(layer, device)
-            object.__setattr__(layer, _MARK, device)
-    mover.prepare(model, optimizers, places)
-    placed = _placed_variables(layers, optimizers, places)
+            object.__setattr__(layer, _DEVICE_ATTRIBUTE, device)
+    mover.prepare(model, optimizers, placements)
+    placed = _find_placed_variables(layers, optimizers, placements)
 
-    def settle() -> None:
+    def restore() -> None:
         for variable, device in placed:
-            if not mover.lies_on(variable, device) and not mover.move(variable, device):
+            if not mover.is_on(variable, device) and not mover.move(variable, device):
                 raise TrainingError(
                     f"On {device.backend} variables stay where they were made. Received: {variable.path!r} "
                     f"somewhere else than {device.name}. Call strategy.place() before the model is made, in "
                     "its scope."
                 )
 
-    settle()
-    return settle
+    restore()
+    return restore
 
 
-def _placed_variables(
-    layers: Sequence[Any], optimizers: Sequence[Any], places: Places
+def _find_placed_variables(
+    layers: Sequence[Any], optimizers: Sequence[Any], placements: Placements
 ) -> list[tuple[Any, Device]]:
-    """Variables of placed layers, and what the optimizer keeps for them. Seeds and metrics stay at home."""
+    """Return the variables of placed layers, and the optimizers' variables for them. Seeds and metrics stay
+    at home."""
     homes: dict[str, Device] = {}
     placed = []
     weights = {id(v): v for layer in layers for v in layer.weights}
     for variable in weights.values():
-        device = device_in(variable.path, places)
+        device = find_device(variable.path, placements)
         if device is not None:
             placed.append((variable, device))
             homes[variable.path.replace("/", "_") + "_"] = device
@@ -111,32 +112,32 @@ def _placed_variables(
     return placed
 
 
-def _mover() -> Mover:
+def _make_mover() -> DeviceMover:
     backend = keras.backend.backend()
     if backend == "tensorflow":
-        from insitu.train.placement.tensorflow import TensorFlowMover
+        from insitu.train.placement.tensorflow import TensorFlowDeviceMover
 
-        return TensorFlowMover()
+        return TensorFlowDeviceMover()
     if backend == "jax":
-        from insitu.train.placement.jax import JaxMover
+        from insitu.train.placement.jax import JaxDeviceMover
 
-        return JaxMover()
-    from insitu.train.placement.torch import TorchMover
+        return JaxDeviceMover()
+    from insitu.train.placement.torch import TorchDeviceMover
 
-    return TorchMover()
+    return TorchDeviceMover()
 
 
-class LayerwiseStep:
+class PlacedLayersStep:
     """A `StepExecutor` after which every variable is back on its device."""
 
-    def __init__(self, step: StepExecutor, settle: Callable[[], None]) -> None:
+    def __init__(self, step: StepExecutor, restore: Callable[[], None]) -> None:
         self._step = step
-        self._settle = settle
+        self._restore = restore
         self.test = step.test
         self.predict = step.predict
         self.example_output = step.example_output
 
-    def train(self, parts: Sequence[Part], at: Callable[[str], None]) -> Logs:
+    def train(self, parts: Sequence[ShardBatch], at: Callable[[str], None]) -> Logs:
         logs = self._step.train(parts, at)
-        self._settle()
+        self._restore()
         return logs

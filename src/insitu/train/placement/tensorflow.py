@@ -1,4 +1,4 @@
-"""Layers on devices, on TensorFlow: graphs span devices, so names of operations say where each belongs."""
+"""Layers on devices, on TensorFlow: graphs span devices, so names of operations tell the device of each."""
 
 from __future__ import annotations
 
@@ -10,20 +10,24 @@ from typing import Any
 import tensorflow as tf
 
 from insitu.train.devices import Device
-from insitu.train.placement.variables import Places
+from insitu.train.placement.variables import Placements
 
 _SCOPE = re.compile(r"(?:^|/)insitu_on_(\d+)_")
 _devices: list[str] = []
-"""What the numbers in names of scopes stand for."""
+"""The devices, by the numbers in names of scopes."""
 _STEPS = ("train_step", "test_step", "predict_step")
 
 
-class TensorFlowMover:
-    """See `Mover`."""
+class TensorFlowDeviceMover:
+    """See `DeviceMover`."""
 
-    def lies_on(self, variable: Any, device: Device) -> bool:
-        lies, wanted = (tf.DeviceSpec.from_string(name) for name in (variable.value.device, device.native))
-        return bool((lies.device_type, lies.device_index) == (wanted.device_type, wanted.device_index))
+    def is_on(self, variable: Any, device: Device) -> bool:
+        actual, expected = (
+            tf.DeviceSpec.from_string(name) for name in (variable.value.device, device.native)
+        )
+        return bool(
+            (actual.device_type, actual.device_index) == (expected.device_type, expected.device_index)
+        )
 
     def move(self, variable: Any, device: Device) -> bool:
         return False
@@ -42,8 +46,8 @@ class TensorFlowMover:
 
         object.__setattr__(layer, "call", on_device)
 
-    def prepare(self, model: Any, optimizers: Sequence[Any], places: Places) -> None:
-        """Gradients are computed where the layer is: their names hold the scope of what they belong to."""
+    def prepare(self, model: Any, optimizers: Sequence[Any], placements: Placements) -> None:
+        """Compute gradients where the layer is: their names contain the scope of the layer."""
         if _devices:
             for name in filter(functools.partial(hasattr, model), _STEPS):
                 object.__setattr__(model, name, _by_name(getattr(model, name)))

@@ -11,13 +11,13 @@ import torch
 from keras.src.backend.torch.core import get_device
 
 from insitu.train.devices import Device
-from insitu.train.placement.variables import Places
+from insitu.train.placement.variables import Placements
 
 
-class TorchMover:
-    """See `Mover`."""
+class TorchDeviceMover:
+    """See `DeviceMover`."""
 
-    def lies_on(self, variable: Any, device: Device) -> bool:
+    def is_on(self, variable: Any, device: Device) -> bool:
         return bool(variable.value.device == torch.empty(0, device=device.native).device)
 
     def move(self, variable: Any, device: Device) -> bool:
@@ -38,7 +38,7 @@ class TorchMover:
 
         object.__setattr__(layer, "call", on_device)
 
-    def prepare(self, model: Any, optimizers: Sequence[Any], places: Places) -> None:
+    def prepare(self, model: Any, optimizers: Sequence[Any], placements: Placements) -> None:
         pass
 
 

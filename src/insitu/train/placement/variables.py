@@ -1,4 +1,4 @@
-"""Makes the variables of layers where the layers are placed."""
+"""Make the variables of layers on the devices of the layers."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 
 from insitu.train.devices import Device
 
-Places = Mapping[str, Device]
+Placements = Mapping[str, Device]
 
 
-def device_in(path: str, places: Places) -> Device | None:
-    """Where a path of names leads: to the device of the innermost layer that has a place."""
-    return next((places[name] for name in reversed(path.split("/")) if name in places), None)
+def find_device(path: str, placements: Placements) -> Device | None:
+    """Return the device of the innermost placed layer in a path of names, or None."""
+    return next((placements[name] for name in reversed(path.split("/")) if name in placements), None)
 
 
 @contextlib.contextmanager
-def making_layers_on(places: Places) -> Iterator[None]:
-    """While open, layers make their weights, and optimizers what they keep for them, on the layers'
+def place_new_variables(placements: Placements) -> Iterator[None]:
+    """While open, layers make their weights, and optimizers the variables for these, on the layers'
     devices."""
     add_weight, add_like = keras.layers.Layer.add_weight, BaseOptimizer.add_variable_from_reference
 
     def on(path: str) -> contextlib.AbstractContextManager[Any]:
-        device = device_in(path, places)
+        device = find_device(path, placements)
         return device.scope() if device is not None else contextlib.nullcontext()
 
     def add_weight_there(layer: Any, *args: Any, **kwargs: Any) -> Any:

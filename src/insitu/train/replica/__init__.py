@@ -4,12 +4,12 @@ Begin reading with `protocol.py`, the seam; `tensorflow.py`, `jax.py` and `torch
 """
 
 from insitu.train.replica.base import seed_offset
-from insitu.train.replica.batch import SKIPPED, Part, StepBatch
+from insitu.train.replica.batch import SKIPPED, ShardBatch, StepBatch
 from insitu.train.replica.building import build_to_predict, build_to_train
-from insitu.train.replica.factory import fit_into_trainer, make_replica
+from insitu.train.replica.factory import make_fused_replica, make_replica, wrap_train_function
 from insitu.train.replica.flat import Span
-from insitu.train.replica.fused import FusedStep, make_fused_replica
-from insitu.train.replica.leaves import leaves_of, map_leaves, number_of_rows
+from insitu.train.replica.fused import FusedStep
+from insitu.train.replica.leaves import count_rows, flatten_batch, map_batch
 from insitu.train.replica.protocol import Logs, Replica
 from insitu.train.replica.record import RecordLayout
 from insitu.train.replica.state import (
@@ -17,7 +17,7 @@ from insitu.train.replica.state import (
     broadcast_state,
     check_snapshot,
     check_trainable_by_shards,
-    holds_rows_of_table,
+    holds_table_rows,
     load_snapshot,
     read_state,
     to_numpy,
@@ -30,9 +30,9 @@ __all__ = [
     "FusedStep",
     "Logs",
     "ModelState",
-    "Part",
     "RecordLayout",
     "Replica",
+    "ShardBatch",
     "Span",
     "StepBatch",
     "broadcast_state",
@@ -40,17 +40,17 @@ __all__ = [
     "build_to_train",
     "check_snapshot",
     "check_trainable_by_shards",
-    "fit_into_trainer",
-    "holds_rows_of_table",
-    "leaves_of",
+    "count_rows",
+    "flatten_batch",
+    "holds_table_rows",
     "load_snapshot",
     "make_fused_replica",
     "make_replica",
-    "map_leaves",
-    "number_of_rows",
+    "map_batch",
     "read_state",
     "seed_offset",
     "to_numpy",
     "view",
     "views",
+    "wrap_train_function",
 ]

@@ -7,27 +7,31 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One shard's rows of a step. `data` is None where `rows` is 0. `origins` as in `grid.Batch`."""
+class ShardBatch:
+    """One shard's rows of a step."""
 
     shard: int
+    """The shard's number."""
     rows: int
+    """The number of rows; 0 where the shard has none in this step."""
     data: Any
+    """The batch, a structure of arrays with rows first; None without rows."""
     origins: tuple[tuple[int, Any], ...] = ()
+    """(partition, rows) of the rows, as in `grid.Batch`, for the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """One step's parts, one for each shard of this task.
-
-    `epoch` is that of the data, which is not Keras' where `steps_per_epoch` cuts epochs of its own; `last`
-    says that no step of that epoch follows. A skipped step was done before this task came.
-    """
+    """The data of one step."""
 
     epoch: int
-    parts: tuple[Part, ...]
+    """The epoch of the data. It differs from Keras' epoch where `steps_per_epoch` sets the length of that."""
+    parts: tuple[ShardBatch, ...]
+    """One for each shard of this task."""
     last: bool = False
+    """True if no step of that epoch follows."""
     skipped: bool = False
+    """True if other tasks did the step before this task came."""
 
     @property
     def shards(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Builds a model for what is to be done with it."""
+"""Build a model for training or for prediction."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from keras.src.backend import compute_output_spec
 
 
 def build_to_train(model: Any, example: Any) -> None:
-    """Makes all variables that training and evaluation on batches like `example` need, metrics' too."""
+    """Make all variables that training and evaluation on batches like `example` need, metrics' too."""
     model._symbolic_build(data_batch=example)
 
 
 def build_to_predict(model: Any, example: Any) -> None:
-    """Makes the variables of the model and its optimizer. Losses and metrics can't be built without the
-    truth, which `example`, a batch of inputs, doesn't hold: that is left to the first `fit` or `evaluate`."""
+    """Make the variables of the model and its optimizer. Losses and metrics can't be built without labels,
+    which `example`, a batch of inputs, doesn't hold: the first `fit` or `evaluate` builds them."""
     if not all(layer.built for layer in model._flatten_layers()):
         x, _, _ = keras.utils.unpack_x_y_sample_weight(example)
         compute_output_spec(model, keras.tree.map_structure(_symbolic, x), training=False)

@@ -1,12 +1,14 @@
-"""Makes the replica of the active Keras backend."""
+"""Make the replicas of the active Keras backend."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from insitu.config import BACKENDS
 from insitu.errors import TrainingError
 from insitu.preload_hooks import register_preload
+from insitu.train.replica.fused import FusedReplica
 from insitu.train.replica.preload import warm_up
 from insitu.train.replica.protocol import Logs, Replica
 
@@ -14,10 +16,11 @@ register_preload(warm_up)
 
 
 def make_replica(model: Any, data: Any) -> Replica:
-    """A replica of `model` on the active Keras backend. `data` is a batch, for its structure and dtypes."""
-    import keras
+    """Return a replica of `model` on the active Keras backend.
 
-    backend = keras.backend.backend()
+    `data` is a batch, for its structure and dtypes. Raises TrainingError for a backend without replicas.
+    """
+    backend = _active_backend()
     if backend == "tensorflow":
         from insitu.train.replica.tensorflow import TensorFlowReplica
 
@@ -26,19 +29,42 @@ def make_replica(model: Any, data: Any) -> Replica:
         from insitu.train.replica.jax import JaxReplica
 
         return JaxReplica(model, data)
-    if backend == "torch":
-        from insitu.train.replica.torch import TorchReplica
+    from insitu.train.replica.torch import TorchReplica
 
-        return TorchReplica(model, data)
-    raise TrainingError(
-        "A strategy runs on the TensorFlow, JAX and PyTorch backends of Keras. Received: the "
-        f"{backend!r} backend. Set KERAS_BACKEND before keras is imported."
-    )
+    return TorchReplica(model, data)
 
 
-def fit_into_trainer(model: Any, run: Callable[[Any], Logs]) -> Callable[..., Any]:
-    """`run`, a function of an iterable of steps, as the trainer of the active backend calls its train and
-    test functions; the trainer of `model` is made ready for it."""
+def make_fused_replica(model: Any, data: Any) -> FusedReplica:
+    """Do as `make_replica` for a replica without peers."""
+    backend = _active_backend()
+    if backend == "tensorflow":
+        from insitu.train.replica.fused_tensorflow import FusedTensorFlow
+
+        return FusedTensorFlow(model, data)
+    if backend == "jax":
+        from insitu.train.replica.fused_jax import FusedJax
+
+        return FusedJax(model, data)
+    from insitu.train.replica.fused_torch import FusedTorch
+
+    return FusedTorch(model, data)
+
+
+def _active_backend() -> str:
+    import keras
+
+    backend: str = keras.backend.backend()
+    if backend not in BACKENDS:
+        raise TrainingError(
+            "A strategy runs on the TensorFlow, JAX and PyTorch backends of Keras. Received: the "
+            f"{backend!r} backend. Set KERAS_BACKEND before keras is imported."
+        )
+    return backend
+
+
+def wrap_train_function(model: Any, run: Callable[[Any], Logs]) -> Callable[..., Any]:
+    """Return `run`, a function of an iterable of steps, in the form in which the active backend's trainer
+    calls its train and test functions. Prepares the trainer of `model` for it."""
     import keras
 
     if keras.backend.backend() != "jax":

@@ -1,9 +1,9 @@
-"""How a replica's numbers are laid out in the buffers that tasks exchange.
+"""The layout of a replica's numbers in the buffers that tasks exchange.
 
-Two buffers travel in each step. `floats` holds what is averaged over shards by rows: gradients, then the
-floating state that the forward pass moves (BatchNorm statistics). `record` holds, in float64, what is added
-up or taken as it is: rows, metric sums, counters and seeds. Both are flat; a layout says which span belongs
-to which variable.
+Each step exchanges two buffers. `floats` holds what is averaged over shards by rows: gradients, then the
+floating state that the forward pass moves (BatchNorm statistics). `record` holds, in float64, what is summed
+over shards or taken from one: rows, metric sums, counters and seeds. Both are flat; spans map them to
+variables.
 """
 
 from __future__ import annotations
@@ -12,31 +12,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-SMALL_PIECE = 1 << 16
-"""Elements up to which neighbouring tensors are joined by the backend before they are copied out: below it
-the fixed cost of one more copy is larger than that of joining."""
+MAX_BUCKET_ELEMENTS = 1 << 16
+"""Elements up to which the backend joins neighbouring tensors before they are copied out. Below it the fixed
+cost of one more copy exceeds that of joining."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The place of one tensor: half-open interval [start, stop) of a flat buffer, and its shape."""
+    """The interval of one tensor in a flat buffer."""
 
     start: int
+    """Index of its first element."""
     stop: int
+    """Index behind its last element."""
     shape: tuple[int, ...]
+    """The tensor's shape."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Neighbouring tensors that are copied at once: `members` by index, [start, stop) their place."""
+class Bucket:
+    """Neighbouring tensors that are copied at once."""
 
     members: tuple[int, ...]
+    """Their indices."""
     start: int
+    """Index of the first element in the flat buffer."""
     stop: int
+    """Index behind the last element."""
 
 
-def lay_out(shapes: Sequence[tuple[int, ...]], start: int = 0) -> tuple[Span, ...]:
-    """Spans for tensors of `shapes`, one after the other from `start`, without gaps."""
+def compute_spans(shapes: Sequence[tuple[int, ...]], start: int = 0) -> tuple[Span, ...]:
+    """Return the spans of tensors of `shapes`, one after the other from `start`, without gaps."""
     spans = []
     for shape in shapes:
         stop = start + prod(shape)
@@ -45,23 +51,23 @@ def lay_out(shapes: Sequence[tuple[int, ...]], start: int = 0) -> tuple[Span, ..
     return tuple(spans)
 
 
-def into_pieces(spans: Sequence[Span], small: int = SMALL_PIECE) -> tuple[Piece, ...]:
-    """`spans` grouped into pieces: runs of small neighbours together, each large tensor alone."""
-    pieces: list[Piece] = []
+def group_into_buckets(spans: Sequence[Span], max_elements: int = MAX_BUCKET_ELEMENTS) -> tuple[Bucket, ...]:
+    """Group `spans` into buckets: each run of small neighbours is one, each large tensor another."""
+    buckets: list[Bucket] = []
     run: list[int] = []
 
     def close() -> None:
         if run:
-            pieces.append(Piece(tuple(run), spans[run[0]].start, spans[run[-1]].stop))
+            buckets.append(Bucket(tuple(run), spans[run[0]].start, spans[run[-1]].stop))
             run.clear()
 
     for index, span in enumerate(spans):
-        if span.stop - span.start > small:
+        if span.stop - span.start > max_elements:
             close()
-            pieces.append(Piece((index,), span.start, span.stop))
+            buckets.append(Bucket((index,), span.start, span.stop))
             continue
-        if run and span.stop - spans[run[0]].start > small:
+        if run and span.stop - spans[run[0]].start > max_elements:
             close()
         run.append(index)
     close()
-    return tuple(pieces)
+    return tuple(buckets)

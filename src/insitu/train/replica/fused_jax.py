@@ -1,4 +1,4 @@
-"""A replica that is alone, on the JAX backend: each step one compiled function, its state given and taken."""
+"""A replica without peers, on the JAX backend: each step is one compiled function of the state."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from insitu.train.replica.jax import compiled_for, kept_apart, refuse_distribution, unpack_step
-from insitu.train.replica.leaves import leaves_of
+from insitu.train.replica.jax import compile_for, copy_aliased, refuse_distribution, unpack_step
+from insitu.train.replica.leaves import flatten_batch
 from insitu.train.replica.protocol import Logs
 
 
@@ -20,7 +20,7 @@ class FusedJax:
         refuse_distribution()
         self._model = model
         self._structure = data
-        # Found once: Keras collects them out of all layers each time it is asked.
+        # Collected once: Keras searches all layers each time.
         trainable, others = list(model.trainable_variables), list(model.non_trainable_variables)
         optimizer = list(model.optimizer.variables) if model.optimizer is not None else []
         metrics = list(model.metrics_variables)
@@ -28,19 +28,19 @@ class FusedJax:
         self._tested = (trainable, others, metrics)
         self._predicting = (trainable, others)
         # The old state is given away, as in Keras' own step, so that XLA updates it in place.
-        self._train = compiled_for(model, self._trace_train, donate_argnums=0)
-        self._test = compiled_for(model, self._trace_test, donate_argnums=0)
-        self._predict = compiled_for(model, self._trace_predict)
+        self._train = compile_for(model, self._trace_train, donate_argnums=0)
+        self._test = compile_for(model, self._trace_test, donate_argnums=0)
+        self._predict = compile_for(model, self._trace_predict)
 
     def train(self, data: Any) -> Logs:
-        logs, state = self._train(kept_apart(_values(self._trained)), _leaves(data))
+        logs, state = self._train(copy_aliased(_values(self._trained)), _leaves(data))
         _assign(self._trained, state)
         return dict(logs)
 
     def test(self, data: Any) -> Logs:
         # Weights stay where they are; the rest of the state may move.
         weights = _values(self._tested[:1])
-        moved = kept_apart(_values(self._tested[1:]), *weights)
+        moved = copy_aliased(_values(self._tested[1:]), *weights)
         logs, state = self._test(moved, weights, _leaves(data))
         _assign(self._tested[1:], state)
         return dict(logs)
@@ -49,7 +49,7 @@ class FusedJax:
         outputs = self._predict(_values(self._predicting), _leaves(data))
         return keras.tree.map_structure(np.array, outputs)
 
-    # What is traced
+    # Traced functions
 
     def _pack(self, leaves: Sequence[Any]) -> Any:
         return keras.tree.pack_sequence_as(self._structure, list(leaves))
@@ -76,4 +76,4 @@ def _assign(groups: Any, state: Any) -> None:
 
 
 def _leaves(data: Any) -> list[Any]:
-    return [np.asarray(leaf) for leaf in leaves_of(data)]
+    return [np.asarray(leaf) for leaf in flatten_batch(data)]

@@ -1,4 +1,4 @@
-"""A replica that is alone, on the TensorFlow backend: the model's own steps, each one operation."""
+"""A replica without peers, on the TensorFlow backend: each of the model's own steps is one function."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from insitu.train.replica.leaves import leaves_of
+from insitu.train.replica.leaves import flatten_batch
 from insitu.train.replica.protocol import Logs
-from insitu.train.replica.tensorflow import batch_spec, weighed_by
+from insitu.train.replica.tensorflow import batch_spec, weight_losses_by_rows
 from insitu.train.replica.tensorflow_calls import CompiledCall
 
 
@@ -21,7 +21,7 @@ class FusedTensorFlow:
     def __init__(self, model: Any, data: Any) -> None:
         self._model = model
         self._structure = data
-        self._signature = [batch_spec(leaf) for leaf in leaves_of(data)]
+        self._signature = [batch_spec(leaf) for leaf in flatten_batch(data)]
         self._train = self._compile(self._trace_train)
         self._test = self._compile(self._trace_test)
         self._predict = self._compile(self._trace_predict)
@@ -48,17 +48,17 @@ class FusedTensorFlow:
     def predict(self, data: Any) -> Any:
         return keras.tree.map_structure(np.array, self._predict(*_tensors(data)))
 
-    # What is traced
+    # Traced functions
 
     def _pack(self, leaves: Any) -> Any:
         return keras.tree.pack_sequence_as(self._structure, list(leaves))
 
     def _trace_train(self, *leaves: Any) -> Any:
-        with weighed_by(tf.shape(leaves[0])[0], self._model):
+        with weight_losses_by_rows(tf.shape(leaves[0])[0], self._model):
             return self._model.train_step(self._pack(leaves))
 
     def _trace_test(self, *leaves: Any) -> Any:
-        with weighed_by(tf.shape(leaves[0])[0], self._model):
+        with weight_losses_by_rows(tf.shape(leaves[0])[0], self._model):
             return self._model.test_step(self._pack(leaves))
 
     def _trace_predict(self, *leaves: Any) -> Any:
@@ -66,4 +66,4 @@ class FusedTensorFlow:
 
 
 def _tensors(data: Any) -> list[Any]:
-    return [tf.constant(leaf) for leaf in leaves_of(data)]
+    return [tf.constant(leaf) for leaf in flatten_batch(data)]

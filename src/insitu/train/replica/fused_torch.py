@@ -1,4 +1,4 @@
-"""A replica that is alone, on the PyTorch backend: the model's own steps, as they are."""
+"""A replica without peers, on the PyTorch backend: the model's own steps."""
 
 from __future__ import annotations
 

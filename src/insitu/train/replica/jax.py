@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from insitu.errors import TrainingError
 from insitu.train.replica.base import BaseReplica, seed_offset
 from insitu.train.replica.batch import StepBatch
-from insitu.train.replica.gradient_recording import recorded
-from insitu.train.replica.leaves import leaves_of
+from insitu.train.replica.gradient_capture import capture_gradients
+from insitu.train.replica.leaves import flatten_batch
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import RecordLayout
 
@@ -28,27 +28,27 @@ and the metrics' variables."""
 class JaxReplica(BaseReplica):
     """See `Replica`.
 
-    Between steps the state lies in the Keras variables, where callbacks, checkpoints and users find it. A
-    batch of another size is compiled anew: the code for a size doesn't depend on who runs it, so bits
-    agree across processes.
+    Between steps the state is in the Keras variables, where callbacks, checkpoints and users find it. Each
+    batch size is compiled anew: the code for a size is the same in every process, so bits agree across
+    processes.
     """
 
     def __init__(self, model: Any, data: Any) -> None:
         refuse_distribution()
         super().__init__(model, data)
-        # Found once: Keras collects them out of all layers each time it is asked.
+        # Collected once: Keras searches all layers each time.
         self._variables = (
             list(model.trainable_variables),
             list(model.non_trainable_variables),
             list(model.optimizer.variables) if model.optimizer is not None else [],
             list(model.metrics_variables),
         )
-        places = {id(v): index for index, v in enumerate(self._variables[0])}
-        self._trainable_places = [places[id(v)] for v in self._state.trainable]
+        indices = {id(v): index for index, v in enumerate(self._variables[0])}
+        self._trainable_indices = [indices[id(v)] for v in self._state.trainable]
         self._seeds = {id(v) for v in self._state.seeds}
         self._sums = {id(v) for v in self._state.sums}
-        self._train_packing = _Packing(self._train_record)
-        self._test_packing = _Packing(self._test_record)
+        self._train_packer = _RecordPacker(self._train_record)
+        self._test_packer = _RecordPacker(self._test_record)
         self._gradient = self._compile(self._trace_gradient)
         # The old state is given away, as in Keras' own step, so that XLA updates it in place.
         self._apply = self._compile(self._trace_apply, donate_argnums=0)
@@ -58,38 +58,38 @@ class JaxReplica(BaseReplica):
         self._predict = self._compile(self._trace_predict)
 
     def _compile(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        return compiled_for(self._model, function, **options)
+        return compile_for(self._model, function, **options)
 
     def _values(self) -> Functional:
         trainable, others, optimizer, metrics = ([v.value for v in group] for group in self._variables)
         return trainable, others, optimizer, metrics
 
-    # What crosses the border
+    # The interface of `Replica`
 
     def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
         self.finish_gradient(self.start_gradient(shard, data), floats, record)
 
     def start_gradient(self, shard: int, data: Any) -> Any:
-        """Begins what `finish_gradient` waits for: several may be under way, on several devices."""
+        """Begin a gradient for `finish_gradient`. Several may be under way, on several devices."""
         leaves = _leaves(data)
         outputs = self._gradient(self._values(), np.uint32(seed_offset(shard)), leaves)
         return outputs, len(leaves[0])
 
     def finish_gradient(self, started: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
-        """`gradient`, of what was started."""
-        (packed, extra, pieces), rows = started
-        for piece, tensor in zip(self._all_pieces, pieces, strict=True):
-            self.copy_out(floats[piece.start : piece.stop], _view(tensor))
-        self._fill(record, self._train_packing, packed, rows)
+        """Finish a gradient that `start_gradient` began."""
+        (packed, extra, buckets), rows = started
+        for bucket, tensor in zip(self._all_buckets, buckets, strict=True):
+            self.copy_out(floats[bucket.start : bucket.stop], _view(tensor))
+        self._fill(record, self._train_packer, packed, rows)
         start = self._train_record.extra_start
         record[start : start + len(extra)] = [float(value) for value in extra]
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
         combined = self._train_record.combine(records)
-        pieces = [floats[p.start : p.stop] for p in self._all_pieces]
-        state = kept_apart(self._values())
-        logs, state = self._apply(state, self._train_packing.split(combined), pieces)
-        # XLA reads `floats` where they lie: they may be overwritten when this has returned.
+        buckets = [floats[p.start : p.stop] for p in self._all_buckets]
+        state = copy_aliased(self._values())
+        logs, state = self._apply(state, self._train_packer.split(combined), buckets)
+        # XLA reads `floats` in place: the caller may overwrite them after the return.
         jax.block_until_ready(state)
         for group, values in zip(self._variables, state, strict=True):
             _assign(group, values)
@@ -97,8 +97,8 @@ class JaxReplica(BaseReplica):
 
     def load(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
         combined = self._train_record.combine(records)
-        pieces = [floats[p.start : p.stop] for p in self._all_pieces]
-        logs, state = self._load(self._values(), self._train_packing.split(combined), pieces)
+        buckets = [floats[p.start : p.stop] for p in self._all_buckets]
+        logs, state = self._load(self._values(), self._train_packer.split(combined), buckets)
         jax.block_until_ready(state)
         for group, values in zip((self._variables[0], *self._variables[1::2]), state, strict=True):
             _assign(group, values)
@@ -108,11 +108,11 @@ class JaxReplica(BaseReplica):
         del shard  # nothing random happens in a test step
         leaves = _leaves(data)
         packed = self._evaluate(self._values(), leaves)
-        self._fill(record, self._test_packing, packed, len(leaves[0]))
+        self._fill(record, self._test_packer, packed, len(leaves[0]))
 
     def merge(self, records: NDArray[np.float64]) -> Logs:
         combined = self._test_record.combine(records)
-        logs, metrics = self._merge(self._values()[3], self._test_packing.split(combined))
+        logs, metrics = self._merge(self._values()[3], self._test_packer.split(combined))
         _assign(self._variables[3], metrics)
         return self._to_logs(logs, None)
 
@@ -120,103 +120,109 @@ class JaxReplica(BaseReplica):
         return keras.tree.map_structure(np.array, self._predict(self._values(), _leaves(data)))
 
     @staticmethod
-    def _fill(record: NDArray[np.float64], packing: _Packing, packed: Mapping[str, Any], rows: int) -> None:
+    def _fill(
+        record: NDArray[np.float64], packer: _RecordPacker, packed: Mapping[str, Any], rows: int
+    ) -> None:
         record[:] = 0
         record[0] = rows
         for dtype, vector in packed.items():
-            record[packing.places[dtype]] = _view(vector)
+            record[packer.indices[dtype]] = _view(vector)
 
-    # What is traced
+    # Traced functions
 
     def _trace_gradient(self, state: Functional, offset: Any, leaves: Arrays) -> Any:
         after, logs, gradients, means = self._trace_parts(state, offset, leaves)
-        pieces = [self._join(piece.members, gradients) for piece in self._gradient_pieces]
-        pieces += [self._join(piece.members, means) for piece in self._mean_pieces]
-        return self._train_packing.pack(after), self._pick_extra_logs(logs), pieces
+        buckets = [self._join(bucket.members, gradients) for bucket in self._gradient_buckets]
+        buckets += [self._join(bucket.members, means) for bucket in self._mean_buckets]
+        return self._train_packer.pack(after), self._select_extra_logs(logs), buckets
 
     def _trace_parts(self, state: Functional, offset: Any, leaves: Arrays) -> Any:
-        """(the values of other variables after the step by variable, logs, a gradient for each trainable
-        variable, the state that is to be averaged)."""
+        """Return (values of other variables after the step by variable, logs, a gradient for each trainable
+        variable, the state to be averaged)."""
         trainable, others, optimizer, metrics = state
         begin = (trainable, self._shift_seeds(others, offset), optimizer, self._without_sums(metrics))
-        with recorded(self._model.optimizer) as recording:
+        with capture_gradients(self._model.optimizer) as captured:
             logs, (_, others, _, metrics) = unpack_step(self._model.train_step(begin, self._pack(leaves)), 4)
         after = self._by_variable(self._shift_seeds(others, -offset), metrics)
         gradients = [
             jnp.zeros(tuple(v.shape), self.floats_dtype) if g is None else g
             for v, g in zip(
-                self._state.trainable, self._in_order(recording.variables, recording.gradients), strict=True
+                self._state.trainable,
+                self._order_gradients(captured.variables, captured.gradients),
+                strict=True,
             )
         ]
         return after, logs, gradients, [after[id(v)] for v in self._state.mean]
 
-    def _trace_apply(self, state: Functional, packed: Mapping[str, Any], pieces: Arrays) -> Any:
+    def _trace_apply(self, state: Functional, packed: Mapping[str, Any], buckets: Arrays) -> Any:
         trainable, others, optimizer, metrics = state
-        gradients, others, metrics = self._take_in(others, metrics, packed, pieces)
+        gradients, others, metrics = self._take_in(others, metrics, packed, buckets)
         trainable, optimizer = self._update(trainable, optimizer, gradients)
         return self._metric_logs(metrics), (trainable, others, optimizer, metrics)
 
-    def _trace_load(self, state: Functional, packed: Mapping[str, Any], pieces: Arrays) -> Any:
+    def _trace_load(self, state: Functional, packed: Mapping[str, Any], buckets: Arrays) -> Any:
         _, others, _, metrics = state
-        values, others, metrics = self._take_in(others, metrics, packed, pieces)
+        values, others, metrics = self._take_in(others, metrics, packed, buckets)
         values = [v.astype(variable.dtype) for v, variable in zip(values, self._state.trainable, strict=True)]
         return self._metric_logs(metrics), (self._as_keras_has_them(values), others, metrics)
 
     def _take_in(
-        self, others: Arrays, metrics: Arrays, packed: Mapping[str, Any], pieces: Arrays
+        self, others: Arrays, metrics: Arrays, packed: Mapping[str, Any], buckets: Arrays
     ) -> tuple[Arrays, Arrays, Arrays]:
-        """(what `pieces` hold for the trainable variables, `others` and `metrics` after the step)."""
-        split = len(self._gradient_pieces)
-        floats = self._split(pieces[:split], self._gradient_pieces, self._gradient_spans)
-        means = self._split(pieces[split:], self._mean_pieces, self._mean_spans)
+        """Return (the content of `buckets` for the trainable variables, `others` and `metrics` after the
+        step)."""
+        split = len(self._gradient_buckets)
+        floats = self._split(buckets[:split], self._gradient_buckets, self._gradient_spans)
+        means = self._split(buckets[split:], self._mean_buckets, self._mean_spans)
         return floats, *self._with_state(others, metrics, packed, means)
 
     def _with_state(
         self, others: Arrays, metrics: Arrays, packed: Mapping[str, Any], means: Arrays
     ) -> tuple[Arrays, Arrays]:
-        """(`others`, `metrics`) after the step."""
+        """Return (`others`, `metrics`) after the step."""
         new = {id(v): m.astype(v.dtype) for v, m in zip(self._state.mean, means, strict=True)}
         others = [new.get(id(v), value) for v, value in zip(self._variables[1], others, strict=True)]
-        others = self._write(self._variables[1], others, self._train_packing, packed)
-        metrics = self._write(self._variables[3], metrics, self._train_packing, packed)
+        others = self._write(self._variables[1], others, self._train_packer, packed)
+        metrics = self._write(self._variables[3], metrics, self._train_packer, packed)
         return others, metrics
 
     def _update(self, trainable: Arrays, optimizer: Arrays, gradients: Arrays) -> tuple[Arrays, Arrays]:
-        """(trainable, optimizer) after the update. Optimizers keep the variables in an order of their own."""
-        places = {id(v): index for index, v in enumerate(self._state.trainable)}
-        order = [places[id(v)] for v in self._model.optimizer._trainable_variables]
-        trainable = [trainable[place] for place in self._trainable_places]
+        """Return (trainable, optimizer) after the update. Optimizers keep the variables in an order of their
+        own."""
+        indices = {id(v): index for index, v in enumerate(self._state.trainable)}
+        order = [indices[id(v)] for v in self._model.optimizer._trainable_variables]
+        trainable = [trainable[index] for index in self._trainable_indices]
         updated, optimizer = self._model.optimizer.stateless_apply(
             optimizer,
             [None if i in self._without_gradient else gradients[i].astype(trainable[i].dtype) for i in order],
             [trainable[i] for i in order],
         )
-        for place, value in zip(order, updated, strict=True):
-            trainable[place] = value
+        for index, value in zip(order, updated, strict=True):
+            trainable[index] = value
         return self._as_keras_has_them(trainable), optimizer
 
     def _as_keras_has_them(self, trainable: Arrays) -> Arrays:
-        """Values in the order of the state, put into that of `model.trainable_variables`."""
+        """Reorder values from the order of the state to that of `model.trainable_variables`."""
         values = list(trainable)
-        for place, value in zip(self._trainable_places, trainable, strict=True):
-            values[place] = value
+        for index, value in zip(self._trainable_indices, trainable, strict=True):
+            values[index] = value
         return values
 
     def _trace_evaluate(self, state: Functional, leaves: Arrays) -> Mapping[str, Any]:
         trainable, others, _, metrics = state
         begin = (trainable, others, self._without_sums(metrics))
         _, (_, others, metrics) = unpack_step(self._model.test_step(begin, self._pack(leaves)), 3)
-        return self._test_packing.pack(self._by_variable(others, metrics))
+        return self._test_packer.pack(self._by_variable(others, metrics))
 
     def _trace_merge(self, metrics: Arrays, packed: Mapping[str, Any]) -> Any:
-        metrics = self._write(self._variables[3], metrics, self._test_packing, packed)
+        metrics = self._write(self._variables[3], metrics, self._test_packer, packed)
         return self._metric_logs(metrics), metrics
 
     def _trace_predict(self, state: Functional, leaves: Arrays) -> Any:
         outputs, _ = self._model.predict_step(state[:2], self._pack(leaves))
         return outputs
 
-    # Parts of it
+    # Helpers
 
     def _shift_seeds(self, others: Sequence[Any], offset: Any) -> Arrays:
         return [
@@ -238,10 +244,10 @@ class JaxReplica(BaseReplica):
 
     @staticmethod
     def _write(
-        variables: Sequence[Any], values: Sequence[Any], packing: _Packing, packed: Mapping[str, Any]
+        variables: Sequence[Any], values: Sequence[Any], packer: _RecordPacker, packed: Mapping[str, Any]
     ) -> Arrays:
-        """`values` of `variables`, with what the record says: sums added, others as they are."""
-        sums, firsts = packing.unpack(packed)
+        """Return `values` of `variables` updated by a record: sums are added, others replaced."""
+        sums, firsts = packer.unpack(packed)
         return [
             value + sums[id(v)] if id(v) in sums else firsts.get(id(v), value)
             for v, value in zip(variables, values, strict=True)
@@ -256,18 +262,18 @@ class JaxReplica(BaseReplica):
         return flat[0] if len(flat) == 1 else jnp.concatenate(flat)
 
     @staticmethod
-    def _split(tensors: Sequence[Any], pieces: Sequence[Any], spans: Sequence[Any]) -> Arrays:
+    def _split(tensors: Sequence[Any], buckets: Sequence[Any], spans: Sequence[Any]) -> Arrays:
         return [
-            tensor[span.start - piece.start : span.stop - piece.start].reshape(span.shape)
-            for piece, tensor in zip(pieces, tensors, strict=True)
-            for span in (spans[index] for index in piece.members)
+            tensor[span.start - bucket.start : span.stop - bucket.start].reshape(span.shape)
+            for bucket, tensor in zip(buckets, tensors, strict=True)
+            for span in (spans[index] for index in bucket.members)
         ]
 
 
-class _Packing:
-    """A record as JAX carries it: one vector for each dtype, since by default JAX has no float64.
+class _RecordPacker:
+    """Packs a record into one vector for each dtype, since by default JAX has no float64.
 
-    `places[dtype]` says which elements of the record the vector of that dtype holds.
+    `indices[dtype]` are the elements of the record that the vector of that dtype holds.
     """
 
     def __init__(self, layout: RecordLayout) -> None:
@@ -275,24 +281,24 @@ class _Packing:
         self._members: dict[str, list[tuple[Any, Any]]] = {}
         for variable, span in (*layout.sums, *layout.firsts):
             self._members.setdefault(str(variable.value.dtype), []).append((variable, span))
-        self.places = {
+        self.indices = {
             dtype: np.concatenate([np.arange(span.start, span.stop) for _, span in members])
             for dtype, members in self._members.items()
         }
 
     def pack(self, values: Mapping[int, Any]) -> dict[str, Any]:
-        """Vectors out of the values by variable. Traced."""
+        """Return vectors of the values by variable. Traced."""
         return {
             dtype: jnp.concatenate([jnp.ravel(values[id(v)]).astype(dtype) for v, _ in members])
             for dtype, members in self._members.items()
         }
 
     def split(self, record: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
-        """Vectors out of a record."""
-        return {dtype: record[places].astype(jnp.dtype(dtype)) for dtype, places in self.places.items()}
+        """Return vectors of a record."""
+        return {dtype: record[indices].astype(jnp.dtype(dtype)) for dtype, indices in self.indices.items()}
 
     def unpack(self, packed: Mapping[str, Any]) -> tuple[dict[int, Any], dict[int, Any]]:
-        """(sums, others): the values in vectors, by variable. Traced."""
+        """Return (sums, others): the values in vectors, by variable. Traced."""
         values = {}
         for dtype, members in self._members.items():
             start = 0
@@ -310,9 +316,10 @@ class _Packing:
 
 
 def as_trainer_function(run: Callable[[Iterable[Any]], Logs]) -> Callable[..., Any]:
-    """`run`, a function of an iterator, as the trainer calls it: with a state that goes in and out.
+    """Return `run`, a function of an iterator, with the state going in and out, as the trainer calls it.
 
-    What goes out is empty, so that the trainer never writes over the variables, which hold the truth.
+    The returned state is empty, so that the trainer never overwrites the variables, which hold the current
+    values.
     """
 
     def function(state: Sequence[Any], iterator: Iterator[Any]) -> tuple[Logs, tuple[Arrays, ...]]:
@@ -321,32 +328,33 @@ def as_trainer_function(run: Callable[[Iterable[Any]], Logs]) -> Callable[..., A
     return function
 
 
-# On accelerators the trainer moves what it will hand over to the device. A step stays as it is: for JAX it is
-# a container without arrays.
+# On accelerators the trainer moves its inputs to the device. For JAX a step is a container without arrays, so
+# that it stays on the host.
 jax.tree_util.register_pytree_node(StepBatch, lambda step: ((), step), lambda step, _: step)
 
 
 def keep_state_attached(model: Any) -> None:
-    """The trainer takes the values out of the variables while it trains; here they stay."""
+    """Keep the values in the variables while the trainer trains; it would take them out."""
     original = type(model)._get_jax_state
 
-    def get_jax_state(purge_model_variables: bool = False, **wanted: bool) -> Any:
+    def get_jax_state(purge_model_variables: bool = False, **options: bool) -> Any:
         del purge_model_variables
-        return original(model, **wanted)
+        return original(model, **options)
 
     model._get_jax_state = get_jax_state
 
 
-def compiled_for(model: Any, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """`function` as `jax.jit` compiles it with `options`, or as it is where `model` is run as it is."""
+def compile_for(model: Any, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Return `function` compiled by `jax.jit` with `options`, or as it is if `model` isn't compiled."""
     if model.run_eagerly or not model.jit_compile:
         return function
     compiled: Callable[..., Any] = jax.jit(function, **options)
     return compiled
 
 
-def kept_apart(given: Functional, *others: Sequence[Any]) -> Functional:
-    """`given`, values of variables that a function may overwrite, with none twice and none of `others`.
+def copy_aliased(given: Functional, *others: Sequence[Any]) -> Functional:
+    """Return `given`, values of variables that a function may overwrite, with a copy of each that occurs
+    twice or among `others`.
 
     A variable that was assigned another's value (weights their average, at the end of a fit) holds the same
     array: XLA takes none twice, and overwriting it would take it from the other.
@@ -364,22 +372,23 @@ def kept_apart(given: Functional, *others: Sequence[Any]) -> Functional:
 
 
 def refuse_distribution() -> None:
-    """Raises TrainingError where a keras.distribution is set, which would lay out the model too."""
+    """Raise TrainingError where a keras.distribution is set, which would shard the model too."""
     if keras.distribution.distribution() is not None:
         raise TrainingError(
-            "A strategy and a keras.distribution can't lay out the same model. Received: both. Leave "
+            "A strategy and a keras.distribution can't shard the same model. Received: "
+            f"{keras.distribution.distribution()!r}. Leave "
             "keras.distribution.set_distribution() out."
         )
 
 
 def unpack_step(result: Any, parts: int) -> tuple[Any, Any]:
-    """(logs, state) of a user's step, whose state has `parts` lists. Raises TrainingError."""
+    """Return (logs, state) of a user's step, whose state has `parts` lists. Raises TrainingError."""
     if isinstance(result, tuple) and len(result) == 2:
         logs, state = result
         if isinstance(state, (tuple, list)) and len(state) == parts:
             return logs, state
-    wanted = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
-    names = [name for name in wanted if parts == len(wanted) or name != "optimizer_variables"]
+    groups = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
+    names = [name for name in groups if parts == len(groups) or name != "optimizer_variables"]
     raise TrainingError(
         f"On JAX a step returns (logs, state) with state ({', '.join(names)}). Received: "
         f"{type(result).__name__}."
@@ -392,10 +401,10 @@ def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
 
 
 def _leaves(data: Any) -> Arrays:
-    return [np.asarray(leaf) for leaf in leaves_of(data)]
+    return [np.asarray(leaf) for leaf in flatten_batch(data)]
 
 
 def _view(tensor: Any) -> NDArray[Any]:
-    """The array's own memory where it lies on the host, without a copy."""
+    """Return the array's own memory where it lies on the host, without a copy."""
     view: NDArray[Any] = np.asarray(tensor)
     return view

@@ -1,5 +1,5 @@
-"""The arrays of a batch. Nearly every batch is a tuple of arrays: it is spared the walk through a structure,
-which takes longer than a small model's whole step."""
+"""The arrays of a batch. Nearly every batch is a tuple of arrays: a fast path spares it the walk through the
+structure, which takes longer than a small model's whole step."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import keras
 import numpy as np
 
 
-def leaves_of(data: Any) -> list[Any]:
-    """The leaves of `data` in the order of `keras.tree.flatten`."""
+def flatten_batch(data: Any) -> list[Any]:
+    """Return the leaves of `data` in the order of `keras.tree.flatten`."""
     if _is_flat(data):
         return list(data)
     leaves: list[Any] = keras.tree.flatten(data)
     return leaves
 
 
-def map_leaves(function: Callable[[Any], Any], data: Any) -> Any:
-    """The structure of `data` with `function` of each leaf."""
+def map_batch(function: Callable[[Any], Any], data: Any) -> Any:
+    """Return the structure of `data` with `function` applied to each leaf."""
     if _is_flat(data):
         return tuple([function(leaf) for leaf in data])
     return keras.tree.map_structure(function, data)
 
 
-def number_of_rows(data: Any) -> int:
+def count_rows(data: Any) -> int:
     return len(data[0]) if _is_flat(data) else len(keras.tree.flatten(data)[0])
 
 

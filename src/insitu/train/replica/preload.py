@@ -1,7 +1,6 @@
-"""What a process that stands by does ahead: a tiny model is trained once, so that Keras and the backend have
-loaded what they load on first use. It leaves no trace: names are counted anew, random numbers come from
-seeds.
-"""
+"""Preload Keras and the backend in a standby process: train a tiny model once, so that they load what they
+load on first use. No trace is left: the numbers in layers' names are reset, and random numbers come from
+seeds."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ _ACCELERATORS = ("nvidia[0-9]*", "kfd", "accel[0-9]*")
 
 
 def has_accelerators(devices: Path = Path("/dev")) -> bool:
-    """Whether a first operation might take memory of a device that the job's tasks need."""
+    """Return True if a first operation might take memory of a device that the job's tasks need."""
     return any(True for pattern in _ACCELERATORS for _ in devices.glob(pattern))
 
 

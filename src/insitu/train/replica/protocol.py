@@ -1,4 +1,4 @@
-"""The seam between a strategy and one copy of a model on a Keras backend."""
+"""The interface between a strategy and one copy of a model on a Keras backend."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Replica(Protocol):
     """One copy of a model, compiled so that nothing but plain arrays crosses its border.
 
     `gradient` and `evaluate` leave every variable as they found it: whatever happens between them and
-    `apply` or `merge`, the replica still stands at the step's beginning and can do the step again.
+    `apply` or `merge`, the replica is still at the step's beginning and can repeat the step.
 
     `floats` are flat arrays of `floats_size` elements of `floats_dtype`; `record` are float64 arrays of
     `train_record_size` or `test_record_size`, whose first element is the number of rows.
@@ -32,26 +32,26 @@ class Replica(Protocol):
     filled like that."""
 
     def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
-        """Fills `floats` and `record` with what the shard's batch `data` gives."""
+        """Fill `floats` and `record` with the results of the shard's batch `data`."""
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
-        """Updates the model by the mean `floats` and the `records` of all shards (one row each)."""
+        """Update the model by the mean `floats` and the `records` of all shards (one row each)."""
 
     def load(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
-        """As `apply`, where the update was made elsewhere: `floats` hold, in the same places, the new values
-        of the trainable variables and of the averaged state. They must not change before the next load."""
+        """Do as `apply` for an update that was made elsewhere: `floats` hold the new values of the trainable
+        variables and of the averaged state. They must not change before the next load."""
 
     def assign(self, floats: NDArray[Any]) -> None:
-        """The part of `load` that takes `floats`, for once in a while."""
+        """Do the part of `load` that concerns `floats`. For rare use."""
 
     def float_spans(self) -> list[tuple[Any, Span]]:
-        """The variables that `floats` have places for, with these: trainable ones, then averaged state."""
+        """Return the variables with their spans in `floats`: trainable ones, then averaged state."""
 
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
-        """Fills `record` with the metric sums of a batch."""
+        """Fill `record` with the metric sums of a batch."""
 
     def merge(self, records: NDArray[np.float64]) -> Logs:
-        """Adds the metric sums of all shards to the model's metrics."""
+        """Add the metric sums of all shards to the model's metrics."""
 
     def predict(self, data: Any) -> Any:
-        """The model's outputs for a batch: a structure of NumPy arrays."""
+        """Return the model's outputs for a batch: a structure of NumPy arrays."""

@@ -1,4 +1,4 @@
-"""Which variables a model has, and how each is combined over shards. Works on every Keras backend."""
+"""The variables of a model, and how each is combined over shards. For every Keras backend."""
 
 from __future__ import annotations
 
@@ -12,40 +12,38 @@ from numpy.typing import NDArray
 
 from insitu.errors import CheckpointError, TrainingError
 from insitu.exchange import Group
-from insitu.train.collectives import gather_sizes, share
+from insitu.train.collectives import broadcast_value, gather_sizes
 
-_WORTHWHILE = 1 << 16
-"""Bytes of an array for which it pays to spare copies."""
+_MIN_BORROWED_BYTES = 1 << 16
+"""Bytes of an array from which on saving a copy pays."""
 
 SEED_STRIDE = 0x9E3779B1
-"""What tells the shards' random streams apart: added to a seed generator's seed once per shard number.
-Odd, so that shards never meet modulo 2**32; shard 0 keeps the plain seed, as in a run without insitu."""
+"""Distance of the shards' random streams: added to a seed generator's seed once per shard number. It is odd,
+so that no two shards have the same seed modulo 2**32. Shard 0 keeps the plain seed, as without insitu."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """The variables of one model, each in exactly one list, in the order of Keras.
-
-    - `trainable`: updated by the optimizer from the mean gradient; in the order of Keras, but for the rows
-      that a batch has pulled out of tables on servers, which come last.
-    - `mean`: floating state that the forward pass moves; after a step it is the mean over shards by rows.
-    - `seeds`: states of seed generators, `[seed, counter]`.
-    - `first`: other state; after a step it is that of the first shard that had rows.
-    - `sums`: metric variables that add up over rows, hence over shards.
-    - `metric_first`: metric variables that don't add up; handled as `first`.
-    - `optimizer`: the same on every replica, since all apply the same update.
-    """
+    """The variables of one model, each in exactly one list, in the order of Keras."""
 
     trainable: tuple[Any, ...]
+    """Updated by the optimizer from the mean gradient. Rows that a batch has pulled out of tables on
+    servers come last."""
     mean: tuple[Any, ...]
+    """Floating state that the forward pass moves. After a step it is the mean over shards by rows."""
     seeds: tuple[Any, ...]
+    """States of seed generators, `[seed, counter]`."""
     first: tuple[Any, ...]
+    """Other state. After a step it is that of the first shard that had rows."""
     sums: tuple[Any, ...]
+    """Metric variables that add up over rows, hence over shards."""
     metric_first: tuple[Any, ...]
+    """Metric variables that don't add up; handled as `first`."""
     optimizer: tuple[Any, ...]
+    """The optimizer's variables, equal on every replica, since all apply the same update."""
 
     def named(self) -> Iterator[tuple[str, Any]]:
-        """Every variable once, under a name that is the same in each run of the same script."""
+        """Yield every variable once, under a name that is the same in each run of the same script."""
         for group in ("trainable", "mean", "seeds", "first", "sums", "metric_first", "optimizer"):
             for index, variable in enumerate(getattr(self, group)):
                 yield f"{group}/{index}", variable
@@ -56,16 +54,16 @@ def is_floating(variable: Any) -> bool:
 
 
 def read_state(model: Any) -> ModelState:
-    """Sorts the variables of a built and compiled `model`."""
-    seeds = {id(generator.state): generator.state for generator in seed_generators(model)}
+    """Sort the variables of a built and compiled `model`."""
+    seeds = {id(generator.state): generator.state for generator in find_seed_generators(model)}
     optimizer = getattr(model, "optimizer", None)
     metrics = {id(v): v for v in model.metrics_variables}
     trainable = tuple(
-        sorted((_unwrapped(v) for v in model.trainable_variables), key=lambda v: holds_rows_of_table(v))
+        sorted((_unwrapped(v) for v in model.trainable_variables), key=lambda v: holds_table_rows(v))
     )
     mean: list[Any] = []
     first: list[Any] = []
-    # A custom loop knows which of them its step leaves alone: those needn't travel.
+    # A custom loop knows which variables its step only reads: those needn't travel.
     elsewhere = {*seeds, *metrics, *map(id, getattr(model, "unmoved_variables", ()))}
     for variable in model.non_trainable_variables:
         if id(variable) in elsewhere:
@@ -89,13 +87,13 @@ def _unwrapped(variable: Any) -> Any:
     return variable.variable if hasattr(variable, "variable") else variable
 
 
-def holds_rows_of_table(variable: Any) -> bool:
-    """Whether the variable holds what a batch pulled out of a table on parameter servers."""
+def holds_table_rows(variable: Any) -> bool:
+    """Return True if the variable holds rows that a batch pulled out of a table on parameter servers."""
     return bool(getattr(variable, "insitu_rows", False))
 
 
-def seed_generators(model: Any) -> list[Any]:
-    """The seed generators of the model's layers, each once."""
+def find_seed_generators(model: Any) -> list[Any]:
+    """Return the seed generators of the model's layers, each once."""
     found = {}
     for layer in model._flatten_layers():
         for generator in getattr(layer, "_seed_generators", ()):
@@ -104,7 +102,7 @@ def seed_generators(model: Any) -> list[Any]:
 
 
 def check_trainable_by_shards(model: Any, num_shards: int) -> None:
-    """Raises TrainingError where the mean over shards would not be what the user's loss says."""
+    """Raise TrainingError where the mean over shards would differ from the user's loss."""
     if num_shards == 1:
         return
     for loss in _losses(model):
@@ -122,8 +120,8 @@ def check_trainable_by_shards(model: Any, num_shards: int) -> None:
     ]
     if others:
         raise TrainingError(
-            "Gradients are combined over shards for the optimizer given to compile(). Received: a model with "
-            f"more optimizers ({', '.join(others)}), whose gradients would stay apart."
+            "Gradients are combined over shards only for the optimizer given to compile(). Received: further "
+            f"optimizers in the model's attributes {', '.join(others)}. Train with them in a custom loop."
         )
 
 
@@ -134,39 +132,38 @@ def _losses(model: Any) -> list[Any]:
 
 
 def to_numpy(variable: Any) -> NDArray[Any]:
-    """The variable's value as a NumPy array of its own dtype, a copy."""
+    """Return a copy of the variable's value as a NumPy array of its own dtype."""
     return np.array(view(variable))
 
 
 def view(variable: Any) -> NDArray[Any]:
-    """The variable's value, in its own memory where that lies on the host: good until the next update."""
+    """Return the variable's value, without a copy where it lies on the host: valid until the next update."""
     value, backend = variable.value, keras.backend.backend()
     if backend == "torch":
         return np.asarray(keras.ops.convert_to_numpy(value))
-    # Not by Keras' own way: for JAX and TensorFlow that asks NumPy in a manner that it will refuse.
+    # Not by convert_to_numpy: for JAX and TensorFlow it uses a call that future NumPy versions refuse.
     array: NDArray[Any] = np.asarray(value.read_value() if backend == "tensorflow" else value)
     return array
 
 
 def views(state: ModelState) -> dict[str, NDArray[Any]]:
-    """Every variable's value by name: all that a replica is, but for what Python objects hold. Good until the
-    next update: see `view`."""
+    """Return every variable's value by name, valid until the next update: see `view`. This is a replica's
+    whole state, without the attributes of Python objects."""
     return {name: view(variable) for name, variable in state.named()}
 
 
-def load_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]], *, given_away: bool = False) -> None:
-    """Gives every variable its value. Where they are `given_away`, the variables may live in the arrays'
-    memory from now on. Raises CheckpointError, before anything is changed, where they differ from the model's
-    variables."""
+def load_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]], *, donate: bool = False) -> None:
+    """Set every variable to its value. With `donate` the variables may use the arrays' memory from now on.
+    Raises CheckpointError, before anything is changed, where the values don't match the model's variables."""
     check_snapshot(state, values)
     for name, variable in state.named():
-        variable.assign(_as_tensor(values[name]) if given_away else values[name])
+        variable.assign(_as_tensor(values[name]) if donate else values[name])
 
 
 def _as_tensor(array: NDArray[Any]) -> Any:
-    """What a variable takes as it is, where there is such a thing: TensorFlow would copy an array first, and
-    once more on its way into the variable."""
-    worthwhile = array.nbytes >= _WORTHWHILE and array.dtype.kind in "fiu" and array.flags.writeable
+    """Return a tensor that a variable takes without a copy, on TensorFlow, which would copy an array twice;
+    elsewhere the array."""
+    worthwhile = array.nbytes >= _MIN_BORROWED_BYTES and array.dtype.kind in "fiu" and array.flags.writeable
     if keras.backend.backend() != "tensorflow" or not worthwhile:
         return array
     from insitu.train.replica.tensorflow_memory import borrow
@@ -175,19 +172,20 @@ def _as_tensor(array: NDArray[Any]) -> Any:
 
 
 def check_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]]) -> None:
-    """Raises CheckpointError where `values` are no snapshot of this model."""
+    """Raise CheckpointError where `values` are no snapshot of this model."""
     variables = dict(state.named())
     wrong = sorted(variables.keys() ^ values.keys())
     wrong += [n for n, v in variables.items() if n in values and tuple(v.shape) != values[n].shape]
     if wrong:
         raise CheckpointError(
-            "The saved state belongs to another model: it must have the same variables of the same shapes. "
-            f"Different: {', '.join(wrong[:5])}{' and more' if len(wrong) > 5 else ''}"
+            "A saved state must have the model's variables, of the same shapes. Received: differences in "
+            f"{', '.join(wrong[:5])}{' and more' if len(wrong) > 5 else ''}. Build the model that was saved, "
+            "or use another directory."
         )
 
 
 def broadcast_state(state: ModelState, group: Group) -> None:
-    """Gives every replica the variables of rank 0. Raises TrainingError where the models differ in size."""
+    """Give every replica the variables of rank 0. Raises TrainingError where the models differ in size."""
     if group.size == 1:
         return
     own = views(state)
@@ -195,8 +193,9 @@ def broadcast_state(state: ModelState, group: Group) -> None:
     if len(set(sizes)) != 1:
         raise TrainingError(
             "Every task must build the same model. Received: models of "
-            f"{', '.join(f'{size:,}' for size in sizes)} bytes, by shard."
+            f"{', '.join(f'{size:,}' for size in sizes)} bytes, by shard. Let the model not depend on the "
+            "task."
         )
-    told = share(group, 0, own if group.rank == 0 else None)
+    received = broadcast_value(group, 0, own if group.rank == 0 else None)
     if group.rank != 0:
-        load_snapshot(state, told, given_away=True)
+        load_snapshot(state, received, donate=True)

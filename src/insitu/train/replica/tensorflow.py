@@ -1,4 +1,4 @@
-"""A replica on the TensorFlow backend: graphs without callbacks, between them plain arrays."""
+"""A replica on the TensorFlow backend: graphs without callbacks, and plain arrays between them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from insitu.train.replica.base import BaseReplica
-from insitu.train.replica.gradient_recording import recorded
-from insitu.train.replica.leaves import leaves_of
+from insitu.train.replica.gradient_capture import capture_gradients
+from insitu.train.replica.leaves import flatten_batch
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import EXTRA_LOGS, RecordLayout
 from insitu.train.replica.state import SEED_STRIDE
@@ -31,9 +31,9 @@ class TensorFlowReplica(BaseReplica):
         )
         self._applied = False
         self._shard_numbers: dict[int, Any] = {}
-        batch = [batch_spec(leaf) for leaf in leaves_of(data)]
+        batch = [batch_spec(leaf) for leaf in flatten_batch(data)]
         shard = tf.TensorSpec((), tf.int64)
-        floats = [tf.TensorSpec((p.stop - p.start,), self.floats_dtype.name) for p in self._all_pieces]
+        floats = [tf.TensorSpec((p.stop - p.start,), self.floats_dtype.name) for p in self._all_buckets]
         self._gradient = self._compile(self._trace_gradient, [shard, *batch])
         self._apply = self._compile(
             self._trace_apply, [tf.TensorSpec((self.train_record_size,), tf.float64), *floats]
@@ -60,22 +60,22 @@ class TensorFlowReplica(BaseReplica):
             )
         )
 
-    # What crosses the border
+    # The interface of `Replica`
 
     def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
         if shard not in self._shard_numbers:
             self._shard_numbers[shard] = tf.constant(shard, tf.int64)
         outputs = self._gradient(self._shard_numbers[shard], *self._tensors(data))
-        for piece, tensor in zip(self._all_pieces, outputs[1:], strict=True):
-            self.copy_out(floats[piece.start : piece.stop], _view(tensor))
+        for bucket, tensor in zip(self._all_buckets, outputs[1:], strict=True):
+            self.copy_out(floats[bucket.start : bucket.stop], _view(tensor))
         np.copyto(record, _view(outputs[0]))
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
         combined = self._train_record.combine(records)
         as_tensor = _copy if self._copies_gradients else borrow
-        pieces = [as_tensor(floats[p.start : p.stop]) for p in self._gradient_pieces]
-        pieces += [_copy(floats[p.start : p.stop]) for p in self._mean_pieces]
-        logs = self._apply(tf.constant(combined), *pieces)
+        buckets = [as_tensor(floats[p.start : p.stop]) for p in self._gradient_buckets]
+        buckets += [_copy(floats[p.start : p.stop]) for p in self._mean_buckets]
+        logs = self._apply(tf.constant(combined), *buckets)
         if not self._applied:
             self._applied = True
             self._stop_borrowing_if_kept(floats)
@@ -84,8 +84,8 @@ class TensorFlowReplica(BaseReplica):
     def load(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
         combined = self._train_record.combine(records)
         # Large variables end up in the memory of `floats`, without a copy.
-        pieces = [borrow(floats[p.start : p.stop]) for p in self._all_pieces]
-        return self._to_logs(self._load(tf.constant(combined), *pieces), combined)
+        buckets = [borrow(floats[p.start : p.stop]) for p in self._all_buckets]
+        return self._to_logs(self._load(tf.constant(combined), *buckets), combined)
 
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
         del shard  # nothing random happens in a test step
@@ -98,7 +98,7 @@ class TensorFlowReplica(BaseReplica):
     def predict(self, data: Any) -> Any:
         return keras.tree.map_structure(lambda t: np.array(_view(t)), self._predict(*self._tensors(data)))
 
-    # What is traced
+    # Traced functions
 
     def _trace_gradient(self, shard: Any, *leaves: Any) -> list[Any]:
         state = self._state
@@ -110,29 +110,32 @@ class TensorFlowReplica(BaseReplica):
             for variable in state.sums:
                 variable.assign(tf.zeros_like(variable.value))
             rows = tf.shape(leaves[0])[0]
-            with recorded(self._model.optimizer) as recording, weighed_by(rows, self._model):
+            with (
+                capture_gradients(self._model.optimizer) as captured,
+                weight_losses_by_rows(rows, self._model),
+            ):
                 logs = self._model.train_step(self._pack(leaves))
             for variable in state.seeds:
                 variable.assign(variable.value - tf.cast(stride, variable.dtype))
-            record = self._read_record(self._train_record, rows, self._pick_extra_logs(logs))
-            ordered = self._in_order(recording.variables, recording.gradients)
+            record = self._read_record(self._train_record, rows, self._select_extra_logs(logs))
+            ordered = self._order_gradients(captured.variables, captured.gradients)
             gradients = [self._dense(*pair) for pair in zip(self._state.trainable, ordered, strict=True)]
             means = [tf.identity(variable.value) for variable in state.mean]
-        pieces = [self._join(piece.members, gradients) for piece in self._gradient_pieces]
-        pieces += [self._join(piece.members, means) for piece in self._mean_pieces]
-        return [record, *pieces]
+        buckets = [self._join(bucket.members, gradients) for bucket in self._gradient_buckets]
+        buckets += [self._join(bucket.members, means) for bucket in self._mean_buckets]
+        return [record, *buckets]
 
-    def _trace_apply(self, combined: Any, *pieces: Any) -> Any:
+    def _trace_apply(self, combined: Any, *buckets: Any) -> Any:
         self._write_record(self._train_record, combined)
-        self._trace_update(*pieces)
+        self._trace_update(*buckets)
         return self._model.get_metrics_result()
 
-    def _trace_update(self, *pieces: Any) -> None:
+    def _trace_update(self, *buckets: Any) -> None:
         state = self._state
         gradients = self._split(
-            pieces[: len(self._gradient_pieces)], self._gradient_pieces, self._gradient_spans
+            buckets[: len(self._gradient_buckets)], self._gradient_buckets, self._gradient_spans
         )
-        means = self._split(pieces[len(self._gradient_pieces) :], self._mean_pieces, self._mean_spans)
+        means = self._split(buckets[len(self._gradient_buckets) :], self._mean_buckets, self._mean_spans)
         for variable, value in zip(state.mean, means, strict=True):
             variable.assign(tf.cast(value, variable.dtype))
         updates = [
@@ -141,11 +144,11 @@ class TensorFlowReplica(BaseReplica):
         ]
         self._model.optimizer.apply_gradients(updates)
 
-    def _trace_load(self, combined: Any, *pieces: Any) -> Any:
+    def _trace_load(self, combined: Any, *buckets: Any) -> Any:
         state = self._state
-        split = len(self._gradient_pieces)
-        values = self._split(pieces[:split], self._gradient_pieces, self._gradient_spans)
-        values += self._split(pieces[split:], self._mean_pieces, self._mean_spans)
+        split = len(self._gradient_buckets)
+        values = self._split(buckets[:split], self._gradient_buckets, self._gradient_spans)
+        values += self._split(buckets[split:], self._mean_buckets, self._mean_spans)
         for variable, value in zip((*state.trainable, *state.mean), values, strict=True):
             variable.assign(tf.cast(value, variable.dtype))
         self._write_record(self._train_record, combined)
@@ -157,7 +160,7 @@ class TensorFlowReplica(BaseReplica):
             for variable in state.sums:
                 variable.assign(tf.zeros_like(variable.value))
             rows = tf.shape(leaves[0])[0]
-            with weighed_by(rows, self._model):
+            with weight_losses_by_rows(rows, self._model):
                 self._model.test_step(self._pack(leaves))
             return self._read_record(self._test_record, rows, [])
 
@@ -168,10 +171,10 @@ class TensorFlowReplica(BaseReplica):
     def _trace_predict(self, *leaves: Any) -> Any:
         return self._model.predict_step(self._pack(leaves))
 
-    # Parts of it
+    # Helpers
 
     def _tensors(self, data: Any) -> list[Any]:
-        return [tf.constant(leaf) for leaf in leaves_of(data)]
+        return [tf.constant(leaf) for leaf in flatten_batch(data)]
 
     def _read_record(self, layout: RecordLayout, rows: Any, extra: list[Any]) -> Any:
         parts = [tf.reshape(tf.cast(rows, tf.float64), (1,))]
@@ -193,7 +196,7 @@ class TensorFlowReplica(BaseReplica):
             variable.assign(tf.cast(value, variable.dtype))
 
     def _dense(self, variable: Any, gradient: Any) -> Any:
-        """A whole gradient, also where there is none or only some rows have one."""
+        """Return a whole gradient, also where there is none or only some rows have one."""
         if gradient is None:
             return tf.zeros(variable.shape, self.floats_dtype.name)
         return tf.convert_to_tensor(gradient)
@@ -203,19 +206,19 @@ class TensorFlowReplica(BaseReplica):
         return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
 
     @staticmethod
-    def _split(tensors: Sequence[Any], pieces: Sequence[Any], spans: Sequence[Any]) -> list[Any]:
+    def _split(tensors: Sequence[Any], buckets: Sequence[Any], spans: Sequence[Any]) -> list[Any]:
         values = []
-        for piece, tensor in zip(pieces, tensors, strict=True):
-            for index in piece.members:
+        for bucket, tensor in zip(buckets, tensors, strict=True):
+            for index in bucket.members:
                 span = spans[index]
                 values.append(
-                    tf.reshape(tensor[span.start - piece.start : span.stop - piece.start], span.shape)
+                    tf.reshape(tensor[span.start - bucket.start : span.stop - bucket.start], span.shape)
                 )
         return values
 
     def _stop_borrowing_if_kept(self, floats: NDArray[Any]) -> None:
-        """TensorFlow lets a variable share the memory of the tensor that is assigned to it. An optimizer that
-        keeps a gradient as it is would thus keep our buffer, which the next step overwrites."""
+        """Copy gradients from now on, if an optimizer keeps one as it is. TensorFlow lets a variable share
+        the memory of the tensor that is assigned to it, here our buffer, which the next step overwrites."""
         start = floats.ctypes.data
         for variable in (*self._state.trainable, *self._state.optimizer):
             address = _view(variable.value.read_value()).ctypes.data
@@ -226,7 +229,7 @@ class TensorFlowReplica(BaseReplica):
 
 @contextmanager
 def _restored(variables: Sequence[Any]) -> Iterator[None]:
-    """Gives `variables` back the values that they had before the block."""
+    """Restore the values of `variables` after the block."""
     saved = [tf.identity(variable.value) for variable in variables]
     yield
     for variable, value in zip(variables, saved, strict=True):
@@ -234,9 +237,10 @@ def _restored(variables: Sequence[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def weighed_by(rows: Any, model: Any) -> Iterator[None]:
-    """Lets the loss of each output count by rows. Keras takes their number from the static shape, which a
-    trace for every batch size hasn't got; it would count each batch, and so each shard, as one."""
+def weight_losses_by_rows(rows: Any, model: Any) -> Iterator[None]:
+    """While open, the mean loss of each output counts rows. Keras takes their number from the static shape,
+    which is unknown in a trace for every batch size, and would count each batch, and so each shard, as
+    one."""
     trackers = list(getattr(getattr(model, "_compile_loss", None), "metrics", None) or [])
 
     def by_rows(update_state: Callable[..., Any]) -> Callable[..., Any]:
@@ -257,7 +261,7 @@ def batch_spec(leaf: Any) -> Any:
 
 
 def _view(tensor: Any) -> NDArray[Any]:
-    """The tensor's own memory, without a copy."""
+    """Return the tensor's own memory, without a copy."""
     array: NDArray[Any] = np.asarray(tensor)
     return array
 

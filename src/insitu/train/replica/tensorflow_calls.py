@@ -1,4 +1,4 @@
-"""How a compiled TensorFlow function is called: whichever way takes less time."""
+"""Choose how a compiled TensorFlow function is called: the faster of two modes."""
 
 from __future__ import annotations
 
@@ -9,49 +9,50 @@ from typing import Any
 
 import tensorflow as tf
 
-WITHIN, BESIDE = "one after the other", "side by side"
-TRIES = 3
-"""Calls of which the quickest tells how long a way takes."""
-LONG = 10e-3
-"""Seconds. What a call costs is nothing to a function that takes as long, and preparing it for the other way
+SEQUENTIAL, PARALLEL = "one operation after the other", "independent operations in parallel"
+TIMED_CALLS = 3
+"""Calls of each mode, of which the fastest counts."""
+SLOW_CALL_SECONDS = 10e-3
+"""Seconds. What a call costs is nothing to a function that takes as long, and preparing it for the other mode
 may take longer than all its calls."""
 
 
-class QuickerWay:
-    """Which way of calling a function is quicker, by the seconds that its first calls took. Pure.
+class CallModeChooser:
+    """Chooses the faster mode of calling a function, by the durations of its first calls. Pure.
 
-    `way` is how to call it next; once `settled`, it stays.
+    `mode` is how to call it next; once `settled`, it stays.
     """
 
     def __init__(self) -> None:
-        self.way = BESIDE
+        self.mode = PARALLEL
         self.settled = False
         self._shapes: Any = None
-        self._seconds: dict[str, list[float]] = {BESIDE: [], WITHIN: []}
+        self._seconds: dict[str, list[float]] = {PARALLEL: [], SEQUENTIAL: []}
         self._prepared = False
 
-    def took(self, shapes: Any, seconds: float) -> None:
-        """A call with arguments of these shapes took so long. Only calls with the same ones are compared."""
+    def add_duration(self, shapes: Any, seconds: float) -> None:
+        """Record the seconds of a call with arguments of these shapes. Only calls with equal shapes are
+        compared."""
         if not self._prepared:
             self._prepared = True  # the first call does what is done once
             self._shapes = self._shapes or shapes
             return
         if shapes != self._shapes:
             return
-        mine = self._seconds[self.way]
-        mine.append(seconds)
-        if len(mine) < TRIES:
+        durations = self._seconds[self.mode]
+        durations.append(seconds)
+        if len(durations) < TIMED_CALLS:
             return
-        if self.way == BESIDE and min(mine) < LONG:
-            self.way, self._prepared = WITHIN, False
+        if self.mode == PARALLEL and min(durations) < SLOW_CALL_SECONDS:
+            self.mode, self._prepared = SEQUENTIAL, False
             return
-        if self.way == WITHIN and min(self._seconds[BESIDE]) < min(mine):
-            self.way = BESIDE
+        if self.mode == SEQUENTIAL and min(self._seconds[PARALLEL]) < min(durations):
+            self.mode = PARALLEL
         self.settled = True
 
 
 class CompiledCall:
-    """A tf.function of one signature, called with tensors or NumPy arrays in the quicker of two ways.
+    """A tf.function of one signature, called with tensors or NumPy arrays in the chooser of two modes.
 
     A call through TensorFlow's Python checks and sorts its arguments, and hands the function's operations
     to threads, which do those side by side that don't wait for each other. For a small model both take
@@ -63,20 +64,20 @@ class CompiledCall:
     def __init__(self, function: Any) -> None:
         self._function = function
         self._concrete: Any = None
-        self._quicker = QuickerWay()
+        self._chooser = CallModeChooser()
 
     def __call__(self, *tensors: Any) -> Any:
         if self._concrete is None:
             self._trace()
-        if self._quicker.settled:
+        if self._chooser.settled:
             return self._call(tensors)
         started = time.perf_counter()
         outputs = self._call(tensors)
-        self._quicker.took([tensor.shape for tensor in tensors], time.perf_counter() - started)
+        self._chooser.add_duration([tensor.shape for tensor in tensors], time.perf_counter() - started)
         return outputs
 
     def _call(self, tensors: Any) -> Any:
-        if self._quicker.way == BESIDE:
+        if self._chooser.mode == PARALLEL:
             return self._concrete(*tensors)
         outputs = tf.raw_ops.StatefulPartitionedCall(
             args=[*tensors, *self._captured], Tout=self._dtypes, f=self._concrete
@@ -86,28 +87,28 @@ class CompiledCall:
     def _trace(self) -> None:
         self._concrete = self._function.get_concrete_function()
         self._captured = self._concrete.captured_inputs
-        spread = len({tensor.device for tensor in self._captured}) > 1
-        if spread or "_XlaMustCompile" in self._concrete.function_def.attr:
-            self._quicker.settled = True
-        elif _one_operation_at_a_time():
-            self._quicker.way, self._quicker.settled = WITHIN, True
+        several_devices = len({tensor.device for tensor in self._captured}) > 1
+        if several_devices or "_XlaMustCompile" in self._concrete.function_def.attr:
+            self._chooser.settled = True
+        elif _runs_sequentially():
+            self._chooser.mode, self._chooser.settled = SEQUENTIAL, True
         self._dtypes = [tensor.dtype for tensor in self._concrete.outputs]
-        self._pack = _packing(self._concrete.structured_outputs, len(self._dtypes))
+        self._pack = _make_packer(self._concrete.structured_outputs, len(self._dtypes))
 
 
-def _one_operation_at_a_time() -> bool:
-    """Whether TensorFlow has one thread, or one core, for operations that could be done side by side."""
+def _runs_sequentially() -> bool:
+    """Return True if TensorFlow has one thread, or one core, for independent operations."""
     threads = tf.config.threading.get_inter_op_parallelism_threads()
     threads = threads or int(os.environ.get("TF_NUM_INTEROP_THREADS") or 0)
     return threads == 1 or len(os.sched_getaffinity(0)) == 1
 
 
-def _packing(structure: Any, count: int) -> Callable[[Any], Any]:
-    """What puts `count` outputs into `structure`. Lists and dicts of tensors, as most are, are spared
-    the walk through it."""
-    places = tf.nest.pack_sequence_as(structure, list(range(count)))
-    if type(places) is list and places == list(range(count)):
+def _make_packer(structure: Any, count: int) -> Callable[[Any], Any]:
+    """Return a function that puts `count` outputs into `structure`. Lists and dicts of tensors, as most are,
+    need no walk through the structure."""
+    indices = tf.nest.pack_sequence_as(structure, list(range(count)))
+    if type(indices) is list and indices == list(range(count)):
         return list
-    if type(places) is dict and all(type(place) is int for place in places.values()):
-        return lambda outputs: {name: outputs[place] for name, place in places.items()}
+    if type(indices) is dict and all(type(index) is int for index in indices.values()):
+        return lambda outputs: {name: outputs[index] for name, index in indices.items()}
     return lambda outputs: tf.nest.pack_sequence_as(structure, outputs)

@@ -1,4 +1,4 @@
-"""Tensors that share the memory of NumPy arrays."""
+"""Make tensors that share the memory of NumPy arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from insitu.exchange.pages import ALIGNMENT
 
 
 def borrow(array: NDArray[Any]) -> Any:
-    """A tensor in the array's own memory, where its alignment and dtype allow: to be used up before that
+    """Return a tensor in the array's own memory, where its alignment and dtype allow. Use it before the array
     changes."""
     if array.ctypes.data % ALIGNMENT or array.dtype.kind == "V" or not array.flags.writeable:
         return tf.constant(array)

@@ -1,4 +1,4 @@
-"""A replica on the PyTorch backend: eager, its tensors and the exchange's arrays in the same memory."""
+"""A replica on the PyTorch backend: eager, with tensors and the exchange's arrays in the same memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from insitu.errors import TrainingError
 from insitu.exchange.pages import ALIGNMENT
 from insitu.train.replica.base import BaseReplica, seed_offset
-from insitu.train.replica.gradient_recording import recorded
-from insitu.train.replica.leaves import leaves_of
+from insitu.train.replica.gradient_capture import capture_gradients
+from insitu.train.replica.leaves import flatten_batch
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import RecordLayout
-from insitu.train.replica.state import seed_generators
+from insitu.train.replica.state import find_seed_generators
 
 
 class TorchReplica(BaseReplica):
@@ -55,13 +55,17 @@ class TorchReplica(BaseReplica):
         with torch.no_grad(), _restored(self._moved_in_training):
             self._shift_seeds(offset)
             self._zero_sums()
-            with torch.enable_grad(), self._watched_buffers(), recorded(self._model.optimizer) as recording:
+            with (
+                torch.enable_grad(),
+                self._watched_buffers(),
+                capture_gradients(self._model.optimizer) as captured,
+            ):
                 logs = self._model.train_step(self._pack(leaves))
             self._shift_seeds(-offset)
             self._read_record(self._train_record, len(leaves[0]), record)
-            extra = [float(value) for value in self._pick_extra_logs(logs)]
+            extra = [float(value) for value in self._select_extra_logs(logs)]
             record[self._train_record.extra_start :][: len(extra)] = extra
-            gradients = self._in_order(recording.variables, recording.gradients)
+            gradients = self._order_gradients(captured.variables, captured.gradients)
             self._write_floats(floats, gradients)
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
@@ -112,7 +116,7 @@ class TorchReplica(BaseReplica):
             outputs = self._model.predict_step(self._pack(as_tensors(data)))
         return keras.tree.map_structure(lambda tensor: np.array(tensor.detach().cpu().numpy()), outputs)
 
-    # Parts of it
+    # Helpers
 
     def _shift_seeds(self, offset: int) -> None:
         for tensor in self._seeds:
@@ -123,18 +127,18 @@ class TorchReplica(BaseReplica):
             torch._foreach_zero_(self._sums)
 
     def _views(self, floats: NDArray[Any]) -> list[Any]:
-        """A tensor for each span, in the memory of `floats`."""
+        """Return a tensor for each span, in the memory of `floats`."""
         flat = torch.from_numpy(floats).split_with_sizes(self._sizes) if self._sizes else ()
         return [part.view(shape) for part, shape in zip(flat, self._shapes, strict=True)]
 
     def _write_floats(self, floats: NDArray[Any], gradients: Sequence[Any]) -> None:
-        places = self._views(floats)
+        targets = self._views(floats)
         values = [*gradients, *_tensors(self._state.mean)]
         present = [index for index, value in enumerate(values) if value is not None]
         for index in set(range(len(values))).difference(present):
-            places[index].zero_()
+            targets[index].zero_()
         if present:
-            torch._foreach_copy_([places[i] for i in present], [values[i] for i in present])
+            torch._foreach_copy_([targets[i] for i in present], [values[i] for i in present])
 
     def _read_record(self, layout: RecordLayout, rows: int, record: NDArray[np.float64]) -> None:
         record[:] = 0
@@ -152,7 +156,7 @@ class TorchReplica(BaseReplica):
 
     @contextmanager
     def _watched_buffers(self) -> Iterator[None]:
-        """Raises TrainingError where the first step has moved state that Keras doesn't know."""
+        """Raise TrainingError where the first step has changed state that Keras doesn't know."""
         if self._buffers_checked:
             yield
             return
@@ -170,7 +174,7 @@ class TorchReplica(BaseReplica):
 
 @contextmanager
 def _restored(tensors: Sequence[Any]) -> Iterator[None]:
-    """Gives `tensors` back the values that they had before the block, whatever happens in it."""
+    """Restore the values of `tensors` after the block, whatever happens in it."""
     saved = [tensor.clone() for tensor in tensors]
     try:
         yield
@@ -180,18 +184,19 @@ def _restored(tensors: Sequence[Any]) -> Iterator[None]:
 
 
 def _draw_from_own_seeds(model: Any) -> None:
-    """Makes layers that were given no seed draw from their own generator, as on the other backends.
+    """Make layers without a seed draw from their own generator, as on the other backends.
 
     Keras' dropout for PyTorch would draw from the process' one stream instead, which no shard has to itself
     and no replacement can take over.
     """
-    for generator in seed_generators(model):
+    for generator in find_seed_generators(model):
         if generator._initial_seed is None:
             generator._initial_seed = int(generator.state.numpy()[0])
 
 
 def _buffers(model: Any) -> Iterator[tuple[str, Any]]:
-    """The buffers of PyTorch modules anywhere in the model; Keras' layers don't list those of others."""
+    """Yield the buffers of PyTorch modules anywhere in the model; Keras' layers don't list those of
+    others."""
     for layer in model._flatten_layers():
         for name, buffer in layer.named_buffers():
             yield f"{layer.name}/{name}", buffer
@@ -202,12 +207,12 @@ def _tensors(variables: Sequence[Any]) -> list[Any]:
 
 
 def as_tensors(data: Any) -> list[Any]:
-    return [_to_tensor(np.asarray(leaf)) for leaf in leaves_of(data)]
+    return [_to_tensor(np.asarray(leaf)) for leaf in flatten_batch(data)]
 
 
 def _to_tensor(array: NDArray[Any]) -> Any:
-    """A tensor in the array's own memory, where PyTorch takes it so and it lies as PyTorch's own does: some
-    kernels round differently elsewhere."""
+    """Return a tensor in the array's own memory, where it is aligned as PyTorch's own: some kernels round
+    differently elsewhere."""
     if array.ctypes.data % ALIGNMENT or not array.flags.c_contiguous or not array.flags.writeable:
         return keras.ops.convert_to_tensor(array.copy()).clone()
     return keras.ops.convert_to_tensor(array)

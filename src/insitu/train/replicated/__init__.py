@@ -3,13 +3,18 @@
 Begin reading with `step.py`.
 """
 
-from insitu.train.replicated.single_device import placed
-from insitu.train.replicated.step import Devices, DevicesStep, ParallelReplica, ParallelStep
+from insitu.train.replicated.single_device import pin_step
+from insitu.train.replicated.step import (
+    DeviceReplicas,
+    MultiDeviceReplica,
+    MultiDeviceStep,
+    SingleProcessStep,
+)
 
 __all__ = [
-    "Devices",
-    "DevicesStep",
-    "ParallelReplica",
-    "ParallelStep",
-    "placed",
+    "DeviceReplicas",
+    "MultiDeviceReplica",
+    "MultiDeviceStep",
+    "SingleProcessStep",
+    "pin_step",
 ]

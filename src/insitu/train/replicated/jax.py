@@ -9,11 +9,11 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.train.replica import Part
+from insitu.train.replica import ShardBatch
 from insitu.train.replica.jax import JaxReplica
 
 
-class JaxDevices(JaxReplica):
+class JaxMultiDeviceReplica(JaxReplica):
     """Variables stay where they are; each step sends them to the devices, which compute at the same time."""
 
     def __init__(self, model: Any, data: Any, devices: Sequence[Any], home: Any) -> None:
@@ -21,8 +21,10 @@ class JaxDevices(JaxReplica):
         self._devices = tuple(devices)
         self._home = home
 
-    def gradients(self, parts: Sequence[Part], floats: NDArray[Any], records: NDArray[np.float64]) -> None:
-        """See `ParallelReplica`."""
+    def gradients(
+        self, parts: Sequence[ShardBatch], floats: NDArray[Any], records: NDArray[np.float64]
+    ) -> None:
+        """See `MultiDeviceReplica`."""
         started = []
         for index, (device, part) in enumerate(zip(self._devices, parts, strict=True)):
             if part.rows:

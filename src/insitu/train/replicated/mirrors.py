@@ -1,4 +1,4 @@
-"""Copies of a model's variables on further devices, in step with the variables that Keras knows."""
+"""Copies of a model's variables on further devices, kept equal to the variables that Keras knows."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _COPIES = "_insitu_copies"
 _ASSIGNING = ("assign", "assign_add", "assign_sub", "scatter_update", "scatter_add", "scatter_sub")
 
 
-class Mirrors:
-    """On each device but the first a `tf.Variable` for each Keras variable of `variables`.
+class MirroredVariables:
+    """A `tf.Variable` for each Keras variable of `variables`, on each device but the first.
 
     On the first device that is the Keras variable's own. `on(i)` puts those of device `i` into their places,
     so that whatever is traced inside reads and writes them: any layer, any `train_step`, any optimizer.
@@ -33,15 +33,15 @@ class Mirrors:
         self._copies: list[list[Any]] = [self._own]
         self._copies += [[_copy_on(device, own) for own in self._own] for device in self._devices[1:]]
         for own in self._own:
-            _watch(own, self._become_stale)
+            _call_on_assign(own, self._mark_stale)
         self._copy = tf.function(self.trace_copying, autograph=False)
 
-    def _become_stale(self) -> None:
+    def _mark_stale(self) -> None:
         self.stale = True
 
     @contextmanager
-    def on(self, index: int) -> Iterator[None]:
-        """The variables of device `index` in the places of the Keras variables' own."""
+    def swapped_in(self, index: int) -> Iterator[None]:
+        """While open, the Keras variables use the values of device `index`."""
         for variable, copy in zip(self.variables, self._copies[index], strict=True):
             variable._value = copy
         try:
@@ -51,7 +51,7 @@ class Mirrors:
                 variable._value = own
 
     def refresh(self) -> None:
-        """Gives all devices what the first has."""
+        """Copy the first device's values to all others."""
         self._copy()
         self.stale = False
 
@@ -63,18 +63,20 @@ class Mirrors:
                     copy.assign(value)
 
 
-def mirrors_of(model: Any, variables: Sequence[Any], devices: Sequence[str]) -> Mirrors:
-    """The mirrors of `model`, made once: its steps for batches of all structures share them."""
-    mirrors: Mirrors | None = getattr(model, _ATTRIBUTE, None)
+def mirror_variables(model: Any, variables: Sequence[Any], devices: Sequence[str]) -> MirroredVariables:
+    """Return the mirrored variables of `model`, made once: its steps for batches of all structures share
+    them."""
+    mirrors: MirroredVariables | None = getattr(model, _ATTRIBUTE, None)
     if mirrors is None or list(map(id, mirrors.variables)) != list(map(id, variables)):
-        mirrors = Mirrors(variables, devices)
+        mirrors = MirroredVariables(variables, devices)
         # Around Keras' tracking: copies are no part of the model's state.
         object.__setattr__(model, _ATTRIBUTE, mirrors)
     return mirrors
 
 
 def _copy_on(device: str, own: Any) -> Any:
-    """The copy of a variable on a further device: one, for all models and steps that use the variable."""
+    """Return the copy of a variable on a further device. There is one for all models and steps that use
+    it."""
     copies = own.__dict__.setdefault(_COPIES, {})
     if device not in copies:
         with tf.device(device):
@@ -84,10 +86,10 @@ def _copy_on(device: str, own: Any) -> Any:
     return copies[device]
 
 
-def _watch(own: Any, changed: Any) -> None:
-    """Calls `changed` for each assignment outside of graphs."""
+def _call_on_assign(own: Any, changed: Any) -> None:
+    """Call `changed` for each assignment outside of graphs."""
 
-    def watched(assign: Any) -> Any:
+    def wrap(assign: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not tf.inside_function():
                 changed()
@@ -96,4 +98,4 @@ def _watch(own: Any, changed: Any) -> None:
         return call
 
     for name in _ASSIGNING:
-        setattr(own, name, watched(getattr(own, name)))
+        setattr(own, name, wrap(getattr(own, name)))

@@ -1,4 +1,4 @@
-"""A step on a device that isn't the backend's first choice."""
+"""Run a step on a device that isn't the backend's first choice."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any
 
 from insitu.train.devices import Device, default_device
 from insitu.train.fit import StepExecutor
-from insitu.train.replica import Logs, Part
+from insitu.train.replica import Logs, ShardBatch
 
 
-def placed(step: StepExecutor, device: Device) -> StepExecutor:
-    """`step` on `device`. Where the backend puts things anyway, nothing is entered in each step."""
-    return step if device == default_device() else PlacedStep(step, device.scope)
+def pin_step(step: StepExecutor, device: Device) -> StepExecutor:
+    """Return `step` on `device`, or `step` itself where that is the backend's default."""
+    return step if device == default_device() else PinnedStep(step, device.scope)
 
 
-class PlacedStep:
-    """Runs another `StepExecutor` inside a scope, to which all that it traces, makes or computes belongs."""
+class PinnedStep:
+    """Runs another `StepExecutor` inside a scope, which places all that it traces, makes or computes."""
 
     def __init__(self, step: StepExecutor, scope: Callable[[], AbstractContextManager[Any]]) -> None:
         self._step = step
         self._scope = scope
 
-    def train(self, parts: Sequence[Part], at: Callable[[str], None]) -> Logs:
+    def train(self, parts: Sequence[ShardBatch], at: Callable[[str], None]) -> Logs:
         with self._scope():
             return self._step.train(parts, at)
 
-    def test(self, parts: Sequence[Part]) -> Logs:
+    def test(self, parts: Sequence[ShardBatch]) -> Logs:
         with self._scope():
             return self._step.test(parts)
 
-    def predict(self, parts: Sequence[Part], example: Any) -> Any:
+    def predict(self, parts: Sequence[ShardBatch], example: Any) -> Any:
         with self._scope():
             return self._step.predict(parts, example)
 

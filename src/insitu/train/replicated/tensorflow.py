@@ -1,4 +1,4 @@
-"""One TensorFlow function over several devices of this process: gradients at once, their mean, updates."""
+"""One TensorFlow function over several devices of this process: all gradients, their mean, the updates."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from insitu.train.replica import Logs, Part, RecordLayout, leaves_of, map_leaves
+from insitu.train.replica import Logs, RecordLayout, ShardBatch, flatten_batch, map_batch
 from insitu.train.replica.tensorflow import TensorFlowReplica, batch_spec
-from insitu.train.replicated.mirrors import Mirrors, mirrors_of
+from insitu.train.replicated.mirrors import MirroredVariables, mirror_variables
 
 
-class TensorFlowDevices(TensorFlowReplica):
+class TensorFlowMultiDeviceReplica(TensorFlowReplica):
     """The replica of a model on each of `devices`, all traced into one function.
 
     Without `home`, each device has its own copy of all variables and updates it. With it there is one copy,
@@ -38,23 +38,23 @@ class TensorFlowDevices(TensorFlowReplica):
         super().__init__(model, data)
         self._mirrored = mirrored = home is None
         # Where variables are: the home first, which computes nothing.
-        self._sites = tuple(devices) if home is None else (home, *devices)
-        self._computing = tuple(range(len(self._sites) - len(devices), len(self._sites)))
+        self._all_devices = tuple(devices) if home is None else (home, *devices)
+        self._computing_devices = tuple(range(len(self._all_devices) - len(devices), len(self._all_devices)))
         self._shards = tuple(shards)
         state = self._state
         moved = (*state.mean, *state.seeds, *state.first, *state.sums, *state.metric_first)
         every = (*state.trainable, *moved, *state.optimizer, *_only_read(model)) if mirrored else moved
-        self._mirrors: Mirrors = mirrors_of(model, every, self._sites)
-        batch = [batch_spec(leaf) for leaf in leaves_of(data)]
+        self._mirrors: MirroredVariables = mirror_variables(model, every, self._all_devices)
+        batch = [batch_spec(leaf) for leaf in flatten_batch(data)]
         self._width = len(batch)
         signature = [tf.TensorSpec((len(devices),), tf.float64), *(batch * len(devices))]
         self._train_all = self._compile_all(self._trace_train_all, signature)
         self._test_all = self._compile_all(self._trace_test_all, signature)
         self._predict_all = self._compile_all(self._trace_predict_all, signature)
         self._gradients_all = self._compile_all(self._trace_gradients_all, signature)
-        pieces = [tf.TensorSpec((p.stop - p.start,), self.floats_dtype.name) for p in self._all_pieces]
+        buckets = [tf.TensorSpec((p.stop - p.start,), self.floats_dtype.name) for p in self._all_buckets]
         combined = tf.TensorSpec((self.train_record_size,), tf.float64)
-        self._apply_all = self._compile_all(self._trace_apply_all, [combined, *pieces])
+        self._apply_all = self._compile_all(self._trace_apply_all, [combined, *buckets])
 
     def _compile_all(self, function: Callable[..., Any], signature: Sequence[Any]) -> Callable[..., Any]:
         if self._model.run_eagerly:
@@ -64,74 +64,74 @@ class TensorFlowDevices(TensorFlowReplica):
         compiled = tf.function(function, input_signature=list(signature))
         return compiled  # type: ignore[no-any-return]
 
-    # What is called, with a part for each device
+    # Called with a part for each device
 
-    def train(self, parts: Sequence[Part]) -> Logs:
+    def train(self, parts: Sequence[ShardBatch]) -> Logs:
         logs: Logs = self._train_all(*self._arguments(parts))
         return logs
 
-    def test(self, parts: Sequence[Part]) -> Logs:
+    def test(self, parts: Sequence[ShardBatch]) -> Logs:
         logs: Logs = self._test_all(*self._arguments(parts))
         return logs
 
-    def predict_parts(self, parts: Sequence[Part]) -> list[Any]:
-        """For each part its outputs, None for one without rows."""
+    def predict_parts(self, parts: Sequence[ShardBatch]) -> list[Any]:
+        """Return the outputs of each part, None for one without rows."""
         outputs = self._predict_all(*self._arguments(parts))
         return [
             keras.tree.map_structure(np.array, output) if part.rows else None
             for part, output in zip(parts, outputs, strict=True)
         ]
 
-    def gradients(self, parts: Sequence[Part], floats: Any, records: Any) -> None:
-        """As `Replica.gradient` for each part, into the rows of `floats` and `records`."""
-        self.refresh(anyway=False)
+    def gradients(self, parts: Sequence[ShardBatch], floats: Any, records: Any) -> None:
+        """Do as `Replica.gradient` for each part, into the rows of `floats` and `records`."""
+        self.refresh(force=False)
         outputs = self._all_gradients(parts)
         for index, part in enumerate(parts):
             records[index] = 0
             if part.rows:
                 np.copyto(records[index], np.asarray(outputs[index][0]))
-                for piece, tensor in zip(self._all_pieces, outputs[index][1:], strict=True):
-                    np.copyto(floats[index, piece.start : piece.stop], np.asarray(tensor))
+                for bucket, tensor in zip(self._all_buckets, outputs[index][1:], strict=True):
+                    np.copyto(floats[index, bucket.start : bucket.stop], np.asarray(tensor))
 
-    def _all_gradients(self, parts: Sequence[Part]) -> list[list[Any]]:
-        """For each part its record and pieces, as tensors."""
+    def _all_gradients(self, parts: Sequence[ShardBatch]) -> list[list[Any]]:
+        """Return the record and the buckets of each part, as tensors."""
         results: list[list[Any]] = self._gradients_all(*self._arguments(parts))
         return results
 
     def apply(self, floats: Any, records: Any) -> Logs:
-        """Updates the model on each device by the mean over all tasks."""
+        """Update the model on each device by the mean over all tasks."""
         combined = self._train_record.combine(records)
-        pieces = [tf.constant(floats[p.start : p.stop]) for p in self._all_pieces]
-        return self._to_logs(self._apply_all(tf.constant(combined), *pieces), combined)
+        buckets = [tf.constant(floats[p.start : p.stop]) for p in self._all_buckets]
+        return self._to_logs(self._apply_all(tf.constant(combined), *buckets), combined)
 
-    def refresh(self, *, anyway: bool) -> None:
-        """Gives all devices what has been assigned outside of steps."""
-        if self._mirrored and (anyway or self._mirrors.stale):
+    def refresh(self, *, force: bool) -> None:
+        """Copy assignments from outside of steps to all devices, if there were any or with `force`."""
+        if self._mirrored and (force or self._mirrors.stale):
             self._mirrors.refresh()
 
-    def _arguments(self, parts: Sequence[Part]) -> list[Any]:
+    def _arguments(self, parts: Sequence[ShardBatch]) -> list[Any]:
         rows = np.array([part.rows for part in parts], np.float64)
         # A device without rows computes something that weighs nothing: a graph without branches is faster.
-        spare = self._spare(parts)
+        padding = self._make_padding(parts)
         with tf.device("CPU:0"):
             leaves = [
                 tf.convert_to_tensor(leaf)
                 for part in parts
-                for leaf in leaves_of(part.data if part.rows else spare)
+                for leaf in flatten_batch(part.data if part.rows else padding)
             ]
             return [tf.constant(rows), *leaves]
 
-    def _spare(self, parts: Sequence[Part]) -> Any:
-        """Data that can be computed with."""
-        return map_leaves(lambda leaf: leaf[:1], next(part.data for part in parts if part.rows))
+    def _make_padding(self, parts: Sequence[ShardBatch]) -> Any:
+        """Return a batch of one row, for devices without rows."""
+        return map_batch(lambda leaf: leaf[:1], next(part.data for part in parts if part.rows))
 
-    # What is traced
+    # Traced functions
 
     def _trace_train_all(self, rows: Any, *leaves: Any) -> Any:
         return self._update_all(self._trace_gradients_all(rows, *leaves), rows)
 
     def _update_all(self, outputs: Sequence[Sequence[Any]], rows: Any) -> Any:
-        """The update on each device by the mean of the `outputs` of all, and the logs."""
+        """Update the model on each device by the mean of the `outputs` of all, and return the logs."""
         combined = self._combine(self._train_record, [output[0] for output in outputs], rows)
         means = self._mean([output[1:] for output in outputs], rows)
         logs = self._update_devices(combined, means)
@@ -144,58 +144,60 @@ class TensorFlowDevices(TensorFlowReplica):
         if not self._mirrored:
             self._mirrors.trace_copying()
         return [
-            self._on(site, self._trace_gradient, tf.constant(shard, tf.int64), *own)
-            for site, shard, own in zip(self._computing, self._shards, self._by_replica(leaves), strict=True)
+            self._run_on(device_index, self._trace_gradient, tf.constant(shard, tf.int64), *own)
+            for device_index, shard, own in zip(
+                self._computing_devices, self._shards, self._by_replica(leaves), strict=True
+            )
         ]
 
-    def _trace_apply_all(self, combined: Any, *pieces: Any) -> Any:
-        return self._update_devices(combined, [list(pieces)] * len(self._sites))
+    def _trace_apply_all(self, combined: Any, *buckets: Any) -> Any:
+        return self._update_devices(combined, [list(buckets)] * len(self._all_devices))
 
     def _trace_test_all(self, rows: Any, *leaves: Any) -> Any:
         if not self._mirrored:
             self._mirrors.trace_copying()
         records = [
-            self._on(site, self._trace_evaluate, *own)
-            for site, own in zip(self._computing, self._by_replica(leaves), strict=True)
+            self._run_on(device_index, self._trace_evaluate, *own)
+            for device_index, own in zip(self._computing_devices, self._by_replica(leaves), strict=True)
         ]
         combined = self._combine(self._test_record, records, rows)
-        return self._on(0, self._trace_merge, combined)
+        return self._run_on(0, self._trace_merge, combined)
 
     def _trace_predict_all(self, rows: Any, *leaves: Any) -> list[Any]:
         del rows
         if not self._mirrored:
             self._mirrors.trace_copying()
         return [
-            self._on(site, self._trace_predict, *own)
-            for site, own in zip(self._computing, self._by_replica(leaves), strict=True)
+            self._run_on(device_index, self._trace_predict, *own)
+            for device_index, own in zip(self._computing_devices, self._by_replica(leaves), strict=True)
         ]
 
     def _by_replica(self, leaves: Sequence[Any]) -> list[Sequence[Any]]:
         return [leaves[start : start + self._width] for start in range(0, len(leaves), self._width)]
 
-    def _on(self, site: int, function: Callable[..., Any], *args: Any) -> Any:
-        """`function` traced on a device with the variables of that device."""
+    def _run_on(self, device_index: int, function: Callable[..., Any], *args: Any) -> Any:
+        """Trace `function` on a device with the variables of that device."""
         if self._mirrored and self._model.jit_compile and not self._model.run_eagerly:
             # XLA compiles for one device at a time.
             function = tf.function(function, jit_compile=True, autograph=False)
-        with tf.device(self._sites[site]), self._mirrors.on(site):
+        with tf.device(self._all_devices[device_index]), self._mirrors.swapped_in(device_index):
             return function(*args)
 
     def _update_devices(self, combined: Any, means: Sequence[Sequence[Any]]) -> Any:
-        logs = self._on(0, self._trace_apply, combined, *means[0])
+        logs = self._run_on(0, self._trace_apply, combined, *means[0])
         if self._mirrored:
-            for site in range(1, len(self._sites)):
-                self._on(site, self._trace_follow, combined, *means[site])
+            for device_index in range(1, len(self._all_devices)):
+                self._run_on(device_index, self._trace_follow, combined, *means[device_index])
         return logs
 
-    def _trace_follow(self, combined: Any, *pieces: Any) -> None:
-        """The update where nobody looks at metrics."""
+    def _trace_follow(self, combined: Any, *buckets: Any) -> None:
+        """Update without computing metrics."""
         self._write_firsts(self._train_record, combined)
-        self._trace_update(*pieces)
+        self._trace_update(*buckets)
 
     @staticmethod
     def _combine(layout: RecordLayout, records: Sequence[Any], rows: Any) -> Any:
-        """`RecordLayout.combine` in a graph, with the same sums in the same order."""
+        """Do as `RecordLayout.combine` in a graph, with the same sums in the same order."""
         with tf.device("CPU:0"):
             shares = rows / tf.reduce_sum(rows)
             sums = tf.zeros((layout.sums_stop,), tf.float64)
@@ -207,22 +209,22 @@ class TensorFlowDevices(TensorFlowReplica):
             return tf.concat([sums, first[layout.sums_stop : layout.extra_start], extra], 0)
 
     def _mean(self, outputs: Sequence[Sequence[Any]], rows: Any) -> list[list[Any]]:
-        """The mean of each piece by rows, on each device."""
+        """Return the mean of each bucket by rows, on each device."""
         with tf.device("CPU:0"):
             shares = tf.cast(rows / tf.reduce_sum(rows), self.floats_dtype.name)
         means = []
-        for number, pieces in enumerate(zip(*outputs, strict=True)):
+        for number, buckets in enumerate(zip(*outputs, strict=True)):
             # In turn, so that all devices have a part in it.
-            with tf.device(self._sites[number % len(self._sites) if self._mirrored else 0]):
-                total = tf.math.multiply_no_nan(pieces[0], shares[0])
-                for index, piece in enumerate(pieces[1:], 1):
-                    total = total + tf.math.multiply_no_nan(piece, shares[index])
+            with tf.device(self._all_devices[number % len(self._all_devices) if self._mirrored else 0]):
+                total = tf.math.multiply_no_nan(buckets[0], shares[0])
+                for index, bucket in enumerate(buckets[1:], 1):
+                    total = total + tf.math.multiply_no_nan(bucket, shares[index])
                 means.append(total)
-        return [means] * len(self._sites)
+        return [means] * len(self._all_devices)
 
 
 def _only_read(model: Any) -> list[Any]:
-    """Variables that a custom loop's step reads and leaves as they are. Metrics have nothing to be read on
-    further devices."""
+    """Return the variables that a custom loop's step reads and leaves unchanged. Metrics among them have
+    nothing to be read on further devices."""
     unmoved = getattr(model, "unmoved_variables", ())
     return [v for v in unmoved if getattr(v, "aggregation", None) != "sum"]

@@ -11,39 +11,41 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from insitu.train.replica import Part
+from insitu.train.replica import ShardBatch
 from insitu.train.replica.torch import TorchReplica
 
 
-class TorchDevices(TorchReplica):
+class TorchMultiDeviceReplica(TorchReplica):
     """Variables stay where they are; each step sends them to the devices. Calls to an accelerator return
     before they are done, so that several compute at the same time; on CPUs one shard follows the other, each
     with all threads."""
 
     def __init__(self, model: Any, data: Any, devices: Sequence[Any], *, copy: bool | None = None) -> None:
-        """`copy` says whether the devices have memory of their own; found out by default."""
+        """`copy` tells that the devices have memory of their own. None: find out."""
         super().__init__(model, data)
-        self._sites = [
-            _Site(model, data, device, self.make_replica)
+        self._copies_by_device = [
+            _DeviceCopy(model, data, device, self.make_replica)
             if (device != _device_of(model) if copy is None else copy)
             else None
             for device in devices
         ]
 
     def make_replica(self, model: Any, data: Any) -> TorchReplica:
-        """What computes on a further device."""
+        """Return the replica that computes on a further device."""
         return TorchReplica(model, data)
 
-    def gradients(self, parts: Sequence[Part], floats: NDArray[Any], records: NDArray[np.float64]) -> None:
-        """See `ParallelReplica`."""
-        for index, (site, part) in enumerate(zip(self._sites, parts, strict=True)):
-            if part.rows and site is None:
+    def gradients(
+        self, parts: Sequence[ShardBatch], floats: NDArray[Any], records: NDArray[np.float64]
+    ) -> None:
+        """See `MultiDeviceReplica`."""
+        for index, (copy, part) in enumerate(zip(self._copies_by_device, parts, strict=True)):
+            if part.rows and copy is None:
                 self.gradient(part.shard, part.data, floats[index], records[index])
-            elif part.rows and site is not None:
-                site.gradient(part, floats[index], records[index])
+            elif part.rows and copy is not None:
+                copy.gradient(part, floats[index], records[index])
 
 
-class _Site:
+class _DeviceCopy:
     """One further device with copies of all that a step reads."""
 
     def __init__(
@@ -53,21 +55,21 @@ class _Site:
         self._variables = list({id(v): v for v in model.variables}.values())
         self._own = [variable._value for variable in self._variables]
         self._copies = [_copy_of(own, device) for own in self._own]
-        with self._in_place():
+        with self._swapped_in():
             self._replica = make_replica(model, data)
 
-    def gradient(self, part: Part, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
+    def gradient(self, part: ShardBatch, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
         with torch.no_grad():
             for own, copy in zip(self._own, self._copies, strict=True):
                 copy.copy_(own, non_blocking=True)
                 # A model clears the gradients of its own parameters only.
                 copy.grad = None
-        with self._in_place():
+        with self._swapped_in():
             self._replica.gradient(part.shard, part.data, floats, record)
 
     @contextmanager
-    def _in_place(self) -> Iterator[None]:
-        """The copies in the places of the variables' values."""
+    def _swapped_in(self) -> Iterator[None]:
+        """While open, the variables use this device's copies."""
         for variable, copy in zip(self._variables, self._copies, strict=True):
             variable._value = copy
         try:

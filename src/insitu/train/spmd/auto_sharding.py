@@ -1,4 +1,4 @@
-"""Which axis of which variable is spread over which axis of a mesh."""
+"""Choose which axis of a variable is sharded over which axis of a mesh."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from insitu.errors import InputError
 Axes = tuple[str | None, ...]
 
 
-class Spreading(Distribution):
-    """A Keras distribution by a layout map, or by a rule of its own where there is none.
+class AutoSharding(Distribution):
+    """A Keras distribution by a layout map, or by a rule of its own without one.
 
-    A layout map says axes of the mesh for each axis of a variable, by a regular expression of the variable's
-    path (or of a layer's output), as `keras.distribution.LayoutMap`. What no expression matches is copied to
-    all devices. The rule without a map: the largest axis of a kernel or an embedding that can be divided,
-    the last of several, is spread over the mesh's second axis.
+    A layout map has axes of the mesh for each axis of a variable, by a regular expression of the variable's
+    path (or of a layer's output), as `keras.distribution.LayoutMap`. Other variables are copied to all
+    devices. The rule without a map: the largest axis of a kernel or an embedding that can be divided, the
+    last of several, is sharded over the mesh's second axis.
 
     Raises InputError, when a variable is made, for an axis that can't be divided or isn't there.
     """
@@ -43,11 +43,11 @@ class Spreading(Distribution):
             return given
         shape = tuple(variable.shape)
         if self._map is None:
-            return TensorLayout(spread_largest(shape, self._sizes), self.device_mesh)
+            return TensorLayout(shard_largest_axis(shape, self._sizes), self.device_mesh)
         found = self._map[variable.path]
         if found is None:
             return TensorLayout((None,) * len(shape), self.device_mesh)
-        check_divides(variable.path, shape, found.axes, self._sizes)
+        check_divisible(variable.path, shape, found.axes, self._sizes)
         return found
 
     def get_tensor_layout(self, path: str) -> TensorLayout | None:
@@ -57,9 +57,9 @@ class Spreading(Distribution):
         return TensorLayout((self.batch_dim_name, *(None,) * (len(data_shape) - 1)), self.device_mesh)
 
 
-def spread_largest(shape: tuple[int, ...], sizes: Mapping[str, int]) -> Axes:
-    """The axes of a variable of `shape` by the rule without a map. `sizes` are those of the mesh' axes, the
-    first of which spreads rows, never variables."""
+def shard_largest_axis(shape: tuple[int, ...], sizes: Mapping[str, int]) -> Axes:
+    """Return the mesh axes of a variable of `shape` by the rule without a map. `sizes` are those of the mesh'
+    axes; the first shards rows, never variables."""
     axes: list[str | None] = [None] * len(shape)
     others = [name for name in list(sizes)[1:] if sizes[name] > 1]
     if len(shape) >= 2 and others:
@@ -69,8 +69,8 @@ def spread_largest(shape: tuple[int, ...], sizes: Mapping[str, int]) -> Axes:
     return tuple(axes)
 
 
-def check_divides(path: str, shape: tuple[int, ...], axes: Axes, sizes: Mapping[str, int]) -> None:
-    """Raises InputError unless a variable of `shape` can be spread by `axes`."""
+def check_divisible(path: str, shape: tuple[int, ...], axes: Axes, sizes: Mapping[str, int]) -> None:
+    """Raise InputError unless a variable of `shape` can be sharded by `axes`."""
     if len(axes) > len(shape):
         raise InputError(
             f"A layout names at most one axis of the mesh for each axis of the variable. Received: {axes} "
@@ -79,7 +79,7 @@ def check_divides(path: str, shape: tuple[int, ...], axes: Axes, sizes: Mapping[
     for index, name in enumerate(axes):
         if name is not None and shape[index] % sizes[name]:
             raise InputError(
-                f"An axis of a variable must be divisible by the axis of the mesh that it is spread over. "
+                f"An axis of a variable must be divisible by the axis of the mesh that shards it. "
                 f"Received: axis {index} of {path!r}, of shape {shape}, over {name!r} of size {sizes[name]}. "
                 "Choose another axis or None for it in the layout map, or another mesh."
             )

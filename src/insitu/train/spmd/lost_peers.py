@@ -1,4 +1,4 @@
-"""Names the task that was lost where a collective of XLA only says that it failed."""
+"""Name the lost task where a collective of XLA only says that it failed."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ import jax
 
 from insitu.errors import PeerLost
 from insitu.exchange import Group
-from insitu.train.spmd.distributed import abandon
+from insitu.train.spmd.distributed import skip_shutdown
 
-_BROKEN = re.compile("UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION")
+_COLLECTIVE_FAILED = re.compile(
+    "UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION"
+)
 """How XLA's account of a collective that could not be done begins."""
 
 
 @contextlib.contextmanager
-def naming_lost_peers(group: Group | None) -> Iterator[None]:
-    """Where a collective of XLA fails, the exchange knows who is gone: raises PeerLost with its name. `group`
-    is that of all tasks, None where there is but one."""
+def report_lost_peers(group: Group | None) -> Iterator[None]:
+    """Raise PeerLost, with the name of the lost task, where a collective of XLA fails inside. `group`, that
+    of all tasks, knows the name; None for a single task."""
     try:
         yield
     except PeerLost:
-        abandon()
+        skip_shutdown()
         raise
     except (jax.errors.JaxRuntimeError, ValueError) as error:
-        if group is None or not _BROKEN.match(str(error)):
+        if group is None or not _COLLECTIVE_FAILED.match(str(error)):
             raise
-        abandon()
+        skip_shutdown()
         group.barrier()
         raise

@@ -1,4 +1,4 @@
-"""Makes the step of a model that is one program over a mesh of JAX devices."""
+"""Make the step of a model that is one program over a mesh of JAX devices."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 def make_mesh_step(model: Any, example: Any, devices: Sequence[Any], membership: Membership) -> StepExecutor:
-    """The step of `model`, built and compiled, as one program over `devices`.
+    """Return the step of `model`, built and compiled, as one program over `devices`.
 
     `devices` are `jax.Device`s: all of this process or, after `jax.distributed` has been set up, of all
-    tasks, each with as many. Variables are copied to each of them, the rows of the global batch are spread,
-    and XLA puts in the collectives.
+    tasks, each with the same number. Each device has a copy of the variables, the rows of the global batch
+    are sharded, and XLA inserts the collectives.
 
-    What comes out is what one device gives for the same global batch, but for rounding (about 1e-5
-    relative): BatchNorm sees the global batch, Dropout draws the same mask, a loss means what it says. Any
-    number of rows will do; each counts once, with the same weight.
+    The results are those of one device for the same global batch, but for rounding (about 1e-5 relative):
+    BatchNorm sees the global batch, Dropout draws the same mask, a loss is the mean over the global batch.
+    The number of rows is free; each row counts once, with the same weight.
 
     Raises TrainingError where another backend than JAX is active, or the job has several tasks and the
     devices are of one.
@@ -30,12 +30,12 @@ def make_mesh_step(model: Any, example: Any, devices: Sequence[Any], membership:
 
     if keras.backend.backend() != "jax":
         raise TrainingError(
-            "A mesh of devices is there on the JAX backend of Keras. Received: the "
-            f"{keras.backend.backend()!r} backend."
+            "A mesh of devices needs the JAX backend of Keras. Received: the "
+            f"{keras.backend.backend()!r} backend. Set KERAS_BACKEND=jax before keras is imported."
         )
     import numpy as np
 
-    from insitu.train.spmd.layout import DATA_AXIS, MeshLayout
     from insitu.train.spmd.program import MeshStep
+    from insitu.train.spmd.sharding_plan import DATA_AXIS, ShardingPlan
 
-    return MeshStep(model, example, MeshLayout.over(np.array(devices), (DATA_AXIS,)), membership)
+    return MeshStep(model, example, ShardingPlan.from_devices(np.array(devices), (DATA_AXIS,)), membership)

@@ -1,4 +1,4 @@
-"""The step of a mesh: one compiled program does gradient, mean, update and metrics on all devices."""
+"""The step on a mesh: one compiled program does gradient, mean, update and metrics on all devices."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import numpy as np
 
 from insitu.errors import TrainingError
 from insitu.exchange import Group
-from insitu.train.collectives import by_shard
+from insitu.train.collectives import squeeze_shards
 from insitu.train.elastic import Membership
-from insitu.train.replica import Logs, Part
+from insitu.train.replica import Logs, ShardBatch
 from insitu.train.replica.jax import unpack_step
-from insitu.train.spmd.layout import MeshLayout
-from insitu.train.spmd.lost_peers import naming_lost_peers
+from insitu.train.spmd.lost_peers import report_lost_peers
 from insitu.train.spmd.rows import RowPlan, plan_rows
-from insitu.train.spmd.variables import METRICS, OTHERS, TRAINABLE, variables_over
+from insitu.train.spmd.sharding_plan import ShardingPlan
+from insitu.train.spmd.variables import METRICS, OTHERS, TRAINABLE, get_mesh_variables
 
 Leaves = list[Any]
-Tracing = Callable[[], contextlib.AbstractContextManager[Any]]
+TraceScope = Callable[[], contextlib.AbstractContextManager[Any]]
 
 
 class MeshStep:
     """A `StepExecutor` on a mesh of JAX devices, of one process or of all tasks.
 
-    The model's own `train_step` is compiled as it is, over the global batch: whatever it does, it does to all
-    rows, so that nothing has to be combined by hand. Variables keep their layout over the mesh, or else are
-    copied to every device; XLA moves what has to be moved. Old values are given away to the program.
+    The model's own `train_step` is compiled as it is, over the global batch, so that nothing has to be
+    combined by hand. Variables keep their sharding over the mesh; others are copied to every device. XLA
+    moves what has to be moved. Old values are donated to the program.
 
     Each number of rows is a program of its own, as for Keras on JAX.
     """
@@ -39,31 +39,32 @@ class MeshStep:
         self,
         model: Any,
         example: Any,
-        layout: MeshLayout,
+        sharding_plan: ShardingPlan,
         membership: Membership,
-        tracing: Tracing = contextlib.nullcontext,
+        trace_scope: TraceScope = contextlib.nullcontext,
     ) -> None:
-        """`tracing` is open while the model is traced."""
+        """`trace_scope` is opened whenever the model is traced."""
         self._model = model
         self._structure = example
-        self._layout = layout
-        self._tracing = tracing
-        self._rows = _RowCounts(layout, membership)
-        self._state = variables_over(model, layout)
+        self._sharding_plan = sharding_plan
+        self._trace_scope = trace_scope
+        self._rows = _RowCounts(sharding_plan, membership)
+        self._state = get_mesh_variables(model, sharding_plan)
         self._compiled = bool(not model.run_eagerly and model.jit_compile)
-        if layout.spans_processes and not self._compiled:
+        if sharding_plan.spans_processes and not self._compiled:
             raise TrainingError(
-                "One program over several tasks has to be compiled. Received: a model with run_eagerly=True "
-                "or jit_compile=False. Leave them out, or use communication='ring'."
+                "One program over several tasks must be compiled. Received: "
+                f"run_eagerly={model.run_eagerly}, jit_compile={model.jit_compile}. Leave them out of "
+                "compile(), or use communication='ring'."
             )
         self._unfinished: Any = None
         self._make_functions()
 
     def _make_functions(self) -> None:
-        everywhere, shardings = self._layout.replicated, self._state.shardings
+        everywhere, shardings = self._sharding_plan.replicated, self._state.shardings
         state = tuple(shardings)
-        # With one process the caller gathers outputs anyway; with several each must have them whole.
-        outputs = everywhere if self._layout.spans_processes else None
+        # In one process the caller gathers outputs anyway; of several each needs them whole.
+        outputs = everywhere if self._sharding_plan.spans_processes else None
         self._train = self._compile(self._trace_train, (everywhere, state), donate=(0,))
         tested = (shardings[OTHERS], shardings[METRICS])
         self._test = self._compile(self._trace_test, (everywhere, tested), donate=(1, 2))
@@ -82,45 +83,47 @@ class MeshStep:
 
     # Step
 
-    def train(self, parts: Sequence[Part], at: Callable[[str], None]) -> Logs:
+    def train(self, parts: Sequence[ShardBatch], at: Callable[[str], None]) -> Logs:
         at("exchange")
         plan = self._rows.plan(parts)
         if not plan.rows:
-            raise TrainingError("A step must have at least one row over all shards. Received: none.")
-        leaves = self._spread(parts, plan)
+            raise TrainingError(
+                "A step needs at least one row over all shards. Received: 0 rows. Leave out empty batches."
+            )
+        leaves = self._shard_batch(parts, plan)
         state = tuple(self._state.take(group) for group in range(4))
         at("step")
-        with self._rows.lost_peers_named():
-            self._finish()
+        with self._rows.report_lost_peers():
+            self._await_previous_step()
             logs, state = self._train(state, leaves, plan)
             self._unfinished = logs
         for group, values in enumerate(state):
             self._state.put(group, values)
-        return self._own(logs)
+        return self._to_local(logs)
 
-    def test(self, parts: Sequence[Part]) -> Logs:
+    def test(self, parts: Sequence[ShardBatch]) -> Logs:
         plan = self._rows.plan(parts)
         if not plan.rows:
             return {}
-        leaves, take = self._spread(parts, plan), self._state.take
-        with self._rows.lost_peers_named():
-            self._finish()
+        leaves, take = self._shard_batch(parts, plan), self._state.take
+        with self._rows.report_lost_peers():
+            self._await_previous_step()
             logs, (others, metrics) = self._test(take(TRAINABLE), take(OTHERS), take(METRICS), leaves, plan)
             self._unfinished = logs
         self._state.put(OTHERS, others)
         self._state.put(METRICS, metrics)
-        return self._own(logs)
+        return self._to_local(logs)
 
-    def predict(self, parts: Sequence[Part], example: Any) -> Any:
+    def predict(self, parts: Sequence[ShardBatch], example: Any) -> Any:
         del example  # only a task without rows needs it, and here none is
         plan = self._rows.plan(parts)
-        leaves, take = self._spread(parts, plan), self._state.take
-        with self._rows.lost_peers_named():
+        leaves, take = self._shard_batch(parts, plan), self._state.take
+        with self._rows.report_lost_peers():
             outputs = self._predict(take(TRAINABLE), take(OTHERS), leaves, plan)
             return keras.tree.map_structure(np.asarray, outputs)
 
     def example_output(self, data: Any) -> Any:
-        """Zeros of the shapes and dtypes of the output for `data`."""
+        """Return zeros of the shapes and dtypes of the output for `data`."""
         plan = RowPlan(1, ((0, 1),), 1)
         leaves = [jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype) for leaf in _arrays(data)]
         shapes = jax.eval_shape(
@@ -131,9 +134,9 @@ class MeshStep:
         )
         return keras.tree.map_structure(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
 
-    # Parts of it
+    # Helpers
 
-    def _spread(self, parts: Sequence[Part], plan: RowPlan) -> Leaves:
+    def _shard_batch(self, parts: Sequence[ShardBatch], plan: RowPlan) -> Leaves:
         given = [_arrays(part.data) for part in parts if part.rows]
         if given:
             leaves = (
@@ -143,39 +146,44 @@ class MeshStep:
             )
         else:
             leaves = [leaf[:0] for leaf in _arrays(self._structure)]
-        return [self._layout.spread(leaf, plan.length, plan.total) for leaf in leaves]
+        return [self._sharding_plan.shard_rows(leaf, plan.length, plan.total) for leaf in leaves]
 
-    def _finish(self) -> None:
-        """Waits for the step before, so that a lost peer is noticed not later than one step after. On one
-        process nobody can be lost, and steps may run ahead."""
-        if self._layout.spans_processes:
+    def _await_previous_step(self) -> None:
+        """Wait for the step before, so that a lost peer is noticed at most one step later. In one process no
+        peer can be lost, and steps may run ahead."""
+        if self._sharding_plan.spans_processes:
             jax.block_until_ready(self._unfinished)
 
-    def _own(self, logs: Any) -> Logs:
-        """Scalars stay on the device until somebody reads them, as Keras has it on JAX."""
-        return {name: self._layout.view(value) for name, value in logs.items()}
+    def _to_local(self, logs: Any) -> Logs:
+        """Return the logs of this process. Scalars stay on the device until they are read, as in Keras on
+        JAX."""
+        return {name: self._sharding_plan.view(value) for name, value in logs.items()}
 
-    # What is traced
+    # Traced functions
 
     def _batch(self, leaves: Leaves, plan: RowPlan) -> Any:
         if not plan.whole:
-            leaves = [self._cut(leaf, plan) for leaf in leaves]
+            leaves = [self._drop_padding(leaf, plan) for leaf in leaves]
         return keras.tree.pack_sequence_as(self._structure, leaves)
 
-    def _cut(self, leaf: Any, plan: RowPlan) -> Any:
+    def _drop_padding(self, leaf: Any, plan: RowPlan) -> Any:
         pieces = [leaf[start:stop] for start, stop in plan.pieces]
         rows = pieces[0] if len(pieces) == 1 else jax.numpy.concatenate(pieces)
-        # Spread again, though unevenly: the partitioner keeps account of the filling in its own.
-        return jax.lax.with_sharding_constraint(rows, self._layout.by_rows) if self._compiled else rows
+        # Shard the rows again. The number of rows may not divide: XLA's partitioner pads on its own.
+        return (
+            jax.lax.with_sharding_constraint(rows, self._sharding_plan.batch_sharding)
+            if self._compiled
+            else rows
+        )
 
     def _trace_train(self, state: Any, leaves: Leaves, plan: RowPlan) -> Any:
-        with self._tracing():
+        with self._trace_scope():
             return unpack_step(self._model.train_step(state, self._batch(leaves, plan)), 4)
 
     def _trace_test(
         self, trainable: Leaves, others: Leaves, metrics: Leaves, leaves: Leaves, plan: RowPlan
     ) -> Any:
-        with self._tracing():
+        with self._trace_scope():
             state = (trainable, others, metrics)
             logs, (_, others, metrics) = unpack_step(
                 self._model.test_step(state, self._batch(leaves, plan)), 3
@@ -183,50 +191,50 @@ class MeshStep:
         return logs, (others, metrics)
 
     def _trace_predict(self, trainable: Leaves, others: Leaves, leaves: Leaves, plan: RowPlan) -> Any:
-        with self._tracing():
+        with self._trace_scope():
             outputs, _ = self._model.predict_step((trainable, others), self._batch(leaves, plan))
         return outputs
 
 
 class _RowCounts:
-    """How many rows each shard has in a step, agreed on by all tasks before any enters the program."""
+    """The number of rows of each shard in a step, agreed on by all tasks before any enters the program."""
 
-    def __init__(self, layout: MeshLayout, membership: Membership) -> None:
-        self._layout = layout
+    def __init__(self, sharding_plan: ShardingPlan, membership: Membership) -> None:
+        self._sharding_plan = sharding_plan
         self._alone = len(membership.context.workers) <= 1
-        if self._alone == layout.spans_processes:
+        if self._alone == sharding_plan.spans_processes:
             raise TrainingError(
-                "A job of several tasks needs a mesh over the devices of all, and a single process one over "
-                f"its own. Received: {max(1, len(membership.context.workers))} tasks and devices of "
-                f"{jax.process_count()}."
+                "A mesh must cover the devices of all tasks of the job. Received: "
+                f"{max(1, len(membership.context.workers))} tasks, and devices of {jax.process_count()} "
+                "processes. Make the strategy with communication='xla', right after the imports."
             )
         self._shards = membership.context.shards
         if self._alone:
             self._hosts: tuple[tuple[int, ...], ...] = (tuple(range(len(self._shards))),)
             return
         self._group: Group = membership.group()
-        mine = np.full(membership.num_shards, -1, np.int64)
-        mine[list(self._shards)] = membership.context.index
-        everyones = self._group.all_gather(by_shard(np.tile(mine, (len(self._shards), 1))))
-        host_of = everyones.max(axis=0).tolist()
+        own = np.full(membership.num_shards, -1, np.int64)
+        own[list(self._shards)] = membership.context.index
+        all_hosts = self._group.all_gather(squeeze_shards(np.tile(own, (len(self._shards), 1))))
+        host_of = all_hosts.max(axis=0).tolist()
         self._hosts = tuple(
             tuple(shard for shard, host in enumerate(host_of) if host == task)
             for task in range(len(membership.context.workers))
         )
 
-    def plan(self, parts: Sequence[Part]) -> RowPlan:
-        """Raises PeerLost."""
+    def plan(self, parts: Sequence[ShardBatch]) -> RowPlan:
+        """Agree on the rows of a step. Raises PeerLost."""
         own = np.array([[part.rows] for part in parts], np.int64)
-        with self.lost_peers_named():
-            counts = own if self._alone else self._group.all_gather(by_shard(own))
-        return plan_rows(counts.reshape(-1).tolist(), self._hosts, self._layout.local_rows)
+        with self.report_lost_peers():
+            counts = own if self._alone else self._group.all_gather(squeeze_shards(own))
+        return plan_rows(counts.reshape(-1).tolist(), self._hosts, self._sharding_plan.local_rows)
 
-    def lost_peers_named(self) -> contextlib.AbstractContextManager[None]:
-        """See `naming_lost_peers`."""
-        return naming_lost_peers(None if self._alone else self._group)
+    def report_lost_peers(self) -> contextlib.AbstractContextManager[None]:
+        """See `report_lost_peers`."""
+        return report_lost_peers(None if self._alone else self._group)
 
 
 def _arrays(data: Any) -> Leaves:
-    """The leaves of a batch in dtypes that JAX has."""
+    """Return the leaves of a batch in dtypes that JAX has."""
     leaves = [np.asarray(leaf) for leaf in keras.tree.flatten(data)]
     return [leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False) for leaf in leaves]

@@ -1,7 +1,7 @@
-"""Where the rows of a step lie in the global arrays of a mesh. Pure.
+"""Plan where the rows of a step lie in the global arrays of a mesh. Pure.
 
-Each process gives as many rows to a global array, so short parts are filled up with rows of zeros. They are
-cut off again inside the program, before anything is computed, so that no row but the batch's ever counts.
+Each process contributes as many rows to a global array, so short parts are padded with rows of zeros. The
+program cuts them off again before it computes anything, so that no row but the batch's ever counts.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """How a global batch is put together. Equal plans are the same program.
-
-    `length` is the number of rows that each process gives, a multiple of its devices on the data axis;
-    `pieces` are the half-open intervals of the global array that hold rows, in shard order, neighbours
-    joined; `total` is the number of all rows of the global array.
-    """
+    """The rows of a global batch in the global arrays. Equal plans are the same program."""
 
     length: int
+    """Rows that each process contributes: a multiple of its devices on the data axis."""
     pieces: tuple[tuple[int, int], ...]
+    """Half-open intervals of the global array that hold rows, in shard order, neighbours joined."""
     total: int
+    """All rows of the global array."""
 
     @property
     def rows(self) -> int:
@@ -35,19 +33,19 @@ class RowPlan:
 
 
 def plan_rows(counts: Sequence[int], hosts: Sequence[Sequence[int]], devices: int) -> RowPlan:
-    """The plan for shards with `counts` rows each. `hosts[p]` are the shards of process p, whose rows follow
-    each other in that order; `devices` are those of one process on the data axis."""
+    """Return the plan for shards with `counts` rows each. `hosts[p]` are the shards of process p, whose rows
+    follow each other in that order; `devices` is the number of one process' devices on the data axis."""
     longest = max(sum(counts[shard] for shard in shards) for shards in hosts)
     length = -(-longest // devices) * devices
-    places = {}
+    intervals = {}
     for process, shards in enumerate(hosts):
         start = process * length
         for shard in shards:
-            places[shard] = (start, start + counts[shard])
+            intervals[shard] = (start, start + counts[shard])
             start += counts[shard]
     pieces: list[tuple[int, int]] = []
-    for shard in sorted(places):
-        start, stop = places[shard]
+    for shard in sorted(intervals):
+        start, stop = intervals[shard]
         if start == stop:
             continue
         if pieces and pieces[-1][1] == start:

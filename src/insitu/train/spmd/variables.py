@@ -1,4 +1,4 @@
-"""The variables of a model, laid out over a mesh."""
+"""The variables of a model, sharded over a mesh."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from insitu.train.spmd.layout import MeshLayout
+from insitu.train.spmd.sharding_plan import ShardingPlan
 
 GROUPS = 4
 """Trainable, non-trainable, optimizer's and metrics' variables, as Keras' JAX trainer has them."""
 TRAINABLE, OTHERS, OPTIMIZER, METRICS = range(GROUPS)
 
-_ATTRIBUTE = "_insitu_laid"
+_ATTRIBUTE = "_insitu_sharded"
 
 _made: weakref.WeakKeyDictionary[Any, MeshVariables] = weakref.WeakKeyDictionary()
 
@@ -24,66 +24,75 @@ _made: weakref.WeakKeyDictionary[Any, MeshVariables] = weakref.WeakKeyDictionary
 class MeshVariables:
     """Takes values out of Keras variables for the program, and puts them back.
 
-    Between steps the variables hold the truth, where callbacks, checkpoints and users find and change it.
+    Between steps the variables hold the current values, where callbacks, checkpoints and users read and set
+    them.
     Where the mesh spans processes, a variable holds this process' view, with which it can compute alone, and
-    the array of the program is kept beside it. A value that somebody else has assigned is recognised by being
-    another object, and laid out anew; it must be the same in each task.
+    the array of the program is kept beside it. A value that was assigned outside the program is another
+    object, and is sharded again; it must be the same in each task.
     """
 
-    def __init__(self, model: Any, layout: MeshLayout) -> None:
-        self.layout = layout
+    def __init__(self, model: Any, sharding_plan: ShardingPlan) -> None:
+        self.sharding_plan = sharding_plan
         self._variables = _variables_of(model)
         self.shardings: tuple[list[NamedSharding], ...] = tuple(
-            [layout.sharding_of(v.value) for v in group] for group in self._variables
+            [sharding_plan.sharding_of(v.value) for v in group] for group in self._variables
         )
 
-    def fits(self, model: Any, layout: MeshLayout) -> bool:
-        """Whether this is about the variables that `model` has now."""
+    def matches(self, model: Any, sharding_plan: ShardingPlan) -> bool:
+        """Return True if these are the variables that `model` has now."""
         now = _variables_of(model)
-        return self.layout == layout and all(
+        return self.sharding_plan == sharding_plan and all(
             len(new) == len(old) and all(a is b for a, b in zip(new, old, strict=True))
             for new, old in zip(now, self._variables, strict=True)
         )
 
     def take(self, group: int) -> list[Any]:
-        """The values of a group as arrays of the program."""
-        return [self._taken(group, index) for index in range(len(self._variables[group]))]
+        """Return the values of a group as arrays of the program."""
+        return [self._take(group, index) for index in range(len(self._variables[group]))]
 
-    def _taken(self, group: int, index: int) -> Any:
+    def _take(self, group: int, index: int) -> Any:
         variable = self._variables[group][index]
-        laid: _Laid | None = getattr(variable, _ATTRIBUTE, None)
-        if laid is None or variable._value is not laid.view or laid.layout != self.layout:
+        sharded: _ShardedValue | None = getattr(variable, _ATTRIBUTE, None)
+        if (
+            sharded is None
+            or variable._value is not sharded.view
+            or sharded.sharding_plan != self.sharding_plan
+        ):
             # By the getter: the variable may not have been given its first value yet.
-            return self._set(variable, self.layout.place(variable.value, self.shardings[group][index]))
-        return laid.value
+            return self._set(variable, self.sharding_plan.place(variable.value, self.shardings[group][index]))
+        return sharded.value
 
     def put(self, group: int, values: Sequence[jax.Array]) -> None:
-        """Gives the variables of a group what the program has made of them."""
+        """Set the variables of a group to results of the program."""
         for variable, value in zip(self._variables[group], values, strict=True):
             self._set(variable, value)
 
     def _set(self, variable: Any, value: jax.Array) -> jax.Array:
-        view = self.layout.view(value)
+        view = self.sharding_plan.view(value)
         variable._direct_assign(view)
-        # Kept by the variable, not here: several programs may use it, a custom loop's steps say.
-        object.__setattr__(variable, _ATTRIBUTE, _Laid(self.layout, variable._value, value))
+        # An attribute of the variable, because several programs may use it, such as steps of a custom loop.
+        object.__setattr__(variable, _ATTRIBUTE, _ShardedValue(self.sharding_plan, variable._value, value))
         return value
 
 
 @dataclass(frozen=True, slots=True)
-class _Laid:
-    """A value of a program over `layout`, and what its variable was given as a view of it."""
+class _ShardedValue:
+    """A value of a variable in a program."""
 
-    layout: MeshLayout
+    sharding_plan: ShardingPlan
+    """How it is sharded."""
     view: Any
+    """This process' view of it, which is the variable's value in Keras."""
     value: jax.Array
+    """The array of the program."""
 
 
-def variables_over(model: Any, layout: MeshLayout) -> MeshVariables:
-    """The variables of `model` over `layout`: one for all of its steps, so that each is laid out once."""
+def get_mesh_variables(model: Any, sharding_plan: ShardingPlan) -> MeshVariables:
+    """Return the variables of `model` over `sharding_plan`: one object for all of its steps, so that each
+    variable is sharded once."""
     made = _made.get(model)
-    if made is None or not made.fits(model, layout):
-        made = _made[model] = MeshVariables(model, layout)
+    if made is None or not made.matches(model, sharding_plan):
+        made = _made[model] = MeshVariables(model, sharding_plan)
     return made
 
 

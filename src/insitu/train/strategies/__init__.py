@@ -1,4 +1,4 @@
-"""The strategies: what users choose, one module each.
+"""The strategies: the public classes, one module each.
 
 Begin reading with `base.py`.
 """

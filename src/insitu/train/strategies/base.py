@@ -1,4 +1,4 @@
-"""What all strategies share: the scope, and the low-level calls of a custom loop."""
+"""The base of all strategies: the scope, and the low-level calls of a custom loop."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from insitu.context import Context
 from insitu.context import context as read_context
 from insitu.errors import TrainingError
 from insitu.exchange import Group
-from insitu.train.collectives import nothing
+from insitu.train.collectives import barrier_token
 from insitu.train.custom_loop import (
-    CHECK_EVERY,
+    LOOP_CHECK_INTERVAL,
+    CreationTracker,
     DistributedDataset,
-    ExchangedStep,
-    ExchangedTrainer,
+    ExchangeAggregation,
+    ExchangeStep,
+    LoopAggregation,
+    LoopRunner,
     LoopStep,
-    LoopTrainer,
     ReduceOp,
-    Runner,
-    Scope,
     StepModel,
     average_loss,
     check_weights,
@@ -41,7 +41,7 @@ from insitu.train.fit import (
     TwoPhaseStep,
     binding_of,
     make_feed,
-    teach_keras,
+    register_dataset_adapter,
 )
 from insitu.train.replica import (
     FusedStep,
@@ -56,7 +56,7 @@ _active: list[Strategy] = []
 
 
 class Strategy:
-    """How replicas and variables are laid out and synchronised.
+    """Decides where replicas and variables are, and how they are synchronised.
 
     Models compiled inside `scope()` train under the strategy: their `fit`, `evaluate` and `predict` are
     collective, so every task calls them in the same order.
@@ -65,10 +65,10 @@ class Strategy:
     def __init__(
         self, *, transport: str = "auto", compression: str = "none", context: Context | None = None
     ) -> None:
-        teach_keras()
+        register_dataset_adapter()
         self._membership = Membership(context or read_context(), transport, compression)
-        self.made_in_scope = Scope()
-        self._runner: Runner | None = None
+        self.created_in_scope = CreationTracker()
+        self._loop_runner: LoopRunner | None = None
 
     @property
     def membership(self) -> Membership:
@@ -82,26 +82,28 @@ class Strategy:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Strategy]:
-        """Models that are compiled inside belong to this strategy. Scopes of two strategies don't nest."""
+        """While open, models that are compiled belong to this strategy. Scopes of two strategies don't
+        nest."""
         if _active and _active[-1] is not self:
             raise TrainingError(
-                f"A scope can't be opened inside another strategy's. Received: {type(self).__name__} inside "
+                f"A scope can't be track inside another strategy's. Received: {type(self).__name__} inside "
                 f"{type(_active[-1]).__name__}. Close that one first."
             )
         _active.append(self)
         try:
-            with self.made_in_scope.opened(self._bind, self._check_bound), self.placement():
+            with self.created_in_scope.track(self._bind, self._check_bound), self.placement():
                 yield self
         finally:
             _active.pop()
 
     def _bind(self, model: Any) -> None:
         if model.built:
-            self.made_in_scope.check_made_here(model.variables)
+            self.created_in_scope.check_created_here(model.variables)
         Binding(model, self)
 
     def _check_bound(self, model: Any) -> None:
-        """Keras' own fit would train a model that no strategy knows, in each task by itself."""
+        """Raise TrainingError for a model that no strategy knows: Keras' own fit would train it in each task
+        by itself."""
         if model.compiled and binding_of(model) is None:
             raise TrainingError(
                 "A model that is trained in a strategy's scope must have been compiled in it. Received: "
@@ -109,7 +111,7 @@ class Strategy:
             )
 
     def check_open(self, model: Any) -> None:
-        """Raises TrainingError where `model`, of this strategy, is trained in the scope of another."""
+        """Raise TrainingError where `model`, of this strategy, is trained in the scope of another."""
         if _active and _active[-1] is not self:
             raise TrainingError(
                 "A model is made, compiled and trained in the scope of one strategy. Received: "
@@ -118,68 +120,72 @@ class Strategy:
             )
 
     def group(self) -> Group:
-        """The exchange of this job's tasks, for loops that combine arrays themselves; joined when it is first
-        asked for. Its shards are the replicas of this process. Collective the first time."""
+        """Return the exchange of this job's tasks, for loops that combine arrays themselves. The first call
+        joins it, and is collective. Its shards are the replicas of this process."""
         return self._membership.group()
 
     def placement(self) -> contextlib.AbstractContextManager[Any]:
-        """Where variables are made: entered by `scope()`, and when a model is built at its first `fit`."""
+        """Return the scope in which variables are made: entered by `scope()`, and when the first `fit` builds
+        a model."""
         return contextlib.nullcontext()
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
-        """The step of `model`, compiled and built, for batches like `example`. The first time, all replicas
-        get the state of rank 0. Collective."""
+        """Return the step of `model`, compiled and built, for batches like `example`. The first time, all
+        replicas get the state of rank 0. Collective."""
         if self._membership.is_alone:
             return FusedStep(make_fused_replica(model, example))
         check_trainable_by_shards(model, self.num_replicas_in_sync)
         if first:
-            self._begin_alike(model)
+            self._broadcast_initial_state(model)
         return TwoPhaseStep(make_replica(model, example), self._membership.lockstep)
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
-        """How `run` does the step `model`, which has learnt what it touches, for arrays like `example`."""
-        return ExchangedStep(model, make_loop_replica(model, example), self._membership)
+        """Return the step of `run` for `model`, which has been traced, for arrays like `example`."""
+        return ExchangeStep(model, make_loop_replica(model, example), self._membership)
 
-    def _begin_alike(self, model: Any) -> None:
-        """Gives all replicas the state of rank 0. Collective."""
+    def _broadcast_initial_state(self, model: Any) -> None:
+        """Give all replicas the state of rank 0. Collective."""
         membership, state = self._membership, read_state(model)
 
         def begin(group: Group) -> NDArray[Any]:
             broadcast_state(state, group)
-            return nothing(group)
+            return barrier_token(group)
 
         membership.lockstep.insist(membership.session.key(SETUP), begin)
 
     def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
-        """Called before `model` is built. Here nothing is to be done."""
+        """Prepare `model` before it is built. Nothing is to be done here."""
 
-    def loop_trainer(self) -> LoopTrainer:
-        """How the replicas of a custom loop are combined: over the exchange."""
-        return ExchangedTrainer(self._membership)
+    def loop_aggregation(self) -> LoopAggregation:
+        """Return how the gradients of a custom loop's replicas are combined: over the exchange."""
+        return ExchangeAggregation(self._membership)
 
     def left_out(self) -> Collection[int]:
-        """The shards of this task whose rows of the last step entered no update. Here there are none."""
+        """Return the shards of this task whose rows of the last step entered no update. None here."""
         return ()
 
     def begin_fit(self, binding: Binding, feed: Feed, epochs: int, steps: int | None) -> None:
-        """Called when a fit begins. Here nothing is to be done."""
+        """Prepare for a fit that begins. Nothing is to be done here."""
 
     def expect_saves(self) -> None:
-        """Called when a fit begins for which there will be backups. Here nothing is to be done."""
+        """Prepare for a fit with backups. Nothing is to be done here."""
 
     def save_elsewhere(self) -> bool:
-        """Called for a backup. Here the state is in the replicas, for the caller to save."""
+        """Save the state where it lives, and return True if the replicas don't hold it. Here the caller saves
+        it."""
         return False
 
     def end_fit(self, binding: Binding) -> None:
-        """Called when a fit has come to its end. Here nothing is to be done."""
+        """Finish a fit. Nothing is to be done here."""
 
     def evaluation_options(self, x: Any) -> dict[str, Any]:
-        """Which shards of `x` this task evaluates: those that it trains on."""
+        """Return the options of the feed of `x` for evaluation. Here a task evaluates the shards that it
+        trains on."""
         return self._membership.feed_options
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """`fn(*args, **kwargs)` on each replica of this process, each with its own of what is per replica.
+        """Run `fn(*args, **kwargs)` on each replica of this process, each with its own values of PerReplica
+        leaves.
 
         `fn` is compiled on TensorFlow and JAX. Optimizers made in `scope()` that it applies sum the gradients
         over all replicas of all tasks before they update; state that the forward pass moves is combined as
@@ -196,28 +202,29 @@ class Strategy:
             TrainingError: where `fn` makes variables, applies an optimizer twice or one that was made outside
                 the scope, or reads variables after it has applied their update.
         """
-        if self._runner is None:
-            self._runner = Runner(self)
-        return self._runner.run(fn, args, kwargs or {})
+        if self._loop_runner is None:
+            self._loop_runner = LoopRunner(self)
+        return self._loop_runner.run(fn, args, kwargs or {})
 
     def compute_average_loss(
         self, per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
     ) -> Any:
-        """The replica's part of the mean loss over the global batch: the sum of its rows' losses, each times
-        its weight, divided by the rows of the whole step. Over replicas it sums up to the mean.
+        """Return the replica's part of the mean loss over the global batch: the sum of its rows' losses, each
+        times its weight, divided by the rows of the whole step. Over replicas it sums up to the mean.
 
         `per_example_loss` has shape (rows, ...), as of a loss with reduction="none"; `sample_weight` (rows,).
-        The rows of a step are known in `run`; `global_batch_size` says another number to divide by.
+        The rows of a step are known in `run`; `global_batch_size` sets another number to divide by.
         """
         return average_loss(per_example_loss, sample_weight, global_batch_size, self.num_replicas_in_sync)
 
     def scale_regularization_loss(self, loss: Any) -> Any:
-        """The replica's part of a loss that doesn't depend on rows, such as a model's `losses`: over replicas
-        it sums up to the whole, also where some have no rows."""
+        """Return the replica's part of a loss that doesn't depend on rows, such as a model's `losses`. Over
+        replicas it sums up to the whole, also where some have no rows."""
         return scale_by_share(loss, self.num_replicas_in_sync)
 
     def reduce(self, reduce_op: ReduceOp, value: Any, axis: int | None = None) -> Any:
-        """`value` (a structure of arrays or scalars, one of a replica) summed or averaged over replicas.
+        """Return the sum or the mean over replicas of `value`, a structure of arrays or scalars, one of each
+        replica.
 
         With `axis=0`, also over the rows of each replica's value, whose number may differ: a mean weighs each
         row the same. Replicas whose value is None count nothing. Returns NumPy arrays of the same dtype
@@ -226,18 +233,17 @@ class Strategy:
         return reduce_values(self._membership.group(), reduce_op, value, axis)
 
     def gather(self, value: Any, axis: int = 0) -> Any:
-        """The values of all replicas one after the other along `axis`; their size there may differ.
-        Collective."""
+        """Concatenate the values of all replicas along `axis`; their sizes there may differ. Collective."""
         return gather_values(self._membership.group(), value, axis)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
-        """What each replica of this process has in `value`."""
+        """Return the value of each replica of this process in `value`."""
         return local_values(value, len(self._membership.context.shards))
 
     experimental_local_results = local_results
 
     def distribute_dataset(self, dataset: Any) -> DistributedDataset:
-        """An iterable over the steps of `dataset` (global batches): for `run`, each replica's rows.
+        """Return an iterable over the steps of `dataset` (global batches): each replica's rows, for `run`.
 
         A replica without rows in a step gets arrays of zero rows. Each iteration is the next epoch. Every so
         many steps, and when an epoch ends, it is checked that all replicas' weights are the same.
@@ -249,10 +255,10 @@ class Strategy:
     experimental_distribute_dataset = distribute_dataset
 
     def check_replicas(self, where: str = "here") -> None:
-        """Raises Diverged, in every task, unless all replicas have the same weights; it names the first
-        variable that differs. Of the variables that were made in the scope. Collective."""
-        check_weights(self._membership.group(), self.made_in_scope.weights(), where)
+        """Raise Diverged, in every task, unless all replicas have the same weights. The error names the first
+        variable that differs, of those made in the scope. Collective."""
+        check_weights(self._membership.group(), self.created_in_scope.weights(), where)
 
     def _after_step(self, index: int, last: bool) -> None:
-        if last or (index + 1) % CHECK_EVERY == 0 or index == 0:
+        if last or (index + 1) % LOOP_CHECK_INTERVAL == 0 or index == 0:
             self.check_replicas("after an epoch" if last else f"after step {index}")

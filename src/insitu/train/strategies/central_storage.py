@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from insitu.context import Context
 from insitu.train.devices import Device, resolve, resolve_all
-from insitu.train.strategies.on_devices import OnDevices
+from insitu.train.strategies.multi_device import MultiDeviceStrategy
 
 
-class CentralStorageStrategy(OnDevices):
+class CentralStorageStrategy(MultiDeviceStrategy):
     """A replica on each of `compute_devices`, which all read the one copy of the variables on
     `parameter_device`; the mean gradient, added in the order of the devices, updates it there.
 

@@ -1,4 +1,4 @@
-"""Dense layers that train synchronously around tables that don't wait."""
+"""Train dense layers synchronously, around tables that are updated asynchronously."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from insitu.context import Context
 from insitu.context import context as read_context
 from insitu.errors import TrainingError
 from insitu.parameters import ConsistencyPolicy
-from insitu.train.custom_loop import LoopTrainer
+from insitu.train.custom_loop import LoopAggregation
 from insitu.train.fit import Binding, Feed, StepExecutor, TwoPhaseStep
 from insitu.train.parameter_server import (
-    Link,
-    Lookup,
+    HybridReplica,
     LossScale,
-    TableReplica,
+    ParameterServerSession,
+    TableLookup,
     attach_tables,
-    begin_service,
     embeddings_of,
-    find_leaves,
+    find_key_inputs,
     inner_optimizer,
+    serve_or_configure,
 )
 from insitu.train.replica import check_trainable_by_shards, make_replica
 from insitu.train.strategies.base import Strategy
@@ -56,24 +56,26 @@ class HybridStrategy(Strategy):
     ) -> None:
         context = context or read_context()
         rules = ConsistencyPolicy("async", context.num_shards)
-        self._service = begin_service(context, rules, nan, "A HybridStrategy keeps tables in ps tasks.")
+        self._server_config = serve_or_configure(
+            context, rules, nan, "A HybridStrategy keeps tables in ps tasks."
+        )
         super().__init__(context=context)
         self._membership.shards_move = False
         self._table_optimizer = keras.optimizers.get(table_optimizer) if table_optimizer else None
-        self._connected: Link | None = None
-        self._replicas: list[TableReplica] = []
+        self._session: ParameterServerSession | None = None
+        self._replicas: list[HybridReplica] = []
 
-    def _link(self) -> Link:
-        if self._connected is None:
-            self._connected = Link(self.membership.context, self._service)
+    def _open_session(self) -> ParameterServerSession:
+        if self._session is None:
+            self._session = ParameterServerSession(self.membership.context, self._server_config)
             # Where another life of this task left off.
-            self._connected.begin(self._connected.applied())
-        return self._connected
+            self._session.begin(self._session.applied())
+        return self._session
 
     def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
-        """Gives each Embedding room for the rows of one batch."""
+        """Attach a table with room for the rows of one batch to each Embedding."""
         optimizer = self._table_optimizer or inner_optimizer(model.optimizer)
-        attach_tables(model, example, part_rows, self._link, optimizer)
+        attach_tables(model, example, part_rows, self._open_session, optimizer)
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         check_trainable_by_shards(model, self.num_replicas_in_sync)
@@ -83,29 +85,29 @@ class HybridStrategy(Strategy):
                 "A HybridStrategy is for models with tables on servers. Received: a model without an "
                 "insitu.layers.Embedding. Use MultiWorkerMirroredStrategy."
             )
-        link = self._link()
-        lookup = Lookup(link, layers, find_leaves(model, layers, example))
+        session = self._open_session()
+        lookup = TableLookup(session, layers, find_key_inputs(model, layers, example))
         inner, scale = make_replica(model, lookup.example(example)), LossScale(model.optimizer)
-        replica = TableReplica(inner, link, lookup, scale)
+        replica = HybridReplica(inner, session, lookup, scale)
         self._replicas.append(replica)
         if first:
-            self._begin_alike(model)
+            self._broadcast_initial_state(model)
         return TwoPhaseStep(replica, self._membership.lockstep)
 
     def begin_fit(self, binding: Binding, feed: Feed, epochs: int, steps: int | None) -> None:
-        """Tables go on from what they are."""
+        """Do nothing: tables continue from their present rows."""
 
     def end_fit(self, binding: Binding) -> None:
         for replica in self._replicas:
-            replica.settle()
+            replica.wait_for_pushes()
 
     def save_elsewhere(self) -> bool:
         job = self.membership.context.job
         if job is not None and self.membership.leads:
-            self._link().checkpoint(job.server_checkpoints)
+            self._open_session().checkpoint(job.server_checkpoints)
         return False
 
-    def loop_trainer(self) -> LoopTrainer:
+    def loop_aggregation(self) -> LoopAggregation:
         raise TrainingError(
             "A custom loop has no tables on servers. Received: strategy.run under a HybridStrategy. Use fit."
         )

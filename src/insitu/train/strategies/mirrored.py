@@ -12,13 +12,14 @@ from insitu.context import Context
 from insitu.context import context as read_context
 from insitu.parent_death import get_replica_config
 from insitu.train.custom_loop import LoopStep, StepModel
-from insitu.train.devices import Device, can_start, one_of, resolve_all
+from insitu.train.devices import Device, can_start_replicas, join_replicas, resolve_all
 from insitu.train.fit import StepExecutor
-from insitu.train.strategies.on_devices import OnDevices
+from insitu.train.strategies.multi_device import MultiDeviceStrategy
 
 
-class MirroredStrategy(OnDevices):
-    """Train with a replica on each device of this machine, each with its own copy of the variables.
+class MirroredStrategy(MultiDeviceStrategy):
+    """A replica on each device of this machine, each with its own copy of the variables; a step's gradient is
+    the mean over all rows of the global batch.
 
     A step's gradient is the mean over all rows of the global batch.
 
@@ -52,8 +53,8 @@ class MirroredStrategy(OnDevices):
         self, devices: Sequence[str | Device] | None = None, *, context: Context | None = None
     ) -> None:
         chosen = resolve_all(devices)
-        if context is None and _by_processes(chosen):
-            device, context = one_of(chosen, read_context())
+        if context is None and _uses_processes(chosen):
+            device, context = join_replicas(chosen, read_context())
             chosen = [device]
         super().__init__(chosen, None, context)
 
@@ -68,17 +69,17 @@ class MirroredStrategy(OnDevices):
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
         workers = len(self.membership.context.workers)
         if keras.backend.backend() == "jax" and len(self.devices) > 1 and workers <= 1:
-            from insitu.train.custom_loop.spmd import MeshLoopStep, replica_layout
+            from insitu.train.custom_loop.spmd import MeshLoopStep, plan_replica_axis
 
             devices = np.array([device.handle() for device in self.devices])
-            return MeshLoopStep(model, example, replica_layout(devices, len(devices)), self.membership)
+            return MeshLoopStep(model, example, plan_replica_axis(devices, len(devices)), self.membership)
         return super().make_loop_step(model, example)
 
 
-def _by_processes(devices: Sequence[Device]) -> bool:
-    """Return True if each of the devices gets its own process, which runs this script."""
+def _uses_processes(devices: Sequence[Device]) -> bool:
+    """Return True if each of the devices gets a process of its own, all of which run this script."""
     if keras.backend.backend() != "torch" or len(devices) == 1 or devices[0].kind == "tpu":
         return False
     here = read_context()
     outside = here.job_id is None and not here.workers
-    return outside and (get_replica_config() is not None or can_start())
+    return outside and (get_replica_config() is not None or can_start_replicas())

@@ -1,9 +1,8 @@
-"""A model spread over devices: its variables over a mesh, or its layers over devices."""
+"""Spread one model over devices: its variables over a mesh, or its layers over devices."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from insitu.context import Context
 from insitu.errors import InputError, TrainingError
-from insitu.train.custom_loop import LoopStep, SettledStep, StepModel
+from insitu.train.custom_loop import LoopStep, RestorePlacementStep, StepModel
 from insitu.train.devices import Device, resolve, resolve_all
 from insitu.train.fit import StepExecutor
 from insitu.train.replica import broadcast_state, read_state
@@ -24,14 +23,14 @@ _DATA, _MODEL = "data", "model"
 class ModelParallelStrategy(Strategy):
     """One model over many devices.
 
-    On JAX variables are spread over a mesh, and so is what is computed with them; rows are spread over the
-    mesh's first axis. The results are those of one device for the global batch, but for rounding:
+    On JAX variables, and the computation with them, are sharded over a mesh; rows are sharded over the mesh's
+    first axis. The results are those of one device for the global batch, but for rounding:
 
         layout_map = {".*dense.*kernel": (None, "model")}
         strategy = insitu.ModelParallelStrategy(layout_map, mesh={"data": 2, "model": 4})
 
     With several workers the mesh is over the devices of all, joined by `jax.distributed`; each worker has as
-    many whole rows of its first axis, so that a variable is spread over the devices of one worker. Make the
+    many whole rows of its first axis, so that the devices of one worker hold a whole variable. Make the
     strategy before JAX computes anything.
 
     In a custom loop the step of each worker is computed over its rows of the mesh, as one replica.
@@ -42,7 +41,7 @@ class ModelParallelStrategy(Strategy):
         layout_map: for each pattern of variables' paths a tuple with an axis of the mesh, or None, for each
             axis of the variable; or a `keras.distribution.LayoutMap`, with its own mesh. What no pattern
             matches is copied to all devices. None: the largest axis of each kernel and embedding that can be
-            divided is spread over the axis "model".
+            divided is sharded over the axis "model".
         mesh: the mesh's axes and their sizes, first that of rows; one may be -1, which takes the rest.
             {"data": 1, "model": -1} by default, where 1 is the number of workers.
         devices: their names, the same on each worker; all of the best kind by default.
@@ -63,35 +62,37 @@ class ModelParallelStrategy(Strategy):
         context: Context | None = None,
     ) -> None:
         super().__init__(context=context)
-        self._places: dict[str, Device] = {}
+        self._placements: dict[str, Device] = {}
         self._names = devices
-        self._spread_by = (layout_map, mesh)
+        self._mesh_arguments = (layout_map, mesh)
         self._mesh: Any = None
-        asked = any(value is not None for value in (layout_map, mesh, devices))
-        if asked and keras.backend.backend() != "jax":
+        uses_mesh = any(value is not None for value in (layout_map, mesh, devices))
+        if uses_mesh and keras.backend.backend() != "jax":
             raise TrainingError(
-                "Variables are spread over a mesh on the JAX backend of Keras. Received: the "
+                "Sharding variables over a mesh needs the JAX backend of Keras. Received: the "
                 f"{keras.backend.backend()!r} backend. Put whole layers on devices by "
                 "strategy.place({'layer': 'device'}), or set KERAS_BACKEND=jax before keras is imported."
             )
-        if asked:
-            self._spread()
+        if uses_mesh:
+            self._make_mesh()
 
-    def _spread(self) -> Any:
-        """(the mesh, the Keras distribution that makes variables here, the one over the whole mesh)."""
+    def _make_mesh(self) -> Any:
+        """Return (the sharding plan, the Keras distribution that makes variables here, the one over the whole
+        mesh)."""
         if self._mesh is None:
             if len(self.membership.context.workers) > 1:
                 from insitu.train.spmd.distributed import connect
 
                 connect(self.membership)
-            from insitu.train.spmd.auto_sharding import Spreading
-            from insitu.train.spmd.layout import MeshLayout
+            from insitu.train.spmd.auto_sharding import AutoSharding
+            from insitu.train.spmd.sharding_plan import ShardingPlan
 
-            layout_map, mesh = self._spread_by
+            layout_map, mesh = self._mesh_arguments
             if isinstance(layout_map, keras.distribution.LayoutMap):
                 if mesh is not None or self._names is not None:
                     raise InputError(
-                        "A keras.distribution.LayoutMap has its own mesh. Received: one, and mesh or devices."
+                        "A keras.distribution.LayoutMap has its own mesh. Received: such a map with "
+                        f"mesh={mesh}, devices={self._names}. Leave these out."
                     )
                 grid = layout_map.device_mesh.backend_mesh.devices
                 axes: Sequence[str] = layout_map.device_mesh.axis_names
@@ -99,21 +100,23 @@ class ModelParallelStrategy(Strategy):
             else:
                 devices, axes, shape = self._mesh_of(mesh)
                 grid = devices.reshape(shape)
-            layout = MeshLayout.over(grid, tuple(axes))
-            here, everywhere = (Spreading(part, layout_map) for part in (layout.local, layout.mesh))
-            self._mesh = (layout, here, everywhere)
+            sharding_plan = ShardingPlan.from_devices(grid, tuple(axes))
+            here, everywhere = (
+                AutoSharding(part, layout_map) for part in (sharding_plan.local, sharding_plan.mesh)
+            )
+            self._mesh = (sharding_plan, here, everywhere)
         return self._mesh
 
     def _mesh_of(self, mesh: Mapping[str, int] | None) -> tuple[Any, tuple[str, ...], tuple[int, ...]]:
-        """(devices, names of axes, sizes of axes)."""
+        """Return (devices, names of axes, sizes of axes)."""
         devices = [device.handle() for device in resolve_all(self._names)]
         workers = max(1, len(self.membership.context.workers))
         if workers > 1:
             from insitu.train.spmd.distributed import devices_like
 
             devices = devices_like(devices)
-        wanted = dict(mesh) if mesh is not None else {_DATA: workers, _MODEL: -1}
-        return np.array(devices), tuple(wanted), sizes_of(wanted, len(devices))
+        sizes = dict(mesh) if mesh is not None else {_DATA: workers, _MODEL: -1}
+        return np.array(devices), tuple(sizes), resolve_mesh_sizes(sizes, len(devices))
 
     # Layers on devices
 
@@ -127,76 +130,79 @@ class ModelParallelStrategy(Strategy):
 
         Raises InputError for a device that isn't there; where the model is made, for a layer that isn't.
         """
-        if any(value is not None for value in (*self._spread_by, self._names)):
+        if any(value is not None for value in (*self._mesh_arguments, self._names)):
             raise TrainingError(
                 "A model is spread over a mesh or layer by layer. Received: place() on a strategy with a "
                 "layout map, a mesh or devices."
             )
         if not devices:
             raise InputError("place() takes at least one layer and its device. Received: none.")
-        self._places.update({name: resolve(device) for name, device in devices.items()})
+        self._placements.update({name: resolve(device) for name, device in devices.items()})
 
-    # What the base class asks for
+    # The interface of `Strategy`
 
     def placement(self) -> AbstractContextManager[Any]:
-        if self._places:
-            from insitu.train.placement import making_layers_on
+        if self._placements:
+            from insitu.train.placement import place_new_variables
 
-            return making_layers_on(self._places)
+            return place_new_variables(self._placements)
         self._check_has_plan()
-        scope: AbstractContextManager[Any] = self._spread()[1].scope()
+        scope: AbstractContextManager[Any] = self._make_mesh()[1].scope()
         return scope
 
     def _check_has_plan(self) -> None:
         if keras.backend.backend() != "jax":
             raise TrainingError(
-                "On this backend a model is spread layer by layer. Received: a strategy without any placed. "
-                "Call strategy.place({'layer': 'device'}) before its scope."
+                "On this backend whole layers are placed on devices. Received: a strategy with 0 "
+                "placed layers. Call strategy.place({'layer': 'device'}) before its scope."
             )
 
     def _bind(self, model: Any) -> None:
-        if self._places:
+        if self._placements:
             model.jit_compile = False  # XLA's programs keep to one device
         super()._bind(model)
-        if not self._places:
+        if not self._placements:
+            from insitu.train.spmd import without_distribution
+
             for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
-                object.__setattr__(model, name, _without_distribution(getattr(model, name)))
+                object.__setattr__(model, name, without_distribution()(getattr(model, name)))
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
-        if self._places:
-            from insitu.train.placement import LayerwiseStep, place_layers
+        if self._placements:
+            from insitu.train.placement import PlacedLayersStep, place_layers
 
-            placed = place_layers(model, self._places)
-            return LayerwiseStep(super().make_step(model, example, first=first), placed)
+            placed = place_layers(model, self._placements)
+            return PlacedLayersStep(super().make_step(model, example, first=first), placed)
         from insitu.train.spmd.program import MeshStep
 
-        layout, _, everywhere = self._spread()
+        sharding_plan, _, everywhere = self._make_mesh()
         if first and len(self.membership.context.workers) > 1:
             broadcast_state(read_state(model), self.membership.group())
-        return MeshStep(model, example, layout, self.membership, everywhere.scope)
+        return MeshStep(model, example, sharding_plan, self.membership, everywhere.scope)
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
-        if self._places:
-            from insitu.train.placement import place_in_loop
+        if self._placements:
+            from insitu.train.placement import place_loop_layers
 
             model.jit_compile = False  # XLA's programs keep to one device
-            settle = place_in_loop(model, self.made_in_scope.layers, self._places)
-            return SettledStep(super().make_loop_step(model, example), settle)
+            restore = place_loop_layers(model, self.created_in_scope.layers, self._placements)
+            return RestorePlacementStep(super().make_loop_step(model, example), restore)
         if len(self.membership.context.shards) != 1:
             raise TrainingError(
                 "A mesh computes one shard for each worker in a custom loop. Received: the shards "
                 f"{list(self.membership.context.shards)}. Use as many workers as shards."
             )
-        from insitu.train.custom_loop.spmd import MeshLoopStep, replica_layout
+        from insitu.train.custom_loop.spmd import MeshLoopStep, plan_replica_axis
 
-        layout, here, _ = self._spread()
-        workers, axes = max(1, len(self.membership.context.workers)), layout.mesh.axis_names
-        over = replica_layout(layout.mesh.devices, workers, axes)
+        sharding_plan, here, _ = self._make_mesh()
+        workers, axes = max(1, len(self.membership.context.workers)), sharding_plan.mesh.axis_names
+        over = plan_replica_axis(sharding_plan.mesh.devices, workers, axes)
         return MeshLoopStep(model, example, over, self.membership, here.scope)
 
 
-def sizes_of(mesh: Mapping[str, int], devices: int) -> tuple[int, ...]:
-    """The sizes of a mesh' axes over so many devices, -1 replaced by what is left. Raises InputError."""
+def resolve_mesh_sizes(mesh: Mapping[str, int], devices: int) -> tuple[int, ...]:
+    """Return the sizes of a mesh' axes over so many devices, with -1 replaced by the rest. Raises
+    InputError."""
     sizes = list(mesh.values())
     known = int(np.prod([size for size in sizes if size != -1]))
     rest = devices // known if known > 0 else 0
@@ -208,18 +214,3 @@ def sizes_of(mesh: Mapping[str, int], devices: int) -> tuple[int, ...]:
             f"Received: {dict(mesh)}"
         )
     return tuple(sizes)
-
-
-def _without_distribution(method: Callable[..., Any]) -> Callable[..., Any]:
-    """`method` outside of the scope's distribution: Keras would lay out the batches, too."""
-
-    @functools.wraps(method)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        outer = keras.distribution.distribution()
-        keras.distribution.set_distribution(None)
-        try:
-            return method(*args, **kwargs)
-        finally:
-            keras.distribution.set_distribution(outer)
-
-    return called

@@ -1,4 +1,4 @@
-"""Synchronous training by many workers, each with a copy of the model."""
+"""Train synchronously with many workers, each with a copy of the model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     Args:
         communication: `"auto"` takes `"xla"` on JAX with accelerators and several workers, otherwise
-            `"ring"`, which is faster between CPUs, and says on stderr what it took.
+            `"ring"`, which is faster between CPUs, and prints its choice on stderr.
         compression: `"bfloat16"` halves what gradients take on the wire between hosts, with error feedback
             (`insitu.exchange.compression`); within one host nothing is compressed. Weights stay the same in
             each task, but are no longer the bits of one process, nor of a run without a failure. For
@@ -64,7 +64,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         backend = keras.backend.backend()
         if communication == "xla" and backend != "jax":
             raise TrainingError(
-                "communication='xla' is there on the JAX backend of Keras. Received: the "
+                "communication='xla' needs the JAX backend of Keras. Received: the "
                 f"{backend!r} backend. Use 'ring', or set KERAS_BACKEND=jax before keras is imported."
             )
         if compression not in (None, "bfloat16") or (compression and communication == "xla"):
@@ -82,7 +82,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             if several and self._membership.context.is_chief:
                 sys.stderr.write(f"[insitu] communication: {communication} ({why})\n")
         self.communication: str = communication
-        """What was chosen: `ring` or `xla`."""
+        """The chosen one: `ring` or `xla`."""
         if communication == "xla" and several:
             from insitu.train.spmd.distributed import connect
 
@@ -102,23 +102,23 @@ class MultiWorkerMirroredStrategy(Strategy):
         context = self.membership.context
         if self.communication != "xla" or len(context.shards) != 1:
             return super().make_loop_step(model, example)
-        from insitu.train.custom_loop.spmd import MeshLoopStep, replica_layout
+        from insitu.train.custom_loop.spmd import MeshLoopStep, plan_replica_axis
         from insitu.train.spmd.distributed import all_devices
 
-        layout = replica_layout(np.array(all_devices()), max(1, len(context.workers)))
-        return MeshLoopStep(model, example, layout, self.membership)
+        sharding_plan = plan_replica_axis(np.array(all_devices()), max(1, len(context.workers)))
+        return MeshLoopStep(model, example, sharding_plan, self.membership)
 
 
 def _choose(backend: str, several: bool) -> tuple[Communication, str]:
-    """(communication, why)."""
+    """Return (communication, reason)."""
     if not several:
         return "ring", "one process"
     if backend != "jax":
         return "ring", f"the {backend} backend"
-    from insitu.train.spmd.distributed import started, visible_accelerators
+    from insitu.train.spmd.distributed import backend_started, visible_accelerators
 
     if not visible_accelerators():
         return "ring", "between CPUs it is the faster one"
-    if started():
+    if backend_started():
         return "ring", "JAX has started already; for xla make the strategy right after the imports"
     return "xla", "JAX with accelerators"

@@ -1,4 +1,4 @@
-"""Training on one device."""
+"""Train on one device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from insitu.context import Context
 from insitu.errors import TrainingError
 from insitu.train.devices import Device, resolve
 from insitu.train.fit import StepExecutor
-from insitu.train.replicated import placed
+from insitu.train.replicated import pin_step
 from insitu.train.strategies.base import Strategy
 
 
@@ -42,4 +42,4 @@ class OneDeviceStrategy(Strategy):
         return self.device.scope()
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
-        return placed(super().make_step(model, example, first=first), self.device)
+        return pin_step(super().make_step(model, example, first=first), self.device)

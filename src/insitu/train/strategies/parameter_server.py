@@ -1,4 +1,5 @@
-"""Training with parameter servers: asynchronous, synchronous with backup workers, or bounded staleness."""
+"""Train with parameter servers: asynchronously, synchronously with backup workers, or with bounded
+staleness."""
 
 from __future__ import annotations
 
@@ -15,24 +16,24 @@ from insitu.grid import Dataset
 from insitu.grid.files import publish_file
 from insitu.parameters import MIN_PIECE_BYTES, ConsistencyPolicy, Mode
 from insitu.parameters.rules import check_min_piece_bytes
-from insitu.train.custom_loop import LoopStep, LoopTrainer, StepModel, make_loop_replica
+from insitu.train.custom_loop import LoopAggregation, LoopStep, StepModel, make_loop_replica
 from insitu.train.fit import Binding, Feed, StepExecutor
 from insitu.train.parameter_server import (
-    Link,
-    Lookup,
+    ClipNorms,
     LossScale,
-    Norms,
+    ParameterServerSession,
+    ServerAggregation,
     ServerLoopStep,
     ServerMembership,
     ServerStep,
-    ServerTrainer,
+    TableLookup,
     attach_tables,
-    begin_service,
+    clip_norms_of,
     embeddings_of,
-    find_leaves,
+    find_key_inputs,
     inner_optimizer,
-    norms_of,
     optimizer_of,
+    serve_or_configure,
 )
 from insitu.train.replica import Replica, check_trainable_by_shards, make_replica
 from insitu.train.strategies.base import Strategy
@@ -89,67 +90,69 @@ class ParameterServerStrategy(Strategy):
         context = context or read_context()
         rules = ConsistencyPolicy(mode, context.num_shards, replicas_to_aggregate, max_staleness)
         check_min_piece_bytes(min_piece_bytes)
-        self._service = begin_service(context, rules, nan, "A ParameterServerStrategy needs ps tasks.")
+        self._server_config = serve_or_configure(
+            context, rules, nan, "A ParameterServerStrategy needs ps tasks."
+        )
         super().__init__(context=context)
         membership = ServerMembership(context)
         self._membership, self._telling = membership, membership.telling
         self._mode = mode
         self._min_piece_bytes = min_piece_bytes
         self._table_optimizer = keras.optimizers.get(table_optimizer) if table_optimizer else None
-        self._connected: Link | None = None
+        self._session: ParameterServerSession | None = None
         self._bound: Any = None
         self._loop_steps: list[ServerStep] = []
         self._fits: list[int] = []
         self._planned = 0
 
     def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
-        """Gives each Embedding room for the rows of one batch."""
+        """Attach a table with room for the rows of one batch to each Embedding."""
         optimizer = self._table_optimizer or inner_optimizer(model.optimizer)
         bounded = self._table_optimizer is None and self._mode != "sync"
-        attach_tables(model, example, part_rows, lambda: self._link(model), optimizer, bounded=bounded)
+        attach_tables(model, example, part_rows, lambda: self._session_for(model), optimizer, bounded=bounded)
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
-        """The step of `model`. The first time, the servers hear of its variables, and this replica gets the
-        values that they hold: those of the chief, or what training has made of them."""
+        """Return the step of `model`. The first time, the variables are defined on the servers, and this
+        replica gets the servers' values: those of the chief, or trained ones."""
         check_trainable_by_shards(model, self.num_replicas_in_sync)
-        link = self._link(model)
+        session = self._session_for(model)
         layers = embeddings_of(model)
-        lookup = Lookup(link, layers, find_leaves(model, layers, example) if layers else ())
+        lookup = TableLookup(session, layers, find_key_inputs(model, layers, example) if layers else ())
         replica = make_replica(model, lookup.example(example))
         return self._server_step(model, model.optimizer, replica, lookup)
 
-    def _server_step(self, model: Any, optimizer: Any, replica: Replica, lookup: Lookup) -> ServerStep:
-        link, exact = self._connect(), self._mode == "sync"
+    def _server_step(self, model: Any, optimizer: Any, replica: Replica, lookup: TableLookup) -> ServerStep:
+        session, exact = self._open_session(), self._mode == "sync"
         inner = inner_optimizer(optimizer)
         if optimizer is not None:
-            link.define(model, inner, replica, exact=exact, min_piece_bytes=self._min_piece_bytes)
-        norms = Norms() if exact or optimizer is None else norms_of(inner)
+            session.define(model, inner, replica, exact=exact, min_piece_bytes=self._min_piece_bytes)
+        norms = ClipNorms() if exact or optimizer is None else clip_norms_of(inner)
         shards = len(self.membership.context.shards)
         scale = LossScale(optimizer)
-        return ServerStep(replica, link, shards, lookup, norms=norms, scale=scale, adds=not exact)
+        return ServerStep(replica, session, shards, lookup, norms=norms, scale=scale, adds=not exact)
 
-    def _link(self, model: Any) -> Link:
+    def _session_for(self, model: Any) -> ParameterServerSession:
         if self._bound is not None and self._bound is not model:
             raise TrainingError(
                 "The servers of a job hold one model. Received: a second one compiled under the same "
                 "ParameterServerStrategy."
             )
         self._bound = model
-        return self._connect()
+        return self._open_session()
 
-    def _connect(self) -> Link:
-        if self._connected is None:
-            self._connected = Link(self.membership.context, self._service)
-        return self._connected
+    def _open_session(self) -> ParameterServerSession:
+        if self._session is None:
+            self._session = ParameterServerSession(self.membership.context, self._server_config)
+        return self._session
 
     # Custom loops
 
-    def loop_trainer(self) -> LoopTrainer:
+    def loop_aggregation(self) -> LoopAggregation:
         """See `Strategy.run`. Unless a step takes the gradients of all replicas, each replica's is the mean
         over its own rows, and no call waits for those of other workers."""
-        rules = self._service.rules
+        rules = self._server_config.rules
         waits_for_all = rules.mode == "sync" and rules.pushes_per_step == rules.total_replicas
-        return ServerTrainer(self._membership if waits_for_all else None)
+        return ServerAggregation(self._membership if waits_for_all else None)
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
         shards = len(self.membership.context.shards)
@@ -157,82 +160,83 @@ class ParameterServerStrategy(Strategy):
         if not model.optimizer.groups:
             return ServerLoopStep(replica, None, shards)
         optimizer = optimizer_of(model)
-        link = self._connect()
+        session = self._open_session()
         if not self._loop_steps:
-            applied = link.applied()
+            applied = session.applied()
             self._valid_fits(applied)
-            link.begin(link.sequence, applied)
-            link.leave_at_exit()
-        step = self._server_step(model, optimizer, replica, Lookup(link, (), ()))
+            session.begin(session.sequence, applied)
+            session.leave_at_exit()
+        step = self._server_step(model, optimizer, replica, TableLookup(session, (), ()))
         self._loop_steps.append(step)
         return ServerLoopStep(replica, step, shards)
 
     def join(self) -> None:
-        """For custom loops: waits until each worker has come to this call, and takes the weights that came of
-        all workers' gradients. Nobody waits for this worker's gradients meanwhile. Raises ServerStalled."""
-        link, number = self._connect(), self._membership.count_fit()
-        fits = self._valid_fits(link.applied())
+        """Wait, in a custom loop, until each worker has come to this call, and take the weights after all
+        workers' gradients. Nobody waits for this worker's gradients meanwhile. Raises ServerStalled."""
+        session, number = self._open_session(), self._membership.count_fit()
+        fits = self._valid_fits(session.applied())
         if number >= len(fits):
-            link.finish(number, leave=True, waiting=self._telling.wait)
+            session.finish(number, leave=True, waiting=self._telling.wait)
             self._note_end(fits)
         for step in self._loop_steps:
             step.refresh()
 
     def left_out(self) -> Collection[int]:
-        return self._connected.left_out if self._connected is not None else ()
+        return self._session.left_out if self._session is not None else ()
 
     def _after_step(self, index: int, last: bool) -> None:
-        """Workers' weights differ."""
+        """Skip the check of equal replicas: workers' weights differ."""
 
     # Fits
 
     def evaluation_options(self, x: Any) -> dict[str, Any]:
-        """Each worker evaluates what it is given: a dataset's own shards, all rows of anything else."""
+        """Return the options for all data that this worker was given: a dataset's own shards, all rows of
+        anything else."""
         options = {**self.membership.feed_options, "launched_shards": None}
         if isinstance(x, Dataset):
             return {**options, "shards": x.shards, "num_shards": x.num_shards}
         return {**options, "shards": (0,), "num_shards": 1}
 
     def begin_fit(self, binding: Binding, feed: Feed, epochs: int, steps: int | None) -> None:
-        """Goes on behind the last gradient of this task's shards that the servers have."""
-        link = self._link(binding.model)
+        """Continue after the last gradient of this task's shards that the servers have."""
+        session = self._session_for(binding.model)
         # Keras would put averages into the weights that this task's optimizer hasn't kept: the servers' has.
         object.__setattr__(
             inner_optimizer(binding.model.optimizer), "finalize_variable_values", lambda variables: None
         )
-        applied = link.applied()
+        applied = session.applied()
         fits = self._valid_fits(applied)
         if binding.fit_index < len(fits):
-            link.begin(fits[binding.fit_index], applied)
+            session.begin(fits[binding.fit_index], applied)
             binding.go_on_at(epochs, 0)
             return
-        link.begin(applied)
+        session.begin(applied)
         start = fits[-1] if fits else 0
         done, self._planned = applied - start, start + epochs * (steps or 0)
         if done and steps:
             binding.go_on_at(*divmod(done, steps))
 
     def expect_saves(self) -> None:
-        if self._connected is not None and self.membership.context.job is not None and self.membership.leads:
-            self._connected.expect_checkpoints()
+        if self._session is not None and self.membership.context.job is not None and self.membership.leads:
+            self._session.expect_checkpoints()
 
     def save_elsewhere(self) -> bool:
-        """The servers write what they hold, all of one moment, while training goes on."""
+        """Have the servers write a consistent checkpoint while training continues."""
         job = self.membership.context.job
-        if self._connected is not None and job is not None:
-            self._connected.checkpoint(job.server_checkpoints)
+        if self._session is not None and job is not None:
+            self._session.checkpoint(job.server_checkpoints)
         return True
 
     def end_fit(self, binding: Binding) -> None:
-        """Waits for the other workers' last gradients, and takes the weights that came of all."""
-        link = self._link(binding.model)
+        """Wait for the other workers' last gradients, and take the resulting weights."""
+        session = self._session_for(binding.model)
         fits = self._fits_that_ended()
         if binding.fit_index < len(fits):
             return
         # In sync all have as many steps, unless one was stopped: none may be missed when the next fit begins.
-        link.finish(
+        session.finish(
             binding.fit_index,
-            leave=self._mode != "sync" or link.sequence != self._planned,
+            leave=self._mode != "sync" or session.sequence != self._planned,
             waiting=self._telling.wait,
         )
         for step in binding.steps():
@@ -242,20 +246,20 @@ class ParameterServerStrategy(Strategy):
 
     def _note_end(self, fits: list[int]) -> None:
         context = self.membership.context
-        self._fits = [*fits, self._connect().sequence]
+        self._fits = [*fits, self._open_session().sequence]
         if context.job is not None:
             publish_file(context.job.fits(context.task), json.dumps(self._fits).encode())
 
     def _valid_fits(self, applied: int) -> list[int]:
-        """`_fits_that_ended`, none where the servers are new and know nothing of them."""
+        """Return `_fits_that_ended`, or none where the servers are new and don't know them."""
         fits = self._fits_that_ended()
         if fits and applied < fits[-1]:
             fits = self._fits = []
         return fits
 
     def _fits_that_ended(self) -> list[int]:
-        """For each fit of the script that has ended in this task, in this attempt or another, the pushes of a
-        shard up to its end."""
+        """Return, for each fit that has ended in this task, in this attempt or an earlier one, the number of
+        pushes of a shard up to its end."""
         context = self.membership.context
         path = context.job.fits(context.task) if context.job is not None else None
         if not self._fits and path is not None and path.exists():

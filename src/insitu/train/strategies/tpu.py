@@ -1,4 +1,4 @@
-"""Synchronous training over the cores of a TPU."""
+"""Train synchronously over the cores of a TPU."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class TPUStrategy(MirroredStrategy):
         context: Context | None = None,
         find: Callable[[str], list[Device]] | None = None,
     ) -> None:
-        """`find` gives the cores of a TPU; a test gives others."""
+        """`find` returns the cores of a TPU. Tests replace it."""
         super().__init__((find or find_cores)(tpu), context=context)
 
 
 def find_cores(tpu: str) -> list[Device]:
-    """The cores of `tpu`, ready to be used. Raises TrainingError where there are none."""
+    """Return the cores of `tpu`, ready to be used. Raises TrainingError where there are none."""
     backend = keras.backend.backend()
     initialise = {"tensorflow": _initialise_tensorflow, "jax": _initialise_jax, "torch": _initialise_torch}
     try:

@@ -1,0 +1,262 @@
+"""Present a user's step as a model, so that the replicas of all backends can run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+
+from insitu.train.custom_loop.averaging import Share, share_scope
+from insitu.train.custom_loop.tracing import DeferredUpdates, VariableTracer, defer_apply
+
+
+@dataclass(frozen=True, slots=True)
+class BoundCall:
+    """Calls `fn(*args, **kwargs)` with arguments rebuilt from arrays."""
+
+    fn: Callable[..., Any]
+    """The user's step."""
+    structure: Any
+    """The structure of (args, kwargs)."""
+    constants: tuple[Any, ...]
+    """For each leaf its value, None for an array."""
+    is_array: tuple[bool, ...]
+    """For each leaf: True if it is an array."""
+    scalars: tuple[bool, ...]
+    """For each array: True if it stands for a scalar, which travels as an array of one element."""
+
+    def __call__(self, arrays: Sequence[Any]) -> Any:
+        values = [a[0] if scalar else a for a, scalar in zip(arrays, self.scalars, strict=True)]
+        remaining = iter(values)
+        leaves = [
+            next(remaining) if array else constant
+            for array, constant in zip(self.is_array, self.constants, strict=True)
+        ]
+        args, kwargs = keras.tree.pack_sequence_as(self.structure, leaves)
+        return self.fn(*args, **kwargs)
+
+
+class CombinedOptimizer:
+    """Presents the optimizers of one step as one."""
+
+    def __init__(self, groups: Sequence[tuple[Any, list[Any]]]) -> None:
+        self.groups = list(groups)
+        """(optimizer, the variables that it updates)."""
+        self._trainable_variables = [v for _, variables in self.groups for v in variables]
+
+    @property
+    def variables(self) -> list[Any]:
+        return [v for optimizer, _ in self.groups for v in optimizer.variables]
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        variables = self._trainable_variables if trainable_variables is None else trainable_variables
+        by_variable = {id(v): g for v, g in zip(variables, grads, strict=True)}
+        for optimizer, own in self.groups:
+            optimizer.apply([by_variable[id(v)] for v in own], own)
+
+    def apply_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> None:
+        self.apply([g for g, _ in grads_and_vars], [v for _, v in grads_and_vars])
+
+    def stateless_apply(
+        self, optimizer_variables: Sequence[Any], grads: Sequence[Any], trainable_variables: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """Return (new values of the trainable variables, of the optimizers' variables), as JAX needs it."""
+        slots, gradients, weights = list(optimizer_variables), list(grads), list(trainable_variables)
+        new_weights: list[Any] = []
+        new_slots: list[Any] = []
+        for optimizer, own in self.groups:
+            count, size = len(own), len(optimizer.variables)
+            updated = _stateless(optimizer, own, slots[:size], gradients[:count], weights[:count])
+            new_weights += updated[0]
+            new_slots += updated[1]
+            slots, gradients, weights = slots[size:], gradients[count:], weights[count:]
+        return new_weights, new_slots
+
+
+def _stateless(
+    optimizer: Any, own: list[Any], slots: list[Any], gradients: list[Any], weights: list[Any]
+) -> tuple[list[Any], list[Any]]:
+    known = list(optimizer._trainable_variables)
+    order = {id(v): index for index, v in enumerate(own)}
+    if len(known) == len(own):
+        indices = [order[id(v)] for v in known]
+        new, slots = optimizer.stateless_apply(
+            slots, [gradients[i] for i in indices], [weights[i] for i in indices]
+        )
+        updated = list(weights)
+        for index, value in zip(indices, new, strict=True):
+            updated[index] = value
+        return updated, list(slots)
+    # The step updates only some of the optimizer's variables.
+    mapping = [*zip(own, weights, strict=True), *zip(optimizer.variables, slots, strict=True)]
+    with keras.StatelessScope(state_mapping=mapping) as scope:
+        optimizer.apply(gradients, own)
+    return [scope.get_current_value(v) for v in own], [
+        scope.get_current_value(v) for v in optimizer.variables
+    ]
+
+
+class StepModel:
+    """The parts of a model's interface that a replica needs. Its batches are lists of arrays: first the rows
+    of the step over all replicas, once for each row of this replica, then the arrays of the call.
+
+    `trace` fills in the variables and optimizers that the step touches.
+    """
+
+    run_eagerly = False
+
+    def __init__(self, call: BoundCall, optimizers: Sequence[Any], replicas: int) -> None:
+        self._call = call
+        self._known = list(optimizers)
+        self._replicas = replicas
+        # In fit Keras decides on compilation by XLA. A user's own step is compiled on JAX only.
+        self.jit_compile = keras.backend.backend() == "jax"
+        self.outputs: list[Any] = []
+        """The tensors that the step has just returned."""
+        self.result = StepResult(())
+        """The structure of these tensors."""
+        self.optimizer = CombinedOptimizer([])
+        self.trainable_variables: list[Any] = []
+        self.non_trainable_variables: list[Any] = []
+        self.metrics_variables: list[Any] = []
+        self.unmoved_variables: list[Any] = []
+        """Variables that the step only reads. They stay out of the exchange."""
+        self.without_gradient: frozenset[int] = frozenset()
+        """Indices of the trainable variables on which the loss doesn't depend."""
+        self.training = True
+        self._seed_generators: list[Any] = []
+
+    @property
+    def changes_anything(self) -> bool:
+        return bool(self.optimizer.groups or len(self.unmoved_variables) < len(self._others))
+
+    @property
+    def variables(self) -> list[Any]:
+        """All but the optimizers'."""
+        return [*self.trainable_variables, *self._others]
+
+    @property
+    def _others(self) -> list[Any]:
+        return [*self.non_trainable_variables, *self.metrics_variables]
+
+    def trace(self, arrays: Sequence[Any]) -> list[Any]:
+        """Run the step without effect and record the variables, seeds and optimizers that it touches. Returns
+        its outputs."""
+        deferred = DeferredUpdates()
+        trace = VariableTracer(deferred)
+        with trace.track():
+            self.call(arrays, deferred)
+        self._record_trace(trace, deferred)
+        return self.outputs
+
+    def _record_trace(self, trace: VariableTracer, deferred: DeferredUpdates) -> None:
+        self.optimizer = CombinedOptimizer(
+            [(optimizer, variables) for optimizer, _, variables in deferred.calls]
+        )
+        self.trainable_variables = deferred.variables
+        self.without_gradient = frozenset(i for i, g in enumerate(deferred.gradients) if g is None)
+        known = {id(v) for v in (*self.optimizer.variables, *self.trainable_variables)}
+        read = {id(v): v for v in (*trace.read, *trace.written)}
+        others = [v for key, v in read.items() if key not in known]
+        written = {id(v) for v in trace.written}
+        self._seed_generators = trace.seed_generators
+        for variable in others:
+            moved = id(variable) in written
+            if moved and getattr(variable, "aggregation", None) == "sum":
+                self.metrics_variables.append(variable)
+            else:
+                self.non_trainable_variables.append(variable)
+            if not moved:
+                self.unmoved_variables.append(variable)
+
+    def call(self, arrays: Sequence[Any], deferred: DeferredUpdates) -> DeferredUpdates:
+        """Run the user's step. Its updates are recorded in `deferred` instead of applied."""
+        rows = keras.ops.shape(arrays[0])[0]
+        with share_scope(Share(rows, arrays[0][0])), defer_apply(self._known, deferred):
+            self.result = StepResult(self._call(arrays[1:]))
+        self.outputs = self.result.tensors
+        return deferred
+
+    def apply_in_turn(self, deferred: DeferredUpdates, arrays: Sequence[Any]) -> None:
+        """Give the gradients to the optimizer of this model, scaled so that their mean over replicas by rows
+        is the sum over replicas."""
+        gradients = deferred.gradients
+        if self._replicas > 1:
+            rows = keras.ops.shape(arrays[0])[0]
+            scale = arrays[0][0] / keras.ops.cast(rows, "float32")
+            gradients = [None if g is None else _scaled(g, scale) for g in gradients]
+        self.optimizer.apply(gradients, deferred.variables)
+
+    # As a model has it
+
+    @property
+    def metrics(self) -> list[Any]:
+        return []
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        return {}
+
+    def eval(self) -> None:
+        """Do nothing, as replicas for PyTorch call it."""
+
+    def _flatten_layers(self) -> list[Any]:
+        return [SimpleNamespace(_seed_generators=self._seed_generators, named_buffers=lambda: ())]
+
+    def train_step(self, *state_and_data: Any) -> Any:
+        *state, arrays = state_and_data
+        if not state:
+            self.apply_in_turn(self.call(arrays, DeferredUpdates()), arrays)
+            return {}
+        # On JAX: (state, data) in, (logs, state) out.
+        groups = (
+            self.trainable_variables,
+            self.non_trainable_variables,
+            self.optimizer.variables,
+            self.metrics_variables,
+        )
+        mapping = [
+            pair
+            for group, values in zip(groups, state[0], strict=True)
+            for pair in zip(group, values, strict=True)
+        ]
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            self.apply_in_turn(self.call(arrays, DeferredUpdates()), arrays)
+        return {}, tuple([scope.get_current_value(v) for v in group] for group in groups)
+
+
+def _scaled(gradient: Any, scale: Any) -> Any:
+    if hasattr(gradient, "indices"):  # TensorFlow's gradient of a few rows
+        gradient = keras.ops.convert_to_tensor(gradient)
+    return gradient * keras.ops.cast(scale, gradient.dtype)
+
+
+class StepResult:
+    """The return value of a step: its tensors, and the structure around them."""
+
+    def __init__(self, structure: Any) -> None:
+        leaves = keras.tree.flatten(structure)
+        self._is_tensor = [_is_tensor(leaf) for leaf in leaves]
+        pairs = list(zip(leaves, self._is_tensor, strict=True))
+        self._leaves = [None if is_tensor else leaf for leaf, is_tensor in pairs]
+        self.tensors = [keras.ops.convert_to_tensor(leaf) for leaf, is_tensor in pairs if is_tensor]
+        self._structure = keras.tree.map_structure(lambda leaf: None, structure)
+
+    def rebuild(self, tensors: Sequence[Any] | None) -> Any:
+        """Return the structure with these tensors, or with None in place of each."""
+        remaining = iter(tensors or ())
+        leaves = [
+            (next(remaining) if tensors is not None else None) if is_tensor else leaf
+            for leaf, is_tensor in zip(self._leaves, self._is_tensor, strict=True)
+        ]
+        return keras.tree.pack_sequence_as(self._structure, leaves)
+
+
+def _is_tensor(leaf: Any) -> bool:
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return True
+    # Elsewhere a plain number is part of the trace, so it is the same in each step.
+    number = isinstance(leaf, int | float) and not isinstance(leaf, bool)
+    return number and keras.backend.backend() == "torch"

@@ -1,0 +1,90 @@
+"""The base of strategies whose replicas are devices of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import keras
+
+from insitu.context import Context
+from insitu.context import context as read_context
+from insitu.errors import TrainingError
+from insitu.train.custom_loop import (
+    LoopStep,
+    MultiDeviceExchangeStep,
+    SingleFunctionStep,
+    StepModel,
+    make_multi_device_loop_replica,
+)
+from insitu.train.devices import Device
+from insitu.train.fit import StepExecutor
+from insitu.train.replica import check_trainable_by_shards
+from insitu.train.replicated import MultiDeviceStep, SingleProcessStep, pin_step
+from insitu.train.strategies.base import Strategy
+
+
+class MultiDeviceStrategy(Strategy):
+    """One replica on each of `devices`; variables on `home`, or on each device where that is None.
+
+    Each shard of the job is split over the devices, so that a job of W tasks with D devices has W x D
+    replicas.
+    """
+
+    def __init__(self, devices: Sequence[Device], home: Device | None, context: Context | None) -> None:
+        self.devices = tuple(devices)
+        self._home = home
+        context = context or read_context()
+        if len(self.devices) > 1 and len(context.shards) != 1:
+            raise TrainingError(
+                f"A task with several devices has one shard, which it splits over them. Received: the shards "
+                f"{list(context.shards)} and {len(self.devices)} devices. Start the job without --shards."
+            )
+        super().__init__(context=context.split_over(len(self.devices)))
+
+    def placement(self) -> AbstractContextManager[Any]:
+        return (self._home or self.devices[0]).scope()
+
+    def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
+        if len(self.devices) == 1 and self._home in (None, self.devices[0]):
+            return pin_step(super().make_step(model, example, first=first), self.devices[0])
+        membership = self.membership
+        check_trainable_by_shards(model, self.num_replicas_in_sync)
+        replica = self._replica(model, example)
+        if keras.backend.backend() == "tensorflow" and len(membership.context.workers) <= 1:
+            return SingleProcessStep(replica, membership)
+        # All at once or none: a task that computes on several devices isn't replaced alone.
+        membership.telling.stiffen()
+        if first:
+            self._broadcast_initial_state(model)
+        step = MultiDeviceStep(replica, membership.lockstep)
+        return pin_step(step, self._home or self.devices[0])
+
+    def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
+        if len(self.devices) == 1 and self._home in (None, self.devices[0]):
+            return super().make_loop_step(model, example)
+        membership = self.membership
+        devices = [device.handle() for device in self.devices]
+        home = self._home.handle() if self._home else None
+        replica = make_multi_device_loop_replica(model, example, devices, membership.context.shards, home)
+        if keras.backend.backend() == "tensorflow" and len(membership.context.workers) <= 1:
+            return SingleFunctionStep(replica)
+        return MultiDeviceExchangeStep(model, replica, membership)
+
+    def _replica(self, model: Any, example: Any) -> Any:
+        devices = [device.handle() for device in self.devices]
+        backend = keras.backend.backend()
+        if backend == "tensorflow":
+            from insitu.train.replicated.tensorflow import TensorFlowMultiDeviceReplica
+
+            home = self._home.handle() if self._home else None
+            shards = self.membership.context.shards
+            return TensorFlowMultiDeviceReplica(model, example, devices, shards, home=home)
+        if backend == "jax":
+            from insitu.train.replicated.jax import JaxMultiDeviceReplica
+
+            return JaxMultiDeviceReplica(model, example, devices, (self._home or self.devices[0]).handle())
+        from insitu.train.replicated.torch import TorchMultiDeviceReplica
+
+        return TorchMultiDeviceReplica(model, example, devices)

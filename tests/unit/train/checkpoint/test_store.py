@@ -1,0 +1,145 @@
+"""Checkpoints: whole or not there."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from insitu.errors import CheckpointError, StorageFull
+from insitu.train.checkpoint import store as module
+from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
+
+
+def a_checkpoint(epoch: int = 1, step: int = 2, value: float = 0.5) -> Checkpoint:
+    import ml_dtypes
+
+    values = {
+        "trainable/0": np.full((2, 3), value, "float32"),
+        "seeds/0": np.array([7, 2**40], "int64"),
+        "first/0": np.array(True),
+        "mean/0": np.full((3,), value, ml_dtypes.bfloat16),
+    }
+    return Checkpoint(epoch, step, values, {"memory": {0: {"best": value}}, "list": [1, (2, None)]})
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path):
+    store = CheckpointStore(tmp_path, fit=0)
+    saved = a_checkpoint()
+    store.save(saved)
+    loaded = store.load_latest()
+    assert (loaded.epoch, loaded.step, loaded.more) == (1, 2, saved.more)
+    for name, value in saved.values.items():
+        assert loaded.values[name].dtype == value.dtype
+        assert loaded.values[name].shape == value.shape
+        assert loaded.values[name].tobytes() == value.tobytes()
+
+
+def test_fits_have_checkpoints_of_their_own(tmp_path: Path):
+    CheckpointStore(tmp_path, fit=0).save(a_checkpoint())
+    assert CheckpointStore(tmp_path, fit=1).load_latest() is None
+
+
+def test_the_newest_are_kept(tmp_path: Path):
+    store = CheckpointStore(tmp_path, fit=0, keep=2)
+    for epoch, step in ((0, 100), (0, 20), (1, 0), (10, 0)):
+        store.save(a_checkpoint(epoch, step))
+    names = sorted(p.name for p in (tmp_path / "fit-00000").iterdir())
+    assert names == ["epoch-00001.step-00000000", "epoch-00010.step-00000000"]
+    with pytest.raises(CheckpointError, match="keep must be at least 1"):
+        CheckpointStore(tmp_path, fit=0, keep=0)
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "longer", "other state", "no state", "half a state"])
+def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture):
+    store = CheckpointStore(tmp_path, fit=0)
+    store.save(a_checkpoint(1, 0, value=1.0))
+    newest = Path(store.save(a_checkpoint(2, 0, value=2.0)))
+    arrays, state = newest / "arrays.bin", newest / "state.json"
+    if damage == "flip":
+        data = bytearray(arrays.read_bytes())
+        data[len(data) // 2] ^= 1
+        arrays.write_bytes(data)
+    elif damage == "truncate":
+        arrays.write_bytes(arrays.read_bytes()[:-9])
+    elif damage == "longer":
+        arrays.write_bytes(arrays.read_bytes() + b"0")
+    elif damage == "other state":
+        state.write_text(state.read_text().replace('\\"epoch\\": 2', '\\"epoch\\": 3'))
+        assert "3" in state.read_text()
+    elif damage == "no state":
+        state.unlink()
+    else:
+        state.write_text(state.read_text()[:20])
+    loaded = store.load_latest()
+    assert loaded.epoch == 1
+    assert loaded.values["trainable/0"][0, 0] == 1.0
+    assert str(newest) in caplog.text
+
+
+def test_damaged_ones_are_not_kept_in_the_place_of_fresh_ones(tmp_path: Path):
+    store = CheckpointStore(tmp_path, fit=0, keep=2)
+    for epoch in (7, 8):
+        (Path(store.save(a_checkpoint(epoch, 0))) / "state.json").write_text("{}")
+    assert store.load_latest() is None
+    # Training has begun anew, and comes past none of them for a long time.
+    store.save(a_checkpoint(1, 0))
+    assert [p.name for p in (tmp_path / "fit-00000").iterdir()] == ["epoch-00001.step-00000000"]
+    assert store.load_latest().epoch == 1
+
+
+def test_a_full_disk_leaves_the_last_one_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = CheckpointStore(tmp_path, fit=0)
+    store.save(a_checkpoint(1, 0))
+
+    def full(path: Path, pages: object, size: int) -> None:
+        path.write_bytes(b"some")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "write_pages", full)
+    with pytest.raises(StorageFull, match="last published one stays"):
+        store.save(a_checkpoint(2, 0))
+    assert [p.name for p in (tmp_path / "fit-00000").iterdir()] == ["epoch-00001.step-00000000"]
+    assert store.load_latest().epoch == 1
+
+
+def test_what_a_killed_writer_left_is_invisible_and_goes(tmp_path: Path):
+    store = CheckpointStore(tmp_path, fit=0)
+    left = tmp_path / "fit-00000" / ".staging-12345"
+    left.mkdir(parents=True)
+    (left / "state.json").write_text(json.dumps({"epoch": 9}))
+    assert store.load_latest() is None
+    store.save(a_checkpoint())
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("scheme", ["memory", "file"])
+def test_any_file_system_holds_checkpoints(tmp_path: Path, scheme: str, caplog: pytest.LogCaptureFixture):
+    import fsspec
+
+    store = CheckpointStore(f"{scheme}://{tmp_path}/run", fit=3, keep=2)
+    assert store.load_latest() is None
+    for epoch in (1, 2, 3):
+        store.save(a_checkpoint(epoch, 0, value=epoch))
+    loaded = CheckpointStore(f"{scheme}://{tmp_path}/run", fit=3).load_latest()
+    assert loaded.epoch == 3
+    assert loaded.values["trainable/0"][0, 0] == 3
+    system, root = fsspec.core.url_to_fs(f"{scheme}://{tmp_path}/run/fit-00003")
+    assert len(system.ls(root)) == 2
+    # One that is half there isn't there; one that is damaged is named and passed over.
+    system.makedirs(f"{root}/epoch-00009.step-00000000", exist_ok=True)
+    system.pipe_file(f"{root}/epoch-00009.step-00000000/arrays.bin", b"half")
+    path = f"{root}/epoch-00003.step-00000000/arrays.bin"
+    data = bytearray(system.cat_file(path))
+    data[3] ^= 4
+    system.pipe_file(path, bytes(data))
+    assert store.load_latest().epoch == 2
+    assert "damaged" in caplog.text
+
+
+def test_a_place_that_nobody_knows_is_refused():
+    with pytest.raises(CheckpointError, match="nowhere"):
+        CheckpointStore("nowhere://bucket/run", fit=0)

@@ -1,0 +1,30 @@
+"""The iterable of a custom loop."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+from models import in_shards
+
+from insitu.errors import InputError
+from insitu.train import MultiWorkerMirroredStrategy
+
+
+def test_a_custom_loop_iterates_this_replicas_part(strategy_over):
+    data = tf.data.Dataset.range(10).batch(4)
+    mine = strategy_over(1).distribute_dataset(data)
+    assert len(mine) == 3
+    for _epoch in range(2):
+        assert [part.tolist() for part in mine] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    second = MultiWorkerMirroredStrategy(context=in_shards((0,), 2))
+    parts = iter(second.experimental_distribute_dataset(tf.data.Dataset.range(9).batch(4))._feed.steps(0, 0))
+    # The last global batch has one row, and the first replica's slice of it is empty.
+    assert [part.parts[0].rows for part in parts] == [2, 2, 0]
+    both = strategy_over(2).distribute_dataset(data.filter(lambda x: True))
+    assert [[v.tolist() for v in part.values] for part in both] == [
+        [[0, 1], [2, 3]],
+        [[4, 5], [6, 7]],
+        [[8], [9]],
+    ]
+    with pytest.raises(InputError, match="known size"):
+        len(both)

@@ -1,0 +1,36 @@
+"""Sums, means and gathers over replicas."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from insitu.errors import TrainingError
+from insitu.train.custom_loop.per_replica import PerReplica
+
+
+def test_reduce_and_gather(strategy_over):
+    strategy = strategy_over(1)
+    assert strategy.num_replicas_in_sync == 1
+    assert strategy.run(lambda a, b: a + b, (1, 2)) == 3
+    assert strategy.reduce("sum", np.float32(3)) == 3
+    np.testing.assert_array_equal(
+        strategy.reduce("mean", np.array([[1, 2], [3, 6]]), axis=0), np.array([2.0, 4.0])
+    )
+    gathered = strategy.gather({"a": np.arange(6).reshape(2, 3)}, axis=1)
+    np.testing.assert_array_equal(gathered["a"], np.arange(6).reshape(2, 3))
+    uneven = PerReplica((np.array([1, 2, 3]), None, np.array([8])))
+    three = strategy_over(3)
+    assert three.reduce("mean", uneven, axis=0) == 3.5
+    assert three.reduce("sum", PerReplica((1, None, 2))) == 3
+    assert three.gather(uneven).tolist() == [1, 2, 3, 8]
+    for wrong, message in [
+        (lambda: strategy.reduce("max", 1), "'sum' or 'mean'"),
+        (lambda: three.reduce("sum", PerReplica((None,) * 3)), "Received: None from each"),
+        (lambda: three.reduce("sum", uneven), "the same shape"),
+        (lambda: three.reduce("sum", []), "at least one value"),
+        (lambda: three.gather(PerReplica((1, 2, 3))), "a scalar"),
+        (lambda: strategy.reduce("sum", uneven), "which has 1 here"),
+    ]:
+        with pytest.raises(TrainingError, match=message):
+            wrong()

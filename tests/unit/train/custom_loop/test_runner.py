@@ -1,0 +1,274 @@
+"""Custom loops: `strategy.run` and what stands around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from models import image_model, same_bits, weights
+
+from insitu.errors import TrainingError
+
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+
+
+class Loop:
+    """A model, and a step of its own that trains it, under a strategy."""
+
+    def __init__(self, strategy: Any, optimizer: Any = None, **model: Any) -> None:
+        keras.utils.set_random_seed(7)
+        self.strategy = strategy
+        with strategy.scope():
+            self.model = image_model(**model)
+            self.optimizer = (optimizer or (lambda: keras.optimizers.Adam(1e-2)))()
+            self.accuracy = keras.metrics.SparseCategoricalAccuracy()
+
+    def step(self, x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            out = self.model(x, training=True)
+            loss = self.strategy.compute_average_loss(LOSS(y, out))
+        variables = self.model.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        self.accuracy.update_state(y, out)
+        return {"loss": loss, "out": out}
+
+    def test(self, x: Any, y: Any) -> Any:
+        out = self.model(x, training=False)
+        self.accuracy.update_state(y, out)
+        return out
+
+    def train(self, data: Any, epochs: int = 2) -> list[float]:
+        distributed = self.strategy.distribute_dataset(data)
+        losses = []
+        for _ in range(epochs):
+            for x, y in distributed:
+                result = self.strategy.run(self.step, args=(x, y))
+                losses.append(float(self.strategy.reduce("sum", result["loss"])))
+        return losses
+
+
+@pytest.fixture
+def batches(rows):
+    """Four global batches; the last has 11 rows."""
+    return tf.data.Dataset.from_tensor_slices(rows).batch(64)
+
+
+def test_one_replica_gives_the_bits_of_fit(rows, batches, strategy_over):
+    plain = image_model()
+    plain.fit(*rows, batch_size=64, epochs=2, shuffle=False, verbose=0)
+    loop = Loop(strategy_over(1))
+    loop.train(batches)
+    assert same_bits(weights(plain), weights(loop.model))
+    assert loop.accuracy.result() > 0.5
+
+
+@pytest.mark.parametrize("num_shards", [2, 3])
+def test_replicas_agree_with_fit_over_as_many_shards(rows, batches, strategy_over, num_shards):
+    strategy = strategy_over(num_shards)
+    with strategy.scope():
+        fitted = image_model()
+    history = fitted.fit(*rows, batch_size=64, epochs=2, shuffle=False, verbose=0).history
+    loop = Loop(strategy_over(num_shards))
+    losses = loop.train(batches)
+    np.testing.assert_allclose(
+        np.average(losses[:4], weights=[64, 64, 64, 11]), history["loss"][0], rtol=1e-5
+    )
+    for mine, theirs in zip(weights(loop.model), weights(fitted), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_are_summed_so_a_loss_divided_by_hand_is_right_too(rows, strategy_over):
+    def train(num_shards: int) -> list[np.ndarray]:
+        loop = Loop(strategy_over(num_shards), batch_norm=False, dropout=0.0)
+
+        def step(x: Any, y: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(LOSS(y, loop.model(x, training=True))) / 64
+            variables = loop.model.trainable_variables
+            loop.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+        data = tf.data.Dataset.from_tensor_slices(rows).batch(64)
+        for batch in loop.strategy.experimental_distribute_dataset(data):
+            loop.strategy.run(step, args=batch)
+        return weights(loop.model)
+
+    for one, three in zip(train(1), train(3), strict=True):
+        np.testing.assert_allclose(one, three, rtol=1e-5, atol=1e-6)
+
+
+def test_a_replica_without_rows_takes_part_with_nothing(strategy_over):
+    loop = Loop(strategy_over(3))
+    x = np.random.default_rng(0).normal(size=(8, 8, 8, 1)).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((x, np.zeros(8, "int64"))).batch(7)
+    results = [loop.strategy.run(loop.step, args=batch) for batch in loop.strategy.distribute_dataset(data)]
+    last = loop.strategy.local_results(results[1])
+    assert [r["out"] is None for r in last] == [True, True, False]
+    assert loop.strategy.reduce("sum", results[1]["loss"]).shape == ()
+    assert loop.strategy.gather(results[1]["out"]).shape == (1, 2)
+    assert loop.accuracy.count.numpy() == 8
+    assert loop.optimizer.iterations.numpy() == 2
+
+
+def test_a_step_that_trains_nothing_adds_up_metrics_and_one_that_moves_nothing_is_no_collective(
+    batches, strategy_over, monkeypatch
+):
+    loop = Loop(strategy_over(2))
+    before = weights(loop.model)
+    for batch in loop.strategy.distribute_dataset(batches):
+        loop.strategy.run(loop.test, args=batch)
+    assert loop.accuracy.count.numpy() == 203
+    assert same_bits(before, weights(loop.model))
+    group = loop.strategy.membership.group()
+    x = next(iter(batches))[0]
+    loop.strategy.run(loop.model, args=(x,))
+    monkeypatch.setattr(group, "all_gather", lambda array: pytest.fail("a collective"))
+    out = loop.strategy.run(loop.model, args=(x,))
+    assert [o.shape for o in out.values] == [(64, 2), (64, 2)]
+
+
+def test_two_optimizers_in_one_step(rows, batches, strategy_over):
+    def train(num_shards: int) -> Any:
+        strategy = strategy_over(num_shards)
+        loop = Loop(strategy, batch_norm=False, dropout=0.0)
+        with strategy.scope():
+            other = keras.optimizers.SGD(0.1, momentum=0.9)
+
+        def step(x: Any, y: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = strategy.compute_average_loss(LOSS(y, loop.model(x, training=True)))
+            variables = loop.model.trainable_variables
+            gradients = tape.gradient(loss, variables)
+            loop.optimizer.apply(gradients[:2], variables[:2])
+            other.apply(gradients[2:], variables[2:])
+
+        for batch in strategy.distribute_dataset(batches):
+            strategy.run(step, args=batch)
+        return weights(loop.model)
+
+    for one, two in zip(train(1), train(2), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+
+
+def test_loss_scaling_accumulation_and_clipping_see_the_sum(batches, strategy_over):
+    def make() -> Any:
+        inner = keras.optimizers.Adam(1e-2, global_clipnorm=0.1, gradient_accumulation_steps=2)
+        return keras.optimizers.LossScaleOptimizer(inner, initial_scale=8.0)
+
+    def train(num_shards: int) -> Any:
+        loop = Loop(strategy_over(num_shards), make, batch_norm=False, dropout=0.0)
+
+        def step(x: Any, y: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = loop.strategy.compute_average_loss(LOSS(y, loop.model(x, training=True)))
+                loss = loop.optimizer.scale_loss(loss)
+            variables = loop.model.trainable_variables
+            loop.optimizer.apply(tape.gradient(loss, variables), variables)
+
+        for batch in loop.strategy.distribute_dataset(batches):
+            loop.strategy.run(step, args=batch)
+        return weights(loop.model)
+
+    for one, two in zip(train(1), train(2), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6)
+
+
+def test_arguments_that_are_no_batches(strategy_over):
+    strategy = strategy_over(2)
+    assert strategy.run(lambda a, b: a + b, (1, 2)).values == (3, 3)
+    result = strategy.run(
+        lambda x, scale, name: {name: x * scale}, (np.ones(3, "float32"), 2.0), {"name": "a"}
+    )
+    np.testing.assert_array_equal(result["a"].values[1], [2, 2, 2])
+    calls = []
+
+    def step(x: Any, rate: Any) -> Any:
+        calls.append(None)
+        return x * rate
+
+    for rate in (0.5, 0.25):
+        assert strategy.run(step, (np.float32(4), rate)).values[0].numpy() == 4 * rate
+    assert len(calls) == 2, "learnt once, compiled once"
+
+
+# What can't be right
+
+
+def test_what_a_step_may_not_do(strategy_over):
+    strategy = strategy_over(2)
+    loop = Loop(strategy)
+    x = np.zeros((4, 8, 8, 1), "float32")
+    variables = loop.model.trainable_variables
+    outside = keras.optimizers.SGD()
+
+    def makes(x: Any) -> Any:
+        return keras.layers.Dense(3)(x)
+
+    def twice(x: Any) -> None:
+        for _ in range(2):
+            loop.optimizer.apply([v * 0 for v in variables], variables)
+
+    def reads_after(x: Any) -> Any:
+        loop.optimizer.apply([v * 0 for v in variables], variables)
+        return loop.model(x)
+
+    def applies_outside(x: Any) -> None:
+        outside.apply([v * 0 for v in variables], variables)
+
+    def of_tensors(x: Any) -> None:
+        loop.optimizer.apply([x], [tf.constant(1.0)])
+
+    for step, message in [
+        (makes, r"can't make variables.*build"),
+        (twice, "once"),
+        (reads_after, r"can't\s+read them after"),
+        (applies_outside, r"made in strategy\.scope\(\)"),
+        (of_tensors, "Keras variables"),
+        (tf.function(makes), "can't make variables"),
+    ]:
+        with pytest.raises(TrainingError, match=message):
+            strategy.run(step, (x,))
+    with pytest.raises(TrainingError, match=r"inside a tf\.function"):
+        tf.function(lambda: strategy.run(loop.model, (x,)), autograph=False)()
+    # All is as before, and a step that is right still trains.
+    strategy.run(loop.step, (x, np.zeros(4, "int64")))
+    assert loop.optimizer.iterations.numpy() == 1
+
+
+def test_a_new_function_for_each_step_is_noticed(strategy_over, monkeypatch):
+    monkeypatch.setattr("insitu.train.custom_loop.runner.MAX_COMPILED_STEPS", 3)
+    strategy = strategy_over(1)
+    for _ in range(3):
+        strategy.run(lambda x: x + 1, (np.float32(1),))
+    with pytest.raises(TrainingError, match="the same function each time"):
+        strategy.run(lambda x: x + 1, (np.float32(1),))
+
+
+def test_a_model_compiled_outside_is_not_trained_in_a_scope(rows, strategy_over):
+    plain, strategy = image_model(), strategy_over(1)
+    with strategy.scope(), pytest.raises(TrainingError, match=r"'sequential.*', compiled outside"):
+        plain.fit(*rows, verbose=0)
+    assert plain.optimizer.iterations == 0
+    with strategy.scope():
+        mine = image_model()
+        mine.fit(*rows, batch_size=128, verbose=0)
+    for model in (plain, mine):  # after the scope it is Keras' business again
+        model.fit(*rows, batch_size=128, verbose=0)
+
+
+def test_a_model_of_another_strategy_is_refused_in_each_way(rows, strategy_over):
+    first, second = strategy_over(1), strategy_over(1)
+    with first.scope():
+        model = image_model()
+    x, y = rows
+    said = r"'.+in another strategy's scope"
+    with second.scope():
+        with pytest.raises(TrainingError, match=said):
+            model.fit(x, y, verbose=0)
+        with pytest.raises(TrainingError, match=said):
+            model.compile("sgd", "mse")
+    with pytest.raises(TrainingError, match=said):
+        second.run(lambda x: model(x), (x[:4],))
+    assert first.run(lambda x: model(x), (x[:4],)).shape == (4, 2)

@@ -1,0 +1,35 @@
+"""A ps task's status in the job's folder, and the refusals of a job without ps tasks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from models import in_shards
+
+from insitu.errors import InputError, TrainingError
+from insitu.parameters import ConsistencyPolicy
+from insitu.train.parameter_server.server_task import _StatusWriter, serve_or_configure
+
+RULES = ConsistencyPolicy("async", 1)
+
+
+def test_the_last_status_is_in_the_file_when_the_writer_is_done(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    with _StatusWriter(path) as writer:
+        for updates in range(3):
+            writer.publish([{"updates": updates}])
+    assert json.loads(path.read_text()) == {"servers": [{"updates": 2}]}
+    with _StatusWriter(None) as writer:
+        writer.publish([])
+
+
+def test_a_job_needs_ps_tasks_and_a_plain_process_none() -> None:
+    alone = in_shards((0,), 1)
+    assert serve_or_configure(alone, RULES, "clip", "Tables need ps tasks.").nan == "clip"
+    with pytest.raises(TrainingError, match=r"Tables need ps tasks\. Received: a job with 0 ps tasks"):
+        serve_or_configure(replace(alone, workers=("h:1",)), RULES, "refuse", "Tables need ps tasks.")
+    with pytest.raises(InputError):
+        serve_or_configure(alone, RULES, "ignore", "Tables need ps tasks.")

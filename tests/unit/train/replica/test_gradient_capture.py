@@ -1,0 +1,32 @@
+"""Gradients are captured instead of applied."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+from insitu.errors import TrainingError
+from insitu.train.replica.gradient_capture import capture_gradients
+
+
+def test_a_call_of_apply_is_recorded_and_changes_nothing() -> None:
+    variable = keras.Variable(np.ones(2, "float32"))
+    optimizer = keras.optimizers.SGD(1.0)
+    optimizer.build([variable])
+    with capture_gradients(optimizer) as captured:
+        optimizer.apply_gradients([(np.ones(2, "float32"), variable)])
+    assert variable.numpy().tolist() == [1, 1]
+    assert captured.variables == [variable] and captured.gradients[0].tolist() == [1, 1]
+    optimizer.apply([np.ones(2, "float32")], [variable])
+    assert variable.numpy().tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("calls", [0, 2])
+def test_a_step_applies_exactly_once(calls: int) -> None:
+    variable = keras.Variable(np.ones(2, "float32"))
+    optimizer = keras.optimizers.SGD(1.0)
+    optimizer.build([variable])
+    with pytest.raises(TrainingError, match=f"Received: {calls} calls"), capture_gradients(optimizer):
+        for _ in range(calls):
+            optimizer.apply([np.ones(2, "float32")], [variable])

@@ -1,0 +1,52 @@
+"""Joining the JAX of several tasks: which devices are whose, without starting JAX."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("jax")
+
+from insitu.errors import PeerLost, TrainingError
+from insitu.train.spmd import distributed, lost_peers
+from insitu.train.spmd.distributed import own_accelerators, visible_accelerators
+
+WORKERS = ("a:1", "b:1", "a:2")
+
+
+def test_tasks_of_a_host_share_its_accelerators_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "visible_accelerators", lambda: 4)
+    assert [own_accelerators(WORKERS, index) for index in range(3)] == [[0, 1], None, [2, 3]]
+    monkeypatch.setattr(distributed, "visible_accelerators", lambda: 1)
+    with pytest.raises(TrainingError, match="2 tasks and 1 GPUs on a"):
+        own_accelerators(WORKERS, 2)
+
+
+def test_visible_accelerators_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed.importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(distributed.jax, "config", SimpleNamespace(jax_platforms=""))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0, 2,-1")
+    assert visible_accelerators() == 2
+
+
+class Lost:
+    """A group that has lost a peer."""
+
+    def barrier(self) -> None:
+        raise PeerLost(
+            "worker:1 was lost", rank=1, task="worker:1", operation="barrier", sequence=0, last_completed=-1
+        )
+
+
+def test_a_broken_collective_names_the_lost_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    skipped: list[str] = []
+    monkeypatch.setattr(lost_peers, "skip_shutdown", lambda: skipped.append("shutdown"))
+    with pytest.raises(PeerLost, match="worker:1"), lost_peers.report_lost_peers(Lost()):  # type: ignore[arg-type]
+        raise ValueError("INTERNAL: connection closed by peer")
+    assert skipped == ["shutdown"]
+    with pytest.raises(ValueError, match="a bug"), lost_peers.report_lost_peers(Lost()):  # type: ignore[arg-type]
+        raise ValueError("a bug")
+    with pytest.raises(ValueError, match="INTERNAL"), lost_peers.report_lost_peers(None):
+        raise ValueError("INTERNAL: of the only task")
+    assert skipped == ["shutdown"]
