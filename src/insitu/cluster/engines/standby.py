@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 from insitu.cluster.engines.engine import Command
 from insitu.cluster.task import STANDBY_OPTION
@@ -24,12 +25,14 @@ _MAX_FAILURES = 3
 """Standbys that may end by themselves before no more are started: then the script can't be preloaded."""
 
 
-def start_process(command: Command, *, inherit: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
+def start_process(
+    command: Command, folder: Path, *, inherit: tuple[int, ...] = ()
+) -> subprocess.Popen[bytes]:
     """A process of its own session whose output comes through one pipe. Raises OSError."""
     return subprocess.Popen(
         command.arguments,
         env=command.environment,
-        cwd=command.folder,
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -51,14 +54,15 @@ class Standby:
 def select_fixed_part(command: Command) -> Command:
     """`command` without what a process that runs already can still be told: the contract's names."""
     rest = {name: value for name, value in command.environment.items() if name not in CONTRACT_ENVS}
-    return Command(command.arguments, rest, command.folder)
+    return Command(command.arguments, rest)
 
 
 class StandbyPool:
-    """Keeps as many as asked for; owned by an engine, in whose selector their pipes are."""
+    """Keeps as many as asked for in `folder`; owned by an engine, in whose selector their pipes are."""
 
-    def __init__(self, selector: selectors.BaseSelector) -> None:
+    def __init__(self, selector: selectors.BaseSelector, folder: Path) -> None:
         self._selector = selector
+        self._folder = folder
         self._processes: list[Standby] = []
         self._failures = 0
 
@@ -88,7 +92,7 @@ class StandbyPool:
             # (interpreter, -P, -m, module) then the option; JOB_CMD follows.
             arguments = (*command.arguments[:4], STANDBY_OPTION, str(number), *command.arguments[4:])
             try:
-                process = start_process(Command(arguments, environment, command.folder), inherit=(number,))
+                process = start_process(Command(arguments, environment), self._folder, inherit=(number,))
             except OSError:
                 ours.close()
                 raise

@@ -89,6 +89,14 @@ class Journal:
             raise ClusterError("The job's journal is empty", logs=str(self.path))
         return decode_job(json.loads(row[0]))
 
+    def find_reply(self, token: str) -> dict[str, Any] | None:
+        """The `Reply` to the request `token` as a JSON object, or None where there is none."""
+        query = "SELECT actions FROM entries WHERE instr(actions, ?) ORDER BY sequence DESC"
+        with self._open("ro") as connection:
+            rows = connection.execute(query, (json.dumps(token),)).fetchall()
+        actions = [action for (text,) in rows for action in json.loads(text)]
+        return next((a for a in actions if a["action"] == "Reply" and a["token"] == token), None)
+
     def entries(self) -> list[Entry]:
         """Everything that happened, in order."""
         with self._open("ro") as connection:

@@ -1,0 +1,131 @@
+"""Takes the requests of users: messages at the job's socket, and signals to the controller.
+
+A client connects and sends one line, `{"id": TOKEN, "do": "stop"}` or `{"id": TOKEN, "do": "scale",
+"workers": N}`. It gets one line back: `{"ok": true, "text": TEXT}` or `{"error": KIND, "text": TEXT}`, where
+KIND is `refused`, `ended` or `invalid`. Then the connection is closed. Whoever loses it before may send the
+same line again: the id tells that it is the same request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from insitu.cluster.engines import Channel, ChannelClosed, Message, Wakeup
+from insitu.cluster.job_files import is_from_owner
+
+MAX_REQUEST_BYTES = 4096
+MAX_CONNECTIONS = 64
+"""With more than these the one that has been silent for longest is closed."""
+_MAX_TOKEN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """One request of a user."""
+
+    #: What to do.
+    action: Literal["stop", "scale"]
+    #: Identifies the request, also when it is sent again; "" for a signal, which gets no reply.
+    token: str = ""
+    #: The number of workers to scale to.
+    workers: int = 0
+
+
+class Inbox(Protocol):
+    """Where a controller finds requests."""
+
+    def receive(self) -> list[JobRequest]:
+        """Returns the requests that have come since the last call, without waiting."""
+
+    def reply(self, token: str, message: Message) -> None:
+        """Replies to all who sent the request `token`."""
+
+
+class RequestInbox:
+    """Reads requests off connections to `listener`. `wakeup` becomes readable when there may be some."""
+
+    def __init__(self, listener: socket.socket, wakeup: Wakeup) -> None:
+        self._listener = listener
+        self._wakeup = wakeup
+        self._silent: list[Channel] = []
+        """Connections that have sent no request yet, oldest first."""
+        self._waiting: dict[str, list[Channel]] = {}
+        """Connections that wait for the reply to a request."""
+        wakeup.watch(listener)
+
+    def receive(self) -> list[JobRequest]:
+        signals = self._wakeup.take_signals()
+        requests = []
+        if signal.SIGTERM in signals or signal.SIGINT in signals:
+            requests.append(JobRequest("stop"))
+        self._accept()
+        for channel in list(self._silent):
+            with contextlib.suppress(ChannelClosed):
+                messages = channel.receive()
+                if not messages:
+                    continue
+                if request := self._read(channel, messages[0]):
+                    requests.append(request)
+                    continue
+            self._drop(channel)
+        return requests
+
+    def reply(self, token: str, message: Message) -> None:
+        for channel in self._waiting.pop(token, []):
+            with contextlib.suppress(ChannelClosed):
+                channel.send(message)
+            channel.close()
+
+    def close(self) -> None:
+        for channel in (*self._silent, *(c for waiting in self._waiting.values() for c in waiting)):
+            channel.close()
+        self._silent.clear()
+        self._waiting.clear()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        # It ends with BlockingIOError once nobody else waits.
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                if not is_from_owner(connection):
+                    connection.close()
+                    continue
+                channel = Channel(connection, MAX_REQUEST_BYTES)
+                self._wakeup.watch(channel)
+                self._silent.append(channel)
+                if len(self._silent) > MAX_CONNECTIONS:
+                    self._drop(self._silent[0])
+
+    def _read(self, channel: Channel, message: Message) -> JobRequest | None:
+        """The request in the first message of `channel`, which then waits for the reply; else None."""
+        request = parse_request(message)
+        if request is None:
+            with contextlib.suppress(ChannelClosed):
+                channel.send({"error": "invalid", "text": f"not a request to this job: {str(message)[:200]}"})
+            return None
+        self._silent.remove(channel)
+        self._wakeup.unwatch(channel)
+        self._waiting.setdefault(request.token, []).append(channel)
+        return request
+
+    def _drop(self, channel: Channel) -> None:
+        self._silent.remove(channel)
+        channel.close()
+
+
+def parse_request(message: Message) -> JobRequest | None:
+    """The request that `message` is, or None."""
+    token, workers = message.get("id"), message.get("workers", 0)
+    if not isinstance(token, str) or not token.isalnum() or len(token) > _MAX_TOKEN:
+        return None
+    match message.get("do"):
+        case "stop":
+            return JobRequest("stop", token)
+        case "scale" if type(workers) is int:
+            return JobRequest("scale", token, workers)
+    return None
