@@ -119,10 +119,10 @@ def _verdict(
     paths: Paths, calm: JobPaths, job: JobPaths, done: list[InjectedFault], code: int, planned: int
 ) -> tuple[str, bool]:
     """(what came of it, whether all of it is as it must be)"""
-    from insitu.cli.describe import job_account
+    from insitu.cli.describe import build_job_report
     from insitu.cluster import find_leftovers, read_results
 
-    account: dict[str, Any] = job_account(job, ledger=True, events=False)
+    account: dict[str, Any] = build_job_report(job, ledger=True, events=False)
     lost = sum(e["lost"] for e in account["ledger"])
     repeated = sum(e["repeated"] for e in account["ledger"])
     left = find_leftovers(paths, job)

@@ -82,7 +82,7 @@ def _neither(paths: Paths, name: str, no_job: UnknownJob) -> None:
 
 def describe_job(job: JobPaths, *, as_json: bool, ledger: bool, events: bool) -> None:
     """Prints one job."""
-    account = job_account(job, ledger=ledger, events=events)
+    account = build_job_report(job, ledger=ledger, events=events)
     if as_json:
         print_json(account)
         return
@@ -95,7 +95,7 @@ def describe_job(job: JobPaths, *, as_json: bool, ledger: bool, events: bool) ->
             typer.echo(f"{clock(entry['at'])}  {entry['event']['event']}  {tell_event}".rstrip())
 
 
-def job_account(job: JobPaths, *, ledger: bool, events: bool) -> dict[str, Any]:
+def build_job_report(job: JobPaths, *, ledger: bool, events: bool) -> dict[str, Any]:
     """What `describe JOB --json` prints (docs/json.md)."""
     from insitu.cluster import Journal, encode_job, read_placement, read_status
 

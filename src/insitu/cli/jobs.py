@@ -179,7 +179,7 @@ def server_tasks(text: str) -> int | None:
 
 def stream(job: JobPaths, *, prefix: bool, start: int = 0) -> int:
     """Prints the job's output from byte `start` to its end. Returns the exit code to end with."""
-    from insitu.cluster import exit_code, follow, is_running
+    from insitu.cluster import follow, is_running, read_exit_code
 
     printer = OutputPrinter(prefix=prefix)
     try:
@@ -189,7 +189,7 @@ def stream(job: JobPaths, *, prefix: bool, start: int = 0) -> int:
         name = job.root.name
         tell(f"\nDetached; {name} goes on. `insitu attach {name}` follows it, `insitu stop {name}` stops it.")
         return INTERRUPTED
-    return exit_code(job)
+    return read_exit_code(job)
 
 
 def attach(job_id: JobArgument, prefix: PrefixOption = True) -> None:

@@ -25,7 +25,7 @@ _RETURN = 0x06
 _ESTABLISHED = "01"
 
 
-def established(pid: int) -> list[int]:
+def find_connections(pid: int) -> list[int]:
     """Numbers of the process's descriptors that are established TCP connections."""
     inodes = set()
     for table in ("tcp", "tcp6"):
@@ -46,7 +46,7 @@ def _sockets(pid: int) -> Iterator[socket.socket]:
     reached = False
     handle = os.pidfd_open(pid)
     try:
-        for number in established(pid):
+        for number in find_connections(pid):
             descriptor = libc.syscall(_PIDFD_GETFD, handle, number, 0)
             if descriptor < 0:
                 why = os.strerror(ctypes.get_errno())
@@ -90,7 +90,7 @@ def blackhole_connections(pid: int) -> int:
 
 
 @contextlib.contextmanager
-def full_disk(pids: Iterable[int]) -> Iterator[None]:
+def simulate_full_disk(pids: Iterable[int]) -> Iterator[None]:
     """Meanwhile the processes can write no byte to any file: EFBIG, which is told as a full disk is."""
     before: dict[int, tuple[int, int]] = {}
     try:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from insitu.cluster.chaos.fault_injection import blackhole_connections, drop_connections, full_disk
-from insitu.cluster.client import exit_code, scale_job
+from insitu.cluster.chaos.fault_injection import blackhole_connections, drop_connections, simulate_full_disk
+from insitu.cluster.client import read_exit_code, scale_job
 from insitu.cluster.decide import ENDED, EpochStep, JobState, TaskState, find_furthest
 from insitu.cluster.job_files import (
     Journal,
@@ -256,7 +256,7 @@ class FaultInjector:
         pids = [self._find_victim(fault).pid] if fault.task else [t.pid for t in self._state().alive if t.pid]
         if not fault.task and (controller := read_controller_pid(self._job.controller)):
             pids.append(controller)
-        with full_disk(pids):
+        with simulate_full_disk(pids):
             time.sleep(SUSPEND_SECONDS)
         return f"{len(pids)} processes"
 
@@ -299,4 +299,4 @@ def wait_until_ended(job: JobPaths, timeout: float) -> int:
         if time.monotonic() > deadline:
             raise ClusterError(f"{job.root.name} has not ended in {timeout:g} s", logs=str(job.output))
         time.sleep(0.05)
-    return exit_code(job)
+    return read_exit_code(job)

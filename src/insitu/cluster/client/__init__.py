@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from insitu.cluster.client.status import (
         BrokenJob,
         JobStatus,
-        exit_code,
         find_job,
         is_running,
         list_job_ids,
         list_jobs,
+        read_exit_code,
         read_status,
     )
     from insitu.cluster.client.straggler_watch import watch_stragglers
@@ -31,7 +31,7 @@ __getattr__, __dir__ = lazy_door(
         "status": (
             "BrokenJob",
             "JobStatus",
-            "exit_code",
+            "read_exit_code",
             "find_job",
             "is_running",
             "list_job_ids",
@@ -47,11 +47,11 @@ __all__ = [
     "BrokenJob",
     "JobStatus",
     "Request",
-    "exit_code",
     "find_job",
     "is_running",
     "list_job_ids",
     "list_jobs",
+    "read_exit_code",
     "read_status",
     "resume_job",
     "scale_job",

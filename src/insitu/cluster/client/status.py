@@ -93,7 +93,7 @@ class BrokenJob:
     reason: str
 
 
-def exit_code(job: JobPaths) -> int:
+def read_exit_code(job: JobPaths) -> int:
     """The exit code of a job that has ended."""
     code = read_status(job).state.exit_code
     return 1 if code is None else code

@@ -109,7 +109,7 @@ class Controller:
         """Replies to requests that this controller has decided about, by their tokens."""
         self._unsent_replies: list[tuple[JobRequest, Message]] = []
         self._launched_before: dict[tuple[TaskId, int], int] = {}
-        """Process ids of lives that the controller before began; 0 where they have ended."""
+        """Process ids of incarnations that the controller before launched; 0 where they have ended."""
 
     def _now(self) -> float:
         """Seconds since 1970, but never going back."""
@@ -123,7 +123,7 @@ class Controller:
             self._take_over()
         self._feed(SubmittedEvent())
         while self._state.phase not in ENDED:
-            for ended in self._tasks.wait(self._timeout()):
+            for ended in self._tasks.wait(self._compute_timeout()):
                 self._handle_exit(ended)
             self._handle_requests()
             self._poll_tasks()
@@ -134,7 +134,7 @@ class Controller:
         self._send_replies()
         return self._state.exit_code or 0
 
-    def _timeout(self) -> float | None:
+    def _compute_timeout(self) -> float | None:
         times = [] if self._state.due is None else [self._state.due]
         if self._state.alive:
             times.append(self._last_poll + self._poll_interval())
@@ -142,7 +142,7 @@ class Controller:
             times.append(self._now() + RETRY_INTERVAL)
         return max(0.0, min(times) - self._now()) if times else None
 
-    # What the journal has
+    # Journal
 
     def _write_journal(self) -> None:
         """Writes what the journal lacks, in order, as far as it goes; then a roster that is due."""
@@ -199,7 +199,7 @@ class Controller:
         if missing:
             self._launch(missing)
 
-    # Doing what was decided
+    # Performing actions
 
     def _perform(self, action: Action) -> None:
         match action:
@@ -217,8 +217,10 @@ class Controller:
                 pass
 
     def _publish(self, generation: int) -> None:
-        """Writes the roster that follows from the state. A life keeps its address; a new one gets its own,
-        except for that of one server alone."""
+        """Write the roster that follows from the state.
+
+        A running task keeps its address; a new incarnation gets its own, except for that of a single server.
+        """
         named = [t for t in self._state.tasks if (t.member and not t.released) or t.task.role != "worker"]
         before = (*self._roster.members, *self._roster.others)
         addresses = {(m.task, m.incarnation): m.address for m in before} | self._reserved
@@ -249,7 +251,7 @@ class Controller:
             self._reserved |= {(t.task, t.incarnation): found[t.task] for t in tasks}
 
     def _launch(self, names: Sequence[TaskId]) -> None:
-        self._watch.begin(names, self._stopped())
+        self._watch.begin(names, self._find_suspended())
         tasks = {name: self._state.task(name) for name in names}
         # The controller before began these, and died while it could not write that down.
         launched = [
@@ -261,15 +263,17 @@ class Controller:
         try:
             self._tasks.clear_records(names)
             for task in map(self._state.task, names):
-                pid = self._tasks.launch(_task_spec(task), task.incarnation, self._command(task))
+                pid = self._tasks.launch(_task_spec(task), task.incarnation, self._build_command(task))
                 launched.append((task.task, pid))
         except ClusterError as error:
             missing = tuple(n for n in names if n not in dict(launched))
-            self._events.append(LaunchFailedEvent(missing, str(error), self._elastic(self._records())))
+            self._events.append(
+                LaunchFailedEvent(missing, str(error), self._find_elastic(self._read_records()))
+            )
         if launched:
             self._events.append(LaunchedEvent(tuple(launched)))
 
-    def _command(self, task: TaskState) -> Command:
+    def _build_command(self, task: TaskState) -> Command:
         address = ""
         if self._roster.rank(task.task) is None and task.task.role == "worker":
             self._reserve([task])
@@ -282,11 +286,11 @@ class Controller:
         arguments = (sys.executable, "-P", "-m", "insitu.cluster.task.entry", *self._spec.command)
         return Command(arguments, environment)
 
-    # Seeing what happens
+    # Observing tasks
 
     def _handle_exit(self, ended: TaskExit) -> None:
         self._unacknowledged.append(ended)
-        records = self._records()
+        records = self._read_records()
         running = {t.task for t in self._state.alive} - {ended.task}
         self._feed(
             TaskExitedEvent(
@@ -295,22 +299,22 @@ class Controller:
                 self._tasks.read_failure(ended.task) if ended.code else None,
                 find_furthest(records),
                 tuple(sorted(t for t, r in records.items() if t in running and r and r.place != IDLE)),
-                tuple(t for t in self._elastic(records) if t != ended.task),
-                self._lost_nodes(),
+                tuple(t for t in self._find_elastic(records) if t != ended.task),
+                self._find_lost_nodes(),
                 ended.incarnation,
                 tuple(sorted(t for t, r in records.items() if t in running and r and r.place == RECOVERING)),
             )
         )
 
-    def _records(self) -> dict[TaskId, Progress | None]:
+    def _read_records(self) -> dict[TaskId, Progress | None]:
         found = self._tasks.read_progress([t.task for t in self._state.tasks])
         return {t.task: found.get(t.task) for t in self._state.tasks}
 
-    def _elastic(self, records: dict[TaskId, Progress | None]) -> tuple[TaskId, ...]:
+    def _find_elastic(self, records: dict[TaskId, Progress | None]) -> tuple[TaskId, ...]:
         running = {t.task for t in self._state.alive}
         return tuple(sorted(t for t, r in records.items() if t in running and r and r.elastic))
 
-    def _lost_nodes(self) -> tuple[NodeId, ...]:
+    def _find_lost_nodes(self) -> tuple[NodeId, ...]:
         """Nodes that owned partitions of the job's cache and have lost their store."""
         owners = {owner for partition in self._cache.partitions for owner in partition.owners}
         states = self._tasks.node_states(sorted(owners))
@@ -334,7 +338,7 @@ class Controller:
         if not self._state.alive or now - self._last_poll < self._poll_interval():
             return
         self._last_poll = now
-        records = self._records()
+        records = self._read_records()
         if new := find_ready_to_join(self._state, records):
             self._feed(ReadyEvent(new, find_furthest(records)))
         if self._is_recovering() and has_recovered(self._state, records):
@@ -353,7 +357,7 @@ class Controller:
             self._peers_lost_since = now
         elif now - self._peers_lost_since >= LOST_PEERS_GRACE:
             self._peers_lost_since = None
-            self._feed(PeersLostEvent(disconnected, find_furthest(records), self._elastic(records)))
+            self._feed(PeersLostEvent(disconnected, find_furthest(records), self._find_elastic(records)))
 
     def _check_stall(self, records: dict[TaskId, Progress | None], now: float) -> None:
         running = {t.task for t in self._state.alive}
@@ -361,14 +365,14 @@ class Controller:
             {t: record for t, record in records.items() if t in running},
             now,
             idle_too=self._state.goal == "finish",
-            stopped=self._stopped,
+            stopped=self._find_suspended,
         )
         if stall is not None:
             self._feed(
-                StalledEvent(stall.text, find_furthest(records), stall.culprits, self._elastic(records))
+                StalledEvent(stall.text, find_furthest(records), stall.culprits, self._find_elastic(records))
             )
 
-    def _stopped(self) -> set[TaskId]:
+    def _find_suspended(self) -> set[TaskId]:
         """Tasks whose processes are suspended."""
         states = self._tasks.process_states([t.task for t in self._state.alive])
         return {task for task, state in states.items() if state.suspended}
@@ -388,7 +392,7 @@ class Controller:
         count = self._spec.standby
         if count is None:
             count = int(self._has_room_for_standby([t.task for t in members], members[-1].node))
-        self._tasks.keep_standby(count, self._command(members[-1]))
+        self._tasks.keep_standby(count, self._build_command(members[-1]))
 
     def _has_room_for_standby(self, members: Sequence[TaskId], node: NodeId | None) -> bool:
         processes = self._tasks.process_states(members).values()
@@ -419,9 +423,9 @@ class Controller:
     def _event_of(self, request: JobRequest) -> Event:
         if request.action == "stop":
             return StopRequestedEvent(request.token)
-        records = self._records()
+        records = self._read_records()
         return ScaleRequestedEvent(
-            request.workers, request.token, find_furthest(records), self._elastic(records)
+            request.workers, request.token, find_furthest(records), self._find_elastic(records)
         )
 
     def _find_reply(self, token: str) -> Message | None:

@@ -48,7 +48,7 @@ class Tasks(TaskSetup, TaskObserver, Protocol):
         """The newest roster when this controller began, where another controller has published one."""
 
     def launch(self, task: TaskSpec, incarnation: int, command: Command) -> int:
-        """Begins a life; its process id. Raises ClusterError where that can't be done."""
+        """Launches an incarnation and returns its process id. Raises ClusterError."""
 
     def signal(self, task: TaskId, name: SignalName) -> None:
         """Sends to the task (`dump`) or to it and all it has started (`term`, `kill`); no-op once ended."""
@@ -57,7 +57,7 @@ class Tasks(TaskSetup, TaskObserver, Protocol):
         """From now on there are to be `count` warmed processes that can become a task of this command."""
 
     def wait(self, timeout: float | None) -> list[TaskExit]:
-        """Lives that have ended, as soon as any has; also those that a dead controller didn't write down."""
+        """Return ends once there are any, also those that a dead controller did not acknowledge."""
 
     def acknowledge(self, ended: TaskExit) -> None:
         """This end has been written down."""

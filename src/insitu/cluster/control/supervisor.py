@@ -29,8 +29,8 @@ from insitu.cluster.engines import (
     Message,
     Output,
     Wakeup,
-    channel_pair,
     decode_command,
+    open_channel_pair,
     open_engine,
     reply_to_call,
 )
@@ -157,7 +157,7 @@ def supervise(job: JobPaths, lock: int, listener: socket.socket, *, resume: bool
                 begun.append(time.monotonic())
                 with contextlib.suppress(ClusterError):
                     engine.reserve([])  # lets go of ports that a child would hold on to
-                mine, its = channel_pair()
+                mine, its = open_channel_pair()
                 controller = os.fork()
                 if not controller:
                     mine.close()

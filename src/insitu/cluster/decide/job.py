@@ -388,7 +388,7 @@ def find_cause(state: JobState) -> Cause:
     guilty = suspects[0] if suspects else state.task(state.died[-1])
     # Losing a peer is no bug of the script, however often it looks the same.
     fingerprint = guilty.failure.fingerprint if guilty.failure and not guilty.failure.peer_lost else ""
-    return Cause(describe_exit(guilty), exit_code_of(guilty.code or 0), guilty.task, fingerprint)
+    return Cause(describe_exit(guilty), to_exit_code(guilty.code or 0), guilty.task, fingerprint)
 
 
 def _ended_by_our_signal(task: TaskState) -> bool:
@@ -396,7 +396,7 @@ def _ended_by_our_signal(task: TaskState) -> bool:
     return -(task.code or 0) in sent
 
 
-def exit_code_of(code: int) -> int:
+def to_exit_code(code: int) -> int:
     """The shell's way: 128 + the signal's number for a task that a signal ended."""
     return 128 - code if code < 0 else code
 

@@ -56,7 +56,7 @@ def find_stragglers(samples: Sequence[Mapping[TaskId, Progress | None]]) -> list
 
 
 def _count_steps_behind(sample: Mapping[TaskId, Progress | None]) -> dict[TaskId, int]:
-    """Return the steps that each task is behind the furthest of the same epoch; an epoch's length isn't known here."""
+    """Return how many steps each task is behind the furthest of its epoch, whose length isn't known here."""
     training = {t: r for t, r in sample.items() if r is not None and r.step >= 0 and r.place != IDLE}
     newest = max((r.epoch for r in training.values()), default=0)
     most = max((r.step for r in training.values() if r.epoch == newest), default=0)

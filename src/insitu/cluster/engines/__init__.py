@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
-    from insitu.cluster.engines.channel import Channel, ChannelClosed, Message, channel_pair
+    from insitu.cluster.engines.channel import Channel, ChannelClosed, Message, open_channel_pair
     from insitu.cluster.engines.engine import (
         Command,
         Ended,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
-        "channel": ("Channel", "ChannelClosed", "Message", "channel_pair"),
+        "channel": ("Channel", "ChannelClosed", "Message", "open_channel_pair"),
         "engine": (
             "Command",
             "Ended",
@@ -65,9 +65,9 @@ __all__ = [
     "TaskObserver",
     "TaskSetup",
     "Wakeup",
-    "channel_pair",
     "decode_command",
     "encode_command",
+    "open_channel_pair",
     "open_engine",
     "reply_to_call",
 ]

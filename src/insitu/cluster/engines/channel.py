@@ -95,6 +95,6 @@ class Channel:
         self._socket.close()
 
 
-def channel_pair() -> tuple[Channel, Channel]:
+def open_channel_pair() -> tuple[Channel, Channel]:
     first, second = socket.socketpair()
     return Channel(first), Channel(second)

@@ -71,7 +71,7 @@ def _pieces(line: bytes) -> list[bytes]:
 
 
 def _cut(line: bytes) -> tuple[bytes, bytes]:
-    """Cut `line` in two, the first of at most MAX_LINE_BYTES bytes and ending with a whole UTF-8 character."""
+    """Cut `line` in two, the first of at most MAX_LINE_BYTES bytes and no UTF-8 character cut."""
     end = MAX_LINE_BYTES
     while end > MAX_LINE_BYTES - 4 and line[end] & 0xC0 == 0x80:
         end -= 1

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import signal
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from job_machine import (
+    BUG,
+    CHIEF,
+    EVALUATOR,
+    NODE,
+    PEER_LOST,
+    PS,
+    W0,
+    W1,
+    W2,
+    JobRun,
+    logged,
+    running,
+    signals,
+)
 
 from insitu.cluster.decide import job as machine
 from insitu.cluster.decide.events import (
-    Action,
     ControllerLostEvent,
     Event,
     Finish,
     Launch,
     LaunchFailedEvent,
-    Log,
     PeersLostEvent,
     Publish,
     ReadyEvent,
@@ -35,71 +46,12 @@ from insitu.cluster.decide.events import (
     TaskExitedEvent,
     TickEvent,
 )
-from insitu.cluster.decide.job import advance, new_job
-from insitu.cluster.decide.job_json import decode_job, encode_job
 from insitu.cluster.decide.job_state import (
     ENDED,
     Failure,
-    JobState,
     OnLoss,
-    validate,
 )
-from insitu.spec import ROLES, NodeId, TaskId, TaskSpec
-
-CHIEF, W0, W1, W2, PS, EVALUATOR = (
-    TaskId.parse(t) for t in ("chief", "worker:0", "worker:1", "worker:2", "ps", "evaluator")
-)
-NODE = NodeId("node-0")
-BUG = Failure("ValueError", "no", "f00d")
-PEER_LOST = Failure("PeerLost", "worker:1 has gone", "beef", peer_lost=True)
-
-
-class Run:
-    """A job's life, fed by hand; every state is validated and survives JSON."""
-
-    def __init__(
-        self, *tasks: TaskId, max_restarts: int = 3, on_loss: OnLoss = "replace", mirrored: bool = False
-    ) -> None:
-        workers = sorted(t for t in tasks if t.role == "worker")
-        specs = [TaskSpec(t, NODE, (workers.index(t),) if t in workers else ()) for t in in_order(tasks)]
-        holders = ((NODE,),) * len(workers)
-        self.state: JobState = new_job(specs, max_restarts, on_loss, holders, mirrored=mirrored)
-        self.now = 100.0
-
-    def feed(self, event: Event, after: float = 0.0) -> list[Action]:
-        self.now += after
-        self.state, actions = advance(self.state, event, self.now)
-        validate(self.state)
-        assert decode_job(json.loads(json.dumps(encode_job(self.state)))) == self.state
-        return actions
-
-    def exits(
-        self, task: TaskId, code: int = 0, failure: Failure | None = None, **more: object
-    ) -> list[Action]:
-        return self.feed(TaskExitedEvent(task, code, failure, **more))  # type: ignore[arg-type]
-
-    def tick(self) -> list[Action]:
-        assert self.state.due is not None
-        self.now = max(self.now, self.state.due)
-        return self.feed(TickEvent())
-
-
-def in_order(tasks: Iterable[TaskId]) -> list[TaskId]:
-    return sorted(tasks, key=lambda t: (ROLES.index(t.role), t.index))
-
-
-def running(*tasks: TaskId, **options: Any) -> Run:
-    run = Run(*tasks, **options)
-    assert run.feed(SubmittedEvent()) == [Publish(1), Launch(tuple(in_order(tasks)))]
-    return run
-
-
-def signals(actions: list[Action]) -> list[tuple[str, str]]:
-    return [(str(a.task), a.name) for a in actions if isinstance(a, Signal)]
-
-
-def said(actions: list[Action]) -> str:
-    return "\n".join(a.text for a in actions if isinstance(a, Log))
+from insitu.spec import TaskId
 
 
 def test_a_job_whose_workers_end_well_is_finished() -> None:
@@ -113,9 +65,9 @@ def test_a_killed_task_stops_the_rest_and_restarts_all() -> None:
     run = running(W0, W1)
     actions = run.exits(W1, -signal.SIGKILL)
     assert signals(actions) == [("worker:0", "term")]
-    assert "worker:1 was killed by SIGKILL" in said(actions)
+    assert "worker:1 was killed by SIGKILL" in logged(actions)
     actions = run.exits(W0, -signal.SIGTERM)
-    assert run.state.phase == "restarting" and "(1 of 3)" in said(actions)
+    assert run.state.phase == "restarting" and "(1 of 3)" in logged(actions)
     actions = run.tick()
     assert actions[-2:] == [Publish(2), Launch((W0, W1))] and run.state.phase == "running"
     cause = run.state.attempts[0].cause
@@ -221,7 +173,7 @@ def test_workers_that_still_train_are_waited_for_after_the_chief() -> None:
 def test_a_worker_that_fails_after_its_chief_has_ended_costs_nothing() -> None:
     run = running(CHIEF, W0)
     run.exits(CHIEF)
-    assert "exit code 1" in said(run.exits(W0, 1))
+    assert "exit code 1" in logged(run.exits(W0, 1))
     assert run.state.exit_code == 0
 
 
@@ -325,7 +277,7 @@ class AnyOrder(RuleBasedStateMachine):
         on_loss=st.sampled_from(["replace", "replace", "adopt", "restart"]),
     )
     def begin(self, tasks: set[TaskId], max_restarts: int, on_loss: OnLoss) -> None:
-        self.run = Run(W0, *tasks, max_restarts=max_restarts, on_loss=on_loss)
+        self.run = JobRun(W0, *tasks, max_restarts=max_restarts, on_loss=on_loss)
         self.launches = self.finishes = self.tries = 0
         self.feed(SubmittedEvent())
 

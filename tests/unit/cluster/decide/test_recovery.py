@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_job_machine import (
+from job_machine import (
     BUG,
     EVALUATOR,
     NODE,
@@ -16,9 +16,9 @@ from test_job_machine import (
     W0,
     W1,
     W2,
-    Run,
+    JobRun,
+    logged,
     running,
-    said,
     signals,
 )
 
@@ -44,17 +44,17 @@ KILLED = -signal.SIGKILL
 PS1 = TaskId("ps", 1)
 
 
-def dies(run: Run, task: TaskId, code: int = KILLED, failure: Any = None, **more: Any) -> list[Action]:
+def dies(run: JobRun, task: TaskId, code: int = KILLED, failure: Any = None, **more: Any) -> list[Action]:
     """`task` ends while all others say that they are elastic."""
     elastic = tuple(t.task for t in run.state.alive if t.task != task)
     return run.exits(task, code, failure, **{"elastic": elastic, "progress": (1, 5), **more})
 
 
-def shards(run: Run) -> dict[str, tuple[int, ...]]:
+def shards(run: JobRun) -> dict[str, tuple[int, ...]]:
     return {str(t.task): t.shards for t in run.state.members}
 
 
-def three(**options: Any) -> Run:
+def three(**options: Any) -> JobRun:
     return running(W0, W1, W2, **options)
 
 
@@ -133,7 +133,7 @@ def test_losing_a_peer_while_joining_is_no_bug() -> None:
             run.tick()
     assert run.state.phase == "running" and run.state.failures == 3
     dies(run, W1, 1, PEER_LOST)
-    assert "3 of 3" in said(run.exits(W0, -signal.SIGTERM))
+    assert "3 of 3" in logged(run.exits(W0, -signal.SIGTERM))
 
 
 def test_a_task_that_dies_again_and_again_waits_longer_each_time() -> None:
@@ -153,7 +153,7 @@ def test_a_peer_that_ends_well_before_the_replacement_came_back_means_all_start_
     run = running(W0, W1)
     dies(run, W1)
     assert signals(run.exits(W0, 0, elastic=())) == [("worker:1", "term")]
-    assert "had not come back" in said(run.exits(W1, -signal.SIGTERM))
+    assert "had not come back" in logged(run.exits(W1, -signal.SIGTERM))
 
 
 def test_a_peer_that_ends_while_another_waits_for_it_means_all_start_again() -> None:
@@ -186,11 +186,11 @@ def test_workers_with_servers_need_no_other_worker() -> None:
     assert signals(actions) != []
     run = running(W0, W1, PS, on_loss="adopt")
     actions = run.exits(W0, KILLED, elastic=(W1,), progress=(1, 5))
-    assert actions[-2:] == [Publish(2), Launch((W0,))] and "the others go on" in said(actions)
+    assert actions[-2:] == [Publish(2), Launch((W0,))] and "the others go on" in logged(actions)
     assert shards(run) == {"worker:0": (0,), "worker:1": (1,)}
     assert run.exits(W1, 0, elastic=()) == []
     assert run.exits(W0, KILLED, elastic=(), progress=(1, 6))
-    assert "count on the workers" in said(running(W0, W1, PS).feed(ScaleRequestedEvent(1, "t")))
+    assert "count on the workers" in logged(running(W0, W1, PS).feed(ScaleRequestedEvent(1, "t")))
 
 
 def test_adoption_and_the_way_back() -> None:
@@ -276,20 +276,20 @@ def test_a_released_task_that_does_not_end_is_made_to() -> None:
 def test_what_cannot_be_scaled_is_told(workers: int, elastic: tuple[TaskId, ...]) -> None:
     run = running(W0, W1)
     before = run.state
-    assert "not scaled" in said(run.feed(ScaleRequestedEvent(workers, "x", None, elastic)))
+    assert "not scaled" in logged(run.feed(ScaleRequestedEvent(workers, "x", None, elastic)))
     assert run.state == before
 
 
 def test_a_job_does_not_shrink_to_those_that_lack_the_state_of_the_training() -> None:
     run = running(W0, W1)
     dies(run, W0)
-    assert "not scaled" in said(run.feed(ScaleRequestedEvent(1, "x", (1, 5), (W1,))))
+    assert "not scaled" in logged(run.feed(ScaleRequestedEvent(1, "x", (1, 5), (W1,))))
     assert shards(run) == {"worker:0": (0,), "worker:1": (1,)}
     assert run.feed(ScaleRequestedEvent(1, "y", (1, 6), (W0, W1)))[-1] == Publish(3)
     run = running(W0, W1, on_loss="adopt")
     dies(run, W0)
     assert shards(run) == {"worker:1": (0, 1)}
-    assert "not scaled" in said(run.feed(ScaleRequestedEvent(1, "x", (1, 5), (W1,))))
+    assert "not scaled" in logged(run.feed(ScaleRequestedEvent(1, "x", (1, 5), (W1,))))
     assert shards(run) == {"worker:1": (0, 1)} and not run.state.task(W1).released
 
 

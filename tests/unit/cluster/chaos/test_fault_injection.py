@@ -14,8 +14,8 @@ import pytest
 from insitu.cluster.chaos.fault_injection import (
     blackhole_connections,
     drop_connections,
-    established,
-    full_disk,
+    find_connections,
+    simulate_full_disk,
 )
 from insitu.errors import ClusterError
 
@@ -63,7 +63,7 @@ def unsent(connection: socket.socket) -> int:
 
 def test_dropped_connections_end_on_both_sides(world: World) -> None:
     process, connection = world
-    assert len(established(process.pid)) == 1
+    assert len(find_connections(process.pid)) == 1
     try:
         assert drop_connections(process.pid) == 1
     except ClusterError as error:
@@ -81,7 +81,7 @@ def test_deaf_connections_stay_open_and_nothing_arrives(world: World) -> None:
         pytest.skip(str(error))
     connection.sendall(b"lost")
     assert unsent(connection) == 4
-    assert process.poll() is None and len(established(process.pid)) == 1
+    assert process.poll() is None and len(find_connections(process.pid)) == 1
 
 
 def test_a_full_disk_is_full_for_that_process_alone_and_only_meanwhile(world: World, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_full_disk_is_full_for_that_process_alone_and_only_meanwhile(world: Wo
         assert process.stdout is not None
         return process.stdout.readline().strip()
 
-    with full_disk([process.pid]):
+    with simulate_full_disk([process.pid]):
         assert write() == os.strerror(27)
         (tmp_path / "other").write_text("x")
     assert write() == "written"

@@ -1,0 +1,45 @@
+"""The account of a job on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from insitu.cluster.decide.events import (
+    SubmittedEvent,
+    TaskExitedEvent,
+)
+from insitu.cluster.decide.job import advance, new_job
+from insitu.cluster.job_files.journal import Journal
+from insitu.errors import ClusterError
+from insitu.spec import NodeId, TaskId, TaskSpec
+
+W0 = TaskId("worker", 0)
+
+
+def test_the_journal_tells_every_event_and_the_last_state(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
+    state = new_job([TaskSpec(W0, NodeId("node-0"))], 1)
+    journal.create(state)
+    for at, event in enumerate((SubmittedEvent(), TaskExitedEvent(W0, -9, progress=(0, 1)))):
+        state, actions = advance(state, event, float(at))
+        journal.record(float(at), event, actions, state)
+    assert Journal(journal.path).state() == state
+    created, submitted, exited = journal.entries()
+    assert created.event == {"event": "Created"}
+    assert submitted.actions == [
+        {"action": "Publish", "generation": 1},
+        {"action": "Launch", "tasks": ["worker:0"]},
+    ]
+    assert exited.event["task"] == "worker:0" and exited.event["code"] == -9
+
+
+@pytest.mark.parametrize("content", [None, b"no database at all, but long enough to look at"])
+def test_a_journal_that_cannot_be_read_is_an_error(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "journal.sqlite"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ClusterError, match="journal"):
+        Journal(path).state()
+    assert path.exists() == (content is not None)
