@@ -34,7 +34,8 @@ class RemoteEngine(EngineCalls):
     this process started it.
 
     When the server is lost its tasks count as killed, since they die with it; their last output is lost.
-    From then on nothing can be launched.
+    From then on nothing can be launched. A server on another machine may live on where only the connection
+    is lost: it ends its tasks once it notices, which may be later.
     """
 
     def __init__(
@@ -80,7 +81,6 @@ class RemoteEngine(EngineCalls):
             self._receive(deadline - time.monotonic())
         self._lose_server()
         if self._process is not None:
-            self._process.kill()
             self._process.wait()
 
     def _send(self, message: Message) -> None:
@@ -143,6 +143,9 @@ class RemoteEngine(EngineCalls):
             return
         self._is_lost = True
         self._channel.close()
+        if self._process is not None:
+            # One that hangs may come back, and its tasks with it.
+            self._process.kill()
         known = {event.task for event in self._happened if isinstance(event, Ended)}
         self._happened += [Ended(task, -signal.SIGKILL) for task in sorted(self._running - known)]
 
