@@ -95,8 +95,8 @@ def _request(job: JobPaths, message: Message) -> str:
             raise JobEnded(f"{job.root.name} has ended already: {read_status(job).state.phase}")
         time.sleep(_RETRY_INTERVAL)
     raise ClusterError(
-        f"The controller of {job.root.name} did not reply within {_REPLY_TIMEOUT:g} s; it may still do what was "
-        "asked. If its process is suspended, send it SIGCONT; if it hangs, SIGKILL: another one takes over",
+        f"The controller of {job.root.name} did not reply within {_REPLY_TIMEOUT:g} s; it may still do what "
+        "was asked. If its process is suspended, send it SIGCONT; if it hangs, SIGKILL: another takes over",
         logs=str(job.controller_log),
     )
 

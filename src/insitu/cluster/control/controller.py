@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from insitu.cluster.control.request_inbox import Inbox, JobRequest, RequestInbox
+from insitu.cluster.control.request_inbox import Inbox, JobRequest, ReplyBook, RequestInbox
 from insitu.cluster.control.supervised_tasks import SupervisedTasks, SupervisorLost, TaskExit, Tasks
 from insitu.cluster.decide import (
     ENDED,
@@ -53,7 +53,7 @@ from insitu.cluster.decide import (
     find_ready_to_join,
     has_recovered,
 )
-from insitu.cluster.engines import Channel, Command, Message, Wakeup
+from insitu.cluster.engines import Channel, Command, Wakeup
 from insitu.cluster.job_files import Journal, MergedLog, read_placement, read_spec, write_controller_pid
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths
@@ -105,9 +105,7 @@ class Controller:
         self._events: deque[Event] = deque()
         self._unwritten: deque[tuple[float, Event, list[Action], JobState]] = deque()
         self._unacknowledged: list[TaskExit] = []
-        self._replies: dict[str, Message] = {}
-        """Replies to requests that this controller has decided about, by their tokens."""
-        self._unsent_replies: list[tuple[JobRequest, Message]] = []
+        self._replies = ReplyBook(inbox, self._journal)
         self._launched_before: dict[tuple[TaskId, int], int] = {}
         """Process ids of incarnations that the controller before launched; 0 where they have ended."""
 
@@ -131,7 +129,7 @@ class Controller:
                 self._feed(TickEvent())
             self._write_journal()
         self._drain_journal()
-        self._send_replies()
+        self._replies.send(is_journal_written=True)
         return self._state.exit_code or 0
 
     def _compute_timeout(self) -> float | None:
@@ -155,7 +153,7 @@ class Controller:
             for ended in self._unacknowledged:
                 self._tasks.acknowledge(ended)
             self._unacknowledged.clear()
-        self._send_replies()
+        self._replies.send(is_journal_written=not self._unwritten)
 
     def _drain_journal(self) -> None:
         """Raises ClusterError where the job's end can't be written down."""
@@ -212,7 +210,7 @@ class Controller:
             case Log():
                 self._merged.log(action.text)
             case Reply():
-                self._replies[action.token] = _encode_reply(action.text, refused=action.refused)
+                self._replies.note(action)
             case Finish():
                 pass
 
@@ -412,13 +410,10 @@ class Controller:
 
     def _handle_request(self, request: JobRequest) -> None:
         """Decides about `request`, unless that was done before and it has been sent again."""
-        reply = self._find_reply(request.token)
-        if reply is None:
+        if self._replies.find(request.token) is None:
             self._feed(self._event_of(request))
-            reply = self._replies.get(request.token, {"error": "ended", "text": self._state.phase})
-        if request.token:
-            self._unsent_replies.append((request, reply))
-            self._send_replies()
+        self._replies.queue(request, self._state.phase)
+        self._replies.send(is_journal_written=not self._unwritten)
 
     def _event_of(self, request: JobRequest) -> Event:
         if request.action == "stop":
@@ -427,29 +422,6 @@ class Controller:
         return ScaleRequestedEvent(
             request.workers, request.token, find_furthest(records), self._find_elastic(records)
         )
-
-    def _find_reply(self, token: str) -> Message | None:
-        """What this controller or the one before it has decided about the request."""
-        if token and token not in self._replies:
-            with contextlib.suppress(ClusterError):
-                if found := self._journal.find_reply(token):
-                    return _encode_reply(found["text"], refused=found["refused"])
-        return self._replies.get(token)
-
-    def _send_replies(self) -> None:
-        """Sends those whose decisions are in the journal: the next controller must keep to them. A `stop`
-        is answered at once, since the end of the job will show that it was heeded."""
-        held = []
-        for request, reply in self._unsent_replies:
-            if self._unwritten and request.action != "stop":
-                held.append((request, reply))
-            else:
-                self._inbox.reply(request.token, reply)
-        self._unsent_replies = held
-
-
-def _encode_reply(text: str, *, refused: bool) -> Message:
-    return {"error": "refused", "text": text} if refused else {"ok": True, "text": text}
 
 
 def _task_spec(task: TaskState) -> TaskSpec:

@@ -14,8 +14,10 @@ import socket
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from insitu.cluster.decide import Reply
 from insitu.cluster.engines import Channel, ChannelClosed, Message, Wakeup
-from insitu.cluster.job_files import is_from_owner
+from insitu.cluster.job_files import Journal, is_from_owner
+from insitu.errors import ClusterError
 
 MAX_REQUEST_BYTES = 4096
 MAX_CONNECTIONS = 64
@@ -129,3 +131,50 @@ def parse_request(message: Message) -> JobRequest | None:
         case "scale" if type(workers) is int:
             return JobRequest("scale", token, workers)
     return None
+
+
+class ReplyBook:
+    """A controller's replies to requests: sent when the next controller would give them too, found again for
+    a request that is sent again."""
+
+    def __init__(self, inbox: Inbox, journal: Journal) -> None:
+        self._inbox = inbox
+        self._journal = journal
+        self._replies: dict[str, Message] = {}
+        """By the tokens of requests that this controller has decided about."""
+        self._unsent: list[tuple[JobRequest, Message]] = []
+
+    def note(self, reply: Reply) -> None:
+        """A request was decided about."""
+        self._replies[reply.token] = _encode_reply(reply.text, refused=reply.refused)
+
+    def find(self, token: str) -> Message | None:
+        """Returns what this controller or one before it has decided about the request."""
+        if token and token not in self._replies:
+            with contextlib.suppress(ClusterError):
+                if found := self._journal.find_reply(token):
+                    return _encode_reply(found["text"], refused=found["refused"])
+        return self._replies.get(token)
+
+    def queue(self, request: JobRequest, phase: str) -> None:
+        """To be sent; a job that is over, in `phase`, has decided nothing."""
+        if request.token:
+            reply = self.find(request.token) or {"error": "ended", "text": phase}
+            self._unsent.append((request, reply))
+
+    def send(self, *, is_journal_written: bool) -> None:
+        """Sends what may be sent: a decision that is not in the journal is lost with this controller.
+
+        The reply to a `stop` is sent in any case, so that a full disk stops nobody from stopping a job.
+        """
+        held = []
+        for request, reply in self._unsent:
+            if is_journal_written or request.action == "stop":
+                self._inbox.reply(request.token, reply)
+            else:
+                held.append((request, reply))
+        self._unsent = held
+
+
+def _encode_reply(text: str, *, refused: bool) -> Message:
+    return {"error": "refused", "text": text} if refused else {"ok": True, "text": text}

@@ -98,7 +98,7 @@ class TaskSetup(Protocol):
         """Replaces the roster that tasks see, on all nodes. Raises ClusterError."""
 
     def clear_records(self, tasks: Sequence[TaskId]) -> None:
-        """Removes what earlier lives of these tasks wrote about themselves. Raises ClusterError."""
+        """Removes what earlier incarnations of these tasks wrote about themselves. Raises ClusterError."""
 
 
 class TaskObserver(Protocol):

@@ -31,16 +31,22 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobPaths:
     return insitu.job(submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",), workers=2)))
 
 
-@pytest.fixture
-def lock(job: JobPaths) -> Iterator[int]:
+class Lock:
     """Held as long as the job runs."""
-    taken = take_lock(job.controller)
+
+    def __init__(self, job: JobPaths) -> None:
+        self._descriptors = [take_lock(job.controller)]
+
+    def release(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+
+@pytest.fixture
+def lock(job: JobPaths) -> Iterator[Lock]:
+    taken = Lock(job)
     yield taken
-    try:
-        os.close(taken)
-    except OSError:
-        # The test has ended the job.
-        pass
+    taken.release()
 
 
 Act = Callable[[socket.socket, dict[str, Any]], None]
@@ -85,14 +91,14 @@ def die(connection: socket.socket, _: dict[str, Any]) -> None:
     """The controller is killed before it replies."""
 
 
-def test_a_request_is_sent_again_with_the_same_id_until_there_is_a_reply(job: JobPaths, lock: int) -> None:
+def test_a_request_is_sent_again_with_the_same_id_until_there_is_a_reply(job: JobPaths, lock: Lock) -> None:
     with Controller(job, die, die, reply(ok=True, text="from 2 to 1")) as controller:
         assert scale_job(job, 1) == "from 2 to 1"
     first, *others = controller.requests
     assert others == [first, first] and (first["do"], first["workers"]) == ("scale", 1)
 
 
-def test_each_stop_is_a_request_of_its_own(job: JobPaths, lock: int) -> None:
+def test_each_stop_is_a_request_of_its_own(job: JobPaths, lock: Lock) -> None:
     with Controller(job, reply(ok=True, text=""), reply(ok=True, text="")) as controller:
         stop_job(job)
         stop_job(job)
@@ -100,7 +106,7 @@ def test_each_stop_is_a_request_of_its_own(job: JobPaths, lock: int) -> None:
     assert first["do"] == second["do"] == "stop" and first["id"] != second["id"]
 
 
-def test_a_job_that_has_only_begun_is_waited_for(job: JobPaths, lock: int) -> None:
+def test_a_job_that_has_only_begun_is_waited_for(job: JobPaths, lock: Lock) -> None:
     done = threading.Thread(target=stop_job, args=(job,))
     done.start()
     with Controller(job, reply(ok=True, text="")):
@@ -108,7 +114,7 @@ def test_a_job_that_has_only_begun_is_waited_for(job: JobPaths, lock: int) -> No
         assert not done.is_alive()
 
 
-def test_a_refusal_is_an_error_of_the_user(job: JobPaths, lock: int) -> None:
+def test_a_refusal_is_an_error_of_the_user(job: JobPaths, lock: Lock) -> None:
     with (
         Controller(job, reply(error="refused", text="not scaled")),
         pytest.raises(InputError, match="not sca"),
@@ -116,17 +122,17 @@ def test_a_refusal_is_an_error_of_the_user(job: JobPaths, lock: int) -> None:
         scale_job(job, 1)
 
 
-def test_a_job_that_is_over_says_so(job: JobPaths, lock: int) -> None:
+def test_a_job_that_is_over_says_so(job: JobPaths, lock: Lock) -> None:
     with Controller(job, reply(error="ended", text="finished")), pytest.raises(JobEnded, match="finished"):
         stop_job(job)
-    os.close(lock)
+    lock.release()
     with pytest.raises(JobEnded, match="has ended already"):
         stop_job(job)
 
 
-def test_a_job_that_ends_while_a_request_waits(job: JobPaths, lock: int) -> None:
+def test_a_job_that_ends_while_a_request_waits(job: JobPaths, lock: Lock) -> None:
     def end(connection: socket.socket, _: dict[str, Any]) -> None:
-        os.close(lock)
+        lock.release()
 
     with Controller(job, end), pytest.raises(JobEnded, match="has ended already"):
         scale_job(job, 1)
@@ -134,7 +140,7 @@ def test_a_job_that_ends_while_a_request_waits(job: JobPaths, lock: int) -> None
 
 @pytest.mark.parametrize("accepts", [False, True])
 def test_a_controller_that_does_not_reply_is_an_error(
-    job: JobPaths, lock: int, monkeypatch: pytest.MonkeyPatch, accepts: bool
+    job: JobPaths, lock: Lock, monkeypatch: pytest.MonkeyPatch, accepts: bool
 ) -> None:
     monkeypatch.setattr(job_requests, "_REPLY_TIMEOUT", 0.2)
     with listen_for_requests(job) as listener:
@@ -144,7 +150,7 @@ def test_a_controller_that_does_not_reply_is_an_error(
             stop_job(job)
 
 
-def test_an_answer_that_is_none_is_not_taken_for_one(job: JobPaths, lock: int) -> None:
+def test_an_answer_that_is_none_is_not_taken_for_one(job: JobPaths, lock: Lock) -> None:
     def garbage(connection: socket.socket, _: dict[str, Any]) -> None:
         connection.sendall(b"no json\n")
 
