@@ -32,9 +32,14 @@ def check_cache_name(name: str) -> str:
     return name
 
 
+def is_simple_name(name: str) -> bool:
+    """Whether `name` is one word of [A-Za-z0-9_.-], as names of jobs and nodes are."""
+    return bool(_SIMPLE_NAME.fullmatch(name)) and len(name) <= 100
+
+
 def check_simple_name(what: str, name: str) -> str:
     """`name` itself. Raises InputError unless it is one word of [A-Za-z0-9_.-]."""
-    if not _SIMPLE_NAME.fullmatch(name) or len(name) > 100:
+    if not is_simple_name(name):
         raise InputError(
             f"{what} is made of letters, digits, '_', '.', '-', starts with a letter, a digit or '_', and "
             f"has 100 characters at most. Received: {name!r}"

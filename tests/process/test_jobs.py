@@ -264,6 +264,15 @@ def test_a_bug_is_not_tried_for_ever(insitu: Insitu) -> None:
     assert "insitu/cluster" not in traceback and "in f" in traceback
 
 
+def test_an_exit_that_the_script_chose_is_a_bug_too(insitu: Insitu) -> None:
+    insitu.script("import sys; sys.exit(3)")
+    run = insitu.start(*ONE, "--max-restarts", "5", code=3)
+    assert "exit code 3: SystemExit; the same exit twice" in run.err
+    assert len(insitu.json("describe", run.job_id)["attempts"]) == 2
+    insitu.script("import sys; sys.exit(0)")
+    insitu.start(*ONE)
+
+
 def test_what_one_attempt_left_is_not_taken_for_the_nexts(insitu: Insitu) -> None:
     insitu.script(
         "import insitu, os\nfrom insitu.progress import ProgressWriter\n"
@@ -312,7 +321,7 @@ def test_a_job_that_stands_still_is_stopped_with_its_stacks_in_the_logs(insitu: 
         "w.write(1, 7, 70, 'exchange')\nstuck()"
     )
     run = insitu.start(*TWO, "--stall-timeout", "1", "--max-restarts", "0", code=124)
-    assert "no task made progress for 1 s: worker:0 at epoch 1 step 7 (exchange); worker:1 at" in run.err
+    assert "no task made progress for 1 s: worker:0 at epoch 2 step 8 (exchange); worker:1 at" in run.err
     for task in ("worker:0", "worker:1"):
         assert "in stuck" in insitu.run("logs", run.job_id, task).stdout
     assert insitu.json("describe", run.job_id)["attempts"][0]["progress"] == {"epoch": 1, "step": 7}

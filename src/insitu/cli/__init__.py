@@ -19,9 +19,11 @@ def build_app() -> object:
 
     from insitu._version import __version__
     from insitu.cli import chaos, data, describe, devices, jobs
+    from insitu.cli.command_group import CommandGroup
 
     app = typer.Typer(
         name="insitu",
+        cls=CommandGroup,
         help="Train where the data lives: distributed Keras training on the nodes that hold the data.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,

@@ -24,15 +24,15 @@ CHAOS_HELP = """
 A development tool: runs a job twice, undisturbed and with faults, and compares how they end.
 
 The script prints what must be equal in lines that begin with `RESULT `, such as a hash of its weights. Faults
-are drawn from --seed, or given one by one: KIND [TASK] [EPOCH.STEP]. KINDs: `kill` (SIGKILL), `stop` (SIGSTOP
-for good: found by the stall timeout), `delay` (SIGSTOP for half a second), `drop` (its TCP connections end),
-`half-open` (nothing reaches it by them any more), `disk` (full for half a second, for the task or for all and
-the controller), `scale` (a worker fewer; from one, all again), `controller` (SIGKILL), `checkpoint` (a bit of
-the newest one is flipped), `node` (its store is deleted and its tasks are killed; the cache needs backups).
-`drop` and `half-open` need the right to trace the task. Drawn faults come up to 6 steps after the recovery
-from the last one, or at once, in the midst of it; a KIND that --kinds names twice is drawn twice as often. A
-fault that can't be injected is told as such. Exits with 1 unless all of it holds: the job finished, equal
-results, a clean ledger, nothing left over.
+are drawn from --seed, or given one by one: KIND [TASK] [EPOCH.STEP], both counted from 0. KINDs: `kill`
+(SIGKILL), `stop` (SIGSTOP for good: found by the stall timeout), `delay` (SIGSTOP for half a second), `drop`
+(its TCP connections end), `half-open` (nothing reaches it by them any more), `disk` (full for half a second,
+for the task or for all and the controller), `scale` (a worker fewer; from one, all again), `controller`
+(SIGKILL), `checkpoint` (a bit of the newest one is flipped), `node` (its store is deleted and its tasks are
+killed; the cache needs backups). `drop` and `half-open` need the right to trace the task. Drawn faults come
+up to 6 steps after the recovery from the last one, or at once, in the midst of it; a KIND that --kinds names
+twice is drawn twice as often. A fault that can't be injected is told as such. Exits with 1 unless all of it
+holds: the job finished, equal results, a clean ledger, nothing left over.
 
 In the disturbed run INSITU_CHAOS names a file that is there until the last fault has been injected: a script
 may slow its steps down meanwhile, so that more of them are hit.

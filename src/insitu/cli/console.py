@@ -66,10 +66,10 @@ def duration(seconds: float) -> str:
 
 
 def where(progress: Mapping[str, int] | None) -> str:
-    """Such as `epoch 2 step 17`; `-` before training."""
+    """Return such as `epoch 2 step 17`, counted from 1 as Keras prints them; `-` before training."""
     if not progress or progress["epoch"] < 0:
         return "-"
-    return f"epoch {progress['epoch']} step {progress['step']}"
+    return f"epoch {progress['epoch'] + 1} step {progress['step'] + 1}"
 
 
 def clock(at: float) -> str:
@@ -80,11 +80,13 @@ def clock(at: float) -> str:
 class OutputPrinter:
     """Prints lines of a job's merged output, each with its task: in a colour of its own on a terminal.
 
-    insitu's own lines go to stderr, so that stdout holds what the training printed and nothing else.
+    insitu's own lines go to stderr, so that stdout holds what the training printed and nothing else, unless
+    `all_to_stdout`.
     """
 
-    def __init__(self, *, prefix: bool) -> None:
+    def __init__(self, *, prefix: bool, all_to_stdout: bool = False) -> None:
         self._prefix = prefix
+        self._all_to_stdout = all_to_stdout
         self._colours: dict[str, int] = {}
 
     def print(self, lines: Iterable[bytes]) -> None:
@@ -93,7 +95,7 @@ class OutputPrinter:
         for line in lines:
             source, text = split_prefix(line)
             own = source == "insitu"
-            stream = sys.stderr if own else sys.stdout
+            stream = sys.stderr if own and not self._all_to_stdout else sys.stdout
             head = ""
             if self._prefix or own:
                 colour = self._colours.setdefault(source, _COLOURS[len(self._colours) % len(_COLOURS)])

@@ -72,7 +72,7 @@ def _neither(paths: Paths, name: str, no_job: UnknownJob) -> None:
     """Raises what says the most: that no cache has the name, or why no job matches."""
     from insitu.grid import Catalog
 
-    if "could be any" in no_job.message:
+    if no_job.matches:
         raise no_job
     try:
         Catalog(paths).get(name)
@@ -378,7 +378,7 @@ def _print_ledger(epochs: list[dict[str, Any]], servers: list[dict[str, Any]]) -
         ("EPOCH", "ROWS", "COUNTED", *(("LEFT OUT",) if left_out else ()), "LOST", "REPEATED", "VERDICT"),
         (
             (
-                str(e["epoch"]),
+                str(e["epoch"] + 1),
                 f"{e['expected']:,}",
                 f"{e['counted']:,}",
                 *((f"{e['left_out']:,}",) if left_out else ()),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,13 +18,16 @@ from insitu.paths import Paths
 if TYPE_CHECKING:
     from insitu.cluster import BrokenJob, JobStatus
     from insitu.paths import JobPaths
+    from insitu.spec import TaskId
 
 START_EXAMPLES = """
 Starts a training job on the nodes that hold CACHE, and streams its output.
 
 JOB_DIR is a folder or a .zip that holds the script; the job runs a copy of it. Options come before CACHE:
-everything after JOB_CMD belongs to the script. Ctrl-C detaches, the job goes on. The exit code is that of
-the training (128 + the signal's number if a signal ended it, 124 if it stood still, 143 if it was stopped).
+everything after JOB_CMD belongs to the script. --chief and --evaluator are for scripts that use TensorFlow
+alone; with insitu's strategies worker 0 is the chief. Ctrl-C detaches, the job goes on. The exit code is that
+of the training (128 + the signal's number if a signal ended it, 124 if it stood still, 143 if it was
+stopped).
 
 Examples:
 
@@ -40,6 +44,18 @@ def complete_job(incomplete: str) -> list[str]:
     from insitu.cluster import list_job_ids
 
     return [job for job in list_job_ids(Paths.default()) if job.startswith(incomplete)]
+
+
+def complete_task(context: typer.Context, incomplete: str) -> list[str]:
+    """Return, for the shell, the tasks of the job named before that begin with what was typed."""
+    from insitu.cluster import find_job, read_status
+
+    try:
+        job = find_job(Paths.default(), context.params.get("job_id") or "")
+        tasks = [str(t.task) for t in read_status(job).state.tasks]
+    except InsituError:
+        return []
+    return [task for task in tasks if task.startswith(incomplete)]
 
 
 def complete_cache(incomplete: str) -> list[str]:
@@ -79,8 +95,12 @@ def start(
     ps_backups: Annotated[
         int, typer.Option(help="Other servers that mirror each server, so that losing one costs nothing.")
     ] = 0,
-    chief: Annotated[bool, typer.Option("--chief", help="Add a chief task beside the workers.")] = False,
-    evaluator: Annotated[bool, typer.Option("--evaluator", help="Add an evaluator task.")] = False,
+    chief: Annotated[
+        bool, typer.Option("--chief", help="Add a chief task (scripts of TensorFlow alone).")
+    ] = False,
+    evaluator: Annotated[
+        bool, typer.Option("--evaluator", help="Add an evaluator task (scripts of TensorFlow alone).")
+    ] = False,
     engine: Annotated[str, typer.Option(help="What runs the tasks.")] = "local",
     name: Annotated[
         str | None, typer.Option(help="Beginning of the job's id.", show_default="CACHE's last part")
@@ -264,7 +284,7 @@ def ps(
     all_jobs: Annotated[bool, typer.Option("--all", "-a", help="Show jobs that have ended, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON (see docs/json.md).")] = False,
 ) -> None:
-    """Lists the running jobs.
+    """Lists the running jobs. DURATION is the time since the start, of a job that has ended until its end.
 
     Examples:
 
@@ -279,7 +299,7 @@ def ps(
     if as_json:
         print_json([job_summary(job) for job in jobs])
     elif jobs:
-        header = ("JOB", "STATE", "CACHE", "TASKS", "ATTEMPT", "PROGRESS", "AGE", "EXIT")
+        header = ("JOB", "STATE", "CACHE", "TASKS", "ATTEMPT", "PROGRESS", "DURATION", "EXIT")
         print_table(header, (_row(job_summary(job)) for job in jobs))
     else:
         tell(
@@ -319,7 +339,7 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
         return (job["job_id"], "unreadable", *[""] * 6)
     tasks = " ".join(f"{count} {role}" for role, count in job["tasks"].items() if count)
     progress = job["progress"]
-    age = duration((job["ended"] or time.time()) - job["created"])
+    lasted = duration((job["ended"] or time.time()) - job["created"])
     return (
         job["job_id"],
         job["state"],
@@ -327,7 +347,7 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
         tasks,
         str(job["attempt"]),
         where(progress),
-        age,
+        lasted,
         "-" if job["exit_code"] is None else str(job["exit_code"]),
     )
 
@@ -335,11 +355,14 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
 def logs(
     job_id: JobArgument,
     task: Annotated[
-        str | None, typer.Argument(metavar="TASK", help="Such as worker:0.", show_default="all, merged")
+        str | None,
+        typer.Argument(
+            metavar="TASK", help="Such as worker:0.", show_default="all, merged", autocompletion=complete_task
+        ),
     ] = None,
     follow_it: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
     attempt: Annotated[
-        int | None, typer.Option(help="Which life of the task.", show_default="the latest", min=1)
+        int | None, typer.Option(help="Which start of the task, from 1.", show_default="the latest", min=1)
     ] = None,
     prefix: PrefixOption = True,
 ) -> None:
@@ -360,30 +383,59 @@ def logs(
     if task is None:
         if attempt is not None:
             raise InputError("--attempt goes with a TASK: the merged output holds all attempts")
-        printer = OutputPrinter(prefix=prefix)
+        printer = OutputPrinter(prefix=prefix, all_to_stdout=True)
         batches: Iterable[list[bytes]] = follow(job.output, over)
         for lines in batches:
             printer.print(lines)
         return
     raw = OutputPrinter(prefix=False)
-    for lines in follow(_task_log(job, task, attempt), over):
+    for lines in follow_task(job, task, attempt, over):
         raw.print_raw(lines)
 
 
-def _task_log(job: JobPaths, text: str, attempt: int | None) -> Path:
+def follow_task(
+    job: JobPaths, text: str, attempt: int | None, is_over: Callable[[], bool]
+) -> Iterator[list[bytes]]:
+    """Yield the lines of one task's own log, in batches as they come, until `is_over`.
+
+    `attempt` is the number of an incarnation of the task. None is the latest, and then those that come after.
+    Raises InputError for a task that the job doesn't have and for an incarnation that there never was.
+    """
+    from insitu.cluster import follow
+
+    task, latest = _find_incarnation(job, text)
+    if not 1 <= (attempt or latest) <= latest:
+        tries = "1 attempt" if latest == 1 else f"{latest} attempts"
+        advice = f"Give --attempt 1 to {latest}" if latest else "Ask again once it has been started"
+        raise InputError(f"{task} has had {tries}. {advice}. Received: {attempt or 'no --attempt'}")
+    if attempt is not None:
+        yield from follow(job.task_log(task, attempt), is_over)
+        return
+    number = latest
+    while (log := job.task_log(task, number)).exists():
+        number += 1
+        successor = job.task_log(task, number)
+        yield from follow(log, partial(_is_over_or_replaced, is_over, successor))
+
+
+def _is_over_or_replaced(is_over: Callable[[], bool], successor: Path) -> bool:
+    return is_over() or successor.exists()
+
+
+def _find_incarnation(job: JobPaths, text: str) -> tuple[TaskId, int]:
+    """Return the task that `text` names, and the number of its latest incarnation that has a log, or 0."""
     from insitu.cluster import read_status
     from insitu.spec import TaskId
 
     task = TaskId.parse(text)
-    state = read_status(job).state
-    tasks = [t.task for t in state.tasks]
-    if task not in tasks:
-        raise InputError(f"{job.root.name} has no task {task}. It has {', '.join(map(str, tasks))}")
-    attempts = len(state.attempts)
-    path = job.task_log(task, attempts if attempt is None else attempt)
-    if not path.exists():
-        raise InputError(f"{task} has had {attempts} attempts. Received: --attempt {attempt or attempts}")
-    return path
+    states = {t.task: t for t in read_status(job).state.tasks}
+    if task not in states:
+        raise InputError(
+            f"{job.root.name} has no task {task}. Give one of {', '.join(map(str, states))}. Received: {text}"
+        )
+    # The state knows of an incarnation a moment before its log is there.
+    numbers = range(states[task].incarnation, 0, -1)
+    return task, next((n for n in numbers if job.task_log(task, n).exists()), 0)
 
 
 def register(app: typer.Typer) -> None:

@@ -28,7 +28,7 @@ def put_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 
 def test_where_a_task_is_before_it_trains_is_nowhere() -> None:
-    assert where({"epoch": 2, "step": 17}) == "epoch 2 step 17"
+    assert where({"epoch": 1, "step": 16}) == "epoch 2 step 17"
     assert [where(None), where({"epoch": -1, "step": -1})] == ["-", "-"]
 
 
@@ -62,6 +62,11 @@ def test_each_task_has_a_colour_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_insitu_says_goes_to_stderr(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     OutputPrinter(prefix=False).print([b"[worker:0] a", b"[insitu] job finished"])
     assert capsysbinary.readouterr() == (b"a\n", b"[insitu] job finished\n")
+
+
+def test_all_of_it_goes_to_stdout_where_that_is_asked_for(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    OutputPrinter(prefix=True, all_to_stdout=True).print([b"[worker:0] a", b"[insitu] job finished"])
+    assert capsysbinary.readouterr() == (b"[worker:0] a\n[insitu] job finished\n", b"")
 
 
 @pytest.mark.parametrize(("error", "code"), [(InputError("what"), 2), (KeyboardInterrupt(), 130)])

@@ -51,6 +51,11 @@ def copy_code(source: Path, destination: Path, leave_out: Path) -> None:
 
     Raises JobSpecError; then `destination` may be half-made.
     """
+    if source.resolve() in (Path("/"), Path(os.path.expanduser("~")).resolve()):
+        raise JobSpecError(
+            "JOB_DIR is copied for each job, so it can't be the root or the home folder: put the script into "
+            f"a folder of its own and name that. Received: {source}"
+        )
     if source.is_dir():
         destination.mkdir()
         _copy_folder(source, destination, _Budget(source), leave_out.resolve(), (source.resolve(),))

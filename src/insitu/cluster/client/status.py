@@ -10,7 +10,7 @@ from insitu.cluster.job_files import Journal, is_locked, read_spec
 from insitu.errors import ClusterError, UnknownJob
 from insitu.paths import JobPaths, Paths
 from insitu.progress import read_progress
-from insitu.spec import JobSpec
+from insitu.spec import JobSpec, is_simple_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class JobStatus:
 
 
 def list_job_ids(paths: Paths) -> list[str]:
-    """All jobs, by name; whatever else lies in the folder is passed over."""
+    """Return the ids of all jobs, sorted. Folders whose name can't be that of a job are passed over."""
     try:
         with os.scandir(paths.jobs) as found:
-            return sorted(e.name for e in found if not e.name.startswith(".") and e.is_dir())
+            return sorted(e.name for e in found if is_simple_name(e.name) and e.is_dir())
     except FileNotFoundError:
         return []
 
@@ -42,7 +42,10 @@ def find_job(paths: Paths, text: str) -> JobPaths:
     if len(matches) == 1:
         return paths.job(matches[0])
     if matches:
-        raise UnknownJob(f"{text!r} could be any of these jobs: {', '.join(matches)}. Give more of its id")
+        raise UnknownJob(
+            f"{text!r} could be any of these jobs: {', '.join(matches)}. Give more of its id",
+            matches=tuple(matches),
+        )
     import difflib
 
     near = difflib.get_close_matches(text, ids, n=3, cutoff=0.5)
@@ -76,11 +79,11 @@ def list_jobs(paths: Paths, *, all_jobs: bool = False) -> list[JobStatus | Broke
     found: list[JobStatus | BrokenJob] = []
     for job_id in list_job_ids(paths):
         job = paths.job(job_id)
-        if not all_jobs and not is_running(job):
-            continue
         try:
+            if not all_jobs and not is_running(job):
+                continue
             found.append(read_status(job))
-        except ClusterError as error:
+        except (ClusterError, OSError) as error:
             found.append(BrokenJob(job_id, str(error)))
     return sorted(found, key=lambda s: s.spec.created if isinstance(s, JobStatus) else 0.0)
 

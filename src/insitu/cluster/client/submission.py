@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from insitu.cluster.client.job_code import copy_code
+from insitu.cluster.client.role_check import check_roles
 from insitu.cluster.control import clean_up, staged_folder
 from insitu.cluster.decide import (
     choose_thread_count,
@@ -88,7 +89,8 @@ def submit(paths: Paths, request: Request) -> str:
     try:
         with _staged(paths, spec.job_id) as (staged, lock):
             copy_code(request.job_dir, staged.code, paths.home)
-            resolve_command(staged.code, spec.command, sys.executable)
+            command = resolve_command(staged.code, spec.command, sys.executable)
+            check_roles(staged.code, command, chief=spec.chief, evaluator=spec.evaluator)
             _write(staged, spec, placement, cache)
             Catalog(paths).pin(cache.name, cache.version, spec.job_id)
             staged.root.rename(job.root)

@@ -15,6 +15,9 @@ seconds and never goes back. When training is over:
   after `WORKER_GRACE`;
 - ps tasks, which never end by themselves, are stopped once no worker is left;
 - the evaluator has `EVALUATOR_GRACE` from then on to end by itself.
+
+The evaluator trains nothing, so its end never stops, restarts or fails the job. While the job runs it is
+launched again as often as `max_restarts` allows, counted apart from the job's failures, and then given up.
 """
 
 from __future__ import annotations
@@ -73,6 +76,8 @@ EVALUATOR_GRACE = 30.0
 MAX_RESTART_DELAY = 30.0
 STALL_CODE = 124
 """Exit code of a job that stood still, as that of timeout(1)."""
+SYSTEM_EXIT = "SystemExit"
+"""Type of the failure of a script that has chosen its exit code: its own doing, like an exception."""
 STOPPED_CODE = 128 + signal.SIGTERM
 
 
@@ -161,7 +166,7 @@ def _handle_resume(state: JobState, now: float) -> Result:
     if state.phase == "finished" or state.phase not in ENDED:
         return state, []
     tasks = tuple(replace(t, progress_at_death=None, failures_in_a_row=0) for t in state.tasks)
-    state = replace(state, exit_code=None, reason="", failures=0, bug=None, tasks=tasks)
+    state = replace(state, exit_code=None, reason="", failures=0, evaluator_failures=0, bug=None, tasks=tasks)
     return _launch_all(state, now, "resumed from the last checkpoint")
 
 
@@ -180,12 +185,15 @@ def _handle_task_exit(state: JobState, event: TaskExitedEvent, now: float) -> Re
         state = recovery.cancel_launches(replace(state, phase="stopping", goal="finish"))
         state, more = _release_surplus_tasks(state, event.reporting, now)
         actions += more
+    elif state.phase == "running" and event.task.role == "evaluator":
+        state, more = recovery.retry_evaluator(state, after, now) if event.code != 0 else (state, [])
+        actions += more
     elif state.phase == "running":
         done = recovery.handle_task_exit(state, after, event, now)
         if done is None:
             missing = recovery.find_stranded_members(state, event) if event.code == 0 else ()
             if missing:
-                text = f"{', '.join(map(str, missing))} had not come back when {event.task} ended"
+                text = f"{_join(missing)} had not come back when {event.task} ended"
                 state = replace(state, stop_cause=Cause(text, 1))
             state, more = _terminate_all(
                 recovery.cancel_launches(replace(state, phase="stopping", goal="decide")), now
@@ -225,15 +233,24 @@ def _release_surplus_tasks(state: JobState, reporting: Sequence[TaskId], now: fl
 def _handle_launch_failure(state: JobState, event: LaunchFailedEvent, now: float) -> Result:
     for name in event.tasks:
         state = state.with_task(replace(state.task(name), alive=False, code=None, escalate_at=None))
-    text = f"{', '.join(map(str, event.tasks))} could not be started: {event.message}"
-    if state.phase == "running":
-        done = recovery.handle_launch_failure(state, event, now)
-        if done is not None:
-            return done[0], [Log(text), *done[1]]
+    actions: list[Action] = [Log(f"{_join(event.tasks)} could not be started: {event.message}")]
+    if state.phase != "running":
+        return _conclude_if_stopped(state, actions, now)
+    for name in (name for name in event.tasks if name.role == "evaluator"):
+        state, more = recovery.retry_evaluator(state, state.task(name), now)
+        actions += more
+    event = replace(event, tasks=tuple(name for name in event.tasks if name.role != "evaluator"))
+    if not event.tasks:
+        return state, actions
+    done = recovery.handle_launch_failure(state, event, now)
+    if done is None:
         cause = Cause(f"{event.tasks[0]} could not be started: {event.message}", 1, event.tasks[0])
-        state, actions = _fail_attempt(state, cause, now)
-        return state, [Log(text), *actions]
-    return _conclude_if_stopped(state, [Log(text)], now)
+        done = _fail_attempt(state, cause, now)
+    return done[0], [*actions, *done[1]]
+
+
+def _join(tasks: Sequence[TaskId]) -> str:
+    return ", ".join(map(str, tasks))
 
 
 def _fail_attempt(state: JobState, cause: Cause, now: float) -> Result:
@@ -350,7 +367,9 @@ def _restart_or_give_up(state: JobState, now: float) -> Result:
     progress = state.attempts[-1].progress or (-1, -1)
     started = state.task(cause.task).started if cause.task else now
     if recovery.is_same_bug(state, cause.fingerprint, started, progress):
-        text = f"{cause.text}; the same traceback twice without progress in between, so it is not tried again"
+        failure = state.task(cause.task).failure if cause.task else None
+        same = "exit" if failure and failure.type == SYSTEM_EXIT else "traceback"
+        text = f"{cause.text}; the same {same} twice without progress in between, so it is not tried again"
         return _end_job(state, "failed", cause.code, text, cause, now)
     if state.failures >= state.max_restarts:
         text = f"{cause.text}; {state.failures} of {state.max_restarts} restarts were used"
@@ -379,13 +398,14 @@ def find_cause(state: JobState) -> Cause:
     """
     if state.stop_cause:
         return state.stop_cause
+    dead = [state.task(name) for name in state.died if name.role != "evaluator"]
     suspects = [
         task
-        for task in (state.task(name) for name in state.died)
+        for task in dead
         if task.code and (not task.signal_sent or (task.code < 0 and not _ended_by_our_signal(task)))
     ]
     suspects.sort(key=lambda t: bool(t.failure and t.failure.peer_lost))
-    guilty = suspects[0] if suspects else state.task(state.died[-1])
+    guilty = suspects[0] if suspects else dead[-1]
     # Losing a peer is no bug of the script, however often it looks the same.
     fingerprint = guilty.failure.fingerprint if guilty.failure and not guilty.failure.peer_lost else ""
     return Cause(describe_exit(guilty), to_exit_code(guilty.code or 0), guilty.task, fingerprint)

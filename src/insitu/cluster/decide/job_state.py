@@ -24,11 +24,11 @@ OnLoss = Literal["replace", "adopt", "restart"]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a task wrote about its own end."""
+    """What a task wrote about its own end: an exception, or an exit with a code that the script chose."""
 
     #: Name of the exception's class.
     type: str
-    #: The exception's text.
+    #: The exception's text; "" for an exit with a number.
     message: str
     #: Equal for equal tracebacks; "" without one.
     fingerprint: str
@@ -176,6 +176,8 @@ class JobState:
     lost_nodes: tuple[NodeId, ...] = ()
     #: Failures so far that count towards `max_restarts`.
     failures: int = 0
+    #: Failures of the evaluator so far, which have a budget of their own of `max_restarts`.
+    evaluator_failures: int = 0
     #: The last failure of the script's own.
     bug: Bug | None = None
     #: The last changes of membership, in order.
@@ -234,6 +236,11 @@ def validate(state: JobState) -> None:
         "an exit code is known exactly when the job has ended": (state.exit_code is not None)
         == (state.phase in ENDED),
         "failures are at most as many as allowed": state.failures <= state.max_restarts,
+        "the evaluator's failures are at most as many as allowed": state.evaluator_failures
+        <= state.max_restarts,
+        "no attempt ended of the evaluator": not any(
+            a.cause and a.cause.task and a.cause.task.role == "evaluator" for a in state.attempts
+        ),
         "attempts are numbered from 1": [a.number for a in state.attempts]
         == list(range(1, len(state.attempts) + 1)),
         "only the last attempt may be open": all(a.ended is not None for a in state.attempts[:-1]),

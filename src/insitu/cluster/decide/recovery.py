@@ -11,7 +11,7 @@ Where ps tasks hold the model (`JobState.has_servers`) workers need nothing of e
 always replaced. A ps task that dies is launched again at its address where another mirrors it.
 
 Everything that needs all tasks to start again is told by None: a death while nobody can go on, the same
-traceback twice without progress, and one failure more than allowed.
+traceback or exit twice without progress, and one failure more than allowed.
 """
 
 from __future__ import annotations
@@ -120,6 +120,21 @@ def handle_task_exit(state: JobState, task: TaskState, event: TaskExitedEvent, n
     return _relaunch_or_adopt(state, task, event.progress, now, adopting=state.on_loss == "adopt")
 
 
+def retry_evaluator(state: JobState, task: TaskState, now: float) -> Result:
+    """Schedule another launch of an evaluator that has failed, or give it up. Training goes on either way."""
+    if state.evaluator_failures >= state.max_restarts:
+        tries = f"{state.evaluator_failures} of {state.max_restarts} restarts of its own were used"
+        return state, [Log(f"{task.task} is not started again: {tries}; training goes on")]
+    delay = min(MAX_RESTART_DELAY, 2.0 ** (state.evaluator_failures - 1)) if state.evaluator_failures else 0.0
+    state = replace(state, evaluator_failures=state.evaluator_failures + 1)
+    count = f"{state.evaluator_failures} of {state.max_restarts}"
+    log = Log(f"starting {task.task} again in {delay:g} s ({count}); training goes on")
+    if delay:
+        return state.with_task(replace(task, launch_at=now + delay)), [log]
+    state, actions = relaunch(state, [task.task], now)
+    return state, [log, *actions]
+
+
 def find_stranded_members(state: JobState, event: TaskExitedEvent) -> tuple[TaskId, ...]:
     """Members that need one that has ended well: to go on with, or for its state."""
     if state.has_servers:
@@ -134,8 +149,6 @@ def find_stranded_members(state: JobState, event: TaskExitedEvent) -> tuple[Task
 
 
 def _can_go_on(state: JobState, lost: TaskState, event: TaskExitedEvent) -> bool:
-    if lost.task.role == "evaluator":
-        return True
     if lost.task.role == "worker" and not lost.member:
         return True
     if state.on_loss == "restart":
@@ -315,6 +328,8 @@ def close_recoveries(state: JobState, event: RecoveredEvent, now: float) -> Resu
 def can_kill_stuck(state: JobState, event: StalledEvent) -> bool:
     """Whether it is enough to kill those that stand still, since all others can go on without them."""
     culprits = set(event.culprits)
+    if culprits and all(name.role == "evaluator" for name in culprits):
+        return state.phase == "running"
     training = [t for t in state.alive if t.task.role in ("chief", "worker") and t.member]
     others = [t for t in training if t.task not in culprits]
     return bool(
@@ -417,8 +432,8 @@ def describe_exit(task: TaskState) -> str:
         return f"{task.task} did not run"
     if task.code < 0:
         return f"{task.task} was killed by {_name_signal(-task.code)}"
-    why = f": {task.failure.type}: {task.failure.message}" if task.failure else ""
-    return f"{task.task} ended with exit code {task.code}{why}"
+    why = [task.failure.type, task.failure.message] if task.failure else []
+    return ": ".join([f"{task.task} ended with exit code {task.code}", *filter(None, why)])
 
 
 def _name_signal(number: int) -> str:

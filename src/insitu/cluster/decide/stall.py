@@ -89,4 +89,5 @@ class StallWatch:
 
 
 def _place(task: TaskId, record: Progress) -> str:
-    return f"{task} at epoch {record.epoch} step {record.step} ({record.place or 'place unknown'})"
+    """Return where a task stands, for the user: counted from 1, as Keras prints it."""
+    return f"{task} at epoch {record.epoch + 1} step {record.step + 1} ({record.place or 'place unknown'})"

@@ -19,7 +19,7 @@ from insitu.cluster.decide import (
     encode_event,
     encode_job,
 )
-from insitu.errors import ClusterError
+from insitu.errors import ClusterError, InputError
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (
@@ -31,6 +31,9 @@ CREATE TABLE IF NOT EXISTS entries (
 );
 PRAGMA user_version = 1;
 """
+
+_PRIMARY_CODE = 0xFF
+"""The bits of an SQLite error code that name its kind; the others say more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,11 @@ class Journal:
             with closing(sqlite3.connect(uri, uri=True, timeout=30.0)) as connection:
                 yield connection
         except sqlite3.Error as error:
-            raise ClusterError(f"The job's journal can't be used: {error}", logs=str(self.path)) from error
+            raise ClusterError(
+                f"The job's journal can't be used: {error}. Where the disk is full free some space; a "
+                "journal that is damaged can't be mended, so start the job anew",
+                logs=str(self.path),
+            ) from error
 
     def create(self, state: JobState) -> None:
         """Makes the journal, with `state` as its first entry."""
@@ -81,24 +88,42 @@ class Journal:
         with connection:
             connection.execute("INSERT INTO entries (at, event, actions, state) VALUES (?, ?, ?, ?)", values)
 
+    def _select(self, query: str, *parameters: str) -> list[Any]:
+        try:
+            with self._open("ro") as connection:
+                return connection.execute(query, parameters).fetchall()
+        except ClusterError as error:
+            code = getattr(error.__cause__, "sqlite_errorcode", 0)
+            if code & _PRIMARY_CODE != sqlite3.SQLITE_READONLY:
+                raise
+        # A controller was killed in the middle of a transaction, which only a writer can roll back.
+        with self._open("rw") as connection:
+            return connection.execute(query, parameters).fetchall()
+
     def state(self) -> JobState:
         """The latest state."""
-        with self._open("ro") as connection:
-            row = connection.execute("SELECT state FROM entries ORDER BY sequence DESC LIMIT 1").fetchone()
-        if row is None:
-            raise ClusterError("The job's journal is empty", logs=str(self.path))
-        return decode_job(json.loads(row[0]))
+        rows = self._select("SELECT state FROM entries ORDER BY sequence DESC LIMIT 1")
+        if not rows:
+            raise ClusterError(
+                "The job's journal is empty: it was never started. Start the job anew", logs=str(self.path)
+            )
+        try:
+            return decode_job(json.loads(rows[0][0]))
+        except (ValueError, KeyError, TypeError, InputError) as error:
+            raise ClusterError(
+                f"The job's journal holds no state of this version of insitu: {error}. Use the version that "
+                "started the job, or start the job anew",
+                logs=str(self.path),
+            ) from error
 
     def find_reply(self, token: str) -> dict[str, Any] | None:
         """The `Reply` to the request `token` as a JSON object, or None where there is none."""
         query = "SELECT actions FROM entries WHERE instr(actions, ?) ORDER BY sequence DESC"
-        with self._open("ro") as connection:
-            rows = connection.execute(query, (json.dumps(token),)).fetchall()
+        rows = self._select(query, json.dumps(token))
         actions = [action for (text,) in rows for action in json.loads(text)]
         return next((a for a in actions if a["action"] == "Reply" and a["token"] == token), None)
 
     def entries(self) -> list[Entry]:
         """Everything that happened, in order."""
-        with self._open("ro") as connection:
-            rows = connection.execute("SELECT at, event, actions FROM entries ORDER BY sequence").fetchall()
+        rows = self._select("SELECT at, event, actions FROM entries ORDER BY sequence")
         return [Entry(at, json.loads(event), json.loads(actions)) for at, event, actions in rows]

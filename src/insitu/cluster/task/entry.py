@@ -92,13 +92,15 @@ def run_script(arguments: tuple[str, ...]) -> None:
         with gc_paused():
             exec(begins, module.__dict__)
         exec(rest, module.__dict__)
-    except SystemExit:
-        raise
     except BaseException as error:
         # The first frame is this function's; the user's begins after it.
         error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
         from insitu.cluster.task.failure import write_failure
 
+        if isinstance(error, SystemExit):
+            if error.code is not None and error.code != 0:
+                write_failure(error)
+            raise
         write_failure(error)
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1)

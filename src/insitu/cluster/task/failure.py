@@ -26,12 +26,20 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
 
 
+def _is_bare_exit(error: BaseException) -> bool:
+    """Whether the script ended itself with a number, as by `sys.exit(3)`."""
+    return isinstance(error, SystemExit) and isinstance(error.code, int)
+
+
 def compute_fingerprint(error: BaseException) -> str:
     """Equal for equal tracebacks: the types of the chain and each frame's file, line and function.
 
-    Messages are left out, since they may hold addresses and numbers that differ from run to run.
+    Messages are left out, since they may hold addresses and numbers that differ from run to run. A code that
+    the script has chosen to exit with is none of these.
     """
     digest = hashlib.sha256()
+    if _is_bare_exit(error):
+        digest.update(f"exit {error}\n".encode())
     for link in _chain(error):
         digest.update(f"{type(link).__module__}.{type(link).__qualname__}\n".encode())
         for frame in traceback.extract_tb(link.__traceback__):
@@ -44,7 +52,8 @@ def describe_failure(error: BaseException) -> Failure:
 
     return Failure(
         type=type(error).__name__,
-        message=str(error)[:MAX_MESSAGE_LENGTH],
+        # The exit code is told anyway.
+        message="" if _is_bare_exit(error) else str(error)[:MAX_MESSAGE_LENGTH],
         fingerprint=compute_fingerprint(error),
         peer_lost=any(isinstance(link, PeerLost) for link in _chain(error)),
     )

@@ -81,7 +81,7 @@ class Bookkeeper:
                 if at_once:
                     raise
                 if not self._try_again_at:
-                    _LOG.warning("%s Training goes on; it is tried again.", full)
+                    _LOG.warning("%s. Training goes on; it is tried again.", full)
                 self._try_again_at = time.monotonic() + _PAUSE
                 return
             del self._unpublished[key]

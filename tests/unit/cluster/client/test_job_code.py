@@ -174,3 +174,15 @@ def test_neither_folder_nor_archive(
     (tmp_path / "job.tar").write_bytes(b"")
     with pytest.raises(JobSpecError, match=message):
         copied(tmp_path / name)
+
+
+@pytest.mark.parametrize("source", ["/", "/tmp/..", "{home}", "{home}/sub/.."])
+def test_neither_the_root_nor_the_home_folder_is_copied(
+    tmp_path: Path, copied: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    home = folder_with(tmp_path / "me", "train.py", "sub/a.py")
+    monkeypatch.setenv("HOME", str(home))
+    with pytest.raises(JobSpecError, match=r"can't be the root or the home folder.*folder of its own"):
+        copied(Path(source.format(home=home)))
+    assert not (tmp_path / "copy").exists()
+    assert names(copied(home / "sub")) == ["a.py"]

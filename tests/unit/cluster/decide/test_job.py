@@ -49,6 +49,7 @@ from insitu.cluster.decide.events import (
 from insitu.cluster.decide.job_state import (
     ENDED,
     Failure,
+    JobState,
     OnLoss,
 )
 from insitu.spec import TaskId
@@ -125,6 +126,15 @@ def test_the_same_traceback_without_progress_is_not_tried_again() -> None:
     assert actions[-1] == Finish(1) and "same traceback twice" in run.state.reason
 
 
+def test_the_same_exit_chosen_by_the_script_is_not_tried_again() -> None:
+    run = running(W0)
+    chosen = Failure("SystemExit", "", "3e7")
+    assert "worker:0 ended with exit code 3: SystemExit" in logged(run.exits(W0, 3, chosen))
+    run.tick()
+    assert run.exits(W0, 3, chosen)[-1] == Finish(3)
+    assert "SystemExit; the same exit twice" in run.state.reason
+
+
 @pytest.mark.parametrize(
     ("failure", "progress"), [(BUG, (2, 8)), (Failure("ValueError", "no", "other"), (2, 7)), (None, None)]
 )
@@ -189,6 +199,51 @@ def test_an_evaluator_that_does_not_end_is_stopped() -> None:
     run.exits(W0)
     assert signals(run.tick()) == [("evaluator:0", "term")]
     assert run.exits(EVALUATOR, -signal.SIGTERM)[-1] == Finish(0)
+
+
+def test_an_evaluator_that_fails_is_launched_again_and_then_given_up() -> None:
+    run = running(W0, EVALUATOR)
+    assert run.exits(EVALUATOR, 1, BUG)[-1] == Launch((EVALUATOR,))
+    for delay in (1.0, 2.0):
+        actions = run.exits(EVALUATOR, 1, BUG)
+        assert run.state.due == run.now + delay and "training goes on" in logged(actions)
+        assert run.tick() == [Launch((EVALUATOR,))]
+    assert "not started again: 3 of 3" in logged(run.exits(EVALUATOR, 1, BUG))
+    assert run.state.due is None and run.state.phase == "running" and run.state.failures == 0
+    assert run.exits(W0)[-1] == Finish(0)
+
+
+def test_an_evaluator_that_ends_well_is_not_launched_again() -> None:
+    run = running(W0, W1, EVALUATOR)
+    # Worker 1 is about to be replaced: an evaluator is none of those that it needs.
+    run.exits(W1, -9, elastic=(W0,), progress=(0, 1))
+    run.exits(W1, -9, elastic=(W0,), progress=(0, 1))
+    assert run.state.task(W1).launch_at is not None
+    assert run.exits(EVALUATOR, 0) == []
+    assert run.state.phase == "running" and not run.state.task(EVALUATOR).alive
+
+
+def test_an_evaluator_that_cannot_be_started_does_not_stop_training() -> None:
+    run = running(W0, EVALUATOR, max_restarts=1)
+    actions = run.feed(LaunchFailedEvent((EVALUATOR,), "no memory"))
+    assert "(1 of 1)" in logged(actions) and actions[-1] == Launch((EVALUATOR,))
+    assert signals(run.feed(LaunchFailedEvent((EVALUATOR,), "no memory"))) == []
+    assert run.exits(W0)[-1] == Finish(0)
+
+
+def test_an_evaluator_that_failed_is_not_the_cause_of_what_follows() -> None:
+    run = running(W0, EVALUATOR, max_restarts=0)
+    run.exits(EVALUATOR, 3, BUG)
+    run.exits(W0, 1, PEER_LOST)
+    cause = run.state.attempts[0].cause
+    assert cause is not None and cause.task == W0 and run.state.exit_code == 1
+
+
+def test_an_evaluator_that_stands_still_is_killed_alone() -> None:
+    run = running(W0, EVALUATOR)
+    run.feed(StalledEvent("evaluator:0 stands still", (1, 2), (EVALUATOR,)))
+    assert signals(run.tick()) == [("evaluator:0", "kill")]
+    assert run.exits(EVALUATOR, -9)[-1] == Launch((EVALUATOR,)) and run.state.phase == "running"
 
 
 def test_a_stall_dumps_stacks_before_anything_is_stopped() -> None:
@@ -282,13 +337,34 @@ class AnyOrder(RuleBasedStateMachine):
         self.feed(SubmittedEvent())
 
     def feed(self, event: Event, after: float = 0.0) -> None:
+        before = self.run.state
         actions = self.run.feed(event, after)
+        self.check_evaluator(before, event)
         self.launches += sum(isinstance(a, Launch) for a in actions)
         # Tries that fail before anything runs, and what is asked for by hand, are no failures of a task.
         self.tries += isinstance(event, LaunchFailedEvent | ScaleRequestedEvent | TaskExitedEvent)
         self.finishes += sum(isinstance(a, Finish) for a in actions)
         alive = {t.task for t in self.run.state.alive}
         assert all(a.task in alive for a in actions if isinstance(a, Signal))
+
+    def check_evaluator(self, before: JobState, event: Event) -> None:
+        """While training is under way the evaluator's end touches nothing but itself."""
+        exited = isinstance(event, TaskExitedEvent) and event.task == EVALUATOR
+        unlaunched = isinstance(event, LaunchFailedEvent) and event.tasks == (EVALUATOR,)
+        if before.phase != "running" or not (exited or unlaunched):
+            return
+        after = self.run.state
+        assert after.phase == "running" or "finish" in (after.goal, after.phase[:6])
+        assert (after.failures, after.bug, after.generation) == (
+            before.failures,
+            before.bug,
+            before.generation,
+        )
+        assert len(after.attempts) == len(before.attempts)
+        if after.phase == "running":
+            assert [t for t in after.tasks if t.task != EVALUATOR] == [
+                t for t in before.tasks if t.task != EVALUATOR
+            ]
 
     @precondition(lambda self: self.run.state.alive)
     @rule(

@@ -21,8 +21,8 @@ def test_a_job_that_stands_still_is_named_with_its_places() -> None:
     assert watch.observe({W0: at(1, 2), W1: at(1, 3, "")}, 0.0) is None
     assert watch.observe({W0: at(1, 2), W1: at(1, 3, "")}, 4.9) is None
     assert watch.observe({W0: at(1, 2), W1: at(1, 3, "")}, 5.0) == Stall(
-        "no task made progress for 5 s: worker:0 at epoch 1 step 2 (exchange); "
-        "worker:1 at epoch 1 step 3 (place unknown); waiting for worker:1",
+        "no task made progress for 5 s: worker:0 at epoch 2 step 3 (exchange); "
+        "worker:1 at epoch 2 step 4 (place unknown); waiting for worker:1",
         (W1,),
     )
 
@@ -52,7 +52,7 @@ def test_a_task_that_waits_for_an_idle_one_is_stuck() -> None:
     records = {W0: at(3, 9, "idle"), W1: at(3, 9)}
     watch.observe(records, 0.0)
     assert watch.observe(records, 5.0) == Stall(
-        "no task made progress for 5 s: worker:1 at epoch 3 step 9 (exchange)"
+        "no task made progress for 5 s: worker:1 at epoch 4 step 10 (exchange)"
     )
 
 
@@ -62,7 +62,7 @@ def test_the_one_that_all_wait_for_is_named_though_others_moved_later() -> None:
     watch.observe({W0: at(1, 2, RECOVERING), W1: at(1, 2, "gradient")}, 4.0)
     stall = watch.observe({W0: at(1, 2, RECOVERING), W1: at(1, 2, "gradient")}, 5.0)
     assert stall is not None and stall.culprits == (W1,)
-    assert "worker:1 at epoch 1 step 2 (gradient); waiting for worker:1" in stall.text
+    assert "worker:1 at epoch 2 step 3 (gradient); waiting for worker:1" in stall.text
 
 
 def test_of_those_that_wait_it_is_the_suspended_one() -> None:

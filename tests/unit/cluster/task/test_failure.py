@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,6 +41,18 @@ def test_equal_tracebacks_have_equal_fingerprints_whatever_they_say() -> None:
     errors = [caught(fails, f"at {address}") for address in range(2)]
     assert compute_fingerprint(errors[0]) == compute_fingerprint(errors[1])
     assert compute_fingerprint(caught(fails)) != compute_fingerprint(caught(fails_otherwise))
+
+
+def test_an_exit_that_the_script_chose_is_known_by_its_place_and_code() -> None:
+    def leaves(code: object) -> BaseException:
+        try:
+            sys.exit(code)  # type: ignore[arg-type]
+        except SystemExit as error:
+            return error
+
+    assert compute_fingerprint(leaves(3)) == compute_fingerprint(leaves(3)) != compute_fingerprint(leaves(4))
+    assert (describe_failure(leaves(3)).type, describe_failure(leaves(3)).message) == ("SystemExit", "")
+    assert describe_failure(leaves("no data")).message == "no data"
 
 
 def test_a_lost_peer_is_known_however_it_is_wrapped() -> None:
