@@ -138,11 +138,13 @@ def test_a_signal_to_the_controller_stops_the_job_too(insitu: Insitu) -> None:
 
 
 ONCE_KILLED = """
-import os, time
+import os, pathlib, time
 print("life", os.environ["INSITU_ATTEMPT"], os.environ["INSITU_TASK"], flush=True)
-if os.environ["INSITU_ATTEMPT"] == "1" and os.environ["INSITU_TASK"] == "worker:1":
-    os.kill(os.getpid(), 9)
+while not pathlib.Path(os.environ["INSITU_HOME"], "go").exists():
+    time.sleep(0.02)
 if os.environ["INSITU_ATTEMPT"] == "1":
+    if os.environ["INSITU_TASK"] == "worker:1":
+        os.kill(os.getpid(), 9)
     time.sleep(600)
 """
 
@@ -162,8 +164,9 @@ def test_a_job_runs_on_an_engine_in_another_process(insitu: Insitu, monkeypatch:
         begin(job, lock)
         os.close(lock)
     job_id = job.root.name
-    wait_for("the first attempt", lambda: "life 1 worker:0" in insitu.output(job_id))
+    wait_for("both tasks", lambda: insitu.output(job_id).count("life 1") == 2)
     os.kill(insitu.controller(job_id), signal.SIGKILL)
+    (insitu.paths.home / "go").touch()
     assert "life 2 worker:1" in insitu.run("attach", job_id).stdout
     assert insitu.state(job_id) == "finished"
     assert "taken over" in insitu.output(job_id)

@@ -150,8 +150,8 @@ def test_a_client_that_has_gone_does_not_matter(office: Office) -> None:
     office.connect().close()
     office.connect(STOP).close()
     assert office.inbox.receive() == [JobRequest("stop", "a1")]
-    office.inbox.reply("a1", {"ok": True})
     assert not office.is_awake()
+    office.inbox.reply("a1", {"ok": True})
 
 
 def test_strangers_are_turned_away(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
