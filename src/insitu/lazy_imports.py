@@ -1,12 +1,12 @@
-"""How a task loads what its script imports: less of it, sooner, and with no effect on its random numbers.
+"""Makes a script's imports lighter: less is loaded, sooner, and with no effect on its random numbers.
 
 - What training hardly ever needs is loaded when it is first touched: Keras' wrappers for scikit-learn and its
   drawings load scikit-learn, SciPy's statistics and Matplotlib where these are installed, up to a third of
   the time that all imports take. The names are there at once.
 - A library that draws from the global random numbers while it is loaded would make what a script draws
-  depend on whether its process has loaded it before the seed was set, as one that stands by has.
-- While a script imports, nothing looks for garbage: there is hardly any, and each look goes over all that has
-  been loaded so far.
+  depend on whether its process has loaded it before the seed was set, as a standby has.
+- While a script imports, the garbage collector is paused: there is hardly any garbage, and each collection
+  goes over all that has been loaded so far.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RANDOM_AT_IMPORT = frozenset({"rich.style"})
 
 
 class _Finder:
-    """Stands before the other finders."""
+    """Comes before the other finders of modules."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -68,14 +68,14 @@ def _keep_random_state(loader: Any) -> None:
 
 
 def install_lazy_imports() -> None:
-    """From now on, in this process."""
+    """Install the finder in this process, once."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 @contextlib.contextmanager
 def gc_paused() -> Iterator[None]:
-    """Meanwhile nothing looks for garbage, and never again among what is made meanwhile."""
+    """Pause the garbage collector meanwhile, and never collect among what is made meanwhile."""
     if not gc.isenabled():
         yield
         return
@@ -88,15 +88,15 @@ def gc_paused() -> Iterator[None]:
 
 
 def split_imports(source: bytes, name: str) -> tuple[CodeType, CodeType]:
-    """The script `source` up to the last import of its beginning, and the rest: run one after the other in
-    the same namespace they do what the script does. Raises SyntaxError.
+    """Split the script `source` after the last import of its beginning. Raises SyntaxError.
 
-    The first part ends where something is defined or loops, and before garbage is the script's own concern.
+    Run one after the other in the same namespace, the two parts do what the script does. The first ends where
+    something is defined or loops, and before a statement that imports `gc`.
     """
     tree = ast.parse(source, name)
     stop = 0
     for number, statement in enumerate(tree.body, 1):
-        imported = _imported(statement)
+        imported = _find_imported(statement)
         if "gc" in imported or not isinstance(statement, _PROLOGUE_STATEMENTS):
             break
         stop = number if imported else stop
@@ -106,7 +106,7 @@ def split_imports(source: bytes, name: str) -> tuple[CodeType, CodeType]:
     )
     rest = tree.body[stop:]
     if stop:
-        # A text that stands there would be taken for the script's description.
+        # A text that stands there would be taken for the script's docstring.
         rest = [ast.copy_location(ast.Pass(), rest[0]), *rest] if rest else []
     return prologue, compile(ast.Module(rest, []), name, "exec", flags=flags, dont_inherit=True)
 
@@ -114,8 +114,8 @@ def split_imports(source: bytes, name: str) -> tuple[CodeType, CodeType]:
 _PROLOGUE_STATEMENTS = (ast.Import, ast.ImportFrom, ast.Expr, ast.Assign, ast.AnnAssign, ast.If, ast.Try)
 
 
-def _imported(statement: ast.stmt) -> set[str]:
-    """The packages that a statement imports."""
+def _find_imported(statement: ast.stmt) -> set[str]:
+    """Return the packages that a statement imports."""
     found: set[str] = set()
     for node in ast.walk(statement):
         if isinstance(node, ast.Import):

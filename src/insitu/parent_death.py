@@ -1,8 +1,8 @@
-"""What ties a process to the one that started it as a further replica of the same script.
+"""Ends a process that runs a further replica of a script together with the process that started it.
 
-The starter hands down one end of a pipe: through it comes a line of JSON with who the process is and what it
-must not say aloud, and its end of file is the starter's end. The other side is
-`insitu.train.devices.replica_processes`.
+The parent hands down one end of a pipe. A line of JSON comes through it, with the replica's number and the
+secret, which must not stand in the environment; end of file means that the parent has ended. The parent's
+side is `insitu.train.devices.replica_processes`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,24 @@ import threading
 from dataclasses import dataclass, field
 
 PARENT_PIPE_ENV = "INSITU_PARENT_PIPE"
-"""`DESCRIPTOR:PID`: the pipe's descriptor here, and the starter. Taken out of the environment when read, so
+"""`DESCRIPTOR:PID`: the pipe's descriptor here, and the parent. Removed from the environment when read, so
 that it doesn't reach processes that this one starts."""
 
 _POLL_INTERVAL = 1.0
-"""Seconds between two looks whether the starter is still there, should others hold its end of the pipe."""
+"""Seconds between two checks that the parent is there, should other processes hold its end of the pipe."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaConfig:
-    """What a further replica is told: its number, the devices of all by number, where they meet."""
+    """The configuration of a further replica, which its parent sends."""
 
+    #: Its number.
     replica: int
+    #: The devices of all replicas, by number.
     devices: tuple[str, ...]
+    #: The addresses of all replicas, by number.
     addresses: tuple[str, ...]
+    #: The secret that the replicas prove to each other.
     secret: bytes = field(repr=False)
 
     def to_line(self) -> bytes:
@@ -40,14 +44,17 @@ _replica_config: ReplicaConfig | None = None
 
 
 def get_replica_config() -> ReplicaConfig | None:
-    """What this process was told; None where nobody started it as a further replica."""
+    """Return this process's configuration; None where it wasn't started as a further replica."""
     return _replica_config
 
 
 def tie_to_parent() -> None:
-    """From now on this process ends with its starter, if it has one. Called when insitu is imported."""
+    """End this process together with the parent that started it as a further replica, if one did.
+
+    Called when insitu is imported.
+    """
     global _replica_config
-    descriptor, _, starter = os.environ.pop(PARENT_PIPE_ENV, "").partition(":")
+    descriptor, _, parent = os.environ.pop(PARENT_PIPE_ENV, "").partition(":")
     if not descriptor:
         return
     pipe = int(descriptor)
@@ -66,12 +73,12 @@ def tie_to_parent() -> None:
         tuple(fields["addresses"]),
         bytes.fromhex(fields["secret"]),
     )
-    threading.Thread(target=_end_with, args=(pipe, int(starter)), daemon=True).start()
+    threading.Thread(target=_end_with, args=(pipe, int(parent)), daemon=True).start()
 
 
-def _end_with(pipe: int, starter: int) -> None:
-    """Ends this process, whatever it is about to do, once its starter has gone."""
-    while os.getppid() == starter:
+def _end_with(pipe: int, parent: int) -> None:
+    """End this process, whatever it is about to do, once its parent has ended."""
+    while os.getppid() == parent:
         if select.select([pipe], [], [], _POLL_INTERVAL)[0] and not os.read(pipe, 1):
             break
     os._exit(1)

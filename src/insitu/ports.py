@@ -44,6 +44,13 @@ def hold_port(host: str) -> socket.socket:
             held.close()
             if error.errno == errno.EADDRINUSE:
                 continue
-            raise ClusterError(f"Can't bind a port of {host}: {error}") from error
+            raise ClusterError(
+                f"Can't bind a port of {host}: {error}. Tasks listen there: allow it, or give the host that "
+                "address"
+            ) from error
         return held
-    raise ClusterError(f"No free port was found on {host} in {_TRIES} tries")
+    raise ClusterError(
+        f"No free port was found on {host} in {_TRIES} tries. End programs that hold ports, or wait a minute "
+        "for "
+        "those that have just ended"
+    )

@@ -1,6 +1,7 @@
-"""How far a task is: a few bytes that it writes in place each step and that anybody on its node may read.
+"""Records how far a task is: a few bytes that it writes in place each step, for any process on its node to
+read.
 
-A memory-mapped record, so that saying "I am at step 12" costs no system call.
+The record is memory-mapped, so that writing it costs no system call.
 """
 
 from __future__ import annotations
@@ -15,43 +16,41 @@ from typing import Any
 from zlib import crc32
 
 _RECORD = struct.Struct("<QqqQdqq24s")
-"""Words so far, epoch, step, rows, monotonic time, generation, elastic, place."""
+"""Records so far, epoch, step, rows, monotonic time, generation, elastic, place."""
 _SUM = struct.Struct("<I")
 _SLOT = _RECORD.size + _SUM.size
-"""Bytes of a record and its CRC-32. A file has two: while one is being written, the other is the last word.
-A task may be suspended or killed at any time, and what it said before must still be heard."""
+"""Bytes of a record and its CRC-32. A file has two: while one is being written, the other is the last record.
+A task may be suspended or killed at any time, and its last whole record must still be readable."""
 _TRIES = 10
 
-
 IDLE = "idle"
-"""The place of a task that has stopped training: it may take as long as it likes for whatever it does."""
+"""The place of a task that doesn't train: there is no limit on the time that it takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The last word of a task.
+    """The last record of a task. The task writes it; the controller and the command line read it."""
 
-    `epoch` and `step` count from 0 and name the step under way (-1: not training yet); `rows` is how many
-    rows this task has fed to the model in this attempt; `at` the system's monotonic clock in seconds when
-    it was written; `place` what it was about to do, such as `gradient` or `exchange`, or `idle`.
-
-    `elastic`: this task's strategy can lose a peer and go on with another (see `insitu.roster`); `generation`
-    is that of the roster its group was formed by, 0 before.
-    """
-
+    #: The epoch under way, from 0; -1 before training.
     epoch: int = -1
+    #: The step under way, from 0; -1 before training.
     step: int = -1
+    #: Rows that this incarnation has fed to the model.
     rows: int = 0
+    #: When it was written, by the system's monotonic clock, in seconds.
     at: float = 0.0
+    #: What the task was about to do, such as `gradient` or `exchange`; `idle` outside training.
     place: str = ""
+    #: The task's strategy can lose a peer and go on with another; see `insitu.roster`.
     elastic: bool = False
+    #: That of the roster that its group was formed by; 0 before.
     generation: int = 0
 
 
 class ProgressWriter:
     """Writes one task's record at `path`, which is made anew. Not for use by several threads.
 
-    `elastic` and `generation` may be set at any time; each `write` tells them.
+    `elastic` and `generation` may be set at any time; each `write` records them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,17 +60,17 @@ class ProgressWriter:
         with staged.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 2 * _SLOT)
         staged.replace(path)
-        self._words = 0
+        self._count = 0
         self.elastic = False
         self.generation = 0
 
     def write(self, epoch: int, step: int, rows: int, place: str) -> None:
-        self._words += 1
+        self._count += 1
         name = place.encode()[:24]
         record = _RECORD.pack(
-            self._words, epoch, step, rows, time.monotonic(), self.generation, self.elastic, name
+            self._count, epoch, step, rows, time.monotonic(), self.generation, self.elastic, name
         )
-        start = self._words % 2 * _SLOT
+        start = self._count % 2 * _SLOT
         self._map[start : start + _SLOT] = record + _SUM.pack(crc32(record))
 
     def close(self) -> None:
@@ -79,7 +78,7 @@ class ProgressWriter:
 
 
 def read_progress(path: Path) -> Progress | None:
-    """The last word at `path`, or None where there is none."""
+    """Return the last record at `path`, or None where there is none."""
     for _ in range(_TRIES):
         try:
             data = path.read_bytes()

@@ -1,14 +1,14 @@
-"""Who trains with whom: the members of a job's group, in one file that the controller replaces.
+"""Keeps the roster: the members of a job's group, in one file that the controller replaces.
 
 The controller writes generation 1 at launch and generation + 1 whenever membership changes: a task was
 replaced, its shards were adopted, the job was scaled, or all tasks were started again. A task
 
-- that loses a peer says place `recovering` and waits for a roster of a higher generation than its group's,
-  then rejoins with that roster's addresses and with the shards that the roster gives to it;
+- that loses a peer reports the place `recovering` and waits for a roster of a higher generation than its
+group's, then rejoins with that roster's addresses and with the shards that the roster gives to it;
 - that sees a newer roster while it waits, rejoins or trains (a look at each step is cheap: `RosterWatch`)
-  gives up what it does and rejoins by the newest one;
-- that starts looks for itself, (task, incarnation), in the newest roster. If that doesn't name it yet it says
-  place `joining` and waits for one that does: the controller takes this for "ready" and adds it;
+  abandons what it does and rejoins by the newest one;
+- that starts looks for itself, (task, incarnation), in the newest roster. If that doesn't name it yet it
+  reports the place `joining` and waits for one that does: the controller takes this for "ready" and adds it;
 - that a newer roster no longer names has been released: it ends its training and exits with 0.
 """
 
@@ -31,32 +31,37 @@ JOINING = "joining"
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One life of one task. `address` is `host:port`; `shards` ascend."""
+    """One incarnation of one task."""
 
+    #: The task.
     task: TaskId
+    #: Number of its incarnation, from 1.
     incarnation: int
+    #: Where it listens, as `host:port`.
     address: str
+    #: The shards that it runs, ascending.
     shards: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """`members` are the workers that train together: the rank of each is its position here.
+    """The tasks of one generation. Together the members run each shard once."""
 
-    `others` are chief, ps and evaluator, in that order. Together the members run each shard once.
-    """
-
+    #: Number of this roster, from 1.
     generation: int
+    #: The workers that train together: the rank of each is its position here.
     members: tuple[Member, ...]
+    #: Chief, ps and evaluator, in that order.
     others: tuple[Member, ...] = ()
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Of the members, by rank."""
+        """Addresses of the members, by rank."""
         return tuple(member.address for member in self.members)
 
     def rank(self, task: TaskId, incarnation: int | None = None) -> int | None:
-        """The rank of `task`, or None where it is no member (or only another `incarnation` of it is)."""
+        """Return the rank of `task`, or None where it is no member (or only another `incarnation` of it
+        is)."""
         for rank, member in enumerate(self.members):
             if member.task == task and incarnation in (None, member.incarnation):
                 return rank
@@ -101,7 +106,7 @@ def write_roster(path: Path, roster: Roster) -> None:
 
 
 def read_roster(path: Path) -> Roster | None:
-    """The newest roster, or None where there is none yet."""
+    """Return the newest roster, or None where there is none yet."""
     try:
         return Roster.from_json(json.loads(path.read_text()))
     except FileNotFoundError:
@@ -109,7 +114,7 @@ def read_roster(path: Path) -> Roster | None:
 
 
 class RosterWatch:
-    """Looks for newer rosters. A look at an unchanged one is one system call."""
+    """Reads newer rosters. Checking an unchanged one is one system call."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -117,7 +122,10 @@ class RosterWatch:
         self._roster: Roster | None = None
 
     def newest(self) -> Roster | None:
-        """The newest roster, the very same object while it stays the newest; None where there is none yet."""
+        """Return the newest roster, the very same object while it stays the newest;
+
+        None where there is none yet.
+        """
         try:
             found = os.stat(self._path)
         except FileNotFoundError:

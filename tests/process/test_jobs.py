@@ -142,7 +142,12 @@ def test_logs_show_the_merged_output_and_each_tasks_own(insitu: Insitu) -> None:
         "if os.environ['INSITU_ATTEMPT'] == '1': os.kill(os.getpid(), 9)"
     )
     job_id = insitu.start(*ONE).job_id
-    assert insitu.run("logs", job_id).stdout == "[worker:0] from worker:0 1\n[worker:0] from worker:0 2\n"
+    merged = insitu.run("logs", job_id)
+    assert [line for line in merged.stdout.splitlines() if line.startswith("[worker:0]")] == [
+        "[worker:0] from worker:0 1",
+        "[worker:0] from worker:0 2",
+    ]
+    assert "[insitu] worker:0 was killed by SIGKILL\n" in merged.stdout and merged.stderr == ""
     assert insitu.run("logs", "-f", job_id, "worker").stdout == "from worker:0 2\n"
     assert insitu.run("logs", job_id, "worker:0", "--attempt", "1").stdout == "from worker:0 1\n"
     assert "had 2 attempts" in insitu.run("logs", job_id, "worker:0", "--attempt", "3", code=2).stderr

@@ -366,8 +366,8 @@ def test_orphans_of_tasks_end_with_the_server(remote: RemoteEngine, python: Prog
         python(
             "import subprocess, sys\n"
             "for _ in range(2):\n"
-            "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], stdout=-3,\n"
-            "                             stderr=-3, start_new_session=True)\n"
+            "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],\n"
+            "                             stdout=-3, stderr=-3, start_new_session=True)\n"
             "    print(child.pid)"
         ),
     )

@@ -24,7 +24,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(lazy_imports, "DEFERRED", frozenset({"some.late"}))
-    monkeypatch.setattr(lazy_imports, "DRAWS", frozenset({"some.draws"}))
+    monkeypatch.setattr(lazy_imports, "RANDOM_AT_IMPORT", frozenset({"some.draws"}))
     install_lazy_imports()
     install_lazy_imports()
     return tmp_path / "some"

@@ -40,7 +40,7 @@ Examples:
 
 
 def complete_job(incomplete: str) -> list[str]:
-    """For the shell: job ids that begin with what was typed."""
+    """Return, for the shell, job ids that begin with what was typed."""
     from insitu.cluster import list_job_ids
 
     return [job for job in list_job_ids(Paths.default()) if job.startswith(incomplete)]
@@ -59,13 +59,13 @@ def complete_task(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_cache(incomplete: str) -> list[str]:
-    """For the shell: caches that begin with what was typed."""
+    """Return, for the shell, caches that begin with what was typed."""
     from insitu.grid import Catalog
 
     try:
         return [c.name for c in Catalog(Paths.default()).caches() if c.name.startswith(incomplete)]
     except InsituError:
-        # A shell that completes is no place for errors; the command itself will tell.
+        # A shell that completes shows no errors; the command itself will.
         return []
 
 
@@ -161,7 +161,7 @@ def start(
         on_loss=on_loss,  # type: ignore[arg-type]
         standby=standby,
         memory_checkpoint=memory_checkpoint,
-        ps=server_tasks(ps),
+        ps=parse_server_tasks(ps),
         ps_backups=ps_backups,
         chief=chief,
         evaluator=evaluator,
@@ -186,8 +186,8 @@ def start(
         raise typer.Exit(stream(paths.job(job_id), prefix=prefix))
 
 
-def server_tasks(text: str) -> int | None:
-    """What --ps says: a number of tasks, or None for one on each node. Raises InputError."""
+def parse_server_tasks(text: str) -> int | None:
+    """Return the number of tasks that --ps asks for, None for one on each node. Raises InputError."""
     if text == "auto":
         return None
     if not text.isascii() or not text.isdigit():
@@ -297,10 +297,10 @@ def ps(
 
     jobs = list_jobs(Paths.default(), all_jobs=all_jobs)
     if as_json:
-        print_json([job_summary(job) for job in jobs])
+        print_json([summarize_job(job) for job in jobs])
     elif jobs:
         header = ("JOB", "STATE", "CACHE", "TASKS", "ATTEMPT", "PROGRESS", "DURATION", "EXIT")
-        print_table(header, (_row(job_summary(job)) for job in jobs))
+        print_table(header, (_format_row(summarize_job(job)) for job in jobs))
     else:
         tell(
             "No jobs yet."
@@ -309,8 +309,8 @@ def ps(
         )
 
 
-def job_summary(job: JobStatus | BrokenJob) -> dict[str, Any]:
-    """One job as `ps --json` and `describe --json` have it (docs/json.md)."""
+def summarize_job(job: JobStatus | BrokenJob) -> dict[str, Any]:
+    """Return one job as `ps --json` and `describe --json` have it (docs/json.md)."""
     from insitu.cluster import BrokenJob
 
     if isinstance(job, BrokenJob):
@@ -334,7 +334,7 @@ def job_summary(job: JobStatus | BrokenJob) -> dict[str, Any]:
     }
 
 
-def _row(job: dict[str, Any]) -> tuple[str, ...]:
+def _format_row(job: dict[str, Any]) -> tuple[str, ...]:
     if job["state"] == "unreadable":
         return (job["job_id"], "unreadable", *[""] * 6)
     tasks = " ".join(f"{count} {role}" for role, count in job["tasks"].items() if count)
@@ -439,7 +439,7 @@ def _find_incarnation(job: JobPaths, text: str) -> tuple[TaskId, int]:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds this module's commands."""
+    """Add this module's commands."""
     options_first = {"allow_interspersed_args": False}
     app.command(help=START_EXAMPLES, context_settings=options_first)(start)
     for command in (attach, resume, scale, stop, ps, logs):

@@ -1,4 +1,4 @@
-"""Faults on purpose: what `insitu chaos` and the tests do to running jobs.
+"""Injects faults into running jobs, for `insitu chaos` and the tests.
 
 It may import every other room of `cluster`. Begin reading with `injector.py`.
 """

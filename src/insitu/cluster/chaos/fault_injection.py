@@ -1,4 +1,4 @@
-"""What chaos does to a process from outside: its connections end or become black holes, its disk is full.
+"""Harms a process from outside: ends its connections, makes them black holes, fills its disk.
 
 A socket of another process is reached by pidfd_getfd(2), which needs Linux 5.6 and the right to trace the
 process (its own user where the system allows that, or root). A full disk is a limit on the size of files,
@@ -26,7 +26,7 @@ _ESTABLISHED = "01"
 
 
 def find_connections(pid: int) -> list[int]:
-    """Numbers of the process's descriptors that are established TCP connections."""
+    """Return the process's descriptors that are established TCP connections."""
     inodes = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
@@ -41,7 +41,7 @@ def find_connections(pid: int) -> list[int]:
 
 
 def _sockets(pid: int) -> Iterator[socket.socket]:
-    """Second descriptors, in this process, of the connections. Raises ClusterError where there is none."""
+    """Yield this process's own descriptors of those connections. Raises ClusterError where there is none."""
     libc = ctypes.CDLL(None, use_errno=True)
     reached = False
     handle = os.pidfd_open(pid)
@@ -50,14 +50,21 @@ def _sockets(pid: int) -> Iterator[socket.socket]:
             descriptor = libc.syscall(_PIDFD_GETFD, handle, number, 0)
             if descriptor < 0:
                 why = os.strerror(ctypes.get_errno())
-                raise ClusterError(f"connections of process {pid} can't be reached: {why}")
+                raise ClusterError(
+                    f"connections of process {pid} can't be reached: {why}. Run this as root, or allow "
+                    "processes "
+                    "to trace each other (kernel.yama.ptrace_scope=0)"
+                )
             reached = True
             with socket.socket(fileno=descriptor) as connection:
                 yield connection
     finally:
         os.close(handle)
     if not reached:
-        raise ClusterError(f"process {pid} has no TCP connection")
+        raise ClusterError(
+            f"process {pid} has no TCP connection: tasks of one host exchange by shared memory; ask for "
+            "another fault"
+        )
 
 
 def drop_connections(pid: int) -> int:
@@ -74,9 +81,9 @@ def drop_connections(pid: int) -> int:
 
 
 def blackhole_connections(pid: int) -> int:
-    """Nothing that is sent to the process over a connection of now arrives any more, and nobody is told.
+    """Drop all that arrives for the process over its present connections, without telling either side.
 
-    So each connection is half open, as after a cable was pulled. Returns how many. Raises ClusterError,
+    So each connection is half open, as after a cable was pulled. Returns their number. Raises ClusterError,
     OSError.
     """
     count = 0
@@ -91,7 +98,7 @@ def blackhole_connections(pid: int) -> int:
 
 @contextlib.contextmanager
 def simulate_full_disk(pids: Iterable[int]) -> Iterator[None]:
-    """Meanwhile the processes can write no byte to any file: EFBIG, which is told as a full disk is."""
+    """Let the processes write no byte to any file meanwhile: EFBIG, which is reported as a full disk."""
     before: dict[int, tuple[int, int]] = {}
     try:
         for pid in pids:

@@ -1,4 +1,4 @@
-"""Faults on purpose: a job is disturbed, by a seed or a list, and must end as if nothing had happened."""
+"""Injects faults into a running job, drawn from a seed or given one by one."""
 
 from __future__ import annotations
 
@@ -35,26 +35,27 @@ Kind = Literal[
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 DEFAULT_KINDS: tuple[Kind, ...] = ("kill", "kill", "stop", "delay", "controller", "checkpoint")
-"""What faults are drawn from where nothing is said; the others need rights or copies that a job may lack."""
+"""The kinds that faults are drawn from by default; the others need rights or copies that a job may lack."""
 WITHOUT_TASK: tuple[Kind, ...] = ("controller", "checkpoint", "disk", "scale")
 SUSPEND_SECONDS = 0.5
-"""Seconds for which `delay` suspends a task, and for which the disk is full."""
+"""Seconds for which `delay` suspends a task and `disk` fills the disk."""
 _POLL_INTERVAL = 0.01
 _FAULT = re.compile(r"(?P<kind>[a-z-]+)(?:[ ](?P<task>[a-z]+:\d+))?(?:[ ](?P<epoch>\d+)\.(?P<step>\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One disturbance. It comes once the job is at `at` (epoch, step), or `steps` after the last one and once
-    all have recovered from that; with 0 steps at once.
+    """One fault, and when it is injected."""
 
-    `any_task`: another task is hit where `task` doesn't train.
-    """
-
+    #: What is done.
     kind: Kind
+    #: The task that is hit; None for kinds that hit no single one.
     task: TaskId | None = None
+    #: The (epoch, step) at which it is due; None where `steps` decide.
     at: EpochStep | None = None
+    #: Steps after the last fault, once all tasks have recovered from that; 0 is at once.
     steps: int = 1
+    #: Another task is hit where `task` doesn't train.
     any_task: bool = False
 
     def __str__(self) -> str:
@@ -64,16 +65,24 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class InjectedFault:
-    """What was done when; `note` says why nothing could be done, or what was hit."""
+    """The outcome of one fault."""
 
+    #: The fault.
     fault: Fault
+    #: Where the job was then.
     at: EpochStep | None
+    #: It was injected.
     done: bool
+    #: What was hit, or why nothing could be done.
     note: str
 
 
 def parse_fault(text: str) -> Fault:
-    """`kill worker:1 2.5`: worker 1 is killed in epoch 2 at step 5. Raises InputError."""
+    """Return the fault that `text` names: `kill worker:1 2.5` kills worker 1 in epoch 2 at step 5, both from
+    0.
+
+    Raises InputError.
+    """
     found = _FAULT.fullmatch(text.strip())
     if found is None or found["kind"] not in KINDS:
         raise InputError(
@@ -86,7 +95,7 @@ def parse_fault(text: str) -> Fault:
 
 
 def draw_faults(seed: int, count: int, workers: int, kinds: Sequence[Kind] = DEFAULT_KINDS) -> list[Fault]:
-    """`count` faults that follow from `seed` alone."""
+    """Return `count` faults that follow from `seed` alone."""
     chooser = random.Random(seed)
     faults = []
     for _ in range(count):
@@ -98,7 +107,10 @@ def draw_faults(seed: int, count: int, workers: int, kinds: Sequence[Kind] = DEF
 
 
 def plan_faults(given: Sequence[str], seed: int, count: int, workers: int, kinds: str | None) -> list[Fault]:
-    """The faults that a command line asks for: those `given`, else `count` drawn ones. Raises InputError."""
+    """Return the faults that a command line asks for: those `given`, else `count` drawn ones.
+
+    Raises InputError.
+    """
     if given:
         return [parse_fault(text) for text in given]
     named = kinds.split(",") if kinds else list(DEFAULT_KINDS)
@@ -121,7 +133,7 @@ class FaultInjector:
         self._last_position = (-1, -1)
 
     def run(self, faults: Sequence[Fault], report: Callable[[InjectedFault], None]) -> list[InjectedFault]:
-        """Ends with the last fault or with the job."""
+        """Inject the faults in order, until the last one or the job's end. Returns their outcomes."""
         done: list[InjectedFault] = []
         for fault in faults:
             here = self._wait_for(fault)
@@ -140,7 +152,10 @@ class FaultInjector:
         return self._journal.state()
 
     def _wait_for(self, fault: Fault) -> EpochStep | None:
-        """Where the job is when the fault is due; None once it has ended or nothing moves any more."""
+        """Wait until the fault is due.
+
+        Returns where the job is then; None where it has ended or stands still.
+        """
         deadline = time.monotonic() + self._timeout
         moves = 0
         before = self._last_position
@@ -166,7 +181,7 @@ class FaultInjector:
         return moves >= fault.steps
 
     def _inject(self, fault: Fault) -> str:
-        """Returns what was hit. Raises ClusterError, OSError."""
+        """Inject the fault. Returns what was hit. Raises ClusterError, OSError."""
         match fault.kind:
             case "kill":
                 return self._signal(fault, signal.SIGKILL)
@@ -181,7 +196,9 @@ class FaultInjector:
                 return _format_victim(victim)
             case "controller":
                 if not signal_controller(self._job.controller, signal.SIGKILL):
-                    raise ClusterError("no controller runs")
+                    raise ClusterError(
+                        "no controller runs: the job has ended, or a new one is about to begin"
+                    )
                 return "the controller"
             case "checkpoint":
                 return self._corrupt_checkpoint()
@@ -200,7 +217,7 @@ class FaultInjector:
 
     @staticmethod
     def _choose_victim(fault: Fault, state: JobState) -> TaskState | None:
-        """The task that the fault hits, if it runs."""
+        """Return the task that the fault hits, if it runs."""
         alive = [t for t in state.members if t.alive and t.pid]
         named = next((t for t in alive if t.task == fault.task), None)
         if named is None and fault.any_task and fault.task is not None and alive:
@@ -210,7 +227,7 @@ class FaultInjector:
     def _find_victim(self, fault: Fault) -> TaskState:
         victim = self._choose_victim(fault, self._state())
         if victim is None:
-            raise ClusterError(f"{fault.task} doesn't run just now")
+            raise ClusterError(f"{fault.task} doesn't run just now; give the fault a later EPOCH.STEP")
         return victim
 
     def _signal(self, fault: Fault, number: int) -> str:
@@ -222,7 +239,7 @@ class FaultInjector:
         """Flips one bit in the middle of the newest checkpoint's largest file."""
         files = [p for p in self._job.checkpoints.rglob("*") if p.is_file() and p.stat().st_size]
         if not files:
-            raise ClusterError("there is no checkpoint yet")
+            raise ClusterError("there is no checkpoint yet; give the fault a later EPOCH.STEP")
         newest = max(files, key=lambda p: (p.stat().st_mtime_ns, p.stat().st_size))
         with newest.open("r+b") as file:
             file.seek(newest.stat().st_size // 2)
@@ -232,7 +249,7 @@ class FaultInjector:
         return str(newest.relative_to(self._job.root))
 
     def _lose_node(self, fault: Fault) -> str:
-        """The store of the task's node is deleted and all of the job's tasks there are killed."""
+        """Delete the store of the task's node and kill all of the job's tasks there."""
         state = self._state()
         node = self._find_victim(fault).node if fault.task else state.members[0].node
         _, cache = read_placement(self._job)
@@ -247,12 +264,18 @@ class FaultInjector:
         return f"{node} with {', '.join(str(t.task) for t in victims)}"
 
     def _scale(self) -> str:
-        """One worker fewer; from one, as many as shards. Raises InputError, JobEnded, ClusterError."""
+        """Ask for one worker fewer; from one, for as many as shards.
+
+        Raises InputError, JobEnded, ClusterError.
+        """
         now = len(self._state().members)
         return scale_job(self._job, now - 1 if now > 1 else read_spec(self._job).shards)
 
     def _fill_disk(self, fault: Fault) -> str:
-        """Of the task, or of all tasks and of the controller. What they start meanwhile has room."""
+        """Fill the disk for the task, or for all tasks and the controller.
+
+        What they start meanwhile has room.
+        """
         pids = [self._find_victim(fault).pid] if fault.task else [t.pid for t in self._state().alive if t.pid]
         if not fault.task and (controller := read_controller_pid(self._job.controller)):
             pids.append(controller)
@@ -266,7 +289,7 @@ def _format_victim(victim: TaskState) -> str:
 
 
 def read_results(job: JobPaths) -> list[str]:
-    """What the job's tasks said in lines that begin with RESULT, each once."""
+    """Return the lines of the job's tasks that begin with RESULT, each once."""
     lines = job.output.read_text(errors="replace").splitlines()
     return sorted(
         {line.partition("] ")[2] for line in lines if line.partition("] ")[2].startswith("RESULT ")}
@@ -274,7 +297,7 @@ def read_results(job: JobPaths) -> list[str]:
 
 
 def find_leftovers(paths: Paths, job: JobPaths) -> list[str]:
-    """What a job that has ended should not have left: processes, shared memory, half-written files."""
+    """Return what a job that has ended should not have left: processes, shared memory, half-written files."""
     found = []
     mark = f"INSITU_JOB_ID={job.root.name}".encode()
     for entry in Path("/proc").iterdir():
@@ -293,10 +316,13 @@ def _is_staged(path: Path) -> bool:
 
 
 def wait_until_ended(job: JobPaths, timeout: float) -> int:
-    """The job's exit code. Raises ClusterError where it goes on for too long."""
+    """Return the job's exit code once it has ended. Raises ClusterError where that takes too long."""
     deadline = time.monotonic() + timeout
     while is_locked(job.controller):
         if time.monotonic() > deadline:
-            raise ClusterError(f"{job.root.name} has not ended in {timeout:g} s", logs=str(job.output))
+            raise ClusterError(
+                f"{job.root.name} has not ended in {timeout:g} s. Raise --patience, or see where it stands",
+                logs=str(job.output),
+            )
         time.sleep(0.05)
     return read_exit_code(job)

@@ -1,4 +1,4 @@
-"""What a command of the user does: submit a job, ask how it is, stop, resume or scale it.
+"""Submits jobs, reads how they are, stops, resumes and scales them: what commands of the user do.
 
 Runs in the process of the command line. Begin reading with `submission.py`.
 """

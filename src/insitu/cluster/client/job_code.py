@@ -1,4 +1,4 @@
-"""Takes the job's own copy of JOB_DIR: a folder or a .zip. Later edits don't reach a running job."""
+"""Copies JOB_DIR, a folder or a .zip, for a job: later edits don't reach a job that runs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def copy_code(source: Path, destination: Path, leave_out: Path) -> None:
 def _copy_folder(
     source: Path, destination: Path, budget: _Budget, leave_out: Path, above: tuple[Path, ...]
 ) -> None:
-    """Links are followed; one that leads back to a folder it lies in is refused."""
+    """Copies a folder. Links are followed; one that leads back to a folder it lies in is refused."""
     for entry in _entries(source):
         path = Path(entry.path)
         if entry.is_dir():
@@ -127,7 +127,7 @@ def _extract(archive: Path, destination: Path) -> None:
 
 
 def _checked(opened: zipfile.ZipFile, archive: Path) -> Iterator[tuple[zipfile.ZipInfo, PurePosixPath]]:
-    """Each entry with its name, known to stay inside. Raises JobSpecError before any is written."""
+    """Yield each entry with its name, known to stay inside. Raises JobSpecError before any is written."""
     for entry in opened.infolist():
         name = PurePosixPath(entry.filename)
         mode = entry.external_attr >> 16

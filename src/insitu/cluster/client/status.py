@@ -1,4 +1,4 @@
-"""Answers about jobs: which there are, how each is doing, stopping one. Reads folders, asks no process."""
+"""Finds jobs and reads their state from their folders; asks no process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from insitu.spec import JobSpec, is_simple_name
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """One job as it stands. `running` is True until the last of its processes has ended.
+    """One job as it stands."""
 
-    `steps` is the furthest (epoch, step) that a task of the present attempt has reported, or None.
-    """
-
+    #: What was asked for.
     spec: JobSpec
+    #: The newest state in its journal.
     state: JobState
+    #: True until the last of its processes has ended.
     running: bool
+    #: The furthest (epoch, step) that a task of the present attempt has reported, or None.
     steps: EpochStep | None
 
 
@@ -36,7 +37,7 @@ def list_job_ids(paths: Paths) -> list[str]:
 
 
 def find_job(paths: Paths, text: str) -> JobPaths:
-    """The job whose id is `text` or alone begins with it. Raises UnknownJob."""
+    """Return the job whose id is `text` or alone begins with it. Raises UnknownJob."""
     ids = list_job_ids(paths)
     matches = [i for i in ids if i == text] or [i for i in ids if text and i.startswith(text)]
     if len(matches) == 1:
@@ -54,11 +55,12 @@ def find_job(paths: Paths, text: str) -> JobPaths:
 
 
 def is_running(job: JobPaths) -> bool:
+    """Whether a process of the job is left."""
     return is_locked(job.controller)
 
 
 def read_status(job: JobPaths) -> JobStatus:
-    """Raises ClusterError where the job's folder can't be read."""
+    """Return how the job stands. Raises ClusterError where its folder can't be read."""
     # The lock first: a job that ends between the two looks has then written its last state.
     running = is_running(job)
     state = Journal(job.journal).state()
@@ -70,12 +72,12 @@ def read_status(job: JobPaths) -> JobStatus:
 
 
 def _read_last_write_time(job: JobPaths) -> float:
-    """When the job last wrote anything down, in seconds since 1970."""
+    """Return when the job last wrote its journal or output, in seconds since 1970."""
     return max(p.stat().st_mtime for p in (job.journal, job.output) if p.exists())
 
 
 def list_jobs(paths: Paths, *, all_jobs: bool = False) -> list[JobStatus | BrokenJob]:
-    """The running jobs, or all, oldest first; one whose folder can't be read is named with the reason."""
+    """Return the running jobs, or all, oldest first; one whose folder can't be read comes with the reason."""
     found: list[JobStatus | BrokenJob] = []
     for job_id in list_job_ids(paths):
         job = paths.job(job_id)
@@ -92,11 +94,13 @@ def list_jobs(paths: Paths, *, all_jobs: bool = False) -> list[JobStatus | Broke
 class BrokenJob:
     """A job whose folder can't be read."""
 
+    #: Its folder's name.
     job_id: str
+    #: What could not be read, for the user.
     reason: str
 
 
 def read_exit_code(job: JobPaths) -> int:
-    """The exit code of a job that has ended."""
+    """Return the exit code of a job that has ended."""
     code = read_status(job).state.exit_code
     return 1 if code is None else code

@@ -1,4 +1,4 @@
-"""Makes a job: checks what was asked for, lays it out, writes its folder, starts its supervisor.
+"""Makes a job: checks the request, places the tasks, writes the job's folder, starts its supervisor.
 
 Until the folder is renamed into place nothing of the job is visible, and whatever fails before leaves
 nothing behind. A folder whose maker was killed is removed by the next `start`.
@@ -46,31 +46,45 @@ _supervisors: list[subprocess.Popen[bytes]] = []
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What `insitu start` was given. None: the default, which depends on the cache and the machine.
+    """What `insitu start` was given. None stands for a default that depends on the cache and the machine."""
 
-    `shards` defaults to `workers`, `workers` to the number of nodes that own data, `threads` to the machine's
-    cores divided by the tasks that compute. `ps` None is one on each node: tables of a cache that is spread
-    over these want all of their memory. `stall_timeout` is in seconds.
-    """
-
+    #: Name of the cache to train on.
     cache: str
+    #: Folder or .zip that holds the script.
     job_dir: Path
+    #: JOB_CMD and its arguments.
     command: tuple[str, ...]
+    #: Number of workers; None: the number of nodes that own data.
     workers: int | None = None
+    #: Number of shards; None: as many as workers.
     shards: int | None = None
+    #: Number of ps tasks; None: one on each node, since large tables want the memory of all.
     ps: int | None = 0
+    #: Other ps tasks that mirror each one.
     ps_backups: int = 0
+    #: Whether there is a chief task beside the workers.
     chief: bool = False
+    #: Whether there is an evaluator task.
     evaluator: bool = False
+    #: What runs the tasks.
     engine: str = "local"
+    #: Beginning of the job's id; None: the last part of the cache's name.
     name: str | None = None
+    #: Failures after which the job isn't tried again.
     max_restarts: int = 3
+    #: All randomness follows from it.
     seed: int = 0
+    #: Backend threads of each replica; None: the machine's cores divided by the tasks that compute.
     threads: int | None = None
+    #: Seconds without progress after which the job has failed.
     stall_timeout: float = 600.0
+    #: How tasks set up devices.
     settings: DeviceSettings = field(default_factory=DeviceSettings)
+    #: What is done about a lost worker.
     on_loss: Literal["replace", "adopt", "restart"] = "replace"
+    #: Preloaded processes that can take a lost task's place; None: one where memory allows.
     standby: int | None = None
+    #: Whether tasks keep checkpoints in memory, too.
     memory_checkpoint: bool = False
 
 
@@ -100,7 +114,11 @@ def submit(paths: Paths, request: Request) -> str:
         shutil.rmtree(job.root, ignore_errors=True)
         if isinstance(error, OSError):
             kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else ClusterError
-            raise kind(f"Can't make the job's folder in {paths.jobs}: {error}") from error
+            raise kind(
+                f"Can't make the job's folder in {paths.jobs}: {error}. Make room there and allow writing, "
+                "or set "
+                "INSITU_HOME to another folder"
+            ) from error
         raise
     finally:
         if lock >= 0:
@@ -146,7 +164,7 @@ def _spec(request: Request, cache: CacheSpec, topology: Topology) -> JobSpec:
 
 @contextlib.contextmanager
 def _staged(paths: Paths, job_id: str) -> Iterator[tuple[JobPaths, int]]:
-    """A folder for the job that nobody sees, and its lock; gone after an error."""
+    """Yield a folder for the job that nobody sees yet, and its lock; remove it after an error."""
     paths.jobs.mkdir(parents=True, exist_ok=True)
     staged = staged_folder(paths, job_id)
     staged.root.mkdir(mode=0o700)
@@ -158,7 +176,7 @@ def _staged(paths: Paths, job_id: str) -> Iterator[tuple[JobPaths, int]]:
 
 
 def _write(job: JobPaths, spec: JobSpec, placement: Placement, cache: CacheSpec) -> None:
-    """Everything that the controller and the tasks read."""
+    """Write everything that the controller and the tasks read."""
     secret = os.open(job.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(secret, "wb") as file:
         file.write(secrets.token_bytes(SECRET_BYTES))
@@ -200,6 +218,10 @@ def start_supervisor(job: JobPaths, lock: int, *, resume: bool = False) -> None:
                 start_new_session=True,
             )
         except OSError as error:
-            raise ClusterError(f"Can't start the job's supervisor: {error}") from error
+            raise ClusterError(
+                f"Can't start the job's supervisor: {error}. Check the memory and the number of processes "
+                "that "
+                "this user may have (ulimit -u)"
+            ) from error
     # Those that have ended by now are reaped, for a process that starts many jobs.
     _supervisors[:] = [s for s in (*_supervisors, started) if s.poll() is None]

@@ -1,4 +1,4 @@
-"""What a task finds in its environment. Pure."""
+"""Builds the environment of a task. Pure."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from insitu.roster import Roster
 from insitu.spec import JobSpec, TaskId
 
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NPROC")
-"""What sizes the pools that share the work of one operation: of OpenMP (PyTorch, NumPy's BLAS), TensorFlow,
-and XLA on CPUs. Their sizes change rounding, so they are the job's."""
+"""Variables that set the sizes of thread pools that share one operation: of OpenMP (PyTorch, NumPy's BLAS),
+TensorFlow, and XLA on CPUs. The sizes change rounding, so they belong to the job."""
 
 
 def build_tf_config(roster: Roster, task: TaskId, address: str = "") -> dict[str, Any]:
-    """The value of TF_CONFIG for `task`, whose `address` matters where the roster doesn't name it yet.
+    """Return the value of TF_CONFIG for `task`; `address` is its own where the roster doesn't name it yet.
 
-    As TensorFlow has it, an evaluator is no part of the cluster that trains: it sees itself, nobody else
+    As TensorFlow has it, an evaluator is no part of the cluster that trains: it sees itself, no other task
     sees it.
     """
     cluster: dict[str, list[str]] = {}
@@ -53,7 +53,7 @@ def build_tf_config(roster: Roster, task: TaskId, address: str = "") -> dict[str
 
 
 def count_interop_threads(job: JobSpec) -> int:
-    """Operations that TensorFlow may run side by side; their number changes no rounding.
+    """Return how many operations TensorFlow may run side by side; the number changes no rounding.
 
     With ps tasks an operation waits for others in other tasks, holding its thread: with fewer threads than
     peers, TensorFlow's parameter servers stand still.
@@ -69,7 +69,8 @@ def build_task_environment(
     home: Path,
     inherited: Mapping[str, str],
 ) -> dict[str, str]:
-    """The whole environment of one life of a task: `inherited` with the contract's names on top.
+    """Return the whole environment of one incarnation of a task: `inherited` with the contract's names on
+    top.
 
     `address` is where it listens if `roster` doesn't name it yet.
 

@@ -110,7 +110,7 @@ class StalledEvent:
     text: str
     #: The furthest (epoch, step) that any task of the job has reported.
     progress: EpochStep | None = None
-    #: The tasks that all others wait for; empty where that can't be told.
+    #: The tasks that all others wait for; empty where that is unknown.
     culprits: tuple[TaskId, ...] = ()
     #: Of the tasks alive, those that can go on without a peer.
     elastic: tuple[TaskId, ...] = ()

@@ -1,4 +1,4 @@
-"""A job's life as a pure function: (state, event, now) -> (state, actions).
+"""Decides about a job, as a pure function: (state, event, now) -> (state, actions).
 
     pending ──> running ──> stopping ──> finished | failed | stopped
                    ^            │                      │ resumed
@@ -72,8 +72,9 @@ TERM_GRACE = 10.0
 DUMP_GRACE = 2.0
 """Seconds that stalled tasks have to write their stacks before they are stopped."""
 WORKER_GRACE = 10.0
+"""Seconds that workers which don't train have to end once training is over."""
 EVALUATOR_GRACE = 30.0
-MAX_RESTART_DELAY = 30.0
+"""Seconds that the evaluator has to end once training is over."""
 STALL_CODE = 124
 """Exit code of a job that stood still, as that of timeout(1)."""
 SYSTEM_EXIT = "SystemExit"
@@ -89,13 +90,14 @@ def new_job(
     *,
     mirrored: bool = False,
 ) -> JobState:
+    """Return the state of a job that is to begin."""
     states = tuple(TaskState(t.task, t.node, t.shards) for t in tasks)
     wanted = sum(t.task.role == "worker" for t in tasks)
     return JobState(max_restarts, states, on_loss, wanted, holders, mirrored=mirrored)
 
 
 def advance(state: JobState, event: Event, now: float) -> Result:
-    """The state after `event` and what to do about it. An event that no longer matters changes nothing."""
+    """Return the state after `event`, and what to do. An event that no longer matters changes nothing."""
     if isinstance(event, ResumedEvent):
         return _handle_resume(state, now)
     if state.phase in ENDED:
@@ -133,7 +135,7 @@ def advance(state: JobState, event: Event, now: float) -> Result:
 
 
 def _launch_all(state: JobState, now: float, why: str = "") -> Result:
-    """All tasks begin a new life."""
+    """Launch a new incarnation of every task: the next attempt."""
     number = len(state.attempts) + 1
     layout = assign_contiguous_shards(state.target_workers, len(state.holders)) if state.holders else ()
     tasks = []
@@ -158,8 +160,8 @@ def _launch_all(state: JobState, now: float, why: str = "") -> Result:
         restart_at=None, generation=generation,
     )  # fmt: skip
     why = why or f"restart {state.failures} of {state.max_restarts}"
-    said = [] if number == 1 else [Log(f"attempt {number} starts ({why})")]
-    return state, [*said, Publish(generation), Launch(tuple(t.task for t in state.alive))]
+    logs = [] if number == 1 else [Log(f"attempt {number} starts ({why})")]
+    return state, [*logs, Publish(generation), Launch(tuple(t.task for t in state.alive))]
 
 
 def _handle_resume(state: JobState, now: float) -> Result:
@@ -211,7 +213,7 @@ def _is_training_over(state: JobState) -> bool:
 
 
 def _release_surplus_tasks(state: JobState, reporting: Sequence[TaskId], now: float) -> Result:
-    """Lets go of the tasks that training no longer needs, in the order told at the top."""
+    """Stop the tasks that training no longer needs, in the order given at the top."""
     actions: list[Action] = []
     workers_left = any(t.task.role == "worker" for t in state.alive)
     for task in state.alive:
@@ -254,7 +256,7 @@ def _join(tasks: Sequence[TaskId]) -> str:
 
 
 def _fail_attempt(state: JobState, cause: Cause, now: float) -> Result:
-    """Everything is stopped because of `cause`, which no task's end tells."""
+    """Stop all tasks because of `cause`, which no task's end tells."""
     stopping = recovery.cancel_launches(replace(state, phase="stopping", goal="decide", stop_cause=cause))
     state, actions = _terminate_all(stopping, now)
     return _conclude_if_stopped(state, actions, now)
@@ -291,10 +293,9 @@ def _handle_stop_request(state: JobState, now: float) -> Result:
         return state, actions
     if state.goal == "finish":
         return _terminate_all(state, now)
-    told: list[Action] = [Log("stop was asked for; stopping every task")]
     stopping = replace(state, phase="stopping", goal="stop", restart_at=None)
-    state, asked = _terminate_all(recovery.cancel_launches(stopping), now)
-    return _conclude_if_stopped(state, told + asked, now)
+    state, actions = _terminate_all(recovery.cancel_launches(stopping), now)
+    return _conclude_if_stopped(state, [Log("stop was asked for; stopping every task"), *actions], now)
 
 
 def _handle_controller_loss(state: JobState, now: float) -> Result:
@@ -332,7 +333,7 @@ def _terminate_all(state: JobState, now: float) -> Result:
 
 
 def _escalate(state: JobState, task: TaskState, now: float) -> Result:
-    """SIGTERM first; SIGKILL where that has been tried."""
+    """Send SIGTERM to a task, or SIGKILL where that has been sent."""
     if task.stall_reason:
         # It has had its time to write its stacks, and others wait for its place.
         return state.with_task(replace(task, signal_sent="kill", escalate_at=None)), [
@@ -349,7 +350,7 @@ def _escalate(state: JobState, task: TaskState, now: float) -> Result:
 
 
 def _conclude_if_stopped(state: JobState, actions: list[Action], now: float) -> Result:
-    """Once nothing runs, what `goal` asks for."""
+    """Do what `goal` asks for once nothing of a stopping job runs."""
     if state.phase != "stopping" or state.alive:
         return state, actions
     if state.goal == "finish":
@@ -362,7 +363,7 @@ def _conclude_if_stopped(state: JobState, actions: list[Action], now: float) -> 
 
 
 def _restart_or_give_up(state: JobState, now: float) -> Result:
-    """Restart, or give up."""
+    """Restart all tasks after a pause, or end the job as failed."""
     cause = find_cause(state)
     progress = state.attempts[-1].progress or (-1, -1)
     started = state.task(cause.task).started if cause.task else now
@@ -374,7 +375,7 @@ def _restart_or_give_up(state: JobState, now: float) -> Result:
     if state.failures >= state.max_restarts:
         text = f"{cause.text}; {state.failures} of {state.max_restarts} restarts were used"
         return _end_job(state, "failed", cause.code, text, cause, now)
-    pause = min(MAX_RESTART_DELAY, 2.0 ** _count_fruitless_attempts(state))
+    pause = min(recovery.MAX_RESTART_DELAY, 2.0 ** _count_fruitless_attempts(state))
     bug = Bug(cause.fingerprint, progress, now) if cause.fingerprint else state.bug
     state = _close_attempt(replace(state, bug=bug, failures=state.failures + 1), cause, now)
     state = replace(state, phase="restarting", goal="", stop_cause=None, restart_at=now + pause)
@@ -384,17 +385,17 @@ def _restart_or_give_up(state: JobState, now: float) -> Result:
 
 
 def _count_fruitless_attempts(state: JobState) -> int:
-    """How many attempts in a row, up to now, came no further than the one before each."""
+    """Count the attempts in a row, up to now, that came no further than the one before."""
     reached = [a.progress or (-1, -1) for a in reversed(state.attempts)]
     gains = (later > earlier for later, earlier in pairwise(reached))
     return next((number for number, gained in enumerate(gains) if gained), len(reached) - 1)
 
 
 def find_cause(state: JobState) -> Cause:
-    """What the attempt ended of: not those whom it took down with it.
+    """Return why the attempt ended: the task that failed, not those that failed because of it.
 
-    A stall or a failed launch counts first. Then tasks that ended before they were asked to, or by a
-    signal that wasn't ours; those that only lost a peer come last; else whoever was first.
+    A stall or a failed launch counts first. Then tasks that ended before they were signalled, or by a signal
+    that wasn't ours; those that only lost a peer come last; else the one that ended last.
     """
     if state.stop_cause:
         return state.stop_cause
@@ -417,7 +418,7 @@ def _ended_by_our_signal(task: TaskState) -> bool:
 
 
 def to_exit_code(code: int) -> int:
-    """The shell's way: 128 + the signal's number for a task that a signal ended."""
+    """Return an exit code as the shell has it: 128 + the signal's number for a task that a signal ended."""
     return 128 - code if code < 0 else code
 
 
@@ -426,8 +427,8 @@ def _end_job(
 ) -> Result:
     state = _close_attempt(state, cause, now)
     state = replace(state, phase=phase, goal="", restart_at=None, exit_code=code, reason=reason)
-    told = f"job {phase}{f' with exit code {code}: {reason}' if phase == 'failed' else ''}"
-    return state, [Log(told), Finish(code)]
+    text = f"job {phase}{f' with exit code {code}: {reason}' if phase == 'failed' else ''}"
+    return state, [Log(text), Finish(code)]
 
 
 def _close_attempt(state: JobState, cause: Cause | None, now: float) -> JobState:

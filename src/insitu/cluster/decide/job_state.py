@@ -74,7 +74,7 @@ class TaskState:
     shards: tuple[int, ...] = ()
     #: Number of the present or last incarnation, from 1; 0 before the first.
     incarnation: int = 0
-    #: Process id of that incarnation; 0 until the engine has told it.
+    #: Process id of that incarnation; 0 until the engine has reported it.
     pid: int = 0
     #: The incarnation runs, or is being launched.
     alive: bool = False
@@ -224,9 +224,9 @@ class JobState:
 
 
 def validate(state: JobState) -> None:
-    """Raises ValueError where an invariant doesn't hold. Run by the tests after every event."""
+    """Raise ValueError where an invariant doesn't hold. The tests call it after every event."""
     rules = {
-        "only running and stopping jobs have living tasks": not state.alive
+        "only running and stopping jobs have running tasks": not state.alive
         or state.phase in ("running", "stopping"),
         "a stopping job has a goal and something to wait for": state.phase != "stopping"
         or bool(state.goal and state.alive),
@@ -244,9 +244,9 @@ def validate(state: JobState) -> None:
         "attempts are numbered from 1": [a.number for a in state.attempts]
         == list(range(1, len(state.attempts) + 1)),
         "only the last attempt may be open": all(a.ended is not None for a in state.attempts[:-1]),
-        "a living task has no exit code": all(t.code is None for t in state.alive),
-        "only living tasks have deadlines": all(t.alive or t.escalate_at is None for t in state.tasks),
-        "a living task is not about to be launched": all(t.launch_at is None for t in state.alive),
+        "a running task has no exit code": all(t.code is None for t in state.alive),
+        "only running tasks have deadlines": all(t.alive or t.escalate_at is None for t in state.tasks),
+        "a running task is not about to be launched": all(t.launch_at is None for t in state.alive),
         "only a running job launches single tasks": state.phase == "running"
         or all(t.launch_at is None for t in state.tasks),
         "members run each shard once": not state.holders

@@ -1,16 +1,16 @@
-"""What becomes of one task while the others go on: replaced, its shards adopted, joined, released. Pure.
+"""Replaces one task while the others go on, lets others adopt its shards, adds and releases tasks. Pure.
 
-Tasks that say that they are elastic (`insitu.progress`) keep the model's state when a peer dies, and wait for
-a roster of a higher generation (`insitu.roster`). So a member that dies is
+Tasks that report that they are elastic (`insitu.progress`) keep the model's state when a peer dies, and wait
+for a roster of a higher generation (`insitu.roster`). So a member that dies is
 
-- **replaced**: its next life begins at once with the same shards, and a roster names it;
-- or its shards are **adopted** by members on nodes that hold their partitions; its next life begins as a
+- **replaced**: its next incarnation is launched at once with the same shards, and a roster names it;
+- or its shards are **adopted** by members on nodes that hold their partitions; its next incarnation is a
   newcomer, which a further roster names once it is ready.
 
 Where ps tasks hold the model (`JobState.has_servers`) workers need nothing of each other: one that dies is
 always replaced. A ps task that dies is launched again at its address where another mirrors it.
 
-Everything that needs all tasks to start again is told by None: a death while nobody can go on, the same
+A function returns None where all tasks must start again: a death while nobody can go on, the same
 traceback or exit twice without progress, and one failure more than allowed.
 """
 
@@ -50,11 +50,12 @@ RELEASE_GRACE = 30.0
 """Seconds that a released task has to end by itself."""
 MAX_RESTART_DELAY = 30.0
 MAX_RECOVERIES = 50
-"""As many as a job's state remembers; the journal's events have them all."""
+"""Recoveries that a job's state keeps; the journal's events have them all."""
 _BEFORE_TRAINING: EpochStep = (-1, -1)
 
 
 def begin_incarnation(task: TaskState, now: float) -> TaskState:
+    """Return `task` with its next incarnation launched."""
     return replace(
         task,
         incarnation=task.incarnation + 1,
@@ -70,11 +71,13 @@ def begin_incarnation(task: TaskState, now: float) -> TaskState:
 
 
 def cancel_launches(state: JobState) -> JobState:
+    """Return `state` without the launches of single tasks that are due."""
     return replace(state, tasks=tuple(replace(t, launch_at=None) for t in state.tasks))
 
 
 def is_same_bug(state: JobState, fingerprint: str, started: float, progress: EpochStep) -> bool:
-    """Whether a life begun at `started` ended of the job's last traceback and the job came no further."""
+    """Whether an incarnation launched at `started` failed as the job's last bug did, without progress
+    since."""
     bug = state.bug
     return bool(
         bug
@@ -89,7 +92,7 @@ def is_same_bug(state: JobState, fingerprint: str, started: float, progress: Epo
 
 
 def handle_task_exit(state: JobState, task: TaskState, event: TaskExitedEvent, now: float) -> Result | None:
-    """`task` has ended while the job runs on."""
+    """Handle the end of `task` in a job that runs on. Returns None where all tasks must start again."""
     if task.released:
         wanted = task.task.index < state.target_workers
         return (
@@ -136,7 +139,7 @@ def retry_evaluator(state: JobState, task: TaskState, now: float) -> Result:
 
 
 def find_stranded_members(state: JobState, event: TaskExitedEvent) -> tuple[TaskId, ...]:
-    """Members that need one that has ended well: to go on with, or for its state."""
+    """Return the members that need one that has ended well, to go on with or for its state."""
     if state.has_servers:
         return ()
     return tuple(
@@ -175,7 +178,7 @@ def _all_elastic(state: JobState, elastic: Sequence[TaskId]) -> bool:
 
 
 def _choose_next_node(state: JobState, task: TaskState) -> NodeId | None:
-    """Where its next life is to be: where it was, unless that node has lost its store."""
+    """Return the node of its next incarnation: the same one, unless that has lost its store."""
     if task.node not in state.lost_nodes:
         return task.node
     return choose_node(task.shards, state.holders, state.lost_nodes) or task.node
@@ -184,7 +187,8 @@ def _choose_next_node(state: JobState, task: TaskState) -> NodeId | None:
 def _relaunch_or_adopt(
     state: JobState, task: TaskState, progress: EpochStep | None, now: float, *, adopting: bool
 ) -> Result:
-    """`task` is dead and its `launch_at` set: a roster for the others, and its next life when that is due."""
+    """Launch `task`, dead with its `launch_at` set, once that is due; `adopting`: let others take its
+    shards."""
     actions: list[Action] = []
     is_member = task.task.role == "worker" and task.member
     why = task.stall_reason or describe_exit(task)
@@ -216,7 +220,7 @@ def _find_adopters(state: JobState) -> list[TaskState]:
 
 
 def _adopt(state: JobState, why: str, progress: EpochStep | None, now: float) -> Result:
-    """The living members take over the shards of the dead ones, which are members no longer."""
+    """Give the shards of dead members, which are members no longer, to those alive."""
     dead = [t for t in state.members if not t.alive]
     state = state.with_task(*(replace(t, member=False, shards=()) for t in dead))
     state, publish = _republish(state)
@@ -227,7 +231,7 @@ def _adopt(state: JobState, why: str, progress: EpochStep | None, now: float) ->
 
 
 def _republish(state: JobState) -> tuple[JobState, Publish]:
-    """A next roster, in which the present members share all shards."""
+    """Return the next roster, in which the present members share all shards."""
     if state.holders:
         members = state.members
         held = {t.task: t.shards for t in members}
@@ -242,7 +246,7 @@ def _format_shards(shards: Sequence[int]) -> str:
 
 
 def relaunch(state: JobState, names: Sequence[TaskId], now: float) -> Result:
-    """The next lives of these tasks begin. Members are named by a new roster as soon as all of them live."""
+    """Launch the next incarnations of these tasks, and name members in a new roster once all are alive."""
     tasks = [replace(begin_incarnation(state.task(name), now), replacement=True) for name in names]
     state = state.with_task(*tasks)
     state = replace(state, died=tuple(t for t in state.died if t not in names))
@@ -255,7 +259,7 @@ def relaunch(state: JobState, names: Sequence[TaskId], now: float) -> Result:
 
 
 def handle_launch_failure(state: JobState, event: LaunchFailedEvent, now: float) -> Result | None:
-    """Next lives that could not begin: they are tried again later, and meanwhile their shards are adopted."""
+    """Launch replacements that could not be launched again later; meanwhile others adopt their shards."""
     tasks = [state.task(name) for name in event.tasks]
     members = [t for t in tasks if t.member]
     if not all(t.replacement for t in tasks):
@@ -278,7 +282,7 @@ def handle_launch_failure(state: JobState, event: LaunchFailedEvent, now: float)
 
 
 def add_ready_tasks(state: JobState, event: ReadyEvent, now: float) -> Result:
-    """Newcomers join once they are ready, and take their part of the shards."""
+    """Add newcomers that are ready, which take their part of the shards."""
     new = [
         t
         for t in state.alive
@@ -295,11 +299,12 @@ def add_ready_tasks(state: JobState, event: ReadyEvent, now: float) -> Result:
 
 
 def describe_lost_peers(event: PeersLostEvent) -> Cause:
+    """Return the cause of an attempt that ends of lost connections."""
     return Cause(f"{', '.join(map(str, event.tasks))} lost the connection to others", 1)
 
 
 def reconnect_peers(state: JobState, event: PeersLostEvent, now: float) -> Result | None:
-    """All members meet again, by a roster that differs in its generation alone."""
+    """Let all members rejoin, by a roster that differs in its generation alone."""
     if state.phase != "running" or any(t.launch_at is not None for t in state.members):
         return state, []
     if not all(t.alive for t in state.members) or not _all_elastic(state, event.elastic):
@@ -315,14 +320,15 @@ def reconnect_peers(state: JobState, event: PeersLostEvent, now: float) -> Resul
 
 
 def close_recoveries(state: JobState, event: RecoveredEvent, now: float) -> Result:
+    """Mark recoveries as ended up to the generation in which every member has completed a step."""
     begun = state.attempts[-1].started if state.attempts else 0.0
     open_ones = [r for r in state.recoveries if r.ended is None and r.at >= begun]
     done = [r for r in open_ones if r.generation <= event.generation]
     if not done:
         return state, []
-    said: list[Action] = [Log(f"training goes on {now - r.at:.2f} s after {r.text}") for r in done[-1:]]
+    logs: list[Action] = [Log(f"training goes on {now - r.at:.2f} s after {r.text}") for r in done[-1:]]
     changed = tuple(replace(r, ended=now) if r in done else r for r in state.recoveries)
-    return replace(state, recoveries=changed), said
+    return replace(state, recoveries=changed), logs
 
 
 def can_kill_stuck(state: JobState, event: StalledEvent) -> bool:
@@ -345,6 +351,7 @@ def can_kill_stuck(state: JobState, event: StalledEvent) -> bool:
 
 
 def scale(state: JobState, event: ScaleRequestedEvent, now: float) -> Result:
+    """Change the number of workers, or log why that is refused."""
     refused = _refuse_to_scale(state, event)
     if refused:
         text = f"not scaled to {event.workers} workers: {refused}"
@@ -405,7 +412,7 @@ def _shrink(state: JobState, event: ScaleRequestedEvent, now: float) -> Result:
 
 
 def _grow(state: JobState, now: float) -> Result:
-    """Tasks for the indices that nobody has; one that is still ending is begun anew when it has ended."""
+    """Launch tasks for the indices that none has; one that is still ending is launched when it has ended."""
     known = {t.task for t in state.tasks}
     layout = assign_contiguous_shards(state.target_workers, len(state.holders))
     names = []
@@ -427,7 +434,7 @@ def _sort_by_role(tasks: Sequence[TaskState]) -> tuple[TaskState, ...]:
 
 
 def describe_exit(task: TaskState) -> str:
-    """Such as `worker:1 was killed by SIGKILL`."""
+    """Return such as `worker:1 was killed by SIGKILL`."""
     if task.code is None:
         return f"{task.task} did not run"
     if task.code < 0:

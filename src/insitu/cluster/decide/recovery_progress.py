@@ -1,4 +1,4 @@
-"""What the records of tasks tell about a recovery. Pure: state and records are passed in."""
+"""Finds out from the tasks' records how a recovery goes. Pure: state and records are passed in."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Records = Mapping[TaskId, Progress | None]
 
 
 def find_furthest(records: Records) -> EpochStep | None:
-    """The furthest (epoch, step) that any task has reported, or None."""
+    """Return the furthest (epoch, step) that any task has reported, or None."""
     return max(((r.epoch, r.step) for r in records.values() if r is not None), default=None)
 
 
 def find_ready_to_join(state: JobState, records: Records) -> tuple[TaskId, ...]:
-    """Newcomers that wait for a roster that names them."""
+    """Return the newcomers that wait for a roster that names them."""
     if state.phase != "running":
         return ()
     waiting = [t.task for t in state.alive if t.task.role == "worker" and not t.member and not t.released]
@@ -45,7 +45,7 @@ def has_recovered(state: JobState, records: Records) -> bool:
 
 
 def find_disconnected(state: JobState, records: Records) -> tuple[TaskId, ...]:
-    """Members that say that they have lost a peer of the newest generation."""
+    """Return the members that report that they have lost a peer of the newest generation."""
     if state.phase != "running" or any(t.launch_at is not None for t in state.members):
         return ()
     return tuple(

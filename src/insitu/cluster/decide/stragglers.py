@@ -1,4 +1,4 @@
-"""Who is slow without being stuck: the task that the others wait for, and by how long."""
+"""Finds tasks that are slow without being stuck: those that the others wait for, and by how long."""
 
 from __future__ import annotations
 
@@ -11,27 +11,31 @@ from insitu.progress import IDLE, Progress
 from insitu.spec import TaskId
 
 MIN_SHARE = 0.6
-"""The share of steps in which the same task comes last from which on it is a straggler."""
+"""A task that comes last in this share of the steps, or more, is a straggler."""
 MIN_SECONDS = 0.001
 _MIN_STEPS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """`task` was the last in `share` of the steps seen, by `seconds` in the middle, and is `steps` behind."""
+    """A task that the others wait for."""
 
+    #: The task.
     task: TaskId
+    #: Share of the steps seen in which it came last, in [0, 1].
     share: float
+    #: Median of the seconds by which it came last.
     seconds: float
+    #: Steps that it is behind the furthest task.
     steps: int
 
 
 def find_stragglers(samples: Sequence[Mapping[TaskId, Progress | None]]) -> list[Straggler]:
-    """The tasks that are behind, the furthest first. Pure.
+    """Return the tasks that are behind, the furthest first. Pure.
 
     A record that stands at the exchange holds the time at which its task came there, so what is between the
-    first and the last to come is what the others waited. Tasks that don't wait for each other are told by
-    the steps that they are behind.
+    first and the last to come is what the others waited. Tasks that don't wait for each other are found
+    by the steps that they are behind.
     """
     arrived: dict[tuple[int, int], dict[TaskId, float]] = defaultdict(dict)
     for sample in samples:

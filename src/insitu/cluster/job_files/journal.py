@@ -1,4 +1,4 @@
-"""The account of a job: every event, what was decided, and the state that followed, in one SQLite file."""
+"""Keeps a job's journal: every event, what was decided, and the state that followed, in one SQLite file."""
 
 from __future__ import annotations
 
@@ -38,15 +38,21 @@ _PRIMARY_CODE = 0xFF
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One event and the actions that it led to, as JSON objects. `at` is in seconds since 1970."""
+    """One event and the actions that it led to."""
 
+    #: When it was recorded, in seconds since 1970.
     at: float
+    #: The event, as `encode_event` has it.
     event: dict[str, Any]
+    #: The actions, as `encode_action` has them.
     actions: list[dict[str, Any]]
 
 
 class Journal:
-    """Only the job's controller writes; anybody may read meanwhile. Raises ClusterError."""
+    """One job's journal.
+
+    Only the job's controller writes; any process may read meanwhile. Raises ClusterError.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -71,7 +77,7 @@ class Journal:
             self._insert(connection, 0.0, {"event": "Created"}, [], state)
 
     def record(self, at: float, event: Event, actions: Sequence[Action], state: JobState) -> None:
-        """One transaction: all of it is on disk, or nothing."""
+        """Append an event and what followed, in one transaction: all of it is on disk, or nothing."""
         acts = [encode_action(action) for action in actions]
         with self._open("rw") as connection:
             self._insert(connection, at, encode_event(event), acts, state)
@@ -101,7 +107,7 @@ class Journal:
             return connection.execute(query, parameters).fetchall()
 
     def state(self) -> JobState:
-        """The latest state."""
+        """Return the latest state."""
         rows = self._select("SELECT state FROM entries ORDER BY sequence DESC LIMIT 1")
         if not rows:
             raise ClusterError(
@@ -117,13 +123,13 @@ class Journal:
             ) from error
 
     def find_reply(self, token: str) -> dict[str, Any] | None:
-        """The `Reply` to the request `token` as a JSON object, or None where there is none."""
+        """Return the `Reply` to the request `token` as a JSON object, or None where there is none."""
         query = "SELECT actions FROM entries WHERE instr(actions, ?) ORDER BY sequence DESC"
         rows = self._select(query, json.dumps(token))
         actions = [action for (text,) in rows for action in json.loads(text)]
         return next((a for a in actions if a["action"] == "Reply" and a["token"] == token), None)
 
     def entries(self) -> list[Entry]:
-        """Everything that happened, in order."""
+        """Return everything that happened, in order."""
         rows = self._select("SELECT at, event, actions FROM entries ORDER BY sequence")
         return [Entry(at, json.loads(event), json.loads(actions)) for at, event, actions in rows]

@@ -1,4 +1,4 @@
-"""The lock of a job: held from the moment its folder is made until the last of its processes has ended.
+"""Locks a job: the lock is held from the moment its folder is made until the last of its processes has ended.
 
 It is an flock(2) on `controller.json`, so the system drops it with its last holder, however that ends.
 """
@@ -26,10 +26,14 @@ def take_lock(path: Path) -> int:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return descriptor
         except BlockingIOError as error:
-            # Whoever only looks (`is_locked`) holds it for a moment.
+            # A process that only tests it (`is_locked`) holds it for a moment.
             if time.monotonic() > deadline:
                 os.close(descriptor)
-                raise ClusterError(f"{path} is locked by another process") from error
+                raise ClusterError(
+                    f"{path} is locked by another process: the job runs. Stop it with `insitu stop`, or wait "
+                    "for "
+                    "its end"
+                ) from error
             time.sleep(0.01)
 
 
@@ -49,14 +53,14 @@ def is_locked(path: Path) -> bool:
 
 
 def write_controller_pid(descriptor: int) -> None:
-    """Notes this process as the controller, for `signal_controller`."""
+    """Write this process's id into the lock's file, for `signal_controller`."""
     record = json.dumps({"pid": os.getpid(), "started": time.time()}).encode()
     os.pwrite(descriptor, record, 0)
     os.ftruncate(descriptor, len(record))
 
 
 def read_controller_pid(path: Path) -> int | None:
-    """The controller's process id, where one runs and has said so."""
+    """Return the controller's process id, or None where none runs or has written it yet."""
     try:
         return int(json.loads(path.read_text())["pid"]) if is_locked(path) else None
     except (ValueError, KeyError, OSError):
@@ -64,10 +68,10 @@ def read_controller_pid(path: Path) -> int | None:
 
 
 def signal_controller(path: Path, number: int) -> bool:
-    """Sends a signal to the controller. False where no controller is left.
+    """Sends a signal to the controller. Returns False where no controller is left.
 
     The process is opened before the lock is looked at, so a number that was given to another process
-    meanwhile is never signalled. Raises ClusterError where the controller doesn't say who it is.
+    meanwhile is never signalled. Raises ClusterError where the controller hasn't written its process id.
     """
     import signal
 
@@ -90,4 +94,9 @@ def signal_controller(path: Path, number: int) -> bool:
             time.sleep(0.02)
         finally:
             os.close(descriptor)
-    raise ClusterError("The job's controller holds its lock but can't be reached", logs=str(path))
+    raise ClusterError(
+        "The job's controller holds its lock but can't be reached: it may be suspended, or run on another "
+        "machine. "
+        "Try again, or end its processes",
+        logs=str(path),
+    )

@@ -10,23 +10,26 @@ from insitu.paths import JobPaths
 from insitu.spec import TaskId
 
 INSITU_SOURCE = "insitu"
-"""Stands in the place of a task before lines that insitu itself says."""
+"""Stands in the place of a task before insitu's own lines."""
 
 
 class MergedLog:
-    """What insitu itself says in the merged output, beside the tasks' lines that others write."""
+    """Writes insitu's own lines into the merged output, to which `JobLogs` writes those of the tasks."""
 
     def __init__(self, job: JobPaths) -> None:
         self._path = job.output
 
     def log(self, text: str) -> None:
-        """A line of insitu's own, for each line of `text`. A full disk costs the line."""
+        """Write a line of insitu's own, for each line of `text`. A full disk costs the line."""
         with contextlib.suppress(OSError), self._path.open("ab", buffering=0) as file:
             file.write(format_merged(INSITU_SOURCE, text.encode().splitlines()))
 
 
 class JobLogs:
-    """Owned by the supervisor. A full disk costs lines, never the job; the loss is told once it can be."""
+    """Writes a job's logs, in its supervisor.
+
+    A full disk costs lines, never the job; the loss is logged later.
+    """
 
     def __init__(self, job: JobPaths) -> None:
         self._job = job
@@ -35,7 +38,7 @@ class JobLogs:
         self._lost = 0
 
     def open(self, task: TaskId, incarnation: int) -> None:
-        """A new incarnation of `task` begins."""
+        """Open the log of a new incarnation of `task`."""
         path = self._job.task_log(task, incarnation)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._tasks[task] = (path.open("ab", buffering=0), LineAssembler())
@@ -47,7 +50,7 @@ class JobLogs:
             self._put_merged(format_merged(str(task), lines))
 
     def close(self, task: TaskId) -> None:
-        """The task has ended: what it left unfinished becomes a line."""
+        """Close the log of a task that has ended: what it left unfinished becomes a line."""
         opened = self._tasks.pop(task, None)
         if opened is not None:
             raw, assembler = opened

@@ -24,7 +24,7 @@ class LineAssembler:
         self._drawn_at = float("-inf")
 
     def feed(self, data: bytes, now: float) -> list[bytes]:
-        """The lines that `data` completes, without their ends."""
+        """Return the lines that `data` completes, without their ends."""
         lines: list[bytes] = []
         *whole, self._rest = (self._rest + data).split(b"\n")
         for line in whole:
@@ -38,18 +38,18 @@ class LineAssembler:
         return lines
 
     def flush(self) -> list[bytes]:
-        """What is left when the stream has ended."""
+        """Return what is left when the stream has ended."""
         rest, self._rest = self._rest, b""
         return self._redrawn(rest.rstrip(b"\r"), 0.0, complete=True) if rest or self._drawn else []
 
     @staticmethod
     def _split_keeping_last_return(text: bytes) -> list[bytes]:
-        """The states that have been drawn over; last, what may still grow (a return at its end stays)."""
+        """Return the states that were drawn over; last, what may still grow (a return at its end stays)."""
         head, _, tail = text[:-1].rpartition(b"\r")
         return [*head.split(b"\r"), tail + text[-1:]]
 
     def _redrawn(self, text: bytes, now: float, *, complete: bool) -> list[bytes]:
-        """The lines to print for `text`, whose carriage returns part it into states of one line."""
+        """Return the lines to print for `text`, whose carriage returns part it into states of one line."""
         last = next((state for state in reversed(text.split(b"\r")) if state), b"")
         if not complete:
             if not last or now - self._drawn_at < REDRAW_INTERVAL:
@@ -79,13 +79,13 @@ def _cut(line: bytes) -> tuple[bytes, bytes]:
 
 
 def format_merged(source: str, lines: list[bytes]) -> bytes:
-    """`lines` of `source` as they stand in the merged output."""
+    """Return `lines` of `source` as they stand in the merged output."""
     prefix = f"[{source}] ".encode()
     return b"".join(prefix + line + b"\n" for line in lines)
 
 
 def split_prefix(line: bytes) -> tuple[str, bytes]:
-    """(source, text) of one line of the merged output."""
+    """Return (source, text) of one line of the merged output."""
     source, found, text = line.partition(b"] ")
     if not found or not source.startswith(b"["):
         return "", line

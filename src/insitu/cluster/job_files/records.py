@@ -1,4 +1,4 @@
-"""What a job's folder says about it, read back."""
+"""Reads a job's specification and placement from its folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from insitu.spec import CacheSpec, JobSpec, NodeId, Placement, ShardMap, TaskId,
 
 
 def read_spec(job: JobPaths) -> JobSpec:
-    """Raises ClusterError where the folder doesn't hold a job."""
+    """Return the job's specification. Raises ClusterError where the folder doesn't hold a job."""
     try:
         return JobSpec.from_json(json.loads(job.spec.read_text()))
     except (OSError, ValueError, KeyError, TypeError, InputError) as error:
@@ -21,7 +21,7 @@ def read_spec(job: JobPaths) -> JobSpec:
 
 
 def read_placement(job: JobPaths) -> tuple[Placement, CacheSpec]:
-    """The placement, and the cache as it was when the job was started. Raises ClusterError."""
+    """Return the placement, and the cache as it was when the job was started. Raises ClusterError."""
     try:
         data = json.loads(job.placement.read_text())
         cache = CacheSpec.from_json(data["cache"])

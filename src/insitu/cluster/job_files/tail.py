@@ -1,4 +1,4 @@
-"""Reads a growing log from its start, and goes on until whoever writes it is done."""
+"""Reads a growing log from its start until its writer is done."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 POLL_INTERVAL = 0.05
-"""Seconds between two looks at a log that hasn't grown."""
+"""Seconds between two reads of a log that hasn't grown."""
 _CHUNK = 1 << 20
 
 

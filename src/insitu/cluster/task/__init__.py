@@ -1,4 +1,4 @@
-"""What runs inside a task process, around the user's script.
+"""Runs inside a task process, around the user's script.
 
 Begin reading with `entry.py`.
 """

@@ -1,4 +1,4 @@
-"""What JOB_CMD means in a job's folder. Looks at files, runs nothing."""
+"""Resolves JOB_CMD in a job's folder. Reads the folder, runs nothing."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 
 @dataclass(frozen=True, slots=True)
 class ResolvedCommand:
-    """`arguments[0]` is a script for this interpreter when `script` is True, else a program to execute."""
+    """How to run JOB_CMD."""
 
+    #: True for a script that this interpreter runs, False for a program to execute.
     script: bool
+    #: The script or program by its absolute path, then its arguments.
     arguments: tuple[str, ...]
 
 
 def resolve_command(folder: Path, command: Sequence[str], interpreter: str) -> ResolvedCommand:
-    """How to run `command` in `folder`. Raises JobSpecError, which says what is wrong and what is there.
+    """Return how to run `command` in `folder`. Raises JobSpecError, which names what is wrong and what is
+    there.
 
     - `train.py`, `python train.py`, `python3 train.py`: the script, by this interpreter;
     - `python` with options (`-m`, `-c`, ...): this interpreter, executed;

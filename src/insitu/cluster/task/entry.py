@@ -1,7 +1,7 @@
 """Entry of every task process: `python -P -m insitu.cluster.task.entry JOB_CMD [JOB_ARGS...]`.
 
 Its environment is the contract already; this sets up what an environment can't: the tie to the
-supervisor's life, the stack dumps, the seed and the account of a failure. Loads the standard library only.
+supervisor's life, the stack dumps, the seed and the record of a failure. Loads the standard library only.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import types
 from typing import NoReturn
 
 PARENT_ENV = "INSITU_SUPERVISOR_PID"
-"""Process id of the job's supervisor: a task can tell that it was orphaned before it could be tied."""
+"""Process id of the job's supervisor: a task finds out by it that it was orphaned before it was tied to
+that."""
 
 STANDBY_OPTION = "--standby"
-"""Before a descriptor and JOB_CMD: warm up, and wait until told to be a task."""
+"""Before a descriptor and JOB_CMD: preload the script's imports and wait to become a task."""
 
 
 def main() -> None:
@@ -64,7 +65,7 @@ def main() -> None:
 
 
 def execute(arguments: tuple[str, ...]) -> NoReturn:
-    """Becomes the program. It can't dump Python stacks, so the signal for that does nothing to it."""
+    """Replace this process by the program. It can't dump Python stacks, so it ignores the signal for that."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         os.execv(arguments[0], arguments)
@@ -88,9 +89,9 @@ def run_script(arguments: tuple[str, ...]) -> None:
     sys.modules["__main__"] = module
     try:
         with io.open_code(script) as file:
-            begins, rest = split_imports(file.read(), script)
+            prologue, rest = split_imports(file.read(), script)
         with gc_paused():
-            exec(begins, module.__dict__)
+            exec(prologue, module.__dict__)
         exec(rest, module.__dict__)
     except BaseException as error:
         # The first frame is this function's; the user's begins after it.

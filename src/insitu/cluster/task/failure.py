@@ -1,4 +1,4 @@
-"""A task's account of the exception that ended it: what the controller decides by."""
+"""Records the exception that ended a task, for the controller to decide by."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_MESSAGE_LENGTH = 2000
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """`error`, then what it was raised from or during, each once."""
+    """Yield `error`, then what it was raised from or during, each once."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -32,7 +32,9 @@ def _is_bare_exit(error: BaseException) -> bool:
 
 
 def compute_fingerprint(error: BaseException) -> str:
-    """Equal for equal tracebacks: the types of the chain and each frame's file, line and function.
+    """Return a digest of the types of the chain and of each frame's file, line and function.
+
+    It is equal for equal tracebacks.
 
     Messages are left out, since they may hold addresses and numbers that differ from run to run. A code that
     the script has chosen to exit with is none of these.
@@ -60,7 +62,7 @@ def describe_failure(error: BaseException) -> Failure:
 
 
 def write_failure(error: BaseException) -> None:
-    """Publishes the account of `error`; outside a job, or on a full disk, the traceback must do."""
+    """Publishes the record of `error`. Outside a job, or on a full disk, the traceback must do."""
     me = context()
     if me.job is None:
         return
@@ -77,7 +79,7 @@ def write_failure(error: BaseException) -> None:
 
 
 def read_failure(path: Path) -> Failure | None:
-    """The account at `path`, or None where there is none that can be read."""
+    """Return the record at `path`, or None where there is none that can be read."""
     try:
         return Failure(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""What a standby does in its own process: loads what the script will import, then waits to become a task.
+"""Runs a standby: loads what the script will import, then waits to become a task.
 
 The script's own code isn't run, nor that of other files of JOB_DIR, which may look at the environment of a
 task: their top-level imports are read off their source, and what is installed beside them is imported. What
@@ -29,18 +29,23 @@ _LARGEST = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """`module`, and the `attribute` of it that the script takes, or ""."""
+    """An import of the script."""
 
+    #: The module, by its absolute name.
     module: str
+    #: The attribute of it that the script takes, or "".
     attribute: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A name that the script sets in its environment; `default`: only where it isn't set yet."""
+    """A variable that the script sets in its environment."""
 
+    #: Its name.
     name: str
+    #: Its value.
     value: str
+    #: It is set only where it isn't set yet.
     default: bool
 
 
@@ -48,7 +53,7 @@ PreloadAction = Import | Setting
 
 
 def find_preload_actions(script: Path) -> Iterator[PreloadAction]:
-    """What can safely be done of what `script` does first, in its order."""
+    """Yield what of `script`'s first statements can safely be done ahead, in order."""
     yield from _find_actions(script, script.parent, set())
 
 
@@ -89,7 +94,7 @@ def _imports(statement: ast.Import | ast.ImportFrom) -> Iterator[Import]:
 
 
 def _local_file(folder: Path, module: str) -> Path | None:
-    """The file of JOB_DIR that `module` is, or None."""
+    """Return the file of JOB_DIR that `module` is, or None."""
     base = folder.joinpath(*module.split("."))
     if base.with_suffix(".py").is_file():
         return base.with_suffix(".py")
@@ -106,7 +111,8 @@ def _is_environ(node: ast.expr) -> bool:
 
 
 def _setting(statement: ast.stmt) -> Setting | None:
-    """`os.environ["A"] = "b"` and `os.environ.setdefault("A", "b")`."""
+    """Return what `os.environ["A"] = "b"` or `os.environ.setdefault("A", "b")` sets, None for other
+    statements."""
     match statement:
         case ast.Assign(
             targets=[ast.Subscript(value=place, slice=ast.Constant(value=str(name)))],
@@ -124,7 +130,7 @@ def _setting(statement: ast.stmt) -> Setting | None:
 
 
 def _touches_environment(statement: ast.stmt) -> bool:
-    """Whether it may write to the environment; reading it harms nobody."""
+    """Whether the statement may write to the environment; reading it does no harm."""
     for node in ast.walk(statement):
         if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and _is_environ(node.value):
             return True
@@ -137,14 +143,14 @@ def _touches_environment(statement: ast.stmt) -> bool:
 
 
 def _attributes_of_insitu(tree: ast.Module) -> Iterator[Import]:
-    """`insitu.X` wherever it stands: the package loads its parts when they are first named."""
+    """Yield `insitu.X` wherever it stands: the package loads its parts when they are first named."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "insitu":
             yield Import("insitu", node.attr)
 
 
 def preload_script(script: Path) -> None:
-    """Does what `find_preload_actions` finds. What can't be imported is left for the script to fail by."""
+    """Does what `find_preload_actions` finds. What can't be imported the script will fail at."""
     for action in find_preload_actions(script):
         with contextlib.suppress(Exception):
             if isinstance(action, Import):
@@ -161,7 +167,8 @@ def preload_script(script: Path) -> None:
 
 
 def wait_as_standby(descriptor: int, script: Path | None) -> None:
-    """Warms up, then waits until this process is to become a task, whose environment it then has.
+    """Preload the script's imports, wait until this process is to become a task, and take the task's
+    environment.
 
     Ends the process where it is never needed.
     """
@@ -187,7 +194,7 @@ def wait_as_standby(descriptor: int, script: Path | None) -> None:
 
 
 def _lower_priority() -> bool:
-    """Lets the job's tasks go first, where this process may go back to its priority later."""
+    """Lower this process's priority below that of tasks, where it may be raised again later."""
     import resource
 
     if os.getpriority(os.PRIO_PROCESS, 0) != 0:
@@ -200,7 +207,7 @@ def _lower_priority() -> bool:
 
 
 def _restore_priority() -> None:
-    """Of every thread: those that imports have started inherited the low one."""
+    """Restore the priority of every thread: those that imports have started inherited the low one."""
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, int(thread), 0)

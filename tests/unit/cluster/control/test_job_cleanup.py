@@ -17,7 +17,6 @@ from insitu.cluster.decide.events import (
 from insitu.cluster.decide.job import advance
 from insitu.cluster.job_files.journal import Journal
 from insitu.cluster.job_files.lock import take_lock
-from insitu.errors import ClusterError, JobSpecError, StorageFull
 from insitu.grid import Catalog
 
 
@@ -77,37 +76,3 @@ def test_a_pin_of_a_job_that_is_gone_is_dropped(insitu: Insitu) -> None:
     Catalog(insitu.paths).pin("data/train", 1, "gone-1")
     clean_up(insitu.paths, "data/train")
     assert Catalog(insitu.paths).pinned_by("data/train") == []
-
-
-def nothing_is_left(insitu: Insitu) -> bool:
-    return list(insitu.paths.jobs.iterdir()) == [] and Catalog(insitu.paths).pinned_by("data/train") == []
-
-
-@pytest.mark.parametrize(
-    ("step", "error", "expected"),
-    [
-        ("copy_code", OSError(28, "No space left on device"), StorageFull),
-        ("_write", OSError(28, "No space left on device"), StorageFull),
-        ("_write", PermissionError(13, "Permission denied"), ClusterError),
-        ("start_supervisor", ClusterError("no process"), ClusterError),
-        ("resolve_command", JobSpecError("no script"), JobSpecError),
-        ("_write", KeyboardInterrupt(), KeyboardInterrupt),
-    ],
-)
-def test_a_start_that_fails_leaves_nothing(
-    insitu: Insitu,
-    monkeypatch: pytest.MonkeyPatch,
-    step: str,
-    error: BaseException,
-    expected: type[BaseException],
-) -> None:
-    asked = []
-
-    def fail(*_: object) -> None:
-        asked.append(step)
-        raise error
-
-    monkeypatch.setattr(submission, step, fail)
-    with pytest.raises(expected):
-        submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",), workers=1))
-    assert asked == [step] and nothing_is_left(insitu)
