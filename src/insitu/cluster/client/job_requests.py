@@ -102,7 +102,7 @@ def _request(job: JobPaths, message: Message) -> str:
 
 
 def _exchange(job: JobPaths, message: Message, deadline: float) -> Message | None:
-    """The reply to `message`, or None where the connection can't be made or is lost."""
+    """Returns the reply to `message`, or None where the connection can't be made or is lost."""
     try:
         connection = connect_for_requests(job, max(0.001, deadline - time.monotonic()))
     except OSError:

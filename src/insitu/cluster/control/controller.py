@@ -331,7 +331,7 @@ class Controller:
         return any(r.ended is None and r.at >= begun for r in self._state.recoveries)
 
     def _poll_tasks(self) -> None:
-        """What the tasks say of themselves becomes events."""
+        """Reads what the tasks report, and feeds the events that follow."""
         now = self._now()
         if not self._state.alive or now - self._last_poll < self._poll_interval():
             return
@@ -402,7 +402,7 @@ class Controller:
     # Requests of users
 
     def _handle_requests(self) -> bool:
-        """True where the job was asked to stop."""
+        """Handles the requests that have come. Returns True where one of them was to stop."""
         requests = self._inbox.receive()
         for request in requests:
             self._handle_request(request)
@@ -429,7 +429,7 @@ def _task_spec(task: TaskState) -> TaskSpec:
 
 
 def control(job: JobPaths, lock: int, channel: Channel, listener: socket.socket, *, resume: bool) -> int:
-    """The whole life of a controller, in a process that the supervisor forked. Returns its exit code."""
+    """Runs a controller in a process that the supervisor forked. Returns its exit code."""
     wakeup = Wakeup(signal.SIGTERM, signal.SIGINT)
     inbox = RequestInbox(listener, wakeup)
     for number in (signal.SIGHUP, signal.SIGCHLD):

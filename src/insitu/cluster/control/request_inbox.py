@@ -38,7 +38,7 @@ class JobRequest:
 
 
 class Inbox(Protocol):
-    """Where a controller finds requests."""
+    """Gives a controller the requests of users."""
 
     def receive(self) -> list[JobRequest]:
         """Returns the requests that have come since the last call, without waiting."""
@@ -104,7 +104,7 @@ class RequestInbox:
                     self._drop(self._silent[0])
 
     def _read(self, channel: Channel, message: Message) -> JobRequest | None:
-        """The request in the first message of `channel`, which then waits for the reply; else None."""
+        """Returns the request in the first message of `channel`, which then waits for the reply, or None."""
         request = parse_request(message)
         if request is None:
             with contextlib.suppress(ChannelClosed):
@@ -121,7 +121,7 @@ class RequestInbox:
 
 
 def parse_request(message: Message) -> JobRequest | None:
-    """The request that `message` is, or None."""
+    """Returns the request that `message` is, or None."""
     token, workers = message.get("id"), message.get("workers", 0)
     if not isinstance(token, str) or not token.isalnum() or len(token) > _MAX_TOKEN:
         return None
@@ -134,8 +134,10 @@ def parse_request(message: Message) -> JobRequest | None:
 
 
 class ReplyBook:
-    """A controller's replies to requests: sent when the next controller would give them too, found again for
-    a request that is sent again."""
+    """Keeps a controller's replies to requests.
+
+    A reply is sent once the next controller would give it too. A request sent again gets the same reply.
+    """
 
     def __init__(self, inbox: Inbox, journal: Journal) -> None:
         self._inbox = inbox
@@ -145,7 +147,7 @@ class ReplyBook:
         self._unsent: list[tuple[JobRequest, Message]] = []
 
     def note(self, reply: Reply) -> None:
-        """A request was decided about."""
+        """Keeps the decision about a request."""
         self._replies[reply.token] = _encode_reply(reply.text, refused=reply.refused)
 
     def find(self, token: str) -> Message | None:
@@ -157,15 +159,15 @@ class ReplyBook:
         return self._replies.get(token)
 
     def queue(self, request: JobRequest, phase: str) -> None:
-        """To be sent; a job that is over, in `phase`, has decided nothing."""
+        """Has the reply sent; where nothing was decided, the job is over, in `phase`."""
         if request.token:
             reply = self.find(request.token) or {"error": "ended", "text": phase}
             self._unsent.append((request, reply))
 
     def send(self, *, is_journal_written: bool) -> None:
-        """Sends what may be sent: a decision that is not in the journal is lost with this controller.
+        """Sends the replies that may be sent. A decision not in the journal is lost with this controller.
 
-        The reply to a `stop` is sent in any case, so that a full disk stops nobody from stopping a job.
+        The reply to a `stop` is sent in any case: a full disk must not keep a user from stopping a job.
         """
         held = []
         for request, reply in self._unsent:

@@ -39,13 +39,13 @@ class TaskExit:
 
 
 class Tasks(TaskSetup, TaskObserver, Protocol):
-    """What a controller does to its tasks and learns of them."""
+    """Lets a controller act on its tasks and observe them."""
 
     def running(self) -> dict[TaskId, tuple[int, int]]:
         """(incarnation, process id) of each task that lived when this controller began."""
 
     def published_roster(self) -> Roster | None:
-        """The newest roster when this controller began, where another controller has published one."""
+        """Returns the newest roster that a controller before this one has published, or None."""
 
     def launch(self, task: TaskSpec, incarnation: int, command: Command) -> int:
         """Launches an incarnation and returns its process id. Raises ClusterError."""
@@ -108,7 +108,7 @@ class SupervisedTasks(EngineCalls):
         self._send({"do": "acknowledge", "task": str(ended.task), "incarnation": ended.incarnation})
 
     def finish(self, code: int) -> None:
-        """The job is over; the supervisor ends whatever is left and itself."""
+        """Ends the job: the supervisor ends whatever is left, and itself."""
         self._send({"do": "finish", "code": code})
         deadline = time.monotonic() + _REPLY_TIMEOUT
         while not self._channel.flush() and time.monotonic() < deadline:

@@ -61,7 +61,7 @@ class Supervisor:
         """The job's exit code once it is over."""
 
     def connect(self, channel: Channel | None) -> None:
-        """A new controller is there, or none."""
+        """Serves a new controller, or none, from now on."""
         if self._channel is not None:
             self._channel.close()
         self._channel = channel

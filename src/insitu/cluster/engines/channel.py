@@ -55,7 +55,7 @@ class Channel:
         return True
 
     def receive(self) -> list[Message]:
-        """The messages that have come, without waiting. Raises ChannelClosed once there will be none."""
+        """Returns the messages that have come; doesn't wait. Raises ChannelClosed once there will be none."""
         for _ in range(_MAX_READS):
             if self._broken:
                 break
@@ -78,7 +78,7 @@ class Channel:
         return messages
 
     def _decode(self, lines: list[bytes]) -> list[Message]:
-        """The messages up to the first line that is none."""
+        """Returns the messages up to the first line that is none."""
         messages = []
         for line in lines:
             try:

@@ -73,13 +73,13 @@ class ProcessControl(Protocol):
         """Starts the task. Returns its process id on its node. Raises ClusterError."""
 
     def keep_standby(self, count: int, command: Command) -> None:
-        """From now on `count` warmed processes are to stand by for tasks of `command`."""
+        """Keeps `count` warmed processes from now on that can become tasks of `command`."""
 
     def signal(self, task: TaskId, name: SignalName) -> None:
         """Sends to the task (`dump`) or to it and all it has started (`term`, `kill`); no-op once ended."""
 
     def wait(self, timeout: float | None) -> list[Output | Ended]:
-        """What happened, as soon as anything has, or nothing after `timeout` seconds (None: no limit)."""
+        """Returns what happened, as soon as anything has; nothing after `timeout` seconds, if given."""
 
     def close(self) -> None:
         """Kills what still runs and lets go of everything."""

@@ -28,7 +28,7 @@ _MAX_FAILURES = 3
 def start_process(
     command: Command, folder: Path, *, inherit: tuple[int, ...] = ()
 ) -> subprocess.Popen[bytes]:
-    """A process of its own session whose output comes through one pipe. Raises OSError."""
+    """Starts a process of its own session whose output comes through one pipe. Raises OSError."""
     return subprocess.Popen(
         command.arguments,
         env=command.environment,
@@ -52,7 +52,7 @@ class Standby:
 
 
 def select_fixed_part(command: Command) -> Command:
-    """`command` without what a process that runs already can still be told: the contract's names."""
+    """Returns `command` without what a running process can still be given: the contract's names."""
     rest = {name: value for name, value in command.environment.items() if name not in CONTRACT_ENVS}
     return Command(command.arguments, rest)
 
@@ -103,7 +103,7 @@ class StandbyPool:
         self._processes.append(standby)
 
     def activate(self, command: Command) -> subprocess.Popen[bytes] | None:
-        """A process that turns into `command` now, or None where none stands by that could."""
+        """Returns a process that turns into `command` now, or None where none stands by that could."""
         fits = select_fixed_part(command)
         for standby in list(self._processes):
             if standby.fits != fits:
@@ -134,7 +134,7 @@ class StandbyPool:
 
     @staticmethod
     def _drop_output(standby: Standby) -> bool:
-        """True where the end of the stream was reached."""
+        """Returns True where the end of the stream was reached."""
         if standby.process.stdout is None:
             return True
         with contextlib.suppress(BlockingIOError):

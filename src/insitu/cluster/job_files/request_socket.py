@@ -21,7 +21,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 @contextlib.contextmanager
 def _short_path(path: Path) -> Iterator[str]:
-    """A name of `path` that fits into a socket's address, which holds 107 bytes."""
+    """Yields a name of `path` that fits into a socket's address, which holds 107 bytes."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -60,7 +60,7 @@ def connect_for_requests(job: JobPaths, timeout: float) -> socket.socket:
 
 
 def is_from_owner(connection: socket.socket) -> bool:
-    """True where the process that connected is of this process's user, or root's."""
+    """Returns True where the process that connected is of this process's user, or root's."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(credentials)
     return user in (0, os.geteuid())
