@@ -86,10 +86,12 @@ class Supervisor:
         self.handle_messages()
 
     def handle_messages(self) -> None:
-        """Does what the controller has said so far."""
+        """Performs the calls that the controller has sent so far."""
         with contextlib.suppress(ChannelClosed):
-            for message in self._channel.receive() if self._channel else []:
-                self._handle(message)
+            if self._channel is not None:
+                self._channel.flush()
+                for message in self._channel.receive():
+                    self._handle(message)
 
     def _handle_exit(self, ended: Ended) -> None:
         self._logs.close(ended.task)
