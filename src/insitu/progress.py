@@ -1,5 +1,4 @@
-"""Records how far a task is: a few bytes that it writes in place each step, for any process on its node to
-read.
+"""Records how far a task is: a few bytes written in place each step, readable by any process on its node.
 
 The record is memory-mapped, so that writing it costs no system call.
 """
@@ -48,7 +47,7 @@ class Progress:
 
 
 class ProgressWriter:
-    """Writes one task's record at `path`, which is made anew. Not for use by several threads.
+    """Writes one task's record at `path`, which is created. Not for use by several threads.
 
     `elastic` and `generation` may be set at any time; each `write` records them.
     """

@@ -352,13 +352,13 @@ def _print_recoveries(recoveries: list[dict[str, Any]]) -> None:
 
 def _format_task(task: dict[str, Any]) -> tuple[str, ...]:
     progress, reads = task["progress"], task["reads"]
-    lives = "running" if task["member"] else "joining or leaving"
+    running = "running" if task["member"] else "joining or leaving"
     ended = "ended" if task["code"] == 0 else f"ended ({task['code']})"
     return (
         task["task"],
         task["node"],
         ",".join(map(str, task["shards"])) or "-",
-        lives if task["alive"] else "-" if task["code"] is None else ended,
+        running if task["alive"] else "-" if task["code"] is None else ended,
         where(progress),
         f"{progress['rows']:,}" if progress else "-",
         f"{reads['local_bytes']:,} B" if reads else "-",

@@ -312,7 +312,7 @@ def find_leftovers(paths: Paths, job: JobPaths) -> list[str]:
 
 
 def _is_staged(path: Path) -> bool:
-    return path.is_file() and bool(re.search(r"\.(json|progress)\.\w+$", path.name))
+    return path.is_file() and bool(re.search(r"\.(json|progress)(\.\w+)+$", path.name))
 
 
 def wait_until_ended(job: JobPaths, timeout: float) -> int:

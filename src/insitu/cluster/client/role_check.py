@@ -15,9 +15,9 @@ from insitu.errors import JobSpecError
 
 
 def check_roles(folder: Path, command: ResolvedCommand, *, chief: bool, evaluator: bool) -> None:
-    """Raise JobSpecError where a role is asked for that the code in `folder` can't have."""
-    asked = [option for option, given in (("--chief", chief), ("--evaluator", evaluator)) if given]
-    if not asked:
+    """Raise JobSpecError where a role is requested that the code in `folder` can't have."""
+    requested = [option for option, given in (("--chief", chief), ("--evaluator", evaluator)) if given]
+    if not requested:
         return
     # A program may run any file of the folder.
     starts = [Path(command.arguments[0])] if command.script else sorted(folder.rglob("*.py"))
@@ -27,7 +27,7 @@ def check_roles(folder: Path, command: ResolvedCommand, *, chief: bool, evaluato
             "--chief and --evaluator are for scripts that use TensorFlow alone: the strategies of insitu "
             f"know workers and ps tasks only, and {user.relative_to(folder.absolute())} imports insitu. "
             "Leave it out: worker 0 is the chief, and fit(validation_data=...) evaluates. "
-            f"Received: {' '.join(asked)}"
+            f"Received: {' '.join(requested)}"
         )
 
 
@@ -53,7 +53,7 @@ def _find_imports(file: Path) -> Iterator[tuple[str, int]]:
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        # The script will tell.
+        # Running the script will report it.
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -164,7 +164,7 @@ def _spec(request: Request, cache: CacheSpec, topology: Topology) -> JobSpec:
 
 @contextlib.contextmanager
 def _staged(paths: Paths, job_id: str) -> Iterator[tuple[JobPaths, int]]:
-    """Yield a folder for the job that nobody sees yet, and its lock; remove it after an error."""
+    """Yield a folder for the job that isn't visible yet, and its lock; remove it after an error."""
     paths.jobs.mkdir(parents=True, exist_ok=True)
     staged = staged_folder(paths, job_id)
     staged.root.mkdir(mode=0o700)

@@ -1,4 +1,4 @@
-"""Settles the affairs of jobs that are over, also of those whose controller could not."""
+"""Releases what ended jobs still hold, also those whose controller could not."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _STAGING_GRACE = 60.0
 
 
 def finalize_job(job: JobPaths) -> None:
-    """To be called once nothing of the job runs any more.
+    """Release what a job holds of which nothing runs any more: its pin of the cache, its checkpoints in
+    memory.
 
-    Lets go of the cache version that it held on to, and of checkpoints in memory. Where the job had not come
-    to an end, that is written down as the loss of its controller.
+    Where the journal has no end of the job, the loss of its controller is recorded.
     """
     journal = Journal(job.journal)
     now = time.time()
@@ -38,12 +38,13 @@ def finalize_job(job: JobPaths) -> None:
 
 
 def staged_folder(paths: Paths, job_id: str) -> JobPaths:
-    """Where a job is made before anybody sees it."""
+    """Return the folder in which a job is made before it is visible."""
     return JobPaths(paths.jobs / f"{STAGED_PREFIX}{job_id}")
 
 
 def clean_up(paths: Paths, cache: str) -> None:
-    """Removes half-made jobs whose maker was killed; settles jobs on `cache` that died with their machine."""
+    """Removes half-made jobs whose maker was killed; finalizes jobs on `cache` that died with their
+    machine."""
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(paths.jobs):
             staged = staged_folder(paths, entry.name.removeprefix(STAGED_PREFIX))
@@ -60,6 +61,6 @@ def clean_up(paths: Paths, cache: str) -> None:
         if not job.root.exists():
             catalog.unpin(job_id)
             continue
-        # What can't be read can't be settled either; `describe` tells why.
+        # What can't be read can't be finalized either; `describe` shows why.
         with contextlib.suppress(ClusterError):
             finalize_job(job)

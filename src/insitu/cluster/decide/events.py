@@ -26,7 +26,7 @@ class TaskExitedEvent:
     failure: Failure | None = None
     #: The furthest (epoch, step) that any task of the job has reported.
     progress: EpochStep | None = None
-    #: Of the tasks still alive, those whose progress records say that they train.
+    #: Of the tasks still alive, those that train by their progress records.
     reporting: tuple[TaskId, ...] = ()
     #: Of the tasks still alive, those that can go on without a peer.
     elastic: tuple[TaskId, ...] = ()
@@ -126,7 +126,7 @@ class StopRequestedEvent:
 
 @dataclass(frozen=True, slots=True)
 class ControllerLostEvent:
-    """Nothing of the job runs any more, and nobody is left to act."""
+    """Nothing of the job runs any more, and no controller is left to act."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@
                    └─ restarting ┘ <───────────────────┘
 
 While `running`, a task that dies is replaced alone where the others can go on without it meanwhile (see
-`insitu.cluster.decide.recovery`). Otherwise its death puts the job into `stopping`: the rest is asked to end
-(SIGTERM), and made to (SIGKILL) after a grace. Once nothing runs, `goal` decides what comes next. `now` is in
+`insitu.cluster.decide.recovery`). Otherwise its death puts the job into `stopping`: the rest gets SIGTERM,
+and SIGKILL after a grace. Once nothing runs, `goal` decides what comes next. `now` is in
 seconds and never goes back. When training is over:
 
 - without a chief, when every worker has ended with 0; with one, when the chief has. Then
@@ -151,8 +151,8 @@ def _launch_all(state: JobState, now: float, why: str = "") -> Result:
                 if node and node not in state.lost_nodes
                 else choose_node(shards, state.holders, state.lost_nodes) or node
             )
-        begun = recovery.begin_incarnation(task, now)
-        tasks.append(replace(begun, node=node, shards=shards, member=True, released=False, replacement=False))
+        task = recovery.begin_incarnation(task, now)
+        tasks.append(replace(task, node=node, shards=shards, member=True, released=False, replacement=False))
     attempts = (*state.attempts, Attempt(number, now))
     generation = state.generation + 1
     state = replace(
@@ -256,7 +256,7 @@ def _join(tasks: Sequence[TaskId]) -> str:
 
 
 def _fail_attempt(state: JobState, cause: Cause, now: float) -> Result:
-    """Stop all tasks because of `cause`, which no task's end tells."""
+    """Stop all tasks because of `cause`, which no task's end shows."""
     stopping = recovery.cancel_launches(replace(state, phase="stopping", goal="decide", stop_cause=cause))
     state, actions = _terminate_all(stopping, now)
     return _conclude_if_stopped(state, actions, now)
@@ -340,8 +340,8 @@ def _escalate(state: JobState, task: TaskState, now: float) -> Result:
             Signal(task.task, "kill")
         ]
     if task.signal_sent == "":
-        asked = replace(task, signal_sent="term", escalate_at=now + TERM_GRACE)
-        return state.with_task(asked), [Signal(task.task, "term")]
+        terminated = replace(task, signal_sent="term", escalate_at=now + TERM_GRACE)
+        return state.with_task(terminated), [Signal(task.task, "term")]
     killed = replace(task, signal_sent="kill", escalate_at=None)
     return state.with_task(killed), [
         Log(f"{task.task} did not end within {TERM_GRACE:g} s of SIGTERM; killing it"),

@@ -162,7 +162,8 @@ class JobState:
     attempts: tuple[Attempt, ...] = ()
     #: Tasks of this attempt that have ended, in the order of their end.
     died: tuple[TaskId, ...] = ()
-    #: Why the attempt is being ended, where no task's end tells: a stall, a failed launch, lost connections.
+    #: Why the attempt is being ended, where no task's end shows it: a stall, a failed launch, lost
+    #: connections.
     stop_cause: Cause | None = None
     #: When all tasks are to be launched again, in seconds since 1970; None unless restarting.
     restart_at: float | None = None
@@ -253,7 +254,7 @@ def validate(state: JobState) -> None:
         or state.phase != "running"
         or sorted(s for t in state.members for s in t.shards) == list(range(len(state.holders))),
         "a released task is no member": not any(t.released and t.member for t in state.tasks),
-        "tasks that were asked to end have a deadline or are being killed": all(
+        "tasks that got SIGTERM have a deadline or are being killed": all(
             t.signal_sent != "term" or t.escalate_at is not None for t in state.alive
         ),
         "the dead are no longer alive": not {t.task for t in state.alive} & set(state.died),

@@ -10,7 +10,7 @@ for a roster of a higher generation (`insitu.roster`). So a member that dies is
 Where ps tasks hold the model (`JobState.has_servers`) workers need nothing of each other: one that dies is
 always replaced. A ps task that dies is launched again at its address where another mirrors it.
 
-A function returns None where all tasks must start again: a death while nobody can go on, the same
+A function returns None where all tasks must start again: a death while no task can go on, the same
 traceback or exit twice without progress, and one failure more than allowed.
 """
 
@@ -321,8 +321,8 @@ def reconnect_peers(state: JobState, event: PeersLostEvent, now: float) -> Resul
 
 def close_recoveries(state: JobState, event: RecoveredEvent, now: float) -> Result:
     """Mark recoveries as ended up to the generation in which every member has completed a step."""
-    begun = state.attempts[-1].started if state.attempts else 0.0
-    open_ones = [r for r in state.recoveries if r.ended is None and r.at >= begun]
+    attempt_start = state.attempts[-1].started if state.attempts else 0.0
+    open_ones = [r for r in state.recoveries if r.ended is None and r.at >= attempt_start]
     done = [r for r in open_ones if r.generation <= event.generation]
     if not done:
         return state, []

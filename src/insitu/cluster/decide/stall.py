@@ -57,8 +57,8 @@ class StallWatch:
         """Compare the records of the tasks alive with those before. Returns a stall, or None.
 
         A stall is when no task moved for the timeout, or when one that all others wait for didn't.
-        `idle_too`: training is over, so idle tasks are only waited for, and judged as well. `stopped` tells
-        whose process is suspended.
+        `idle_too`: training is over, so idle tasks are only waited for, and judged as well. `stopped` returns
+        the tasks whose process is suspended.
         """
         for task in self._seen.keys() - records.keys():
             del self._seen[task]

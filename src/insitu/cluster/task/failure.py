@@ -54,7 +54,7 @@ def describe_failure(error: BaseException) -> Failure:
 
     return Failure(
         type=type(error).__name__,
-        # The exit code is told anyway.
+        # The exit code is known anyway.
         message="" if _is_bare_exit(error) else str(error)[:MAX_MESSAGE_LENGTH],
         fingerprint=compute_fingerprint(error),
         peer_lost=any(isinstance(link, PeerLost) for link in _chain(error)),

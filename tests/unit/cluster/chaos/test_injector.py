@@ -53,5 +53,7 @@ def test_results_are_what_tasks_said_and_leftovers_what_they_left(tmp_path: Path
     job.output.write_text("[worker:0] RESULT a\n[worker:1] RESULT a\n[worker:0] Epoch\n[insitu] RESULTS\n")
     assert read_results(job) == ["RESULT a"]
     assert find_leftovers(paths, job) == []
-    (job.root / ".roster.json.123").touch()
-    assert find_leftovers(paths, job) == [".roster.json.123"]
+    names = [".progress.123", ".roster.json.123", ".roster.json.123.0a1b2c3d"]
+    for name in names:
+        (job.root / name).touch()
+    assert sorted(find_leftovers(paths, job)) == names
