@@ -15,7 +15,7 @@
         roster.json                     who trains with whom now; replaced by each new generation
         placement.json                  tasks, nodes and shards, and the cache as it was then
         journal.sqlite  controller.json controller.log
-        wish.json                       how many workers somebody has asked for; the controller removes it
+        requests.sock                   where the controller takes requests to stop or scale the job
         output.log                      all tasks' output, merged, each line with its task
         shards/CACHE.json               the pinned shard map of each cache that the job has opened
         tasks/ROLE-INDEX/               one task
@@ -159,8 +159,8 @@ class JobPaths:
         return self.root / "roster.json"
 
     @property
-    def wish(self) -> Path:
-        return self.root / "wish.json"
+    def requests(self) -> Path:
+        return self.root / "requests.sock"
 
     @property
     def secret(self) -> Path:

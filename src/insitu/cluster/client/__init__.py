@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
-    from insitu.cluster.client.job_requests import resume_job, scale_job
+    from insitu.cluster.client.job_requests import resume_job, scale_job, stop_job
     from insitu.cluster.client.status import (
         BrokenJob,
         JobStatus,
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         list_jobs,
         read_exit_code,
         read_status,
-        stop_job,
     )
     from insitu.cluster.client.straggler_watch import watch_stragglers
     from insitu.cluster.client.submission import Request, submit
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
-        "job_requests": ("resume_job", "scale_job"),
+        "job_requests": ("resume_job", "scale_job", "stop_job"),
         "status": (
             "BrokenJob",
             "JobStatus",
@@ -38,7 +37,6 @@ __getattr__, __dir__ = lazy_door(
             "list_job_ids",
             "list_jobs",
             "read_status",
-            "stop_job",
         ),
         "straggler_watch": ("watch_stragglers",),
         "submission": ("Request", "submit"),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 from dataclasses import dataclass
 
 from insitu.cluster.decide import ENDED, ControllerLostEvent, EpochStep, JobState, advance
-from insitu.cluster.job_files import Journal, is_locked, read_spec, signal_controller
-from insitu.errors import ClusterError, JobEnded, UnknownJob
+from insitu.cluster.job_files import Journal, is_locked, read_spec
+from insitu.errors import ClusterError, UnknownJob
 from insitu.paths import JobPaths, Paths
 from insitu.progress import read_progress
 from insitu.spec import JobSpec, is_simple_name
@@ -99,16 +98,6 @@ class BrokenJob:
     job_id: str
     #: What could not be read, for the user.
     reason: str
-
-
-def stop_job(job: JobPaths) -> None:
-    """Asks the controller to end the job; asked a second time, its tasks are killed at once.
-
-    Raises JobEnded where the job has ended already.
-    """
-    if not signal_controller(job.controller, signal.SIGTERM):
-        status = read_status(job)
-        raise JobEnded(f"{job.root.name} has ended already: {status.state.phase}")
 
 
 def read_exit_code(job: JobPaths) -> int:

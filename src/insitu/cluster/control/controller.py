@@ -2,23 +2,22 @@
 
 It is a child of the job's supervisor (see `supervisor.py`), which holds the tasks. So it may die:
 every event is in the journal before it is acted upon, and the next controller reads there what was decided,
-asks the supervisor what runs, and does what is missing. SIGTERM stops the job; SIGUSR1 says that there is a
-wish to be read.
+asks the supervisor what runs, and does what is missing. Requests of users come through `request_inbox.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from insitu.cluster.control.channel import Channel
+from insitu.cluster.control.request_inbox import Inbox, JobRequest, ReplyBook, RequestInbox
 from insitu.cluster.control.supervised_tasks import SupervisedTasks, SupervisorLost, TaskExit, Tasks
 from insitu.cluster.decide import (
     ENDED,
@@ -34,6 +33,7 @@ from insitu.cluster.decide import (
     Publish,
     ReadyEvent,
     RecoveredEvent,
+    Reply,
     ResumedEvent,
     ScaleRequestedEvent,
     Signal,
@@ -53,15 +53,14 @@ from insitu.cluster.decide import (
     find_ready_to_join,
     has_recovered,
 )
-from insitu.cluster.engines import Command
+from insitu.cluster.engines import Channel, Command, Wakeup
 from insitu.cluster.job_files import Journal, MergedLog, read_placement, read_spec, write_controller_pid
-from insitu.cluster.task import read_failure
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths
-from insitu.processes import die_with_parent, is_stopped, read_available_bytes, read_resident_bytes
-from insitu.progress import IDLE, Progress, read_progress
-from insitu.roster import RECOVERING, Member, Roster, read_roster, write_roster
-from insitu.spec import NodeId, TaskId
+from insitu.processes import die_with_parent
+from insitu.progress import IDLE, Progress
+from insitu.roster import RECOVERING, Member, Roster
+from insitu.spec import NodeId, TaskId, TaskSpec
 
 RETRY_INTERVAL = 1.0
 """Seconds between two tries to write to a journal that refused it."""
@@ -75,23 +74,26 @@ LOST_PEERS_GRACE = 1.0
 
 
 class Controller:
-    """Runs one job to its end. `wake` is the descriptor that signals make readable.
+    """Runs one job to its end.
+
+    What it knows of its tasks and of nodes it knows through `tasks`: they may be on other machines. Its own
+    files are the job's journal, specification and placement, and the merged output.
 
     A full disk doesn't end a job: what can't be written to the journal is tried again until it can, at the
     job's end for `JOURNAL_TIMEOUT` seconds.
     """
 
-    def __init__(self, job: JobPaths, tasks: Tasks, wake: int) -> None:
+    def __init__(self, job: JobPaths, tasks: Tasks, inbox: Inbox) -> None:
         self._job = job
         self._home = job.root.parent.parent
         self._tasks = tasks
-        self._wake = wake
+        self._inbox = inbox
         self._spec = read_spec(job)
         self._placement, self._cache = read_placement(job)
         self._journal = Journal(job.journal)
         self._state: JobState = self._journal.state()
         self._merged = MergedLog(job)
-        self._roster = read_roster(job.roster) or Roster(0, ())
+        self._roster = tasks.published_roster() or Roster(0, ())
         self._reserved: dict[tuple[TaskId, int], str] = {}
         self._watch = StallWatch(self._spec.stall_timeout)
         self._stall_interval = min(5.0, max(0.1, self._spec.stall_timeout / 10))
@@ -103,6 +105,7 @@ class Controller:
         self._events: deque[Event] = deque()
         self._unwritten: deque[tuple[float, Event, list[Action], JobState]] = deque()
         self._unacknowledged: list[TaskExit] = []
+        self._replies = ReplyBook(inbox, self._journal)
         self._launched_before: dict[tuple[TaskId, int], int] = {}
         """Process ids of incarnations that the controller before launched; 0 where they have ended."""
 
@@ -120,12 +123,13 @@ class Controller:
         while self._state.phase not in ENDED:
             for ended in self._tasks.wait(self._compute_timeout()):
                 self._handle_exit(ended)
-            self._handle_signals()
+            self._handle_requests()
             self._poll_tasks()
             if self._state.due is not None and self._now() >= self._state.due:
                 self._feed(TickEvent())
             self._write_journal()
         self._drain_journal()
+        self._replies.send(is_journal_written=True)
         return self._state.exit_code or 0
 
     def _compute_timeout(self) -> float | None:
@@ -149,11 +153,12 @@ class Controller:
             for ended in self._unacknowledged:
                 self._tasks.acknowledge(ended)
             self._unacknowledged.clear()
+        self._replies.send(is_journal_written=not self._unwritten)
 
     def _drain_journal(self) -> None:
         """Raises ClusterError where the job's end can't be written down."""
         deadline = time.monotonic() + JOURNAL_TIMEOUT
-        while self._unwritten and time.monotonic() < deadline and not self._read_signals():
+        while self._unwritten and time.monotonic() < deadline and not self._handle_requests():
             time.sleep(RETRY_INTERVAL)
             self._write_journal()
         if self._unwritten:
@@ -191,7 +196,6 @@ class Controller:
         missing = [t.task for t in unlaunched if self._state.task(t.task) == t]
         if missing:
             self._launch(missing)
-        self._handle_job_request()
 
     # Performing actions
 
@@ -205,6 +209,8 @@ class Controller:
                 self._tasks.signal(action.task, action.name)
             case Log():
                 self._merged.log(action.text)
+            case Reply():
+                self._replies.note(action)
             case Finish():
                 pass
 
@@ -230,16 +236,16 @@ class Controller:
             others = tuple(m for m in members if m.task.role != "worker")
             self._roster = Roster(generation, workers, others)
             self._reserved.clear()
-            write_roster(self._job.roster, self._roster)
+            self._tasks.publish_roster(self._roster)
             self._unpublished = False
-        except (ClusterError, OSError) as error:
+        except ClusterError as error:
             if not self._unpublished:
                 self._merged.log(f"the roster of generation {generation} can't be written yet: {error}")
             self._unpublished = True
 
     def _reserve(self, tasks: Sequence[TaskState]) -> None:
         if tasks:
-            found = self._tasks.reserve([t.task for t in tasks])
+            found = self._tasks.reserve([_task_spec(t) for t in tasks])
             self._reserved |= {(t.task, t.incarnation): found[t.task] for t in tasks}
 
     def _launch(self, names: Sequence[TaskId]) -> None:
@@ -253,15 +259,11 @@ class Controller:
         ]
         names = [n for n, t in tasks.items() if (n, t.incarnation) not in self._launched_before]
         try:
+            self._tasks.clear_records(names)
             for task in map(self._state.task, names):
-                for trace in (self._job.progress, self._job.failure, self._job.reads):
-                    trace(task.task).unlink(missing_ok=True)
-            for task in map(self._state.task, names):
-                pid = self._tasks.launch(
-                    task.task, task.incarnation, task.node or NodeId(""), self._build_command(task)
-                )
+                pid = self._tasks.launch(_task_spec(task), task.incarnation, self._build_command(task))
                 launched.append((task.task, pid))
-        except (ClusterError, OSError) as error:
+        except ClusterError as error:
             missing = tuple(n for n in names if n not in dict(launched))
             self._events.append(
                 LaunchFailedEvent(missing, str(error), self._find_elastic(self._read_records()))
@@ -270,7 +272,6 @@ class Controller:
             self._events.append(LaunchedEvent(tuple(launched)))
 
     def _build_command(self, task: TaskState) -> Command:
-        self._job.task(task.task).mkdir(parents=True, exist_ok=True)
         address = ""
         if self._roster.rank(task.task) is None and task.task.role == "worker":
             self._reserve([task])
@@ -281,7 +282,7 @@ class Controller:
                 task = replace(task, shards=layout[task.task.index])
         environment = build_task_environment(self._spec, self._roster, task, address, self._home, os.environ)
         arguments = (sys.executable, "-P", "-m", "insitu.cluster.task.entry", *self._spec.command)
-        return Command(arguments, environment, self._job.code)
+        return Command(arguments, environment)
 
     # Observing tasks
 
@@ -293,7 +294,7 @@ class Controller:
             TaskExitedEvent(
                 ended.task,
                 ended.code,
-                read_failure(self._job.failure(ended.task)) if ended.code else None,
+                self._tasks.read_failure(ended.task) if ended.code else None,
                 find_furthest(records),
                 tuple(sorted(t for t, r in records.items() if t in running and r and r.place != IDLE)),
                 tuple(t for t in self._find_elastic(records) if t != ended.task),
@@ -304,7 +305,8 @@ class Controller:
         )
 
     def _read_records(self) -> dict[TaskId, Progress | None]:
-        return {t.task: read_progress(self._job.progress(t.task)) for t in self._state.tasks}
+        found = self._tasks.read_progress([t.task for t in self._state.tasks])
+        return {t.task: found.get(t.task) for t in self._state.tasks}
 
     def _find_elastic(self, records: dict[TaskId, Progress | None]) -> tuple[TaskId, ...]:
         running = {t.task for t in self._state.alive}
@@ -313,8 +315,8 @@ class Controller:
     def _find_lost_nodes(self) -> tuple[NodeId, ...]:
         """Nodes that owned partitions of the job's cache and have lost their store."""
         owners = {owner for partition in self._cache.partitions for owner in partition.owners}
-        nodes = self._home / "nodes"
-        return tuple(sorted(node for node in owners if nodes.exists() and not (nodes / node).exists()))
+        states = self._tasks.node_states(sorted(owners))
+        return tuple(sorted(node for node, state in states.items() if not state.has_store))
 
     def _poll_interval(self) -> float:
         awaited = any(not t.member and not t.released for t in self._state.alive)
@@ -329,7 +331,7 @@ class Controller:
         return any(r.ended is None and r.at >= begun for r in self._state.recoveries)
 
     def _poll_tasks(self) -> None:
-        """What the tasks say of themselves becomes events."""
+        """Reads what the tasks report, and feeds the events that follow."""
         now = self._now()
         if not self._state.alive or now - self._last_poll < self._poll_interval():
             return
@@ -370,7 +372,8 @@ class Controller:
 
     def _find_suspended(self) -> set[TaskId]:
         """Tasks whose processes are suspended."""
-        return {t.task for t in self._state.alive if t.pid and is_stopped(t.pid)}
+        states = self._tasks.process_states([t.task for t in self._state.alive])
+        return {task for task, state in states.items() if state.suspended}
 
     def _keep_standby(self, records: dict[TaskId, Progress | None]) -> None:
         """Asks for processes that stand by, once all members train and as often as one has been used."""
@@ -386,51 +389,58 @@ class Controller:
         self._standby_for = used
         count = self._spec.standby
         if count is None:
-            most = max((read_resident_bytes(t.pid) for t in members), default=0)
-            count = int(read_available_bytes() > 2 * most > 0)
+            count = int(self._has_room_for_standby([t.task for t in members], members[-1].node))
         self._tasks.keep_standby(count, self._build_command(members[-1]))
 
-    # Requests
+    def _has_room_for_standby(self, members: Sequence[TaskId], node: NodeId | None) -> bool:
+        processes = self._tasks.process_states(members).values()
+        nodes = self._tasks.node_states([node] if node else []).values()
+        most = max((state.resident_bytes for state in processes), default=0)
+        available = min((state.available_bytes for state in nodes), default=0)
+        return available > 2 * most > 0
 
-    def _read_signals(self) -> bytes:
-        """Numbers of the signals that have come since the last look."""
-        with contextlib.suppress(BlockingIOError):
-            return os.read(self._wake, 64)
-        return b""
+    # Requests of users
 
-    def _handle_signals(self) -> None:
-        numbers = self._read_signals()
-        if signal.SIGTERM in numbers or signal.SIGINT in numbers:
-            self._feed(StopRequestedEvent())
-        if signal.SIGUSR1 in numbers:
-            self._handle_job_request()
+    def _handle_requests(self) -> bool:
+        """Handles the requests that have come. Returns True where one of them was to stop."""
+        requests = self._inbox.receive()
+        for request in requests:
+            self._handle_request(request)
+        return any(request.action == "stop" for request in requests)
 
-    def _handle_job_request(self) -> None:
-        try:
-            wish = json.loads(self._job.wish.read_text())
-            self._job.wish.unlink()
-            workers, token = int(wish["workers"]), str(wish["token"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return
+    def _handle_request(self, request: JobRequest) -> None:
+        """Decides about `request`, unless that was done before and it has been sent again."""
+        if self._replies.find(request.token) is None:
+            self._feed(self._event_of(request))
+        self._replies.queue(request, self._state.phase)
+        self._replies.send(is_journal_written=not self._unwritten)
+
+    def _event_of(self, request: JobRequest) -> Event:
+        if request.action == "stop":
+            return StopRequestedEvent(request.token)
         records = self._read_records()
-        self._feed(ScaleRequestedEvent(workers, token, find_furthest(records), self._find_elastic(records)))
+        return ScaleRequestedEvent(
+            request.workers, request.token, find_furthest(records), self._find_elastic(records)
+        )
 
 
-def control(job: JobPaths, lock: int, channel: Channel, *, resume: bool) -> int:
-    """The whole life of a controller, in a process that the supervisor forked. Returns its exit code."""
-    wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, lambda *_: None)
+def _task_spec(task: TaskState) -> TaskSpec:
+    return TaskSpec(task.task, task.node or NodeId(""), task.shards)
+
+
+def control(job: JobPaths, lock: int, channel: Channel, listener: socket.socket, *, resume: bool) -> int:
+    """Runs a controller in a process that the supervisor forked. Returns its exit code."""
+    wakeup = Wakeup(signal.SIGTERM, signal.SIGINT)
+    inbox = RequestInbox(listener, wakeup)
     for number in (signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.SIG_IGN)
     die_with_parent(signal.SIGKILL, os.getppid())
     write_controller_pid(lock)
     try:
-        tasks = SupervisedTasks(channel, wake)
+        tasks = SupervisedTasks(channel, wakeup.fileno())
         code = 1
         try:
-            code = Controller(job, tasks, wake).run(resume=resume)
+            code = Controller(job, tasks, inbox).run(resume=resume)
         except ClusterError as error:
             # What can't be done now can't be done by another controller either.
             sys.stderr.write(f"insitu: {error}\n")

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import select
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from insitu.cluster.control.channel import Channel, ChannelClosed, Message
-from insitu.cluster.engines import Command, SignalName
+from insitu.cluster.engines import (
+    Channel,
+    ChannelClosed,
+    Command,
+    EngineCalls,
+    Message,
+    SignalName,
+    TaskObserver,
+    TaskSetup,
+    encode_command,
+)
 from insitu.errors import ClusterError
-from insitu.spec import NodeId, TaskId
+from insitu.roster import Roster
+from insitu.spec import TaskId, TaskSpec
 
 _REPLY_TIMEOUT = 60.0
 """Seconds within which the supervisor answers, on any machine."""
@@ -30,17 +38,17 @@ class TaskExit:
     code: int
 
 
-class Tasks(Protocol):
-    """What a controller does to its tasks."""
+class Tasks(TaskSetup, TaskObserver, Protocol):
+    """Lets a controller act on its tasks and observe them."""
 
     def running(self) -> dict[TaskId, tuple[int, int]]:
         """(incarnation, process id) of each task that lived when this controller began."""
 
-    def reserve(self, tasks: Sequence[TaskId]) -> dict[TaskId, str]:
-        """A distinct, free `host:port` for each. Raises ClusterError."""
+    def published_roster(self) -> Roster | None:
+        """Returns the newest roster that a controller before this one has published, or None."""
 
-    def launch(self, task: TaskId, incarnation: int, node: NodeId, command: Command) -> int:
-        """Launch an incarnation and return its process id. Raises ClusterError where that can't be done."""
+    def launch(self, task: TaskSpec, incarnation: int, command: Command) -> int:
+        """Launches an incarnation and returns its process id. Raises ClusterError."""
 
     def signal(self, task: TaskId, name: SignalName) -> None:
         """Sends to the task (`dump`) or to it and all it has started (`term`, `kill`); no-op once ended."""
@@ -49,7 +57,7 @@ class Tasks(Protocol):
         """From now on there are to be `count` warmed processes that can become a task of this command."""
 
     def wait(self, timeout: float | None) -> list[TaskExit]:
-        """Return the ends of incarnations once there is one, also those that a dead controller saw."""
+        """Return ends once there are any, also those that a dead controller did not acknowledge."""
 
     def acknowledge(self, ended: TaskExit) -> None:
         """This end has been written down."""
@@ -59,7 +67,7 @@ class SupervisorLost(Exception):
     """The supervisor has ended, and the tasks with it."""
 
 
-class SupervisedTasks:
+class SupervisedTasks(EngineCalls):
     """Asks the supervisor. `wake` is a descriptor that makes `wait` return when it becomes readable."""
 
     def __init__(self, channel: Channel, wake: int) -> None:
@@ -69,23 +77,23 @@ class SupervisedTasks:
         self._replies: list[Message] = []
         greeting = self._wait_for_reply()
         self._running = {TaskId.parse(t): (int(a), int(p)) for t, a, p in greeting["running"]}
+        self._roster = Roster.from_json(greeting["roster"]) if greeting["roster"] else None
         self._exits += [TaskExit(TaskId.parse(t), int(a), int(c)) for t, a, c in greeting["exits"]]
 
     def running(self) -> dict[TaskId, tuple[int, int]]:
         return self._running
 
-    def reserve(self, tasks: Sequence[TaskId]) -> dict[TaskId, str]:
-        reply = self._request({"do": "reserve", "tasks": list(map(str, tasks))})
-        return {TaskId.parse(task): address for task, address in reply["addresses"].items()}
+    def published_roster(self) -> Roster | None:
+        return self._roster
 
-    def launch(self, task: TaskId, incarnation: int, node: NodeId, command: Command) -> int:
+    def launch(self, task: TaskSpec, incarnation: int, command: Command) -> int:
         reply = self._request(
             {
                 "do": "launch",
-                "task": str(task),
+                "task": str(task.task),
                 "incarnation": incarnation,
-                "node": node,
-                **_encode_command(command),
+                "node": task.node,
+                **encode_command(command),
             }
         )
         return int(reply["pid"])
@@ -94,13 +102,13 @@ class SupervisedTasks:
         self._send({"do": "signal", "task": str(task), "name": name})
 
     def keep_standby(self, count: int, command: Command) -> None:
-        self._send({"do": "standby", "count": count, **_encode_command(command)})
+        self._send({"do": "standby", "count": count, **encode_command(command)})
 
     def acknowledge(self, ended: TaskExit) -> None:
         self._send({"do": "acknowledge", "task": str(ended.task), "incarnation": ended.incarnation})
 
     def finish(self, code: int) -> None:
-        """The job is over; the supervisor ends whatever is left and itself."""
+        """Ends the job: the supervisor ends whatever is left, and itself."""
         self._send({"do": "finish", "code": code})
         deadline = time.monotonic() + _REPLY_TIMEOUT
         while not self._channel.flush() and time.monotonic() < deadline:
@@ -137,7 +145,7 @@ class SupervisedTasks:
     def _receive(self, timeout: float | None, *more: int) -> None:
         """Takes in what has come, after `timeout` seconds at the latest."""
         poll = select.poll()
-        poll.register(self._channel, select.POLLIN)
+        poll.register(self._channel, select.POLLIN | (select.POLLOUT if self._channel.unsent_bytes else 0))
         for descriptor in more:
             poll.register(descriptor, select.POLLIN)
         poll.poll(None if timeout is None else max(0, int(timeout * 1000) + (timeout > 0)))
@@ -155,11 +163,3 @@ class SupervisedTasks:
                 )
             else:
                 self._replies.append(message)
-
-
-def _encode_command(command: Command) -> Message:
-    return {
-        "arguments": list(command.arguments),
-        "environment": command.environment,
-        "folder": os.fspath(command.folder),
-    }

@@ -94,7 +94,7 @@ class ScaleRequestedEvent:
 
     #: Workers asked for.
     workers: int
-    #: Identifies the request, so that its sender finds the answer.
+    #: Identifies the request, so that its sender gets the reply; "" where nobody awaits one.
     token: str = ""
     #: The furthest (epoch, step) that any task of the job has reported.
     progress: EpochStep | None = None
@@ -119,6 +119,9 @@ class StalledEvent:
 @dataclass(frozen=True, slots=True)
 class StopRequestedEvent:
     """A user asked for the job to be stopped. Asked again, the tasks are killed at once."""
+
+    #: Identifies the request, so that its sender gets the reply; "" where nobody awaits one.
+    token: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +197,18 @@ class Log:
 
 
 @dataclass(frozen=True, slots=True)
+class Reply:
+    """Reply to the request of a user."""
+
+    #: Identifies the request.
+    token: str
+    #: What will be done about it, or why nothing will.
+    text: str
+    #: True where the request is refused.
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The job is over."""
 
@@ -201,5 +216,5 @@ class Finish:
     exit_code: int
 
 
-Action = Publish | Launch | Signal | Log | Finish
+Action = Publish | Launch | Signal | Log | Reply | Finish
 Result = tuple[JobState, list[Action]]

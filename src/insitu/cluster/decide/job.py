@@ -115,7 +115,8 @@ def advance(state: JobState, event: Event, now: float) -> Result:
         case StalledEvent():
             return _handle_stall(state, event, now)
         case StopRequestedEvent():
-            return _handle_stop_request(state, now)
+            state, actions = _handle_stop_request(state, now)
+            return state, [*recovery.reply(event.token, "stopping every task"), *actions]
         case ControllerLostEvent():
             return _handle_controller_loss(state, now)
         case TakenOverEvent():

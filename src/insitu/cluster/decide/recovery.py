@@ -29,6 +29,7 @@ from insitu.cluster.decide.events import (
     Publish,
     ReadyEvent,
     RecoveredEvent,
+    Reply,
     Result,
     ScaleRequestedEvent,
     StalledEvent,
@@ -353,13 +354,19 @@ def scale(state: JobState, event: ScaleRequestedEvent, now: float) -> Result:
     """Change the number of workers, or log why that is refused."""
     refused = _refuse_to_scale(state, event)
     if refused:
-        return state, [Log(f"not scaled to {event.workers} workers: {refused}")]
+        text = f"not scaled to {event.workers} workers: {refused}"
+        return state, [Log(text), *reply(event.token, text, refused=True)]
     before = state.target_workers
     state = replace(state, target_workers=event.workers)
-    logs: list[Action] = [Log(f"scaling from {before} to {event.workers} workers")]
+    text = f"scaling from {before} to {event.workers} workers"
     state, shrunk = _shrink(state, event, now)
     state, grown = _grow(state, now)
-    return state, [*logs, *shrunk, *grown]
+    return state, [Log(text), *reply(event.token, text), *shrunk, *grown]
+
+
+def reply(token: str, text: str, *, refused: bool = False) -> list[Action]:
+    """Return the reply to the request `token`, or nothing where nobody awaits one."""
+    return [Reply(token, text, refused)] if token else []
 
 
 def _refuse_to_scale(state: JobState, event: ScaleRequestedEvent) -> str:

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 from insitu.cluster.engines.engine import Command
 from insitu.cluster.task import STANDBY_OPTION
@@ -24,12 +25,14 @@ _MAX_FAILURES = 3
 """Standbys that may end by themselves before no more are started: then the script can't be preloaded."""
 
 
-def start_process(command: Command, *, inherit: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
-    """A process of its own session whose output comes through one pipe. Raises OSError."""
+def start_process(
+    command: Command, folder: Path, *, inherit: tuple[int, ...] = ()
+) -> subprocess.Popen[bytes]:
+    """Starts a process of its own session whose output comes through one pipe. Raises OSError."""
     return subprocess.Popen(
         command.arguments,
         env=command.environment,
-        cwd=command.folder,
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -49,16 +52,17 @@ class Standby:
 
 
 def select_fixed_part(command: Command) -> Command:
-    """`command` without what a process that runs already can still be told: the contract's names."""
+    """Returns `command` without what a running process can still be given: the contract's names."""
     rest = {name: value for name, value in command.environment.items() if name not in CONTRACT_ENVS}
-    return Command(command.arguments, rest, command.folder)
+    return Command(command.arguments, rest)
 
 
 class StandbyPool:
-    """Keeps as many as asked for; owned by an engine, in whose selector their pipes are."""
+    """Keeps as many as asked for in `folder`; owned by an engine, in whose selector their pipes are."""
 
-    def __init__(self, selector: selectors.BaseSelector) -> None:
+    def __init__(self, selector: selectors.BaseSelector, folder: Path) -> None:
         self._selector = selector
+        self._folder = folder
         self._processes: list[Standby] = []
         self._failures = 0
 
@@ -88,7 +92,7 @@ class StandbyPool:
             # (interpreter, -P, -m, module) then the option; JOB_CMD follows.
             arguments = (*command.arguments[:4], STANDBY_OPTION, str(number), *command.arguments[4:])
             try:
-                process = start_process(Command(arguments, environment, command.folder), inherit=(number,))
+                process = start_process(Command(arguments, environment), self._folder, inherit=(number,))
             except OSError:
                 ours.close()
                 raise
@@ -99,7 +103,7 @@ class StandbyPool:
         self._processes.append(standby)
 
     def activate(self, command: Command) -> subprocess.Popen[bytes] | None:
-        """A process that turns into `command` now, or None where none stands by that could."""
+        """Returns a process that turns into `command` now, or None where none stands by that could."""
         fits = select_fixed_part(command)
         for standby in list(self._processes):
             if standby.fits != fits:
@@ -130,7 +134,7 @@ class StandbyPool:
 
     @staticmethod
     def _drop_output(standby: Standby) -> bool:
-        """True where the end of the stream was reached."""
+        """Returns True where the end of the stream was reached."""
         if standby.process.stdout is None:
             return True
         with contextlib.suppress(BlockingIOError):

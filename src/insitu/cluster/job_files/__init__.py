@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from insitu.cluster.job_files.logs import JobLogs, MergedLog
     from insitu.cluster.job_files.output import split_prefix
     from insitu.cluster.job_files.records import read_placement, read_spec
+    from insitu.cluster.job_files.request_socket import (
+        connect_for_requests,
+        is_from_owner,
+        listen_for_requests,
+    )
     from insitu.cluster.job_files.tail import follow
 
 __getattr__, __dir__ = lazy_door(
@@ -37,6 +42,7 @@ __getattr__, __dir__ = lazy_door(
         "logs": ("JobLogs", "MergedLog"),
         "output": ("split_prefix",),
         "records": ("read_placement", "read_spec"),
+        "request_socket": ("connect_for_requests", "is_from_owner", "listen_for_requests"),
         "tail": ("follow",),
     },
 )
@@ -45,8 +51,11 @@ __all__ = [
     "JobLogs",
     "Journal",
     "MergedLog",
+    "connect_for_requests",
     "follow",
+    "is_from_owner",
     "is_locked",
+    "listen_for_requests",
     "read_controller_pid",
     "read_placement",
     "read_spec",

@@ -32,6 +32,9 @@ CREATE TABLE IF NOT EXISTS entries (
 PRAGMA user_version = 1;
 """
 
+_PRIMARY_CODE = 0xFF
+"""The bits of an SQLite error code that name its kind; the others say more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -91,16 +94,27 @@ class Journal:
         with connection:
             connection.execute("INSERT INTO entries (at, event, actions, state) VALUES (?, ?, ?, ?)", values)
 
+    def _select(self, query: str, *parameters: str) -> list[Any]:
+        try:
+            with self._open("ro") as connection:
+                return connection.execute(query, parameters).fetchall()
+        except ClusterError as error:
+            code = getattr(error.__cause__, "sqlite_errorcode", 0)
+            if code & _PRIMARY_CODE != sqlite3.SQLITE_READONLY:
+                raise
+        # A controller was killed in the middle of a transaction, which only a writer can roll back.
+        with self._open("rw") as connection:
+            return connection.execute(query, parameters).fetchall()
+
     def state(self) -> JobState:
         """Return the latest state."""
-        with self._open("ro") as connection:
-            row = connection.execute("SELECT state FROM entries ORDER BY sequence DESC LIMIT 1").fetchone()
-        if row is None:
+        rows = self._select("SELECT state FROM entries ORDER BY sequence DESC LIMIT 1")
+        if not rows:
             raise ClusterError(
                 "The job's journal is empty: it was never started. Start the job anew", logs=str(self.path)
             )
         try:
-            return decode_job(json.loads(row[0]))
+            return decode_job(json.loads(rows[0][0]))
         except (ValueError, KeyError, TypeError, InputError) as error:
             raise ClusterError(
                 f"The job's journal holds no state of this version of insitu: {error}. Use the version that "
@@ -108,8 +122,14 @@ class Journal:
                 logs=str(self.path),
             ) from error
 
+    def find_reply(self, token: str) -> dict[str, Any] | None:
+        """Return the `Reply` to the request `token` as a JSON object, or None where there is none."""
+        query = "SELECT actions FROM entries WHERE instr(actions, ?) ORDER BY sequence DESC"
+        rows = self._select(query, json.dumps(token))
+        actions = [action for (text,) in rows for action in json.loads(text)]
+        return next((a for a in actions if a["action"] == "Reply" and a["token"] == token), None)
+
     def entries(self) -> list[Entry]:
         """Return everything that happened, in order."""
-        with self._open("ro") as connection:
-            rows = connection.execute("SELECT at, event, actions FROM entries ORDER BY sequence").fetchall()
+        rows = self._select("SELECT at, event, actions FROM entries ORDER BY sequence")
         return [Entry(at, json.loads(event), json.loads(actions)) for at, event, actions in rows]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,27 +14,33 @@ from insitu.cluster import Request, submit
 from insitu.cluster.client import submission
 from insitu.cluster.control import controller
 from insitu.cluster.control.controller import Controller
+from insitu.cluster.control.request_inbox import JobRequest
 from insitu.cluster.control.supervised_tasks import TaskExit
 from insitu.cluster.decide.events import (
     SubmittedEvent,
     TaskExitedEvent,
 )
 from insitu.cluster.decide.job import advance
-from insitu.cluster.engines.engine import Command, SignalName
+from insitu.cluster.engines.channel import Message
+from insitu.cluster.engines.engine import Command, NodeState, ProcessState, SignalName
+from insitu.cluster.engines.task_files import TaskFiles
 from insitu.cluster.job_files.journal import Journal
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths
 from insitu.progress import ProgressWriter, read_progress
-from insitu.roster import read_roster
-from insitu.spec import NodeId, TaskId
+from insitu.roster import Roster, read_roster
+from insitu.spec import NodeId, TaskId, TaskSpec
 
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 
 
-class ScriptedTasks:
+class ScriptedTasks(TaskFiles):
     """Plays `happenings`, one batch for each wait. A signalled task ends of it at the next wait."""
 
-    def __init__(self, *happenings: list[TaskExit], running: Mapping[TaskId, int] | None = None) -> None:
+    def __init__(
+        self, job: JobPaths, *happenings: list[TaskExit], running: Mapping[TaskId, int] | None = None
+    ) -> None:
+        super().__init__(job)
         self._happenings = list(happenings)
         self._running = running or {}
         self._ports = 20_000
@@ -49,15 +54,24 @@ class ScriptedTasks:
     def running(self) -> dict[TaskId, tuple[int, int]]:
         return {task: (incarnation, 1) for task, incarnation in self._running.items()}
 
-    def reserve(self, tasks: Sequence[TaskId]) -> dict[TaskId, str]:
-        self._ports += len(tasks)
-        return {task: f"127.0.0.1:{self._ports - i}" for i, task in enumerate(tasks)}
+    def published_roster(self) -> Roster | None:
+        return read_roster(self._job.roster)
 
-    def launch(self, task: TaskId, incarnation: int, node: NodeId, command: Command) -> int:
-        if task in self.refuses:
-            raise ClusterError(f"no room for {task}")
-        self.launched.append(task)
-        self.attempts.append((task, incarnation))
+    def process_states(self, tasks: Sequence[TaskId]) -> dict[TaskId, ProcessState]:
+        return {}
+
+    def node_states(self, nodes: Sequence[NodeId]) -> dict[NodeId, NodeState]:
+        return {}
+
+    def reserve(self, tasks: Sequence[TaskSpec]) -> dict[TaskId, str]:
+        self._ports += len(tasks)
+        return {task.task: f"127.0.0.1:{self._ports - i}" for i, task in enumerate(tasks)}
+
+    def launch(self, task: TaskSpec, incarnation: int, command: Command) -> int:
+        if task.task in self.refuses:
+            raise ClusterError(f"no room for {task.task}")
+        self.launched.append(task.task)
+        self.attempts.append((task.task, incarnation))
         return 100 + len(self.launched)
 
     def signal(self, task: TaskId, name: SignalName) -> None:
@@ -76,12 +90,23 @@ class ScriptedTasks:
         self.acknowledged.append(ended)
 
 
+class ScriptedInbox:
+    """Gives `requests`, one batch for each call, and keeps the replies."""
+
+    def __init__(self, *requests: list[JobRequest]) -> None:
+        self._requests = list(requests)
+        self.replies: list[tuple[str, Message]] = []
+
+    def receive(self) -> list[JobRequest]:
+        return self._requests.pop(0) if self._requests else []
+
+    def reply(self, token: str, message: Message) -> None:
+        self.replies.append((token, message))
+
+
 @pytest.fixture
-def wake() -> Iterator[int]:
-    reader, writer = os.pipe2(os.O_NONBLOCK)
-    yield reader
-    os.close(reader)
-    os.close(writer)
+def inbox() -> ScriptedInbox:
+    return ScriptedInbox()
 
 
 @pytest.fixture
@@ -93,8 +118,8 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobPaths:
     return insitu.job(submit(insitu.paths, request))
 
 
-def run(job: JobPaths, tasks: ScriptedTasks, wake: int) -> int:
-    return Controller(job, tasks, wake).run()
+def run(job: JobPaths, tasks: ScriptedTasks, inbox: ScriptedInbox) -> int:
+    return Controller(job, tasks, inbox).run()
 
 
 def elastic(job: JobPaths, task: TaskId, *, generation: int, step: int) -> None:
@@ -109,9 +134,9 @@ def events(job: JobPaths) -> list[str]:
     return [entry.event["event"] for entry in Journal(job.journal).entries()]
 
 
-def test_ends_become_a_journal_and_are_acknowledged(job: JobPaths, wake: int) -> None:
-    tasks = ScriptedTasks([TaskExit(W0, 1, 0)], [TaskExit(W1, 1, 0)])
-    assert run(job, tasks, wake) == 0
+def test_ends_become_a_journal_and_are_acknowledged(job: JobPaths, inbox: ScriptedInbox) -> None:
+    tasks = ScriptedTasks(job, [TaskExit(W0, 1, 0)], [TaskExit(W1, 1, 0)])
+    assert run(job, tasks, inbox) == 0
     assert tasks.launched == [W0, W1]
     assert tasks.acknowledged == [TaskExit(W0, 1, 0), TaskExit(W1, 1, 0)]
     assert job.output.read_bytes() == b"[insitu] job finished\n"
@@ -121,10 +146,10 @@ def test_ends_become_a_journal_and_are_acknowledged(job: JobPaths, wake: int) ->
     assert [(m.task, m.incarnation, m.shards) for m in roster.members] == [(W0, 1, (0,)), (W1, 1, (1,))]
 
 
-def test_tasks_that_cannot_be_launched_take_the_others_with_them(job: JobPaths, wake: int) -> None:
-    tasks = ScriptedTasks()
+def test_tasks_that_cannot_be_launched_take_the_others_with_them(job: JobPaths, inbox: ScriptedInbox) -> None:
+    tasks = ScriptedTasks(job)
     tasks.refuses = {W1}
-    assert run(job, tasks, wake) == 1
+    assert run(job, tasks, inbox) == 1
     assert tasks.signals == [(W0, "term")]
     assert "worker:1 could not be started: no room for worker:1" in Journal(job.journal).state().reason
 
@@ -133,8 +158,7 @@ class Dying(ScriptedTasks):
     """Worker 1 is killed once both train; its replacement trains and both end well."""
 
     def __init__(self, job: JobPaths) -> None:
-        super().__init__()
-        self._job = job
+        super().__init__(job)
         self._waits = 0
 
     def wait(self, timeout: float | None) -> list[TaskExit]:
@@ -159,9 +183,9 @@ def forgiving(job: JobPaths) -> JobPaths:
     return job
 
 
-def test_one_task_is_replaced_and_the_other_lives_on(forgiving: JobPaths, wake: int) -> None:
+def test_one_task_is_replaced_and_the_other_lives_on(forgiving: JobPaths, inbox: ScriptedInbox) -> None:
     tasks = Dying(forgiving)
-    assert run(forgiving, tasks, wake) == 0
+    assert run(forgiving, tasks, inbox) == 0
     assert tasks.attempts == [(W0, 1), (W1, 1), (W1, 2)]
     roster = read_roster(forgiving.roster)
     assert roster is not None and roster.generation == 2
@@ -171,10 +195,10 @@ def test_one_task_is_replaced_and_the_other_lives_on(forgiving: JobPaths, wake: 
     assert recovery.ended is not None and "training goes on" in forgiving.output.read_text()
 
 
-def test_a_new_controller_takes_over_what_runs(forgiving: JobPaths, wake: int) -> None:
+def test_a_new_controller_takes_over_what_runs(forgiving: JobPaths, inbox: ScriptedInbox) -> None:
     """The one before decided to replace worker 1, and died before it did anything about it."""
-    first = ScriptedTasks()
-    made = Controller(forgiving, first, wake)
+    first = ScriptedTasks(forgiving)
+    made = Controller(forgiving, first, inbox)
     made._feed(SubmittedEvent())
     elastic(forgiving, W0, generation=1, step=3)
     elastic(forgiving, W1, generation=1, step=3)
@@ -183,12 +207,14 @@ def test_a_new_controller_takes_over_what_runs(forgiving: JobPaths, wake: int) -
     Journal(forgiving.journal).record(5.0, dead, actions, state)
 
     class Training(ScriptedTasks):
-        def launch(self, task: TaskId, incarnation: int, node: NodeId, command: Command) -> int:
-            elastic(forgiving, task, generation=2, step=4)
-            return super().launch(task, incarnation, node, command)
+        def launch(self, task: TaskSpec, incarnation: int, command: Command) -> int:
+            elastic(forgiving, task.task, generation=2, step=4)
+            return super().launch(task, incarnation, command)
 
-    second = Training([TaskExit(W1, 1, -9)], [TaskExit(W0, 1, 0), TaskExit(W1, 2, 0)], running={W0: 1})
-    assert run(forgiving, second, wake) == 0
+    second = Training(
+        forgiving, [TaskExit(W1, 1, -9)], [TaskExit(W0, 1, 0), TaskExit(W1, 2, 0)], running={W0: 1}
+    )
+    assert run(forgiving, second, inbox) == 0
     assert second.attempts == [(W1, 2)]
     roster = read_roster(forgiving.roster)
     assert roster is not None and (roster.generation, roster.rank(W1, 2)) == (2, 1)
@@ -212,10 +238,10 @@ class FullDisk:
 
 
 def test_what_was_begun_while_the_disk_was_full_is_not_begun_again(
-    forgiving: JobPaths, wake: int, monkeypatch: pytest.MonkeyPatch
+    forgiving: JobPaths, inbox: ScriptedInbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one before replaced worker 1, could not write that down, and died."""
-    first = Controller(forgiving, ScriptedTasks(), wake)
+    first = Controller(forgiving, ScriptedTasks(forgiving), inbox)
     first._feed(SubmittedEvent())
     monkeypatch.setattr(first._journal, "record", FullDisk(first._journal, float("inf")))
     for task in (W0, W1):
@@ -226,17 +252,21 @@ def test_what_was_begun_while_the_disk_was_full_is_not_begun_again(
     assert Journal(forgiving.journal).state().task(W1).incarnation == 1
     for task in (W0, W1):
         elastic(forgiving, task, generation=2, step=4)
-    second = ScriptedTasks([dead], [], [TaskExit(W0, 1, 0), TaskExit(W1, 2, 0)], running={W0: 1, W1: 2})
-    assert run(forgiving, second, wake) == 0
+    second = ScriptedTasks(
+        forgiving, [dead], [], [TaskExit(W0, 1, 0), TaskExit(W1, 2, 0)], running={W0: 1, W1: 2}
+    )
+    assert run(forgiving, second, inbox) == 0
     assert second.launched == [] and dead in second.acknowledged
     roster = read_roster(forgiving.roster)
     assert roster is not None and (roster.generation, roster.rank(W1, 2)) == (2, 1)
     assert read_progress(forgiving.progress(W1)) is not None
 
 
-def test_a_full_disk_does_not_end_a_job(job: JobPaths, wake: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_does_not_end_a_job(
+    job: JobPaths, inbox: ScriptedInbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(controller, "RETRY_INTERVAL", 0.001)
-    made = Controller(job, ScriptedTasks([TaskExit(W0, 1, 0)], [TaskExit(W1, 1, 0)]), wake)
+    made = Controller(job, ScriptedTasks(job, [TaskExit(W0, 1, 0)], [TaskExit(W1, 1, 0)]), inbox)
     full = FullDisk(made._journal, 7)
     monkeypatch.setattr(made._journal, "record", full)
     assert made.run() == 0
@@ -246,11 +276,93 @@ def test_a_full_disk_does_not_end_a_job(job: JobPaths, wake: int, monkeypatch: p
 
 
 def test_a_disk_that_stays_full_is_an_error_in_the_end(
-    job: JobPaths, wake: int, monkeypatch: pytest.MonkeyPatch
+    job: JobPaths, inbox: ScriptedInbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller, "RETRY_INTERVAL", 0.001)
     monkeypatch.setattr(controller, "JOURNAL_TIMEOUT", 0.01)
-    made = Controller(job, ScriptedTasks([TaskExit(W0, 1, 0)], [TaskExit(W1, 1, 0)]), wake)
+    made = Controller(job, ScriptedTasks(job, [TaskExit(W0, 1, 0)], [TaskExit(W1, 1, 0)]), inbox)
     monkeypatch.setattr(made._journal, "record", FullDisk(made._journal, float("inf")))
     with pytest.raises(ClusterError, match="disk is full"):
         made.run()
+
+
+STOP, SCALE = JobRequest("stop", "a1"), JobRequest("scale", "b2", 1)
+
+
+def test_a_request_sent_again_is_the_same_and_gets_the_same_reply(job: JobPaths) -> None:
+    inbox = ScriptedInbox([STOP], [STOP])
+    tasks = ScriptedTasks(job)
+    assert run(job, tasks, inbox) == 143
+    assert tasks.signals == [(W0, "term"), (W1, "term")]
+    assert inbox.replies == [("a1", {"ok": True, "text": "stopping every task"})] * 2
+    assert events(job).count("StopRequested") == 1
+
+
+class Deaf(ScriptedTasks):
+    """Tasks that only SIGKILL ends."""
+
+    def signal(self, task: TaskId, name: SignalName) -> None:
+        self.signals.append((task, name))
+        if name == "kill":
+            self._happenings.append([TaskExit(task, 1, -9)])
+
+
+def test_another_stop_kills_at_once(job: JobPaths) -> None:
+    tasks = Deaf(job)
+    assert run(job, tasks, ScriptedInbox([STOP], [JobRequest("stop", "c3")])) == 143
+    assert tasks.signals == [(t, name) for name in ("term", "kill") for t in (W0, W1)]
+
+
+def test_a_stop_without_anybody_who_awaits_a_reply_stops(job: JobPaths) -> None:
+    inbox = ScriptedInbox([JobRequest("stop")])
+    assert run(job, ScriptedTasks(job), inbox) == 143
+    assert inbox.replies == []
+
+
+def test_the_next_controller_gives_the_reply_that_the_dead_one_could_not(job: JobPaths) -> None:
+    first = Controller(job, Deaf(job), ScriptedInbox([STOP]))
+    first._feed(SubmittedEvent())
+    first._feed(first._event_of(STOP))
+    inbox = ScriptedInbox([STOP])
+    tasks = Deaf(job, [], [], [TaskExit(W0, 1, -15), TaskExit(W1, 1, -15)], running={W0: 1, W1: 1})
+    assert run(job, tasks, inbox) == 143
+    assert inbox.replies == [("a1", {"ok": True, "text": "stopping every task"})]
+    assert "kill" not in [name for _, name in tasks.signals]
+    assert events(job).count("StopRequested") == 1
+
+
+def test_a_request_that_is_refused_says_why(job: JobPaths) -> None:
+    inbox = ScriptedInbox([SCALE])
+    assert run(job, ScriptedTasks(job, [], [TaskExit(W0, 1, 0), TaskExit(W1, 1, 0)]), inbox) == 0
+    ((token, reply),) = inbox.replies
+    assert token == "b2" and reply["error"] == "refused" and "can't take part" in reply["text"]
+    assert f"[insitu] {reply['text']}\n" in job.output.read_text()
+
+
+def test_a_decision_is_in_the_journal_before_it_is_replied(
+    job: JobPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "RETRY_INTERVAL", 0.001)
+    inbox = ScriptedInbox([SCALE])
+    made = Controller(job, ScriptedTasks(job, [], [TaskExit(W0, 1, 0), TaskExit(W1, 1, 0)]), inbox)
+    full = FullDisk(made._journal, 7)
+    monkeypatch.setattr(made._journal, "record", full)
+    replied_after: list[int] = []
+    monkeypatch.setattr(inbox, "reply", lambda token, message: replied_after.append(full.refused))
+    assert made.run() == 0
+    assert replied_after == [7]
+
+
+def test_a_stop_is_replied_though_the_disk_is_full_and_ends_the_wait_for_it(
+    job: JobPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "RETRY_INTERVAL", 0.001)
+    inbox = ScriptedInbox([STOP], [], [], [], [JobRequest("stop", "c3")])
+    made = Controller(job, ScriptedTasks(job), inbox)
+    monkeypatch.setattr(made._journal, "record", FullDisk(made._journal, float("inf")))
+    with pytest.raises(ClusterError, match="disk is full"):
+        made.run()
+    assert inbox.replies == [
+        ("a1", {"ok": True, "text": "stopping every task"}),
+        ("c3", {"error": "ended", "text": "stopped"}),
+    ]

@@ -13,6 +13,7 @@ import pytest
 
 from insitu.cluster.engines.engine import Command, Ended, Output
 from insitu.cluster.engines.local import LocalEngine
+from insitu.paths import JobPaths, Paths
 from insitu.spec import NodeId, TaskId, TaskSpec
 
 W0 = TaskSpec(TaskId("worker", 0), NodeId("node-0"))
@@ -23,15 +24,22 @@ print(os.getpid(), os.environ["INSITU_TASK"], os.environ["OTHER"], sys.argv[1:],
 
 
 @pytest.fixture
-def engine() -> Iterator[LocalEngine]:
-    made = LocalEngine()
+def job(tmp_path: Path) -> JobPaths:
+    made = Paths(tmp_path).job("job-1")
+    made.code.mkdir(parents=True)
+    return made
+
+
+@pytest.fixture
+def engine(job: JobPaths) -> Iterator[LocalEngine]:
+    made = LocalEngine(job)
     yield made
     made.close()
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Command:
-    (tmp_path / "train.py").write_text(SCRIPT)
+def command(tmp_path: Path, job: JobPaths) -> Command:
+    (job.code / "train.py").write_text(SCRIPT)
     environment = {
         "PYTHONPATH": str(Path(__file__).parents[3] / "src"),
         "INSITU_HOME": str(tmp_path),
@@ -41,7 +49,7 @@ def command(tmp_path: Path) -> Command:
         "OTHER": "x",
     }
     arguments = (sys.executable, "-P", "-m", "insitu.cluster.task.entry", "train.py", "a b")
-    return Command(arguments, environment, tmp_path)
+    return Command(arguments, environment)
 
 
 def words(engine: LocalEngine) -> list[str]:
@@ -60,10 +68,10 @@ def words(engine: LocalEngine) -> list[str]:
 
 def test_a_standby_becomes_the_task_as_if_it_had_been_started(engine: LocalEngine, command: Command) -> None:
     engine.keep_standby(1, command)
-    (pid,) = engine.pids
+    (pid,) = engine._standbys.pids
     assert b"INSITU_TASK" not in Path(f"/proc/{pid}/environ").read_bytes()
-    engine.launch(W0, replace(command, environment={**command.environment, "INSITU_TASK": "worker:7"}))
-    assert engine.processes == {W0.task: pid}
+    other = replace(command, environment={**command.environment, "INSITU_TASK": "worker:7"})
+    assert engine.launch(W0, other) == pid
     warm = words(engine)
     engine.launch(W0, command)
     cold = words(engine)
@@ -76,7 +84,7 @@ def test_it_becomes_the_task_though_another_process_holds_its_connection(
 ) -> None:
     """As a controller does that was forked while the standby was there."""
     engine.keep_standby(1, command)
-    (pid,) = engine.pids
+    (pid,) = engine._standbys.pids
     go_on, ended = os.pipe()
     child = os.fork()
     if child == 0:
@@ -94,21 +102,21 @@ def test_it_becomes_the_task_though_another_process_holds_its_connection(
 
 def test_one_of_another_environment_does_not_fit(engine: LocalEngine, command: Command) -> None:
     engine.keep_standby(1, command)
-    (pid,) = engine.pids
+    (pid,) = engine._standbys.pids
     engine.launch(W0, replace(command, environment={**command.environment, "OTHER": "y"}))
-    assert words(engine)[0] != str(pid) and engine.pids == {pid}
+    assert words(engine)[0] != str(pid) and engine._standbys.pids == {pid}
 
 
 def test_none_is_left_once_none_is_wanted(engine: LocalEngine, command: Command) -> None:
     engine.keep_standby(2, command)
-    assert len(engine.pids) == 2
+    assert len(engine._standbys.pids) == 2
     engine.keep_standby(0, command)
-    assert engine.pids == set()
+    assert engine._standbys.pids == set()
 
 
 def test_one_that_dies_is_forgotten(engine: LocalEngine, command: Command) -> None:
     engine.keep_standby(1, replace(command, arguments=(*command.arguments[:4], "no_such_script.py")))
     deadline = time.monotonic() + 60
-    while engine.pids and time.monotonic() < deadline:
+    while engine._standbys.pids and time.monotonic() < deadline:
         assert engine.wait(0.1) == []
-    assert engine.pids == set()
+    assert engine._standbys.pids == set()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,3 +47,25 @@ def test_a_journal_that_cannot_be_read_is_an_error(tmp_path: Path, content: byte
     with pytest.raises(ClusterError, match="journal"):
         Journal(path).state()
     assert path.exists() == (content is not None)
+
+
+KILLED_WHILE_IT_WRITES = """
+import os, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA cache_size = 1")
+connection.execute("BEGIN")
+for number in range(200):
+    connection.execute("UPDATE entries SET state = state || ?", (" " * 10_000,))
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_journal_whose_writer_was_killed_in_the_middle_can_be_read(tmp_path: Path) -> None:
+    """What the transaction has written already is undone, though readers open the file for reading alone."""
+    journal = Journal(tmp_path / "journal.sqlite")
+    state = new_job([TaskSpec(W0, NodeId("node-0"))], 1)
+    journal.create(state)
+    done = subprocess.run([sys.executable, "-c", KILLED_WHILE_IT_WRITES, journal.path])
+    assert done.returncode == -signal.SIGKILL and os.path.getsize(f"{journal.path}-journal") > 0
+    assert journal.state() == state
+    assert [entry.event for entry in journal.entries()] == [{"event": "Created"}]
