@@ -36,11 +36,12 @@ test-torch: $(STAMP) ## Run the tests that need PyTorch (installs it: the defaul
 test-slow: $(STAMP) ## Run the tests that take long
 	$(BIN)/python -m pytest -m "slow and not torch" --timeout 1800
 
-check: $(STAMP) ## Lint, types, layering
+check: $(STAMP) ## Lint, types, layering, commit subjects
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/unit/test_layering.py
+	$(BIN)/python tools/check_commits.py
 
 strategies: $(STAMP) ## Train in every cell of docs/strategies.md and write it anew (installs PyTorch)
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet torch==2.13.0

@@ -1,10 +1,11 @@
-"""What a checkpoint every 10 steps costs: seconds a step of two workers, with and without.
+"""What a checkpoint every 10 steps costs: seconds a step of two workers, with and without checkpoints.
 
-A dense model of 20 million parameters, SGD with momentum: 160 MB a checkpoint, copied in memory and written
-behind the training to the job's folder. The same processes train by turns without and with
-`insitu.BackupAndRestore(save_freq=10)`; each figure is a period of 10 steps, the writing included. The
-first checkpoint of a fit, for which memory is got from the system (about 0.1 s, once), is outside. Each task
-has one core, which it shares with its writer.
+The model is dense and has 20 million parameters; the optimizer is SGD with momentum. A checkpoint has 160
+MB. It is copied in memory and then written to the job's folder while the training continues. The same
+processes train alternately without checkpoints and with `insitu.BackupAndRestore(save_freq=10)`. Each
+figure is a period of 10 steps, including the writing. The first checkpoint of a fit is not counted: it
+takes about 0.1 s more, once, to get its memory from the system. Each task has one core, which it shares
+with its writer.
 """
 
 from __future__ import annotations

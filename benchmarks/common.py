@@ -1,7 +1,7 @@
-"""What all benchmarks share: naming the machine, running contenders in turn, medians, tables, JSON.
+"""What all benchmarks share: the machine's name, alternating runs, medians, tables, JSON.
 
-A benchmark is a set of contenders, each a function that does the work once and returns its figure (or
-raises Unavailable). They run alternately, so that whatever else the machine does meets all of them alike.
+A benchmark is a set of contenders. Each is a function that does the work once and returns its figure, or
+raises Unavailable. They run alternately, so that other work on the machine affects all of them alike.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""What `communication="auto"` chooses by: insitu's exchange (ring) beside XLA's collectives, on JAX.
+"""insitu's exchange (ring) compared with XLA's collectives on JAX: what `communication="auto"` goes by.
 
-  ring              MultiWorkerMirroredStrategy("ring"): two compiled functions, the exchange between them
+  ring              MultiWorkerMirroredStrategy("ring"): two compiled functions, and the exchange between them
   xla               MultiWorkerMirroredStrategy("xla"): one program over a mesh of both processes, gloo
-  JAX + gloo, bare  a loop of JAX alone over such a mesh
+  JAX + gloo, bare  a loop in JAX alone over such a mesh
 
-Two processes, one core each, on the CPU: rows per second of both. Three models: a tiny dense one, where the
-cost of each step shows, a convolutional one of 225,034 parameters, and a dense one of 19,643,370, where what
-has to be moved shows. SGD with momentum, 64 rows a step for each process.
+Two processes, one core each, on the CPU. The figure is the rows per second of both. There are three models:
+a tiny dense one, which shows the cost of each step, a convolutional one with 225,034 parameters, and a
+dense one with 19,643,370, which shows the cost of moving data. SGD with momentum, 64 rows a step for each
+process.
 
-Between CPUs "auto" takes ring; where JAX has accelerators it takes xla, whose collectives then move what lies
-on them without a copy through the host. This benchmark can tell of the first only.
+Between CPUs "auto" selects ring. If JAX has accelerators it selects xla, whose collectives move data between
+accelerators without a copy through the host. This benchmark measures CPUs only.
 """
 
 from __future__ import annotations

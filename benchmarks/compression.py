@@ -2,12 +2,12 @@
 
     python benchmarks/compression.py [--data FOLDER] [--seeds N] [--epochs N] [--quick] [--json FILE]
 
-Two workers, one core each, train a small convolutional network by `MultiWorkerMirroredStrategy` over TCP,
-with `compression=None` and with `compression="bfloat16"` (error feedback included), from the same seeds, in
-turn. The figures are accuracy and loss on a fifth of the rows, held out. DATA holds one uint8[n, 784] file a
-class (Quick, Draw! bitmaps, by default in ../shared/data/quickdraw beside the checkout); without it,
-scikit-learn's digits are trained on. Between seeds the figures differ more than by what compression does
-as long as that is harmless: so both are shown.
+Two workers, one core each, train a small convolutional network with `MultiWorkerMirroredStrategy` over TCP,
+alternately with `compression=None` and `compression="bfloat16"` (with error feedback), from the same seeds.
+The figures are accuracy and loss on a fifth of the rows, which is held out. FOLDER holds one uint8[n, 784]
+file per class (Quick, Draw! bitmaps, by default in ../shared/data/quickdraw beside the checkout). Without
+it, the data is scikit-learn's digits. The difference between seeds is shown as well: compression is
+harmless as long as it changes the figures less than the seed does.
 """
 
 from __future__ import annotations

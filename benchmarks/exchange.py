@@ -1,4 +1,4 @@
-"""How fast buffers are reduced between processes: insitu beside gloo, Open MPI and TensorFlow's RING.
+"""How fast buffers are reduced between processes: insitu, gloo, Open MPI and TensorFlow's RING.
 
     python benchmarks/exchange.py          the table for 2 ranks, the same between two network namespaces
                                            (root), a coarse curve for 2, 4 and 8 ranks, memory: 5 minutes
@@ -6,9 +6,10 @@
     python benchmarks/exchange.py --parts table namespaces memory curve   some of them
     python benchmarks/exchange.py --profile  where the time of small buffers goes: half a minute
 
-Contenders run in turn, each round in fresh processes pinned to one core each (round robin where ranks are
-more than cores). A figure is the median over rounds of the median operation of rank 0. See README.md for
-how to set the peers up; one that is missing is named as such. Horovod can't be installed on current Python.
+Contenders run in turn. Each round has fresh processes that are pinned to one core each, round robin if
+there are more ranks than cores. A figure is the median over rounds of the median operation of rank 0.
+README.md says how to install the other libraries; one that is missing is named in the table. Horovod can't
+be installed on current Python.
 """
 
 from __future__ import annotations
@@ -334,7 +335,7 @@ def the_curve(chosen: Any, report: dict[str, Any]) -> str:
     lines = [f"- {line}" for line in slower] or ["- nowhere"]
     if chosen.plot == PLOT and PLOT.exists():
         tables.append("![Bandwidth against size](results/exchange.png)\n")
-    return "\n".join([*tables, "Where a peer is ahead of the same transport:", "", *lines])
+    return "\n".join([*tables, "Where another library is faster over the same transport:", "", *lines])
 
 
 def floor(sizes: Sequence[int]) -> Figures:

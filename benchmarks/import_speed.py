@@ -1,14 +1,14 @@
 """How fast `insitu import` reads each format, and how much memory it takes.
 
     python benchmarks/import_speed.py                   # 500 MB of rows of 784 bytes
-    python benchmarks/import_speed.py --megabytes 2000  # the size that the targets speak of
+    python benchmarks/import_speed.py --megabytes 2000  # the size for which the targets are set
     python benchmarks/import_speed.py --quick
 
-Each import is a process of its own. Its memory is the peak (VmHWM) above that of the interpreter with all
-modules imported. Speed counts the bytes of the source file and ends when the cache is published and synced to
-the disk. Beside it, as a floor: a plain copy of the .npy file, synced. Pages of memory that the machine has
-never used cost a virtual machine's host time when first touched, which meets copy and import alike; a warm-up
-round is not counted.
+Each import runs in its own process. Its memory is the peak (VmHWM) above that of the interpreter with all
+modules imported. Speed counts the bytes of the source file, and the time ends when the cache is published
+and synced to the disk. The floor is a plain copy of the .npy file, synced. On a virtual machine, memory
+pages that were never used take the host time when they are first touched. This affects copy and import
+alike. A warm-up round is not counted.
 """
 
 from __future__ import annotations

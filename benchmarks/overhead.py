@@ -1,11 +1,11 @@
 """What being able to recover costs while nothing fails: seconds a step of two workers, with and without.
 
-  with     a step as `fit` does it: a unit of the group, places told to the controller, a look for a newer
-           roster, rows entered in the ledger
+  with     a step as `fit` does it: it runs as a unit of the group, reports its position to the controller,
+           looks for a newer roster, and enters its rows in the ledger
   without  the same calls of the replica and of the group, and nothing else
 
-By turns in the same processes, in the middle of a fit. `check` is the comparison of all replicas' hashes,
-once in 1000 steps.
+Both alternate in the same processes, in the middle of a fit. `check` is the comparison of all replicas'
+hashes, once in 1000 steps.
 """
 
 from __future__ import annotations

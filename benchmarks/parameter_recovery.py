@@ -1,17 +1,17 @@
-"""What a checkpoint of parameter servers and the death of one cost a worker that trains on them.
+"""What a checkpoint of parameter servers, and the death of one, cost a worker that trains on them.
 
-Two servers and one worker of plain NumPy, each a process. The servers hold 5,824,522 dense parameters and a
-table of a million rows of 64 floats. A step looks up the rows of 4,096 keys drawn by Zipf's law, pushes a
-gradient of these and of all parameters, and pulls the values. Plain gradient descent, and Adam with its two
-slots for each parameter and for each element of a row.
+There are two servers and one worker in plain NumPy, each in its own process. The servers hold 5,824,522
+dense parameters and a table of a million rows of 64 floats. A step looks up the rows of 4,096 keys drawn by
+Zipf's law, pushes a gradient of these rows and of all parameters, and pulls the values. The optimizers are
+plain gradient descent, and Adam with two slots for each parameter and each element of a row.
 
-    checkpoint    `Client.checkpoint` of everything, while steps go on: how long the step takes in which it
-                  begins and the servers stand still, and those until it is on disk; beside as many steps
-                  without one, of which the longest says what the machine does of itself
-    a server dies one of two servers with `backups=1` is killed: seconds from the kill to the end of the first
-                  step afterwards, in which the mirror takes over
+    checkpoint    `Client.checkpoint` of everything while steps continue: the duration of the step in which
+                  the checkpoint begins and the servers stand still, and of the steps until it is on disk.
+                  The longest of as many steps without a checkpoint shows how much the machine itself varies
+    a server dies one of two servers with `backups=1` is killed: seconds from the kill to the end of the
+                  next step, in which the mirror takes over
 
-One process for each; each figure is the median of several.
+Each figure is the median of several.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Training:
             keys = self._keys[self._sequence % len(self._keys)]
             self.client.pull_rows("rows", keys).result()
             tables = {"rows": (keys, self._gradients[: len(keys)])}
-        push = self.client.push(self._sequence, 16, tables=tables, hold=True, pulls=True)
+        push = self.client.push(self._sequence, 16, tables=tables, defer_send=True, pull_follows=True)
         self.client.pull().result()
         push.result()
         self._sequence += 1
@@ -145,7 +145,7 @@ def deaths(rounds: int) -> list[float]:
     for turn in range(rounds):
         with training(1, 0) as trained:
             deadline = time.monotonic() + SETTLED
-            while not all(told["mirrored"] for told in trained.client.stats()):
+            while not all(server["mirrored"] for server in trained.client.stats()):
                 if time.monotonic() > deadline:
                     raise SystemExit("The servers didn't become mirrors of each other")
                 trained.step()
@@ -162,9 +162,9 @@ def main() -> None:
     machine = common.machine()
     print(common.machine_line(machine) + "\n")
     rounds = options.rounds or (1 if options.quick else 5)
-    told = {}
+    results = {}
     for updater in UPDATERS:
-        told[updater] = one = checkpoints(10_000 if options.quick else ROWS, rounds, updater)
+        results[updater] = one = checkpoints(10_000 if options.quick else ROWS, rounds, updater)
         size, seconds = one["bytes"] / 1e6, one["written"]
         print(f"{updater}, a checkpoint of {size:,.0f} MB on disk after {seconds:.2f} s\n")
         rows = [
@@ -180,7 +180,7 @@ def main() -> None:
         print(common.table(["", "median", "steps"], rows) + "\n")
     found = deaths(rounds)
     print(f"The step in which a server dies: {statistics.median(found):.2f} s (at most {max(found):.2f}).")
-    common.save_json(options.json, "parameter_recovery", machine, checkpoints=told, deaths=found)
+    common.save_json(options.json, "parameter_recovery", machine, checkpoints=results, deaths=found)
 
 
 if __name__ == "__main__":

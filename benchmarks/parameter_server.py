@@ -1,17 +1,17 @@
-"""Parameter servers beside TensorFlow's: updates per second of all workers, 2 workers and 1 server.
+"""insitu's parameter servers compared with TensorFlow's: updates per second of 2 workers with 1 server.
 
   insitu, async / sync    ParameterServerStrategy, Keras 3 on TensorFlow, through `fit`
-  TensorFlow              tf.distribute.ParameterServerStrategy with ClusterCoordinator, a bare step
+  TensorFlow              tf.distribute.ParameterServerStrategy with ClusterCoordinator, a step without Keras
   compute alone           Keras alone, one process on one core
   gradient alone          one compiled function, one process on one core
 
-Two dense models, of 55,050 and 5,824,522 parameters, plain gradient descent, 16 rows a step and worker. The
-computing is part of the figure. The floor: each gradient takes a core the time that it takes alone, and that
-of carrying it and the values between two processes and updating them, measured by the calls that do it,
-on memory that is too large for the caches; there are two cores.
+Two dense models, with 55,050 and 5,824,522 parameters; plain gradient descent, 16 rows a step and worker.
+The figures include the computation. The floor adds, for each gradient, the time to compute it alone and the
+time to move it and the values between two processes and to update them. The latter is measured with the
+calls that do it, on memory that is too large for the caches. There are two cores.
 
-Then one of two workers is slowed ten times: what the other does in each mode, and a plot of loss against time
-(beside the JSON file, or where `--plot` says).
+Then one of two workers is slowed ten times. The table shows what the other one does in each mode, and a
+plot shows loss against time (beside the JSON file, or where `--plot` says).
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def carried(parameters: int) -> float:
     updater = make_updater({"name": "sgd", "learning_rate": 0.01})
 
     def step() -> None:
-        native.copy(pushed, gradient)
+        native.copy_and_check(pushed, gradient)
         updater.update({"": values}, {"": pushed}, {"": {}}, 0, {"": pulled})
 
     return 1000 * min(common.timed(step) for _ in range(20))
@@ -140,26 +140,24 @@ def carried(parameters: int) -> float:
 def compare_slow(plot: Path | None) -> dict[str, Any]:
     undisturbed = slowed("async", 0.0)["fast"]
     pause = 9.0 / undisturbed  # nine times a step on top of one
-    told = {mode: slowed(mode, pause) for mode in ("async", "bounded", "sync", "backup")}
+    results = {mode: slowed(mode, pause) for mode in ("async", "bounded", "sync", "backup")}
     rows = [
         [mode, f"{run['fast']:,.0f}", f"{run['slow']:,.0f}", f"{run['fast'] / undisturbed:.2f}"]
-        for mode, run in told.items()
+        for mode, run in results.items()
     ]
     print(
-        f"\nOne of two workers slowed 10 times, one run each; undisturbed: {undisturbed:,.0f} steps/s of a "
-        "worker\n"
+        "\nOne of two workers is slowed 10 times; one run each. Undisturbed, a worker does "
+        f"{undisturbed:,.0f} steps/s.\n"
     )
-    print(
-        common.table(["mode", "fast worker, steps/s", "slow worker", "fast one's share of undisturbed"], rows)
-    )
-    print("\n`backup` is sync with one backup worker: a step takes the first gradient of two.")
-    if plot is not None and draw(told, plot):
+    print(common.table(["mode", "fast worker, steps/s", "slow worker", "fast worker / undisturbed"], rows))
+    print("\n`backup` is mode sync with one backup worker: a step uses the first of two gradients.")
+    if plot is not None and draw(results, plot):
         print(f"\n![Loss against time](results/{plot.name})")
-    return {"undisturbed": undisturbed, **told}
+    return {"undisturbed": undisturbed, **results}
 
 
-def draw(told: dict[str, Any], target: Path) -> bool:
-    """The fast worker's loss, by quarters of a second; whether it could be drawn."""
+def draw(results: dict[str, Any], target: Path) -> bool:
+    """Draw the fast worker's loss by quarters of a second. Return False without matplotlib."""
     try:
         import matplotlib
 
@@ -169,7 +167,7 @@ def draw(told: dict[str, Any], target: Path) -> bool:
         common.say("no plot: matplotlib is not installed")
         return False
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    for mode, run in told.items():
+    for mode, run in results.items():
         steps = run["steps"][0]
         seconds = np.array(steps["ends"]) - steps["start"]
         bins = (seconds / 0.25).astype(int)
@@ -186,12 +184,12 @@ def draw(told: dict[str, Any], target: Path) -> bool:
 
 
 def show_floor(ours: float, gradient_ms: float, carried_ms: float) -> dict[str, float]:
-    """`ours` in gradients a second, beside what two cores would do that only did what must be done."""
+    """Print how near `ours`, in gradients a second, is to the floor of two cores, and return the floor."""
     per_second = 2 * 1000 / (gradient_ms + carried_ms)
     print(
-        f"The floor: a gradient alone takes a core {gradient_ms:.2f} ms, carrying it and updating "
-        f"{carried_ms:.2f} ms; two cores would do {per_second:,.1f} a second, of which insitu, async reaches "
-        f"{ours / per_second:.2f}."
+        f"The floor: computing a gradient alone takes one core {gradient_ms:.2f} ms, moving it and updating "
+        f"{carried_ms:.2f} ms. Two cores could do {per_second:,.1f} a second; insitu, async reaches "
+        f"{ours / per_second:.2f} of that."
     )
     return {"gradient_ms": gradient_ms, "carried_ms": carried_ms, "per_second": per_second}
 
@@ -213,7 +211,8 @@ def compare_sizes(sizes: tuple[str, ...], rounds: int) -> dict[str, Any]:
         figures[size] = common.results_json(results)
         ours, keras = results["insitu, async"].median, results["compute alone, 1 process"].median
         if ours and keras:
-            print(f"\ninsitu, async does {ours / (2 * keras):.2f} of what two processes of Keras do alone.")
+            share = ours / (2 * keras)
+            print(f"\ninsitu, async reaches {share:.2f} of the rate of two processes of Keras alone.")
             figures[size]["floor"] = show_floor(ours, 1000 / float(np.median(gradients)), carried(parameters))
     return figures
 

@@ -1,21 +1,22 @@
-"""Rows of a sparse table looked up and updated on one parameter server: 64 floats each, Zipf keys.
+"""Rows of a sparse table, looked up and updated on one parameter server: 64 floats each, Zipf keys.
 
     python benchmarks/parameter_tables.py [--quick] [--rows 1e5 1e6 1e7 1e8] [--spaces 1e7 1e8] [--json FILE]
 
-All hold the same number of rows and are given the same batches of distinct keys (what a batch of 65,536 draws
-comes to), in turn; the update is gradient descent:
+All contenders hold the same number of rows and get the same batches of distinct keys in turn. A batch holds
+the distinct keys of 65,536 draws. The update is gradient descent.
 
-    bare NumPy      np.take of rows by number, and rows[numbers] -= rate * gradient: what the memory gives.
-                    Numbers come in the order of the keys, which is any order, as in the table
+    bare NumPy      np.take of rows by number, and rows[numbers] -= rate * gradient: the speed of the
+                    memory. The numbers have the order of the keys, which is random, as in the table
     insitu table    keys are any int64, found through the index: the table itself, as it is on a server
     insitu server   the same through a worker's client: another process, with its transport
     TensorFlow      tf.Variable, embedding_lookup and scatter_sub by row number, compiled, in one process
 
-The figures are rows per second, medians over alternating rounds, and bytes of memory for each row beside the
-value and the key. Sizes that don't fit into the free memory four times over are left out, and named.
+The figures are rows per second, medians over alternating rounds, and the bytes of memory for each row. A
+size is left out, and named, if the free memory can't hold it four times.
 
-Then a table of a key space that no machine here could hold: rows are made on first use, so it costs what a
-run touches. Adagrad, whose slot is as large as the row; a batch is looked up, which makes rows, and updated.
+Then a table with a key space that no machine here could hold. Rows are created on first use, so the table
+only needs memory for the keys that a run uses. The optimizer is Adagrad, whose slot is as large as the row.
+Each batch is looked up, which creates rows, and updated.
 """
 
 from __future__ import annotations
@@ -76,13 +77,13 @@ def bare(rows: int) -> Contender:
 
 def table(rows: int) -> tuple[Contender, float]:
     """The contender, and bytes of memory for each row."""
-    from insitu.parameters.tables import Rows
+    from insitu.parameters.tables import RowStore
 
-    held = Rows(_table())
+    held = RowStore(_table())
     out = np.zeros((DRAWS, WIDTH), np.float32)
     step = 1 << 16
     # What making rows needs besides, whatever their number, isn't the rows'.
-    Rows(_table()).pull(np.arange(step), out[:step])
+    RowStore(_table()).pull(np.arange(step), out[:step])
     before = psutil.Process().memory_info().rss
     for low in range(0, rows, step):
         keys = keys_of(np.arange(low, min(rows, low + step)))
@@ -212,12 +213,12 @@ def zipf_keys(space: int, batches: int) -> Iterator[Any]:
 def touch(space: int, batches: int) -> dict[str, float]:
     """What a run over `space` keys makes and costs."""
     from insitu.parameters import Table
-    from insitu.parameters.tables import Rows
+    from insitu.parameters.tables import RowStore
 
     updater = {"name": "adagrad", "learning_rate": RATE}
-    held = Rows(Table("rows", WIDTH, updater=updater))
+    held = RowStore(Table("rows", WIDTH, updater=updater))
     out, gradients = np.zeros((DRAWS, WIDTH), np.float32), np.ones((DRAWS, WIDTH), np.float32)
-    Rows(Table("warm", WIDTH, updater=updater)).pull(np.arange(DRAWS), out)
+    RowStore(Table("warm", WIDTH, updater=updater)).pull(np.arange(DRAWS), out)
     before, seconds, total = psutil.Process().memory_info().rss, 0.0, 0
     for keys in zipf_keys(space, batches):
         seconds += common.timed(lambda keys=keys: held.pull(keys, out[: len(keys)]))
@@ -230,21 +231,21 @@ def touch(space: int, batches: int) -> dict[str, float]:
 
 def compare_spaces(spaces: list[int], batches: int) -> dict[str, Any]:
     needed = 2 * WIDTH * 4 + 8
-    told = {str(space): touch(space, batches) for space in spaces}
+    results = {str(space): touch(space, batches) for space in spaces}
     rows = [
         [
             f"{space:,}",
-            f"{told[str(space)]['rows']:,}",
-            f"{told[str(space)]['rows_per_second']:,.0f}",
-            f"{told[str(space)]['row_bytes']:.0f}",
-            f"{told[str(space)]['row_bytes'] / needed:.2f}",
+            f"{results[str(space)]['rows']:,}",
+            f"{results[str(space)]['rows_per_second']:,.0f}",
+            f"{results[str(space)]['row_bytes']:.0f}",
+            f"{results[str(space)]['row_bytes'] / needed:.2f}",
             f"{space * needed / 1e9:,.0f} GB",
         ]
         for space in spaces
     ]
     header = ["keys", "rows made", "rows looked up and updated/s", "bytes a row", "of value, slot and key"]
     print(f"{batches} batches of {DRAWS:,} draws\n\n{common.table([*header, 'all keys would need'], rows)}\n")
-    return told
+    return results
 
 
 def _missing(error: common.Unavailable) -> Callable[[], float]:
@@ -262,26 +263,26 @@ def main() -> None:
     sizes = [int(size) for size in options.rows or ([1e4] if options.quick else [1e5, 1e6, 1e7, 1e8])]
     machine = common.machine()
     print(common.machine_line(machine) + "\n")
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for rows in sizes:
         # The table, the server's, NumPy's and TensorFlow's; and what drawing the keys takes.
         needed = rows * (4 * WIDTH * 4 + 64)
         if needed > psutil.virtual_memory().available * 0.75:
             print(f"{rows:,} rows: not measured, {needed / 1e9:.0f} GB are needed for all contenders.\n")
-            told[str(rows)] = {"missing": f"{needed} bytes needed"}
+            results[str(rows)] = {"missing": f"{needed} bytes needed"}
             continue
         results, row_bytes = measure(rows, options.rounds or (2 if options.quick else 5))
         bare_bytes = WIDTH * 4 + 8
         print(f"{rows:,} rows; {row_bytes:.0f} bytes each, {row_bytes / bare_bytes:.2f} of value and key\n")
         for what, by_name in results.items():
             print(f"{what}\n\n{common.results_table(by_name, 'insitu table', form='{:,.0f}'.format)}\n")
-        told[str(rows)] = {
+        results[str(rows)] = {
             "row_bytes": row_bytes,
             **{what: common.results_json(by_name) for what, by_name in results.items()},
         }
     spaces = [int(s) for s in options.spaces or ([1e8] if options.quick else [1e7, 1e8])]
     made = compare_spaces(spaces, 4 if options.quick else 60)
-    common.save_json(options.json, "parameter_tables", machine, sizes=told, spaces=made)
+    common.save_json(options.json, "parameter_tables", machine, sizes=results, spaces=made)
 
 
 if __name__ == "__main__":

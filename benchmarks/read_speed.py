@@ -1,17 +1,18 @@
-"""Shuffled batches of 256 rows of 784 bytes with an int64 label: insitu beside the readers that people use.
+"""Shuffled batches of 256 rows of 784 bytes with an int64 label: insitu compared with common readers.
 
     python benchmarks/read_speed.py [--quick] [--json FILE]
 
 All read the same rows in one process, one epoch a round, in turn, from files in the page cache:
 
-    bare np.take      rows of one array in memory by a random order: what the memory gives, no reader at all
+    bare np.take      rows of one array in memory in random order: the speed of the memory, without a reader
     insitu            insitu.dataset(...).shuffle().batch(256), from one partition and from eight
     torch DataLoader  a TensorDataset in memory, shuffle=True, batch_size=256, no workers
     tf.data           a TFRecord file, parsed row by row, shuffle(10_000).batch(256), prefetched
     Ray Data          iter_batches(batch_size=256, local_shuffle_buffer_size=10_000) over Parquet
 
-Only insitu and torch shuffle all rows; the other two, as they are used, within a buffer. A peer that is not
-installed is named as such. The figure is rows per second; a warm-up epoch is not counted.
+Only insitu and torch shuffle all rows. The other two shuffle within a buffer, as they are usually used. A
+library that is not installed is named in the table. The figure is rows per second. A warm-up epoch is not
+counted.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """From the SIGKILL of one of two workers to the next step that all have completed.
 
-Contenders, in turn, each for a one-layer model and for one of 20 million parameters:
-  insitu, standby     `insitu start --standby 1`: a warm process takes the place; the other worker lives on
-  insitu, no standby  `insitu start --standby 0`: the place is taken by a new process
-  torchrun            torch.distributed.run --max-restarts, DistributedDataParallel over gloo: all workers are
-                      started again; the script has no checkpoint, so it starts its data over
+Contenders, in turn, each for a one-layer model and for one with 20 million parameters:
+  insitu, standby     `insitu start --standby 1`: a loaded process takes the place; the other worker
+                      continues
+  insitu, no standby  `insitu start --standby 0`: a new process takes the place
+  torchrun            torch.distributed.run --max-restarts, DistributedDataParallel over gloo: all workers
+                      start again; the script has no checkpoint, so it starts its data over
   Ray Train v2        TorchTrainer with FailureConfig, the same model and script: likewise
 
-Keras 3 on the backend of KERAS_BACKEND (TensorFlow if unset), one thread per worker.
+insitu runs Keras 3 on the backend of KERAS_BACKEND (TensorFlow if unset), with one thread per worker.
 """
 
 from __future__ import annotations

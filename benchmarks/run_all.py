@@ -1,4 +1,4 @@
-"""Runs every benchmark in turn and writes RESULTS.md and one JSON file each into results/."""
+"""Runs every benchmark in turn and writes RESULTS.md, and one JSON file each into results/."""
 
 from __future__ import annotations
 
@@ -48,11 +48,12 @@ def main() -> None:
 
 
 def write_results(results: Path) -> None:
-    """RESULTS.md out of what the benchmarks printed: each script's own words, then its tables."""
+    """Write RESULTS.md: for each benchmark the script's docstring, then what it printed."""
     today = datetime.date.today().isoformat()
     parts = [
-        "# Results\n\nWritten by `make bench`. Each section: what is measured, the machine, then medians "
-        f"over alternating runs. Put together on {today}; figures as JSON are in [results](results)."
+        "# Results\n\n`make bench` writes this page. Each section says what is measured and on which "
+        'machine, then gives medians over alternating runs. The column "x is better by" says how many times '
+        f"better x is than the row. Last written on {today}; all figures are in [results](results) as JSON."
     ]
     for name, title in BENCHMARKS.items():
         printed = results / f"{name}.md"

@@ -1,9 +1,9 @@
-"""From the command to the first training step, beside the same script run by plain python; and `insitu ps`.
+"""From the command to the first training step, compared with plain python; and the time of `insitu ps`.
 
 Contenders, in turn:
   python            `python train.py`, one process on the whole machine
-  two pythons       two of them at once, one thread each, which know nothing of each other: what two processes
-                    cost on this machine whatever starts them
+  two pythons       two of them at once, one thread each, without a connection: what two processes cost on
+                    this machine, whatever starts them
   insitu start      `insitu start --workers 2`
 
 Each figure is the time from launching the command until every replica has done its first step.

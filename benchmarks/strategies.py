@@ -1,20 +1,21 @@
-"""What a strategy costs over plain Keras `fit`, on each backend: seconds a step, all in one process.
+"""What a strategy costs compared with plain Keras `fit`, on each backend: seconds a step, all in one process.
 
   Keras               compile and fit, no strategy
-  Keras again         the same once more: what the machine alone makes of it
+  Keras again         the same once more: how much the machine itself varies
   OneDevice           insitu.OneDeviceStrategy
   Mirrored            insitu.MirroredStrategy on one device
   MultiWorker         insitu.MultiWorkerMirroredStrategy with one worker
 
-Two models: the network for Quick, Draw! shapes (28 x 28 x 1, batch 64), where computation shows, and a tiny
-dense one, where the cost of each step shows. One thread for each operation; TensorFlow does operations side
-by side on both cores, as it does where nothing is set. Memory comes in large pages, as in a job.
+There are two models: the network for Quick, Draw! shapes (28 x 28 x 1, batch 64), which shows the
+computation, and a tiny dense one, which shows the cost of each step. Each operation has one thread.
+TensorFlow runs operations at the same time on both cores, as it does by default. Memory comes in large
+pages, as in a job.
 
-Fits of the contenders alternate in one process, each round in another order; half of the rounds in a second
-process, since where a model's arrays come to lie makes some percent. A figure is the median over rounds of
-the fastest epoch's time, the first left out with what begins a fit, over the mean of both fits of Keras in
-that round ("Keras again": over the other). At most +3 % (MultiWorker: +5 %) are asked for; on TensorFlow the
-tiny model shall be faster than Keras.
+Fits of the contenders alternate in one process, in another order each round. Half of the rounds run in a
+second process, because the place of a model's arrays in memory changes the speed by some percent. A figure
+is the median over rounds of the fastest epoch's time, without the first epoch and the start of the fit.
+Percentages are relative to the mean of both fits of Keras in that round ("Keras again": to the other fit).
+The targets are at most +3 % (MultiWorker: +5 %), and on TensorFlow a tiny model faster than Keras.
 """
 
 from __future__ import annotations

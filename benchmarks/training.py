@@ -1,16 +1,17 @@
-"""Synchronous training by two processes, one core each, beside peers: rows per second of all processes.
+"""Synchronous training by two processes, one core each, compared with other libraries: rows per second.
 
   insitu, 2 workers       MultiWorkerMirroredStrategy, Keras 3 on TensorFlow; also on JAX and on PyTorch
-  insitu, 1 worker        the same on one core: two workers should come near twice that
-  1 worker, twice         two of these at once that don't know of each other: as near as two cores let them
+  insitu, 1 worker        the same on one core: two workers should be nearly twice as fast
+  1 worker, twice         two of these at once without a connection: the most that two cores allow
   Keras alone, 1 process  Keras 3 on TensorFlow without insitu
   tf_keras, 2 workers     tf.distribute.MultiWorkerMirroredStrategy (RING), which needs the legacy Keras
-  JAX + gloo, 2 workers   one program over a global mesh (jax.distributed), a bare loop
-  torch DDP, 2 workers    DistributedDataParallel over gloo, a bare loop
+  JAX + gloo, 2 workers   one program over a global mesh (jax.distributed), a loop without Keras' fit
+  torch DDP, 2 workers    DistributedDataParallel over gloo, a loop without Keras
 
-Two models: a convolutional network of 225,034 parameters and a dense one of 19,643,370. SGD with momentum,
-64 rows a step for each process, random images. Contenders with insitu run in the environment that
-`insitu start` gives its tasks, which asks the allocator for large pages; peers in the one that they have.
+There are two models: a convolutional network with 225,034 parameters and a dense one with 19,643,370. SGD
+with momentum, 64 rows a step for each process, random images. insitu runs in the environment that `insitu
+start` gives its tasks, which asks the allocator for large pages. The other libraries run in their default
+environment.
 """
 
 from __future__ import annotations

@@ -71,5 +71,5 @@ def main():
         print(f"RESULT {accuracy} {loss}")
 
 
-with mock.patch("insitu.exchange.memory.host_identity", lambda: f"host {index}"):
+with mock.patch("insitu.exchange.memory.read_host_identity", lambda: f"host {index}"):
     main()

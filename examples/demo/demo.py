@@ -1,7 +1,7 @@
-"""Shows insitu at work: three nodes, a cache on them, training beside the data, a killed worker, recovery.
+"""Trains on three simulated nodes, kills a worker, and shows that the weights are as without the kill.
 
-Works in a folder of its own, which is removed at the end. Without --data it takes scikit-learn's digits;
-with --data the Quick, Draw! files of that folder (one .npy a class).
+Everything is written to a temporary folder, which is removed at the end. The data is scikit-learn's digits,
+or with --data the Quick, Draw! files of a folder (one .npy file per class).
 """
 
 from __future__ import annotations
@@ -30,25 +30,27 @@ from rich.table import Table
 HERE = Path(__file__).parent
 WORKERS = 3
 DEADLINE = 300.0
-"""Seconds after which a training that should have ended is given up."""
+"""Seconds that one command may take, before the demo fails."""
 
 console = Console(highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to import and how to train on it. `least_accuracy` is on rows that training never saw."""
+    """The data to import, and how to train on it."""
 
     name: str
     source: Path
     epochs: int
     batch: int
     brightest: float
+    """The value of a white pixel."""
     least_accuracy: float
+    """The accuracy on held-out rows below which the demo fails."""
 
 
 def digits(folder: Path) -> Plan:
-    """scikit-learn's digits, written as people have such data: a file for each class."""
+    """Write scikit-learn's digits to `folder`, one .npy file per class."""
     from sklearn.datasets import load_digits
 
     source = folder / "digits"
@@ -66,7 +68,7 @@ def quickdraw(source: Path) -> Plan:
 
 
 def insitu(*arguments: str, show: bool = True) -> str:
-    """Runs an `insitu` command as a user would, and shows it."""
+    """Run an `insitu` command as a user would, print it and its output, and return the output."""
     if show:
         console.print(f"[bold cyan]$ insitu {' '.join(arguments)}[/]")
     done = subprocess.run(
@@ -94,15 +96,15 @@ def process_of(job_id: str, task: str) -> psutil.Process | None:
 
 
 def kill_worker(job_id: str, epoch: int) -> None:
-    """Does to worker 1 what a power cut would."""
+    """Kill worker 1 without a warning, as a power cut would."""
     victim = process_of(job_id, "worker:1")
     if victim is not None:
-        console.print(f"[bold red]$ kill -9 {victim.pid}[/]   [red]# worker:1, half way, in epoch {epoch}[/]")
+        console.print(f"[bold red]$ kill -9 {victim.pid}[/]   [red]# worker:1, in epoch {epoch}[/]")
         victim.send_signal(signal.SIGKILL)
 
 
 def train(plan: Plan, *, kill: bool) -> tuple[str, dict[str, str]]:
-    """One job from start to end; (job id, what the script said of its result)."""
+    """Run one job to its end. Return its id and the values of the script's RESULT line."""
     command = ["start", "--workers", str(WORKERS), "--threads", "1", "--seed", "7", "--name", plan.name]
     command += [f"{plan.name}/train", str(HERE), "train.py", plan.name, "--epochs", str(plan.epochs)]
     command += ["--batch", str(plan.batch), "--brightest", str(plan.brightest)]
@@ -125,12 +127,12 @@ def train(plan: Plan, *, kill: bool) -> tuple[str, dict[str, str]]:
         if kill and f"Epoch {half}/" in line:
             kill_worker(job_id, half)
     if process.wait(DEADLINE) or not result:
-        sys.exit(f"The training failed: insitu logs {job_id} tells more")
+        sys.exit(f"The training failed. Its last output: insitu logs {job_id}")
     return job_id, result
 
 
 def interesting(line: str, plan: Plan) -> bool:
-    """Every line that insitu says itself, and of the training some epochs and the result."""
+    """Return True for the lines of insitu itself, of some epochs, and of the result."""
     if "[insitu]" in line or "RESULT" in line:
         return True
     epoch = re.search(r"Epoch (\d+)/", line)
@@ -142,7 +144,7 @@ def interesting(line: str, plan: Plan) -> bool:
 
 
 def show_outcome(job_id: str, result: dict[str, str], undisturbed: dict[str, str], plan: Plan) -> bool:
-    """What the user came for: accuracy, rows, bytes, recovery, bits. True where all of it holds."""
+    """Print accuracy, rows, bytes, recovery and weights. Return True if all are as they must be."""
     job = describe(job_id)
     first, *others = job["attempts"]
     replaced = [r for r in job["recoveries"] if r["seconds"] is not None]
@@ -152,7 +154,7 @@ def show_outcome(job_id: str, result: dict[str, str], undisturbed: dict[str, str
     counted = sum(epoch["counted"] for epoch in job["ledger"])
     whole = len(job["ledger"]) == plan.epochs and all(epoch["clean"] for epoch in job["ledger"])
     same = result["weights"] == undisturbed["weights"]
-    console.print(Rule("what came of it"))
+    console.print(Rule("results"))
     table = Table(show_header=False, box=None)
     table.add_row("accuracy on held-out rows", f"[bold]{accuracy:.3f}[/] (at least {plan.least_accuracy})")
     table.add_row(f"rows in {plan.epochs} epochs", f"{counted:,} counted, {lost} lost, {repeated} repeated")
@@ -162,12 +164,13 @@ def show_outcome(job_id: str, result: dict[str, str], undisturbed: dict[str, str
         table.add_row(f"{task['task']} on {task['node']} read", read)
     for recovery in replaced:
         tasks = ", ".join(recovery["tasks"])
-        table.add_row(f"{tasks} {recovery['how']}", f"next step of all after {recovery['seconds']:.2f} s")
+        after = f"all tasks completed the next step after {recovery['seconds']:.2f} s"
+        table.add_row(f"{tasks} {recovery['how']}", after)
     for attempt in others:
         table.add_row(f"attempt {attempt['number']} began", f"after {first['cause']['text']}")
     table.add_row("weights after the kill", result["weights"])
     verdict = "the same bits" if same else "[red]DIFFERENT BITS[/]"
-    table.add_row("weights undisturbed", f"{undisturbed['weights']}: [bold]{verdict}[/]")
+    table.add_row("weights without a kill", f"{undisturbed['weights']}: [bold]{verdict}[/]")
     console.print(table)
     return (
         accuracy >= plan.least_accuracy
@@ -186,21 +189,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="insitu-demo-") as folder:
         os.environ["INSITU_HOME"] = str(Path(folder) / "home")
         plan = quickdraw(data) if data else digits(Path(folder))
-        console.print(Rule("three nodes, and a cache that lies on them"))
+        console.print(Rule("bring up three nodes and import a data set"))
         insitu("up", "--nodes", "3")
         split = f"train={0.9 if data else 0.85},test={0.1 if data else 0.15}"
         insitu("import", "--label-from-filename", "--split", split, "--partitions", "12", "--backups", "1",
                plan.name, str(plan.source))  # fmt: skip
         insitu("caches")
-        console.print(Rule("training beside the data, until a worker is killed"))
+        console.print(Rule("train, and kill a worker"))
         job_id, result = train(plan, kill=True)
-        console.print(Rule("the same job, undisturbed, to compare"))
+        console.print(Rule("run the same job without a kill"))
         _, undisturbed = train(plan, kill=False)
         good = show_outcome(job_id, result, undisturbed, plan)
         insitu("down", "--force")
     console.print(f"[dim]{time.monotonic() - started:.0f} s, cleaned up[/]")
     if not good:
-        sys.exit("Something above is not as it must be")
+        sys.exit("The demo failed: see the results above")
 
 
 if __name__ == "__main__":

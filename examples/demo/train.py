@@ -9,7 +9,7 @@ import keras
 import insitu
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("cache", help="its name: NAME/train and NAME/test are read")
+parser.add_argument("cache", help="the cache's name: NAME/train and NAME/test are read")
 parser.add_argument("--epochs", type=int, default=10)
 parser.add_argument("--batch", type=int, default=96, help="rows of a step over all workers")
 parser.add_argument("--brightest", type=float, default=255.0, help="the value of a white pixel")
@@ -47,7 +47,7 @@ with strategy.scope():
         metrics=["accuracy"],
     )
 
-# The backup is what lets a restarted job go on; the rest is plain Keras.
+# BackupAndRestore writes the checkpoints that a restarted job continues from. The rest is plain Keras.
 model.fit(train.map(prepare), epochs=arguments.epochs, callbacks=[insitu.BackupAndRestore(save_freq=20)])
 loss, accuracy = model.evaluate(held_out.map(prepare))
 

@@ -1,10 +1,10 @@
-"""Trains train.py on two workers and two parameter servers: in each mode, on TensorFlow and JAX.
+"""Runs train.py with two workers and two parameter servers: in each mode, on TensorFlow and JAX.
 
     python examples/quickdraw/modes.py FOLDER [--modes ...] [--backends ...] [--epochs N] [--json FILE]
 
-FOLDER holds Quick, Draw! bitmaps, one `.npy` a class. They are imported into a cache of a home of their own,
-a tenth of the rows being held out. Prints the accuracy on held-out rows; ends with 1 where one is below
-`--least`.
+FOLDER holds Quick, Draw! bitmaps, one `.npy` file per class. They are imported into a temporary INSITU_HOME,
+and a tenth of the rows is held out. The script prints the accuracy on the held-out rows, and exits with 1 if
+one is below `--least`.
 """
 
 import argparse
@@ -32,7 +32,7 @@ chosen = parser.parse_args()
 
 
 def train(home: str, backend: str, mode: str) -> tuple[float, float]:
-    """(accuracy on held-out rows, seconds of the job)."""
+    """Run one job. Return its accuracy on held-out rows and its duration in seconds."""
     environment = {**os.environ, "INSITU_HOME": home, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = ["start", "--workers", "2", "--ps", "2", "--threads", "1", "--seed", "7", "quickdraw/train"]
     command += [str(HERE), "train.py", "--mode", mode, "--epochs", str(chosen.epochs)]

@@ -1,7 +1,9 @@
-"""Writes clicks.npz: who saw what and whether they clicked, with a structure to be found.
+"""Writes clicks.npz: users, the items they saw, and whether they clicked.
 
-Users and items are numbers in [0, 10 million), drawn by a Zipf law: few are common, most are rare. Each has a
-hidden taste, a direction of four dimensions that follows from its number; people click where tastes agree.
+    python make_clicks.py [FILE] [ROWS]
+
+Users and items are numbers in [0, 10 million), drawn by a Zipf law: few are common, most are rare. Each
+number has a hidden taste, a vector of four dimensions. A user is likely to click if both tastes agree.
 """
 
 import sys
@@ -13,14 +15,14 @@ TASTES = 4
 
 
 def draw(rng: np.random.Generator, count: int) -> np.ndarray:
-    """Keys, int64[count], by a Zipf law of exponent 1.15, scattered over [0, KEYS)."""
+    """Return keys, int64[count], drawn by a Zipf law of exponent 1.15 and scattered over [0, KEYS)."""
     ranks = rng.zipf(1.15, 4 * count)
     ranks = ranks[ranks <= KEYS][:count].astype(np.int64)
     return ranks * 7_919_999 % KEYS
 
 
 def tastes(keys: np.ndarray, salt: int) -> np.ndarray:
-    """Each key's hidden direction, float64[count, TASTES]: one of 16, by a hash of the key."""
+    """Return each key's taste, float64[count, TASTES]: one of 16 unit vectors, by a hash of the key."""
     chosen = ((keys + salt).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(60)
     directions = np.random.default_rng(salt).normal(size=(16, TASTES))
     return directions[chosen] / np.linalg.norm(directions, axis=1)[chosen, None]

@@ -1,6 +1,9 @@
-"""Answers from what train.py has saved, without servers: `python serve.py FOLDER` prints an AUC.
+"""Loads the models that train.py has saved, without parameter servers, and prints their AUC on new clicks.
 
-FOLDER is the job's copy of the example (`insitu describe JOB` names it), with recommender.keras and served/.
+    python serve.py FOLDER
+
+FOLDER is the code/ folder of the job's folder, which `insitu describe JOB` prints. train.py has saved
+recommender.keras and served/ there.
 """
 
 import sys
@@ -15,7 +18,7 @@ import insitu
 folder = Path(sys.argv[1])
 questions = clicks(20_000, seed=1)
 labels = questions.pop("label")
-insitu.layers  # noqa: B018  its classes are known to Keras from here on
+insitu.layers  # noqa: B018  importing it registers its classes with Keras
 model = keras.saving.load_model(folder / "recommender.keras", compile=False)
 answers = model.predict(questions, batch_size=4096, verbose=0)[:, 0]
 auc = keras.metrics.AUC()

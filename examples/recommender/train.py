@@ -1,4 +1,4 @@
-"""Learns who clicks on what. The tables of users and items have no size: a row is made for each key seen.
+"""Learns who clicks on what. The tables of users and items have no fixed size: each new key gets a row.
 
 python examples/recommender/make_clicks.py clicks.npz
 insitu import --split train=0.9,test=0.1 clicks clicks.npz
@@ -38,4 +38,4 @@ if me.is_chief:
     model.save("recommender.keras")
     insitu.layers.export(model).export("served", verbose=False)
     if auc < 0.7:
-        raise SystemExit(f"The structure was not found: AUC {auc:.3f}, at least 0.7 expected")
+        raise SystemExit(f"The model has not learned enough: AUC {auc:.3f}, at least 0.7 expected")

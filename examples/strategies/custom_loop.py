@@ -1,4 +1,4 @@
-"""A training loop of one's own under any strategy: change the one line that makes it.
+"""A custom training loop. To use another strategy, change the line that makes it.
 
 KERAS_BACKEND=tensorflow python examples/strategies/custom_loop.py
 """
@@ -27,7 +27,7 @@ row_losses = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduct
 
 
 class Batches(keras.utils.PyDataset):
-    """Global batches: each replica gets its rows of each."""
+    """Global batches; `distribute_dataset` gives each replica its rows of each batch."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ class Batches(keras.utils.PyDataset):
 
 def forward(x, y):
     outputs = model(x, training=True)
-    # This replica's part of the mean over all rows of the step: over replicas the parts sum up to it.
+    # This replica's part of the loss. The sum over all replicas is the mean over all rows of the step.
     return strategy.compute_average_loss(row_losses(y, outputs)), outputs
 
 

@@ -1,4 +1,4 @@
-"""Small pictures of two kinds of stripes, under noise: data that needs no download."""
+"""Data that needs no download: small noisy pictures of upright or level stripes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ ROWS, BATCH = 600, 48
 
 
 def pictures(seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """float32[600, 12, 12, 1] and int32[600]: 1 where the stripes are upright."""
+    """Return pictures, float32[600, 12, 12, 1], and labels, int32[600]: 1 for upright stripes."""
     rng = np.random.default_rng(seed)
     kind = rng.integers(0, 2, ROWS).astype("int32")
     stripes = (np.arange(12) // 2 % 2).astype("float32")

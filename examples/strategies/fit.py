@@ -1,4 +1,4 @@
-"""Keras' compile and fit under any strategy: change the one line that makes it.
+"""Keras' compile and fit. To use another strategy, change the line that makes it.
 
 KERAS_BACKEND=jax python examples/strategies/fit.py
 """

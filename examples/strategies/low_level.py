@@ -1,6 +1,6 @@
-"""No Keras model at all: NumPy computes gradients, the exchange combines them.
+"""No Keras model: NumPy computes the gradients, and `strategy.group()` combines them over replicas.
 
-Any strategy says who has which rows; change the one line that makes it.
+The strategy decides which replica gets which rows. To use another one, change the line that makes it.
 
 KERAS_BACKEND=jax python examples/strategies/low_level.py
 """
@@ -15,7 +15,7 @@ strategy = insitu.MultiWorkerMirroredStrategy()
 
 
 class Batches(keras.utils.PyDataset):
-    """Global batches of flat pictures: each replica gets its rows of each."""
+    """Global batches of flat pictures; `distribute_dataset` gives each replica its rows of each batch."""
 
     def __init__(self):
         super().__init__()
@@ -30,7 +30,7 @@ class Batches(keras.utils.PyDataset):
 
 
 def features(x):
-    """Whether neighbours agree along rows and along columns: what tells stripes apart."""
+    """Return how much neighbours agree along columns and along rows, and a 1: float[rows, 3]."""
     image = x.reshape(-1, 12, 12)
     down = (image[:, 1:] * image[:, :-1]).mean((1, 2))
     across = (image[:, :, 1:] * image[:, :, :-1]).mean((1, 2))
@@ -38,7 +38,7 @@ def features(x):
 
 
 def gradient(weights, x, y):
-    """Of the mean logistic loss."""
+    """Return the gradient of the mean logistic loss."""
     inputs = features(x)
     chance = 1 / (1 + np.exp(-inputs @ weights))
     return inputs.T @ (chance - y) / len(y)
@@ -46,7 +46,7 @@ def gradient(weights, x, y):
 
 weights = np.zeros(3, "float32")
 group = strategy.group()
-# A row for each replica of this process, in the memory that the tasks share.
+# One row for each replica of this process, in the memory that the tasks share.
 buffer = group.buffer((len(group.shards), len(weights)), "float32")
 data = strategy.distribute_dataset(Batches())
 for _epoch in range(20):
@@ -55,7 +55,7 @@ for _epoch in range(20):
         for row, (x, y) in zip(buffer, parts, strict=True):
             row[:] = gradient(weights, x, y) if len(y) else 0
         rows = [float(len(y)) for _, y in parts]
-        # The mean over all rows of the step, the same bits in each task.
+        # The mean over all rows of the step, with the same bits in each task.
         mean = group.all_reduce(buffer if len(parts) > 1 else buffer[0], "weighted_mean", rows)
         weights -= 2.0 * mean
 

@@ -1,6 +1,8 @@
-"""Between-graph replication as TensorFlow 1 had it: each worker builds the graph, the ps hold variables.
+"""Between-graph replication, as in TensorFlow 1: each worker builds the graph, ps tasks hold the variables.
 
-`insitu start --workers 2 --ps 1 CACHE examples/tensorflow between_graph.py`
+    insitu start --workers 2 --ps 1 CACHE examples/tensorflow between_graph.py
+
+The script reads only TF_CONFIG. It makes its own data, so CACHE can be any cache.
 """
 
 import json
@@ -19,7 +21,7 @@ role, index = config["task"]["type"], config["task"]["index"]
 cluster = tf.train.ClusterSpec(config["cluster"])
 server = tf.train.Server(cluster, job_name=role, task_index=index)
 if role == "ps":
-    server.join()  # until somebody stops it
+    server.join()  # doesn't return; insitu stops the task at the end of the job
 
 workers = cluster.num_tasks("worker")
 is_chief = index == 0
@@ -37,13 +39,13 @@ with tf.device(tf.train.replica_device_setter(worker_device=f"/job:worker/task:{
 
 
 if not is_chief:
-    # MonitoredTrainingSession looks only every 30 s whether the chief has initialised the variables.
+    # MonitoredTrainingSession would check only every 30 s if the chief has initialised the variables.
     missing = tf.report_uninitialized_variables(tf.global_variables())
     with tf.Session(server.target) as session:
         while len(session.run(missing)):
             time.sleep(0.1)
 
-# y = 2 a - 3 b + 1; each worker draws rows of its own.
+# y = 2 a - 3 b + 1; each worker draws its own rows.
 random = np.random.default_rng(index)
 hooks = [optimizer.make_session_run_hook(is_chief), tf.train.StopAtStepHook(last_step=STEPS)]
 learned = None
@@ -51,7 +53,7 @@ with tf.train.MonitoredTrainingSession(
     server.target,
     is_chief=is_chief,
     hooks=hooks,
-    stop_grace_period_secs=1,  # the chief's thread that waits for gradients never ends by itself
+    stop_grace_period_secs=1,  # the chief's thread that waits for gradients doesn't end by itself
 ) as session:
     while not session.should_stop():
         x = random.normal(size=(BATCH, 2)).astype("float32")

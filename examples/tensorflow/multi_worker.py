@@ -1,7 +1,8 @@
-"""Synchronous training with nothing but TensorFlow: a custom loop under MultiWorkerMirroredStrategy.
+"""Synchronous training with TensorFlow only: a custom loop under tf.distribute.MultiWorkerMirroredStrategy.
 
-It knows TF_CONFIG alone, so it runs unchanged under
-`insitu start --workers 2 CACHE examples/tensorflow multi_worker.py`.
+    insitu start --workers 2 CACHE examples/tensorflow multi_worker.py
+
+The script reads only TF_CONFIG. It makes its own data, so CACHE can be any cache.
 """
 
 import numpy as np
@@ -13,7 +14,7 @@ BATCH = 32  # of each worker
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 me = strategy.cluster_resolver
 
-# y = 2 a - 3 b + 1; each worker draws rows of its own.
+# y = 2 a - 3 b + 1; each worker draws its own rows.
 random = np.random.default_rng(me.task_id or 0)
 x = random.normal(size=(STEPS * BATCH, 2)).astype("float32")
 y = x @ np.array([[2.0], [-3.0]], "float32") + 1.0

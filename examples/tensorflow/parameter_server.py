@@ -1,7 +1,9 @@
-"""Asynchronous training with nothing but TensorFlow: ParameterServerStrategy with a coordinator.
+"""Asynchronous training with TensorFlow only: tf.distribute.ParameterServerStrategy with a coordinator.
 
-The chief coordinates; workers and ps tasks serve until they are stopped, which insitu does once the chief has
-ended: `insitu start --workers 2 --ps 1 --chief CACHE examples/tensorflow parameter_server.py`.
+    insitu start --workers 2 --ps 1 --chief CACHE examples/tensorflow parameter_server.py
+
+The chief coordinates. Workers and ps tasks serve until insitu stops them, once the chief has ended. The
+script reads only TF_CONFIG. It makes its own data, so CACHE can be any cache.
 """
 
 import os
@@ -30,7 +32,7 @@ with strategy.scope():
 
 
 def rows_of_worker():
-    """y = 2 a - 3 b + 1"""
+    """Return endless batches of y = 2 a - 3 b + 1."""
     x = np.random.default_rng(0).normal(size=(BATCH * 16, 2)).astype("float32")
     y = x @ np.array([[2.0], [-3.0]], "float32") + 1.0
     return tf.data.Dataset.from_tensor_slices((x, y)).repeat().shuffle(256).batch(BATCH)

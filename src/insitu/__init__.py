@@ -13,7 +13,7 @@ from insitu._version import __version__
 # Loaded at once: the name is also that of the module, which an import of it would put in its place.
 from insitu.context import Context, context
 from insitu.import_hooks import call_after_import
-from insitu.parent_death import exit_with_parent
+from insitu.parent_death import tie_to_parent
 
 if TYPE_CHECKING:
     from insitu import errors, exchange, parameters
@@ -92,7 +92,7 @@ config.subscribe(_set_up_backend)
 # Backends that this process imports later get the settings of its environment.
 config.apply_device_settings()
 # A further replica of a script ends with the process that started it, even while it imports.
-exit_with_parent()
+tie_to_parent()
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a task finds in its environment. Outside a job the same script is one replica over everything."""
+"""Reads a task's environment. Outside a job the same script is one replica over everything."""
 
 from __future__ import annotations
 
@@ -31,53 +31,62 @@ CONTRACT_ENVS = frozenset(
         *(GENERATION_ENV, STALL_TIMEOUT_ENV, MEMORY_CHECKPOINT_ENV, TF_CONFIG_ENV),
     }
 )
-"""What a script finds in its environment; nothing else reads these names, and none before the script runs."""
+"""Variables that a script finds in its environment; they are read by nothing else, and not before it runs."""
 
 _FIRST_WORKER = TaskId("worker", 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Who this process is.
+    """The identity of this process, read from its environment."""
 
-    `shards` are the shards that this task trains on, out of `num_shards` of the whole job. `workers` are
-    the `host:port` addresses of all worker tasks, by index, `servers` those of the ps tasks; empty outside a
-    job. `server_backups` is how many other servers mirror each. `node` is None where the process doesn't run
-    on a node of the cluster. `checkpoint_dir` is None outside a job. `attempt` is the number of this task's
-    life, from 1; `generation` that of the roster it was launched for, 0 outside a job. A strategy with
-    several devices splits each shard of the job into `replicas_per_shard` of its own. `memory_checkpoint` is
-    whether it keeps checkpoints in memory.
-    `shared_secret` is what processes prove to each other that belong together outside a job.
-    """
-
+    #: Names below $INSITU_HOME.
     paths: Paths
+    #: The job's id; None outside a job.
     job_id: str | None = None
+    #: Role and index of this task.
     task: TaskId = _FIRST_WORKER
+    #: Name of the cache that the job was started on; None outside a job.
     cache: str | None = None
+    #: The shards that this task trains on.
     shards: tuple[int, ...] = (0,)
+    #: Number of shards of the whole job.
     num_shards: int = 1
+    #: The node that the task runs on; None outside a cluster.
     node: NodeId | None = None
+    #: Addresses of all worker tasks by index, as `host:port`; empty outside a job.
     workers: tuple[str, ...] = ()
+    #: Addresses of all ps tasks by index.
     servers: tuple[str, ...] = ()
+    #: Other ps tasks that mirror each one.
     server_backups: int = 0
+    #: Whether the job has a chief task beside the workers.
     has_chief: bool = False
+    #: All randomness follows from it.
     seed: int = 0
+    #: Number of this task's incarnation, from 1, as INSITU_ATTEMPT has it.
     attempt: int = 1
+    #: Seconds without progress after which the job has failed.
     stall_timeout: float = 600.0
+    #: That of the roster that the task was launched for; 0 outside a job.
     generation: int = 0
+    #: Replicas that a strategy with several devices splits each shard of the job into.
     replicas_per_shard: int = 1
+    #: Whether the task keeps checkpoints in memory, too.
     memory_checkpoint: bool = False
+    #: Outside a job, the secret that processes of one script share; maybe empty.
     shared_secret: bytes = field(default=b"", repr=False)
 
     def split_over(self, replicas: int) -> Context:
-        """This context with each shard split into `replicas` of its own, numbered one after the other."""
+        """Return this context with each shard split into `replicas` of its own, numbered one after the
+        other."""
         if replicas == 1:
             return self
         split = replace(self, num_shards=self.num_shards * replicas, replicas_per_shard=replicas)
         return replace(split, shards=split.replicas_of(self.shards))
 
     def replicas_of(self, shards: tuple[int, ...]) -> tuple[int, ...]:
-        """The replicas that shards of the job are split into."""
+        """Return the replicas that shards of the job are split into."""
         count = self.replicas_per_shard
         return tuple(shard * count + index for shard in shards for index in range(count))
 
@@ -109,21 +118,22 @@ class Context:
 
     @property
     def memory_checkpoint_dir(self) -> Path | None:
-        """Where this task keeps checkpoints in its host's memory, if it is to."""
+        """The folder in the host's memory for this task's checkpoints, or None."""
         return self.job.memory_of(self.task) if self.job and self.memory_checkpoint else None
 
     def secret(self) -> bytes:
-        """The job's secret, which peers prove to each other; outside a job the shared one, maybe empty."""
+        """Return the secret that peers prove to each other: the job's, or outside a job the shared one,
+        maybe empty."""
         return self.job.secret.read_bytes() if self.job else self.shared_secret
 
 
 def format_shards(shards: tuple[int, ...], num_shards: int) -> str:
-    """The value of INSITU_SHARDS: `0,1/4` is shards 0 and 1 out of 4; `/4` is none of them."""
+    """Return the value of INSITU_SHARDS: `0,1/4` is shards 0 and 1 out of 4; `/4` is none of them."""
     return f"{','.join(map(str, shards))}/{num_shards}"
 
 
 def parse_shards(text: str) -> tuple[tuple[int, ...], int]:
-    """(shards, number of shards) of a value of INSITU_SHARDS. Raises InputError."""
+    """Return (shards, number of shards) of a value of INSITU_SHARDS. Raises InputError."""
     listed, slash, total = text.partition("/")
     try:
         shards, num_shards = tuple(int(s) for s in listed.split(",") if s), int(total)
@@ -142,7 +152,7 @@ def parse_shards(text: str) -> tuple[tuple[int, ...], int]:
 
 
 def read_context(environ: Mapping[str, str]) -> Context:
-    """The context that `environ` describes. Raises InputError where a value is not of its form."""
+    """Return the context that `environ` describes. Raises InputError where a value is not of its form."""
     paths = Paths(
         Path(environ[HOME_ENV]).expanduser().absolute() if environ.get(HOME_ENV) else default_home()
     )
@@ -174,5 +184,5 @@ def read_context(environ: Mapping[str, str]) -> Context:
 
 
 def context() -> Context:
-    """The context of this process, read afresh from its environment."""
+    """Return the context of this process, read afresh from its environment."""
     return read_context(os.environ)

@@ -1,5 +1,4 @@
-"""What every room that writes to a disk needs: what "no room" is, and files and names that survive a power
-cut, whole or not at all."""
+"""Files and names that survive a power cut, whole or not at all; and the system's errors for a full disk."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The system's numbers for "no room": of the device, of the user's quota, of the limit on a file's size."""
 
 STAGING = ".staging-"
-"""How names of folders begin that aren't published yet."""
+"""The beginning of names of folders that aren't published yet."""
 _DIRECT = getattr(os, "O_DIRECT", 0)
 _WORTHWHILE = 1 << 20
 """Bytes of a file from which on the way past the system's cache is the shorter one."""
@@ -81,8 +80,9 @@ def write_pages(path: Path, pages: memoryview, size: int) -> None:
 
 @contextlib.contextmanager
 def published(folder: Path, name: str) -> Iterator[Path]:
-    """A new folder to be filled, which becomes `folder`/`name` by one rename, so that it survives a power
-    cut; what had the name before is removed.
+    """Yields a new folder to be filled, which becomes `folder`/`name` by one rename and survives a power cut.
+
+    What had the name before is removed.
 
     After an error nothing is left of it. One process at a time publishes in `folder`: what those before it
     left half-written is removed first. Raises OSError.
@@ -103,6 +103,32 @@ def published(folder: Path, name: str) -> Iterator[Path]:
         raise
 
 
+@contextlib.contextmanager
+def staged_file(target: Path) -> Iterator[Path]:
+    """Yields the path of a new file beside `target`, for the caller to write and then rename or link.
+
+    No other process uses this path. If the file is still there at the end, it is removed.
+    """
+    staged = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    try:
+        yield staged
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def replace_file(target: Path, data: bytes, *, sync: bool = False) -> None:
+    """Replaces `target` by `data` with one rename: a reader sees all of the old content or all of the new.
+
+    With `sync`, the new content survives a power cut. After an error `target` is as it was. Raises OSError.
+    """
+    with staged_file(target) as staged:
+        if sync:
+            write_synced(staged, data)
+        else:
+            staged.write_bytes(data)
+        staged.replace(target)
+
+
 def write_synced(path: Path, data: bytes) -> None:
     """Writes a small file so that it survives a power cut. Raises OSError."""
     with path.open("wb") as file:
@@ -112,13 +138,13 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def seal(state: Any) -> bytes:
-    """`state` as JSON, with a checksum of it."""
+    """Returns `state` as JSON, with a checksum of it."""
     text = json.dumps(state)
     return json.dumps({"crc32": zlib.crc32(text.encode()), "state": text}).encode()
 
 
 def unseal(data: bytes) -> Any:
-    """What `seal` was given. Raises ValueError, KeyError or TypeError where it isn't that any more."""
+    """Returns what `seal` was given. Raises ValueError, KeyError or TypeError if `data` is anything else."""
     outer = json.loads(data)
     if zlib.crc32(outer["state"].encode()) != outer["crc32"]:
         raise ValueError("its checksum doesn't match")
@@ -126,7 +152,7 @@ def unseal(data: bytes) -> Any:
 
 
 def _past_the_cache(descriptor: int, wanted: bool) -> bool:
-    """Whether writing to the file has now been changed to go past the system's cache, or no longer to."""
+    """Makes writes to the file bypass the system's cache, or no longer. Returns whether that is new."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     if bool(flags & _DIRECT) is wanted or not _DIRECT:
         return False

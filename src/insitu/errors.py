@@ -76,7 +76,11 @@ class UnknownCache(InputError):
 
 
 class UnknownJob(InputError):
-    """No job has this id."""
+    """No job has this id, or several ids begin with it: `matches` holds those."""
+
+    def __init__(self, message: str, *, matches: tuple[str, ...] = (), logs: str | None = None) -> None:
+        super().__init__(message, logs=logs)
+        self.matches = matches
 
 
 class JobEnded(InputError):

@@ -1,12 +1,12 @@
-"""How a task loads what its script imports: less of it, sooner, and with no effect on its random numbers.
+"""Makes a script's imports lighter: less is loaded, sooner, and with no effect on its random numbers.
 
 - What training hardly ever needs is loaded when it is first touched: Keras' wrappers for scikit-learn and its
   drawings load scikit-learn, SciPy's statistics and Matplotlib where these are installed, up to a third of
   the time that all imports take. The names are there at once.
 - A library that draws from the global random numbers while it is loaded would make what a script draws
-  depend on whether its process has loaded it before the seed was set, as one that stands by has.
-- While a script imports, nothing looks for garbage: there is hardly any, and each look goes over all that has
-  been loaded so far.
+  depend on whether its process has loaded it before the seed was set, as a standby has.
+- While a script imports, the garbage collector is paused: there is hardly any garbage, and each collection
+  goes over all that has been loaded so far.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ DEFERRED = frozenset(
         "keras.src.visualization",
     }
 )
-DRAWS = frozenset({"rich.style"})
+RANDOM_AT_IMPORT = frozenset({"rich.style"})
 """Modules that draw from `random` while they are loaded; Keras loads these."""
 
 
 class _Finder:
-    """Stands before the other finders."""
+    """Comes before the other finders of modules."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in DEFERRED and name not in DRAWS:
+        if name not in DEFERRED and name not in RANDOM_AT_IMPORT:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:
@@ -67,15 +67,15 @@ def _keep_random_state(loader: Any) -> None:
     loader.exec_module = exec_module
 
 
-def load_lightly() -> None:
-    """From now on, in this process."""
+def install_lazy_imports() -> None:
+    """Install the finder in this process, once."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 @contextlib.contextmanager
-def without_garbage() -> Iterator[None]:
-    """Meanwhile nothing looks for garbage, and never again among what is made meanwhile."""
+def gc_paused() -> Iterator[None]:
+    """Pause the garbage collector meanwhile, and never collect among what is made meanwhile."""
     if not gc.isenabled():
         yield
         return
@@ -87,33 +87,35 @@ def without_garbage() -> Iterator[None]:
         gc.freeze()
 
 
-def in_two(source: bytes, name: str) -> tuple[CodeType, CodeType]:
-    """The script `source` up to the last import of its beginning, and the rest: run one after the other in
-    the same namespace they do what the script does. Raises SyntaxError.
+def split_imports(source: bytes, name: str) -> tuple[CodeType, CodeType]:
+    """Split the script `source` after the last import of its beginning. Raises SyntaxError.
 
-    The first part ends where something is defined or loops, and before garbage is the script's own concern.
+    Run one after the other in the same namespace, the two parts do what the script does. The first ends where
+    something is defined or loops, and before a statement that imports `gc`.
     """
     tree = ast.parse(source, name)
     stop = 0
     for number, statement in enumerate(tree.body, 1):
-        imported = _imported(statement)
-        if "gc" in imported or not isinstance(statement, _AT_THE_BEGINNING):
+        imported = _find_imported(statement)
+        if "gc" in imported or not isinstance(statement, _PROLOGUE_STATEMENTS):
             break
         stop = number if imported else stop
-    begins = compile(ast.Module(tree.body[:stop], []), name, "exec", dont_inherit=True)
-    flags = sum(getattr(__future__, f).compiler_flag & begins.co_flags for f in __future__.all_feature_names)
+    prologue = compile(ast.Module(tree.body[:stop], []), name, "exec", dont_inherit=True)
+    flags = sum(
+        getattr(__future__, f).compiler_flag & prologue.co_flags for f in __future__.all_feature_names
+    )
     rest = tree.body[stop:]
     if stop:
-        # A text that stands there would be taken for the script's description.
+        # A text that stands there would be taken for the script's docstring.
         rest = [ast.copy_location(ast.Pass(), rest[0]), *rest] if rest else []
-    return begins, compile(ast.Module(rest, []), name, "exec", flags=flags, dont_inherit=True)
+    return prologue, compile(ast.Module(rest, []), name, "exec", flags=flags, dont_inherit=True)
 
 
-_AT_THE_BEGINNING = (ast.Import, ast.ImportFrom, ast.Expr, ast.Assign, ast.AnnAssign, ast.If, ast.Try)
+_PROLOGUE_STATEMENTS = (ast.Import, ast.ImportFrom, ast.Expr, ast.Assign, ast.AnnAssign, ast.If, ast.Try)
 
 
-def _imported(statement: ast.stmt) -> set[str]:
-    """The packages that a statement imports."""
+def _find_imported(statement: ast.stmt) -> set[str]:
+    """Return the packages that a statement imports."""
     found: set[str] = set()
     for node in ast.walk(statement):
         if isinstance(node, ast.Import):

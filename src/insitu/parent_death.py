@@ -1,8 +1,8 @@
-"""Ends a process when the one that started it ends, and tells it which replica of the script it is.
+"""Ends a process that runs a further replica of a script together with the process that started it.
 
-The parent hands down one end of a pipe. One line of JSON comes through it: the replica's number, the
-addresses, and the secret. The pipe's end of file is the parent's end. The parent's side is
-`insitu.train.devices.replica_processes`.
+The parent hands down one end of a pipe. A line of JSON comes through it, with the replica's number and the
+secret, which must not stand in the environment; end of file means that the parent has ended. The parent's
+side is `insitu.train.devices.replica_processes`.
 """
 
 from __future__ import annotations
@@ -15,43 +15,46 @@ import threading
 from dataclasses import dataclass, field
 
 PARENT_PIPE_ENV = "INSITU_PARENT_PIPE"
-"""`DESCRIPTOR:PID`: the pipe's descriptor here, and the parent. Removed from the environment when it is read,
-so that this process' own children don't inherit it."""
+"""`DESCRIPTOR:PID`: the pipe's descriptor here, and the parent. Removed from the environment when read, so
+that it doesn't reach processes that this one starts."""
 
 _POLL_INTERVAL = 1.0
-"""Seconds between two checks that the parent is alive, for the case that others hold its end of the pipe."""
+"""Seconds between two checks that the parent is there, should other processes hold its end of the pipe."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaIdentity:
-    """Which replica of the script a process is, and where the replicas meet."""
+class ReplicaConfig:
+    """The configuration of a further replica, which its parent sends."""
 
+    #: Its number.
     replica: int
-    """Its number, from 0."""
+    #: The devices of all replicas, by number.
     devices: tuple[str, ...]
-    """The devices' names, by replica."""
+    #: The addresses of all replicas, by number.
     addresses: tuple[str, ...]
-    """`host:port`, by replica."""
+    #: The secret that the replicas prove to each other.
     secret: bytes = field(repr=False)
     """What the replicas prove to each other."""
 
     def to_line(self) -> bytes:
-        public = {"replica": self.replica, "devices": self.devices, "addresses": self.addresses}
-        return json.dumps({**public, "secret": self.secret.hex()}).encode() + b"\n"
+        fields = {"replica": self.replica, "devices": self.devices, "addresses": self.addresses}
+        return json.dumps({**fields, "secret": self.secret.hex()}).encode() + b"\n"
 
 
-_identity: ReplicaIdentity | None = None
+_replica_config: ReplicaConfig | None = None
 
 
-def replica_identity() -> ReplicaIdentity | None:
-    """Return this process's identity, or None where nobody started it as a further replica."""
-    return _identity
+def get_replica_config() -> ReplicaConfig | None:
+    """Return this process's configuration; None where it wasn't started as a further replica."""
+    return _replica_config
 
 
-def exit_with_parent() -> None:
-    """Read the identity from the parent's pipe, if there is one, and end with the parent from now on. Called
-    when insitu is imported."""
-    global _identity
+def tie_to_parent() -> None:
+    """End this process together with the parent that started it as a further replica, if one did.
+
+    Called when insitu is imported.
+    """
+    global _replica_config
     descriptor, _, parent = os.environ.pop(PARENT_PIPE_ENV, "").partition(":")
     if not descriptor:
         return
@@ -64,18 +67,18 @@ def exit_with_parent() -> None:
         if not read:
             os._exit(1)
         line += read
-    message = json.loads(line)
-    _identity = ReplicaIdentity(
-        message["replica"],
-        tuple(message["devices"]),
-        tuple(message["addresses"]),
-        bytes.fromhex(message["secret"]),
+    fields = json.loads(line)
+    _replica_config = ReplicaConfig(
+        fields["replica"],
+        tuple(fields["devices"]),
+        tuple(fields["addresses"]),
+        bytes.fromhex(fields["secret"]),
     )
-    threading.Thread(target=_exit_with, args=(pipe, int(parent)), daemon=True).start()
+    threading.Thread(target=_end_with, args=(pipe, int(parent)), daemon=True).start()
 
 
-def _exit_with(pipe: int, parent: int) -> None:
-    """End this process at once when its parent has gone."""
+def _end_with(pipe: int, parent: int) -> None:
+    """End this process, whatever it is about to do, once its parent has ended."""
     while os.getppid() == parent:
         if select.select([pipe], [], [], _POLL_INTERVAL)[0] and not os.read(pipe, 1):
             break

@@ -4,17 +4,18 @@
       catalog.sqlite                    caches, versions, owners; written by `insitu import`
       topology.json                     nodes that `insitu up` brought up
       locks/CACHE.lock                  held by the one process that imports into a cache
-      staging/CACHE~TOKEN/              half-written versions; invisible, removed by whoever finds them dead
+      staging/CACHE~TOKEN/              half-written versions; removed when their import has died
         spool-DESTINATION-COLUMN        bytes of one column of one partition to be
         stores/NODE/                    becomes vVERSION/ of that node's store
       nodes/NODE/CACHE/vVERSION/        the store of one node
         part-00000.arrow
+        part-00000.verified             the file's stat when its checksum was right; see grid/verification.py
       jobs/JOB/                         one job; made by `insitu start`, then owned by its controller
         job.json  secret  code/         what to run; `secret` is readable by its owner alone
         roster.json                     who trains with whom now; replaced by each new generation
         placement.json                  tasks, nodes and shards, and the cache as it was then
         journal.sqlite  controller.json controller.log
-        wish.json                       how many workers somebody has asked for; the controller removes it
+        requests.sock                   where the controller takes requests to stop or scale the job
         output.log                      all tasks' output, merged, each line with its task
         shards/CACHE.json               the pinned shard map of each cache that the job has opened
         tasks/ROLE-INDEX/               one task
@@ -41,11 +42,11 @@ from insitu.spec import TaskId, check_cache_name, check_simple_name
 
 HOME_ENV = "INSITU_HOME"
 MEMORY = Path("/dev/shm")
-"""What Linux keeps in memory alone, under the names of files."""
+"""The file system that Linux keeps in memory alone."""
 
 
 def default_home() -> Path:
-    """$INSITU_HOME, or ~/.insitu, absolute."""
+    """Returns $INSITU_HOME, or ~/.insitu, absolute."""
     return Path(os.environ.get(HOME_ENV) or "~/.insitu").expanduser().absolute()
 
 
@@ -54,7 +55,7 @@ def cache_folder_name(cache: str) -> str:
 
 
 def cache_name_of_folder(folder: str) -> str:
-    """The cache that `cache_folder_name` made `folder` of, or that a folder in staging belongs to."""
+    """Returns the cache that `folder`, in a store or in staging, belongs to."""
     return folder.partition("~")[0].replace("@", "/")
 
 
@@ -85,11 +86,11 @@ class Paths:
         return self.home / "staging"
 
     def staged(self, cache: str, token: str) -> StagedPaths:
-        """Where one import puts its half-written version of `cache`; no cache's name contains `~`."""
+        """Returns where one import puts its half-written version of `cache`; no cache's name contains `~`."""
         return StagedPaths(self.staging / f"{cache_folder_name(cache)}~{token}")
 
-    def doomed(self, token: str) -> Path:
-        """A folder that belongs to no cache any more, on its way to be deleted."""
+    def trash(self, token: str) -> Path:
+        """Returns a folder that belongs to no cache any more, about to be deleted."""
         return self.staging / f"~{token}"
 
     def cache_lock(self, cache: str) -> Path:
@@ -110,6 +111,10 @@ class Paths:
 
     def partition(self, node: str, cache: str, version: int, index: int) -> Path:
         return self.version(node, cache, version) / partition_file_name(index)
+
+    def verified(self, node: str, cache: str, version: int, index: int) -> Path:
+        """Returns the record that this copy of the partition has been verified."""
+        return self.partition(node, cache, version, index).with_suffix(".verified")
 
     @property
     def jobs(self) -> Path:
@@ -154,8 +159,8 @@ class JobPaths:
         return self.root / "roster.json"
 
     @property
-    def wish(self) -> Path:
-        return self.root / "wish.json"
+    def requests(self) -> Path:
+        return self.root / "requests.sock"
 
     @property
     def secret(self) -> Path:

@@ -21,14 +21,14 @@ _TRIES = 200
 
 
 def candidate_ports(ephemeral: tuple[int, int]) -> range:
-    """The longer stretch of ports in [15000, 65000) beside the ephemeral range; empty where that has all."""
+    """Returns the longer range of ports in [15000, 65000) outside the ephemeral range; maybe empty."""
     below = range(_LOWEST, max(_LOWEST, min(ephemeral[0], _HIGHEST)))
     above = range(min(_HIGHEST, max(ephemeral[1] + 1, _LOWEST)), _HIGHEST)
     return max(below, above, key=len)
 
 
 def hold_port(host: str) -> socket.socket:
-    """A socket bound to a free port of `host`; closing it frees the port at once. Raises ClusterError."""
+    """Binds a socket to a free port of `host`; closing it frees the port at once. Raises ClusterError."""
     try:
         low, high = map(int, _EPHEMERAL.read_text().split())
     except (OSError, ValueError):
@@ -44,6 +44,13 @@ def hold_port(host: str) -> socket.socket:
             held.close()
             if error.errno == errno.EADDRINUSE:
                 continue
-            raise ClusterError(f"Can't bind a port of {host}: {error}") from error
+            raise ClusterError(
+                f"Can't bind a port of {host}: {error}. Tasks listen there: allow it, or give the host that "
+                "address"
+            ) from error
         return held
-    raise ClusterError(f"No free port was found on {host} in {_TRIES} tries")
+    raise ClusterError(
+        f"No free port was found on {host} in {_TRIES} tries. End programs that hold ports, or wait a minute "
+        "for "
+        "those that have just ended"
+    )

@@ -1,7 +1,7 @@
-"""What can be done ahead of a script that is likely to need it; see `insitu.cluster.task.preload`.
+"""Registers work that a standby can do ahead of its script; see `insitu.cluster.task.preload`.
 
-Rooms that know something slow register it when they are imported. It must leave no trace: no name counted
-up, no random number drawn, no device's memory taken.
+A room with something slow to load registers it when it is imported. It must leave no trace: no name counter
+advanced, no random number drawn, no device's memory taken.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable
 _functions: list[Callable[[], None]] = []
 
 
-def on_warm_up(function: Callable[[], None]) -> None:
-    """`function` is called in processes that stand by, once they have imported what the script imports."""
+def register_preload(function: Callable[[], None]) -> None:
+    """Call `function` in standbys, once they have imported what the script imports."""
     if function not in _functions:
         _functions.append(function)
 
 
-def warm_up() -> None:
-    """Calls all that was registered. What fails will fail again where it matters."""
+def run_preloads() -> None:
+    """Call all that was registered. What fails here will fail again in the script."""
     for function in list(_functions):
         with contextlib.suppress(Exception):
             function()

@@ -1,4 +1,4 @@
-"""What Linux offers to tie processes to each other's lives."""
+"""Controls processes by what Linux offers: parents, children, priority, memory."""
 
 from __future__ import annotations
 
@@ -20,23 +20,27 @@ def _prctl(option: int, value: int) -> None:
 
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
-        raise ClusterError(f"prctl({option}) failed: {os.strerror(ctypes.get_errno())}")
+        raise ClusterError(
+            f"prctl({option}) failed: {os.strerror(ctypes.get_errno())}. Jobs need it: allow it where a "
+            "sandbox "
+            "forbids it"
+        )
 
 
 def die_with_parent(number: int, parent: int) -> None:
-    """The system sends signal `number` to this process when `parent` ends; exits if it already has."""
+    """Let the system send signal `number` to this process when `parent` ends; exit if it already has."""
     _prctl(_SET_PARENT_DEATH_SIGNAL, number)
     if os.getppid() != parent:
         sys.exit("the process that started this one has ended")
 
 
 def adopt_orphans() -> None:
-    """From now on descendants whose parent ends become children of this process."""
+    """Make this process the parent of descendants whose own parent ends."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
-def children() -> Iterator[int]:
-    """Process ids of this process's children."""
+def list_children() -> Iterator[int]:
+    """Yield the process ids of this process's children."""
     me = os.getpid()
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal():
@@ -50,7 +54,7 @@ def children() -> Iterator[int]:
 def end_all_children() -> None:
     """Kills every child, and every orphan that thereby becomes one, until none is left."""
     while True:
-        for child in children():
+        for child in list_children():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         try:
@@ -74,16 +78,16 @@ def raise_priority(pid: int) -> None:
             os.setpriority(os.PRIO_PROCESS, int(thread), os.getpriority(os.PRIO_PROCESS, 0))
 
 
-def memory_of(pid: int) -> int:
-    """Bytes of physical memory that the process has; 0 where it has ended."""
+def read_resident_bytes(pid: int) -> int:
+    """Return the bytes of physical memory that the process has; 0 where it has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
         return 0
 
 
-def memory_available() -> int:
-    """Bytes that processes may still get: what the machine has free, or less where a cgroup limits it."""
+def read_available_bytes() -> int:
+    """Return the bytes that processes may still get: free memory, or less where a cgroup limits it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

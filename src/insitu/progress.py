@@ -1,12 +1,11 @@
-"""How far a task is: a few bytes that it writes in place each step and that anybody on its node may read.
+"""The progress of a task: a record that it writes at each step and that any process on its node may read.
 
-A memory-mapped record, so that saying "I am at step 12" costs no system call.
+The file is memory-mapped, so that a write costs no system call.
 """
 
 from __future__ import annotations
 
 import mmap
-import os
 import struct
 import time
 from dataclasses import dataclass
@@ -14,64 +13,68 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+from insitu.durable import staged_file
+
 _RECORD = struct.Struct("<QqqQdqq24s")
-"""Words so far, epoch, step, rows, monotonic time, generation, elastic, place."""
+"""Records so far, epoch, step, rows, monotonic time, generation, elastic, place."""
 _SUM = struct.Struct("<I")
 _SLOT = _RECORD.size + _SUM.size
-"""Bytes of a record and its CRC-32. A file has two: while one is being written, the other is the last word.
-A task may be suspended or killed at any time, and what it said before must still be heard."""
+"""Bytes of a record and its CRC-32.
+
+A file has two such slots. While one is being written, the other holds the last record: a task may be
+suspended or killed at any time, and its last whole record must stay readable.
+"""
 _TRIES = 10
 
 
 IDLE = "idle"
-"""The place of a task that has stopped training: it may take as long as it likes for whatever it does."""
+"""The place that a task reports when it doesn't train: no stall timeout applies to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The last word of a task.
+    """The last record of a task."""
 
-    `epoch` and `step` count from 0 and name the step under way (-1: not training yet); `rows` is how many
-    rows this task has fed to the model in this attempt; `at` the system's monotonic clock in seconds when
-    it was written; `place` what it was about to do, such as `gradient` or `exchange`, or `idle`.
-
-    `elastic`: this task's strategy can lose a peer and go on with another (see `insitu.roster`); `generation`
-    is that of the roster its group was formed by, 0 before.
-    """
-
+    #: The epoch under way, from 0; -1 before training.
     epoch: int = -1
+    #: The step under way, from 0; -1 before training.
     step: int = -1
+    #: Rows that this incarnation has fed to the model.
     rows: int = 0
+    #: When the record was written, in seconds of the system's monotonic clock.
     at: float = 0.0
+    #: What the task was about to do, such as `gradient` or `exchange`, or `idle`. At most 24 bytes.
     place: str = ""
+    #: Whether the task's strategy can lose a peer and go on with another (see `insitu.roster`).
     elastic: bool = False
+    #: The generation of the roster that its group was formed by; 0 before.
     generation: int = 0
 
 
 class ProgressWriter:
-    """Writes one task's record at `path`, which is made anew. Not for use by several threads.
+    """Writes one task's records to a new file at `path`. Not for use by several threads.
 
-    `elastic` and `generation` may be set at any time; each `write` tells them.
+    `elastic` and `generation` may be set at any time; each `write` includes them.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        staged = path.with_name(f".{path.name}.{os.getpid()}")
-        staged.write_bytes(bytes(2 * _SLOT))
-        with staged.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 2 * _SLOT)
-        staged.replace(path)
-        self._words = 0
+        with staged_file(path) as staged:
+            staged.write_bytes(bytes(2 * _SLOT))
+            with staged.open("r+b") as file:
+                self._map = mmap.mmap(file.fileno(), 2 * _SLOT)
+            staged.replace(path)
+        self._records = 0
         self.elastic = False
         self.generation = 0
 
     def write(self, epoch: int, step: int, rows: int, place: str) -> None:
-        self._words += 1
+        self._records += 1
         name = place.encode()[:24]
         record = _RECORD.pack(
-            self._words, epoch, step, rows, time.monotonic(), self.generation, self.elastic, name
+            self._records, epoch, step, rows, time.monotonic(), self.generation, self.elastic, name
         )
-        start = self._words % 2 * _SLOT
+        start = self._records % 2 * _SLOT
         self._map[start : start + _SLOT] = record + _SUM.pack(crc32(record))
 
     def close(self) -> None:
@@ -79,7 +82,7 @@ class ProgressWriter:
 
 
 def read_progress(path: Path) -> Progress | None:
-    """The last word at `path`, or None where there is none."""
+    """Returns the last record at `path`, or None where there is none."""
     for _ in range(_TRIES):
         try:
             data = path.read_bytes()

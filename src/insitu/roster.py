@@ -1,15 +1,15 @@
-"""Who trains with whom: the members of a job's group, in one file that the controller replaces.
+"""The roster: the members of a job's group, in one file that the controller replaces.
 
-The controller writes generation 1 at launch and generation + 1 whenever membership changes: a task was
-replaced, its shards were adopted, the job was scaled, or all tasks were started again. A task
+The controller writes generation 1 at launch, and a higher one whenever membership changes: a task was
+replaced, its shards were adopted, the job was scaled, or all tasks were started again. The tasks read it:
 
-- that loses a peer says place `recovering` and waits for a roster of a higher generation than its group's,
-  then rejoins with that roster's addresses and with the shards that the roster gives to it;
-- that sees a newer roster while it waits, rejoins or trains (a look at each step is cheap: `RosterWatch`)
-  gives up what it does and rejoins by the newest one;
-- that starts looks for itself, (task, attempt), in the newest roster. If that doesn't name it yet it says
-  place `joining` and waits for one that does: the controller takes this for "ready" and adds it;
-- that a newer roster no longer names has been released: it ends its training and exits with 0.
+- A task that loses a peer reports the place `recovering`. It waits for a roster of a higher generation than
+  its group's, then rejoins with the addresses and shards in that roster.
+- A task checks for a newer roster while it waits, rejoins and trains (`RosterWatch` makes this cheap). If
+  there is one, the task stops what it does and rejoins by the newest one.
+- A task that starts looks for its (task, incarnation) in the newest roster. If it isn't there, the task
+  reports the place `joining` and waits for a roster that names it. The controller takes that as readiness.
+- A task that a newer roster doesn't name has been released: it ends its training and exits with 0.
 """
 
 from __future__ import annotations
@@ -21,33 +21,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from insitu.durable import replace_file
 from insitu.spec import TaskId
 
 RECOVERING = "recovering"
-"""The place (see `insitu.progress`) of a task that has lost a peer and waits for a newer roster."""
+"""The place (see `insitu.progress`) that a task reports when it has lost a peer and waits for a roster."""
 JOINING = "joining"
-"""The place of a task that is ready to join and waits for a roster that names it."""
+"""The place that a task reports when it is ready to join and waits for a roster that names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One life of one task. `address` is `host:port`; `shards` ascend."""
+    """One process of a task, as the group sees it."""
 
     task: TaskId
-    attempt: int
+    #: How often the task has been started, from 1.
+    incarnation: int
+    #: `host:port`.
     address: str
+    #: Shards that it trains on, ascending.
     shards: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """`members` are the workers that train together: the rank of each is its position here.
+    """The members of a job's group. Written by the controller, read by the tasks."""
 
-    `others` are chief, ps and evaluator, in that order. Together the members run each shard once.
-    """
-
+    #: From 1; each new roster of a job has a higher one.
     generation: int
+    #: The workers that train together. A member's rank is its index here. Together they run each shard once.
     members: tuple[Member, ...]
+    #: Chief, ps and evaluator, in that order.
     others: tuple[Member, ...] = ()
 
     @property
@@ -55,10 +59,11 @@ class Roster:
         """Of the members, by rank."""
         return tuple(member.address for member in self.members)
 
-    def rank(self, task: TaskId, attempt: int | None = None) -> int | None:
-        """The rank of `task`, or None where it is no member (or only another `attempt` of it is)."""
+    def rank(self, task: TaskId, incarnation: int | None = None) -> int | None:
+        """Returns the rank of `task`, or None where it is no member (or only another `incarnation` of it
+        is)."""
         for rank, member in enumerate(self.members):
-            if member.task == task and attempt in (None, member.attempt):
+            if member.task == task and incarnation in (None, member.incarnation):
                 return rank
         return None
 
@@ -81,7 +86,7 @@ class Roster:
 def _to_json(member: Member) -> dict[str, Any]:
     return {
         "task": str(member.task),
-        "attempt": member.attempt,
+        "attempt": member.incarnation,
         "address": member.address,
         "shards": list(member.shards),
     }
@@ -94,14 +99,12 @@ def _from_json(data: Mapping[str, Any]) -> Member:
 
 
 def write_roster(path: Path, roster: Roster) -> None:
-    """Publishes `roster` at `path` by rename. Raises OSError."""
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
-    staged.write_text(json.dumps(roster.to_json()))
-    staged.replace(path)
+    """Replaces the roster at `path`. Raises OSError."""
+    replace_file(path, json.dumps(roster.to_json()).encode())
 
 
 def read_roster(path: Path) -> Roster | None:
-    """The newest roster, or None where there is none yet."""
+    """Returns the newest roster, or None where there is none yet."""
     try:
         return Roster.from_json(json.loads(path.read_text()))
     except FileNotFoundError:
@@ -109,7 +112,7 @@ def read_roster(path: Path) -> Roster | None:
 
 
 class RosterWatch:
-    """Looks for newer rosters. A look at an unchanged one is one system call."""
+    """Reads a roster again when it has changed. The check costs one system call."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -117,7 +120,7 @@ class RosterWatch:
         self._roster: Roster | None = None
 
     def newest(self) -> Roster | None:
-        """The newest roster, the very same object while it stays the newest; None where there is none yet."""
+        """Returns the newest roster, the same object while it stays so; None where there is none yet."""
         try:
             found = os.stat(self._path)
         except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""Frozen values that every room speaks in. They validate when they are made and hold no behaviour of a room.
+"""Frozen values that all rooms share. They validate when they are made and hold no behaviour of a room.
 
-Each message says the rule, the value received and, where it isn't obvious, the fix. Intervals are
+Each error message gives the rule, the value received and, unless it is obvious, the fix. Intervals are
 half-open.
 """
 
@@ -23,7 +23,7 @@ _SIMPLE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def check_cache_name(name: str) -> str:
-    """`name` itself. Raises InputError unless it is words of [A-Za-z0-9_.-] joined by '/'."""
+    """Returns `name`. Raises InputError unless it is words of [A-Za-z0-9_.-] joined by '/'."""
     if not _CACHE_NAME.fullmatch(name) or len(name) > 200:
         raise InputError(
             f"A cache's name is made of letters, digits, '_', '.', '-', in parts joined by '/', none of "
@@ -32,9 +32,14 @@ def check_cache_name(name: str) -> str:
     return name
 
 
+def is_simple_name(name: str) -> bool:
+    """Whether `name` is one word of [A-Za-z0-9_.-], as names of jobs and nodes are."""
+    return bool(_SIMPLE_NAME.fullmatch(name)) and len(name) <= 100
+
+
 def check_simple_name(what: str, name: str) -> str:
-    """`name` itself. Raises InputError unless it is one word of [A-Za-z0-9_.-]."""
-    if not _SIMPLE_NAME.fullmatch(name) or len(name) > 100:
+    """Returns `name`. Raises InputError unless it is one word of [A-Za-z0-9_.-]."""
+    if not is_simple_name(name):
         raise InputError(
             f"{what} is made of letters, digits, '_', '.', '-', starts with a letter, a digit or '_', and "
             f"has 100 characters at most. Received: {name!r}"
@@ -44,29 +49,27 @@ def check_simple_name(what: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a cache. Every row holds a `dtype` tensor of `shape`; () is a scalar.
-
-    `dtype` is NumPy's name of it ("uint8", "float32", "int64", "bool"), or "str" for text, whose shape
-    is ().
-    """
+    """One column of a cache. Every row holds one tensor."""
 
     name: str
+    #: NumPy's name, such as "uint8", "float32" or "bool", or "str" for text.
     dtype: str
+    #: The shape of a row's tensor: () for a scalar and for text.
     shape: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """One partition of one version of a cache.
+    """One partition of one version of a cache. Written by the import."""
 
-    `owners` names nodes, the primary first, then its backups; never empty, never twice the same.
-    `checksum` is that of the whole file, as `algorithm:hex`. `bytes` is the file's size.
-    """
-
+    #: The partition's number in the cache, from 0.
     index: int
     rows: int
+    #: The size of the file.
     bytes: int
+    #: Of the whole file, as `algorithm:hex`.
     checksum: str
+    #: The nodes that hold a copy: the primary first, then the backups. Distinct, at least one.
     owners: tuple[NodeId, ...]
 
     def __post_init__(self) -> None:
@@ -76,20 +79,21 @@ class PartitionInfo:
 
 @dataclass(frozen=True, slots=True)
 class CacheSpec:
-    """One version of a cache: immutable once published.
-
-    `partitions[i].index == i`. `key` is the column whose hash chose each row's partition; None means the
-    row's index in the source did. `labels[i]` names the class whose rows hold i in column `label`; empty
-    where the labels did not come from files' names. `created` is in seconds since 1970.
-    """
+    """One version of a cache: immutable once published."""
 
     name: str
+    #: From 1; each import into the cache adds one.
     version: int
     columns: tuple[Column, ...]
+    #: `partitions[i].index == i`.
     partitions: tuple[PartitionInfo, ...]
+    #: Further copies of each partition.
     backups: int
+    #: The column whose hash chose each row's partition; None: the row's index in the sources.
     key: str | None
+    #: Seconds since 1970.
     created: float
+    #: `labels[i]` is the class of the rows with i in column `label`; empty unless they come from file names.
     labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -119,49 +123,59 @@ class CacheSpec:
 
 @dataclass(frozen=True, slots=True)
 class ShardMap:
-    """Which partitions of one version of a cache make up each shard of a job.
+    """The partitions of each shard of a job.
 
-    `shards[s]` holds partition indices in ascending order; together the shards hold each partition once.
-    Fixed for a job's whole life, across restarts and re-imports of the cache.
+    Fixed from the job's start to its end, across restarts and new imports of the cache.
     """
 
     cache: str
+    #: The version of the cache that the job reads.
     version: int
+    #: `shards[s]` holds partition indices in ascending order. Each partition is in one shard.
     shards: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What `insitu start` was asked for. Durations are in seconds.
-
-    `shards` is the number of shards from start to end (workers asked for, unless said otherwise);
-    `threads` the number of backend threads of each replica: it is part of the job, since it changes the
-    backend's own rounding. `command` is JOB_CMD and JOB_ARGS, run in the job's copy of JOB_DIR. `settings`
-    are variables of the tasks' environment: what `insitu.config` asks of devices.
-    `on_loss` is what is done about a task that dies while the others can go on; `standby` how many processes
-    stand by for that, None: one where there is memory for it; `memory_checkpoint` whether tasks keep
-    checkpoints in memory too.
-    """
+    """The options of `insitu start`. Written once, when the job is made."""
 
     job_id: str
+    #: The beginning of `job_id`.
     name: str
     cache: str
+    #: JOB_CMD and JOB_ARGS, run in the job's copy of JOB_DIR.
     command: tuple[str, ...]
+    #: Worker tasks at the start.
     workers: int
+    #: Shards from start to end, at least `workers`.
     shards: int
+    #: Parameter server tasks.
     ps: int = 0
+    #: How many other servers mirror each server; less than `ps`.
     ps_backups: int = 0
+    #: Whether there is a chief task beside the workers.
     chief: bool = False
+    #: Whether there is an evaluator task.
     evaluator: bool = False
+    #: The name of what runs the tasks.
     engine: str = "local"
+    #: How often a failed job is started again.
     max_restarts: int = 3
+    #: All randomness follows from it; in [0, 2**31).
     seed: int = 0
+    #: Backend threads of each replica. Part of the job, since it changes the backend's own rounding.
     threads: int = 1
+    #: Seconds without progress after which a job has failed.
     stall_timeout: float = 600.0
+    #: Seconds since 1970.
     created: float = 0.0
+    #: Variables of the tasks' environment, with the device settings of `insitu.config`.
     settings: Mapping[str, str] = field(default_factory=dict)
+    #: What is done about a task that dies while the others can go on.
     on_loss: Literal["replace", "adopt", "restart"] = "replace"
+    #: Processes that stand by to replace a task; None: one if there is memory for it.
     standby: int | None = None
+    #: Whether tasks keep checkpoints in memory, too.
     memory_checkpoint: bool = False
 
     def __post_init__(self) -> None:
@@ -225,7 +239,7 @@ class TaskId:
 
     @classmethod
     def parse(cls, text: str) -> TaskId:
-        """The task that `text` names: `worker:0`, or `chief` for `chief:0`."""
+        """Returns the task that `text` names: `worker:0`, or `chief` for `chief:0`."""
         role, _, index = text.partition(":")
         if role not in ROLES or not (index or "0").isdecimal():
             raise InputError(
@@ -237,27 +251,30 @@ class TaskId:
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """Where a task runs and which shards it trains on: none for ps, evaluator, and a chief beside workers."""
+    """The node and the shards of a task."""
 
     task: TaskId
     node: NodeId
+    #: Shards to train on, ascending. None for ps, evaluator, and a chief beside workers.
     shards: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A job laid out on nodes. `tasks` in order of role (as in ROLES), then index."""
+    """The layout of a job on nodes."""
 
+    #: In order of role (as in ROLES), then index.
     tasks: tuple[TaskSpec, ...]
     shard_map: ShardMap
-    homes: tuple[NodeId, ...] = field(default=())
-    """The node that each shard is at home on: where most of its rows lie. Length: number of shards."""
+    #: The home node of each shard, which holds most of its rows. Length: number of shards.
+    home_nodes: tuple[NodeId, ...] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The nodes of a cluster, in order. One node, `node-0`, where none were brought up."""
+    """The nodes of a cluster."""
 
+    #: In order, distinct. One node, `node-0`, if none were brought up.
     nodes: tuple[NodeId, ...] = (NodeId("node-0"),)
 
     def __post_init__(self) -> None:

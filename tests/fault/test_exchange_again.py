@@ -21,15 +21,15 @@ def test_killed(size: int, transport: str) -> None:
         loss.test_survivors_get_peer_lost(signal.SIGKILL, size, transport)
 
 
-@pytest.mark.parametrize("way", ["gather", "star", "direct"])
-def test_killed_however_they_reduce(way: str) -> None:
+@pytest.mark.parametrize("algorithm", ["gather", "star", "direct"])
+def test_killed_with_each_algorithm(algorithm: str) -> None:
     for turn in range(TURNS):
-        loss.test_however_they_reduce_survivors_get_peer_lost(way, 100_000, 2 * (turn % 2), True)
+        loss.test_survivors_get_peer_lost_with_each_algorithm(algorithm, 100_000, 2 * (turn % 2), True)
 
 
 def test_half_a_sum() -> None:
     for _ in range(TURNS):
-        loss.test_half_a_sum_that_came_leaves_the_rows_as_they_were(True)
+        loss.test_half_a_received_sum_leaves_the_rows_unchanged(True)
 
 
 @pytest.mark.parametrize("transport", loss.TRANSPORTS)
@@ -41,31 +41,31 @@ def test_stopped(transport: str) -> None:
 @pytest.mark.parametrize("transport", loss.TRANSPORTS)
 def test_replaced(transport: str) -> None:
     for _ in range(TURNS):
-        loss.test_survivors_go_on_with_a_replacement(transport)
+        loss.test_survivors_continue_with_a_replacement(transport)
 
 
 def test_cut(namespaces: tuple[str, str]) -> None:
     for _ in range(TURNS):
-        network.test_a_link_that_is_cut_is_noticed_and_leaves_buffers_whole(namespaces, 2_000_000)
+        network.test_cut_network_is_noticed_and_leaves_buffers_whole(namespaces, 2_000_000)
         network._ip("-n", namespaces[0], "link", "set", "in0", "up")
 
 
 def test_half_open() -> None:
     for _ in range(TURNS):
-        network.test_a_half_open_connection_is_a_lost_peer()
+        network.test_half_open_connection_is_a_lost_peer()
 
 
 @pytest.mark.parametrize("victim", [0, 3])
 def test_lost_on_another_host(victim: int) -> None:
     for _ in range(TURNS):
-        network.test_every_host_hears_of_a_loss_on_another(victim)
+        network.test_all_hosts_learn_of_a_loss_on_another(victim)
 
 
 def test_garbage() -> None:
     for _ in range(TURNS):
-        trust.test_garbage_does_not_disturb_the_honest(b"\xff" * 100_000)
+        trust.test_garbage_does_not_disturb_peers(b"\xff" * 100_000)
 
 
 def test_wrong_secret() -> None:
     for _ in range(TURNS):
-        trust.test_a_wrong_secret_is_refused()
+        trust.test_wrong_secret_is_rejected()

@@ -12,10 +12,10 @@ import pytest
 from exchange_ranks import SECRET, Rank, ranks, without_main
 
 from insitu import exchange
-from insitu.cluster.chaos.fault_injection import deafen_connections
+from insitu.cluster.chaos.fault_injection import blackhole_connections
 from insitu.errors import ExchangeError, JoinTimeout, PeerLost
-from insitu.exchange.shm import SharedMemory
-from insitu.exchange.tcp import Tcp
+from insitu.exchange.shm import SharedMemoryTransport
+from insitu.exchange.tcp import TcpTransport
 
 NAMES = ["worker:0", "worker:1", "worker:2"]
 VICTIM = 1
@@ -57,7 +57,7 @@ def test_survivors_get_peer_lost(how: signal.Signals, size: int, transport: str)
     stall = 1.0 if how is signal.SIGSTOP else 600.0
     with ranks(3, _reduce_for_ever, size, transport, stall) as processes:
         for process in processes:
-            process.hear()
+            process.receive()
         os.kill(processes[VICTIM].pid, how)
         struck = time.monotonic()
         for survivor in (processes[0], processes[2]):
@@ -70,36 +70,38 @@ def test_survivors_get_peer_lost(how: signal.Signals, size: int, transport: str)
             assert after == (3 * before if completed == lost.sequence else before)
 
 
-def test_a_death_on_one_host_needs_no_connection_to_be_seen() -> None:
+def test_death_on_one_host_is_seen_without_a_connection() -> None:
     with ranks(3, _reduce_for_ever, 100, "shm", 600.0) as processes:
         for process in processes:
-            process.hear()
+            process.receive()
         # What is sent to them doesn't arrive, and nobody is told.
-        assert all(deafen_connections(process.pid) for process in processes)
+        assert all(blackhole_connections(process.pid) for process in processes)
         os.kill(processes[VICTIM].pid, signal.SIGKILL)
         for survivor in (processes[0], processes[2]):
             _, lost, _, (whole, _, _) = survivor.result()
             assert (lost.rank, lost.task) == (VICTIM, "worker:1") and whole
 
 
-def _reduce_this_way(pipe: Any, rank: int, addresses: list[str], size: int, way: str, compiled: bool) -> Any:
+def _reduce_with_algorithm(
+    pipe: Any, rank: int, addresses: list[str], size: int, algorithm: str, compiled: bool
+) -> Any:
     from insitu.exchange import tcp
 
     os.environ["INSITU_NATIVE"] = str(int(compiled))
-    tcp.choose = lambda *_: way  # type: ignore[assignment,return-value]
+    tcp.choose_algorithm = lambda *_: algorithm  # type: ignore[assignment,return-value]
     return _reduce_for_ever(pipe, rank, addresses, size, "tcp", 600.0)
 
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "python"])
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("size", [100, 100_000], ids=["small", "middle"])
-@pytest.mark.parametrize("way", ["gather", "star", "direct"])
-def test_however_they_reduce_survivors_get_peer_lost(
-    way: str, size: int, victim: int, compiled: bool
+@pytest.mark.parametrize("algorithm", ["gather", "star", "direct"])
+def test_survivors_get_peer_lost_with_each_algorithm(
+    algorithm: str, size: int, victim: int, compiled: bool
 ) -> None:
-    with ranks(3, _reduce_this_way, size, way, compiled) as processes:
+    with ranks(3, _reduce_with_algorithm, size, algorithm, compiled) as processes:
         for process in processes:
-            process.hear()
+            process.receive()
         os.kill(processes[victim].pid, signal.SIGKILL)
         for rank in {0, 1, 2} - {victim}:
             _, lost, completed, (whole, before, after) = processes[rank].result()
@@ -108,34 +110,34 @@ def test_however_they_reduce_survivors_get_peer_lost(
             assert after == (3 * before if completed == lost.sequence else before)
 
 
-def _answer_by_half(pipe: Any, rank: int, addresses: list[str], compiled: bool) -> Any:
+def _answer_half(pipe: Any, rank: int, addresses: list[str], compiled: bool) -> Any:
     """Rank 0 adds up for all, and dies when it has sent half of a sum."""
-    from insitu.exchange import links, tcp
+    from insitu.exchange import peer_connections, tcp
 
     os.environ["INSITU_NATIVE"] = str(int(compiled and rank != 0))
-    tcp.choose = lambda *_: "star"  # type: ignore[assignment,return-value]
+    tcp.choose_algorithm = lambda *_: "star"  # type: ignore[assignment,return-value]
     with exchange.join(rank, addresses, secret=SECRET, transport="tcp") as group:
         buffer = group.buffer(25_000, np.float32)
         buffer[:] = np.arange(25_000) + rank
         before = buffer.copy()
-        whole = links.Channel.push
+        whole = peer_connections.DataChannel.send_some
 
-        def push(channel: links.Channel) -> bool:
-            if channel.sent and channel.out:  # after the header
-                channel.connection.send(channel.out[0][: len(channel.out[0]) // 2])
+        def send_some(channel: peer_connections.DataChannel) -> bool:
+            if channel.sent and channel.outgoing:  # after the header
+                channel.connection.send(channel.outgoing[0][: len(channel.outgoing[0]) // 2])
                 os.kill(os.getpid(), signal.SIGKILL)
             return whole(channel)
 
         if rank == 0:
-            links.Channel.push = push  # type: ignore[method-assign]
+            peer_connections.DataChannel.send_some = send_some  # type: ignore[method-assign]
         with pytest.raises(PeerLost) as caught:
             group.all_reduce(buffer)
         return caught.value.rank, group.last_completed < caught.value.sequence, bool((buffer == before).all())
 
 
 @pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "python"])
-def test_half_a_sum_that_came_leaves_the_rows_as_they_were(compiled: bool) -> None:
-    with ranks(3, _answer_by_half, compiled) as processes:
+def test_half_a_received_sum_leaves_the_rows_unchanged(compiled: bool) -> None:
+    with ranks(3, _answer_half, compiled) as processes:
         assert processes[1].result() == (0, True, True)
         assert processes[2].result() == (0, True, True)
         processes[0].process.join(30)
@@ -153,7 +155,7 @@ def _leave_early(pipe: Any, rank: int, addresses: list[str], transport: str) -> 
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_peer_that_leaves_is_named(transport: str) -> None:
+def test_peer_lost_names_a_peer_that_leaves(transport: str) -> None:
     with ranks(2, _leave_early, transport) as processes:
         assert [process.result() for process in processes] == [VICTIM, None]
 
@@ -196,10 +198,10 @@ def _recover(pipe: Any, rank: int, addresses: list[str], transport: str, replace
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_survivors_go_on_with_a_replacement(transport: str) -> None:
+def test_survivors_continue_with_a_replacement(transport: str) -> None:
     with ranks(3, _recover, transport) as processes:
         for process in processes:
-            process.hear()
+            process.receive()
         os.kill(processes[VICTIM].pid, signal.SIGKILL)
         with without_main():
             new = Rank(_recover, (VICTIM, processes[VICTIM].arguments[1], transport, True))
@@ -213,8 +215,8 @@ def test_survivors_go_on_with_a_replacement(transport: str) -> None:
 def _die_at(place: str, piece: int) -> None:
     """Makes this process kill itself in the middle of its part of the next large reduction: while it sums a
     piece, or when it has copied half of the sum over the first member's rows."""
-    from insitu.exchange import shm
-    from insitu.exchange.arithmetic import Reducer
+    from insitu.exchange import shm_reductions
+    from insitu.exchange.plan.arithmetic import Reducer
 
     seen = 0
 
@@ -230,20 +232,20 @@ def _die_at(place: str, piece: int) -> None:
                 out[len(out) // 2 :] = np.nan
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    def deliver(total: Any, targets: Any) -> None:
+    def copy_to_targets(total: Any, targets: Any) -> None:
         if place == "copying" and seen == piece + 1:
             targets[0][: len(total) // 2] = total[: len(total) // 2]
             os.kill(os.getpid(), signal.SIGKILL)
         whole(total, targets)
 
-    whole = shm.deliver
-    shm.Reducer = Summing  # type: ignore[misc]
-    shm.deliver = deliver
+    whole = shm_reductions.copy_to_targets
+    shm_reductions.Reducer = Summing  # type: ignore[misc]
+    shm_reductions.copy_to_targets = copy_to_targets
 
 
 def _without_compiled_code(group: exchange.Group) -> None:
     """This rank reduces its part step by step in Python, in pieces as small as the compiled code's."""
-    group._transport._kernels = None  # type: ignore[attr-defined]
+    group._transport.session.kernels = None  # type: ignore[attr-defined]
 
 
 def _lose_one_in_the_middle(
@@ -265,7 +267,7 @@ def _lose_one_in_the_middle(
 
 @pytest.mark.parametrize("place", ["summing", "copying"])
 @pytest.mark.parametrize(("piece", "compiled"), [(0, True), (2, False), (2, True)])
-def test_survivors_finish_what_the_lost_one_had_begun(place: str, piece: int, compiled: bool) -> None:
+def test_survivors_finish_the_part_of_a_lost_member(place: str, piece: int, compiled: bool) -> None:
     with ranks(3, _lose_one_in_the_middle, place, piece, compiled) as processes:
         assert processes[0].result() == (VICTIM, True, True)
         assert processes[2].result() == (VICTIM, True, True)
@@ -273,9 +275,9 @@ def test_survivors_finish_what_the_lost_one_had_begun(place: str, piece: int, co
         assert processes[VICTIM].process.exitcode == -signal.SIGKILL, "the fault wasn't injected"
 
 
-def _come_late_to_the_meeting(pipe: Any, rank: int, addresses: list[str]) -> Any:
+def _come_late_to_the_barrier(pipe: Any, rank: int, addresses: list[str]) -> Any:
     """Rank 1 dies at work; rank 2 learns of it when it still has to see that all came to begin."""
-    from insitu.exchange.wait import Meeting
+    from insitu.exchange.shm_barrier import ShmBarrier
 
     with exchange.join(rank, addresses, secret=SECRET, transport="shm") as group:
         if rank == VICTIM:
@@ -284,18 +286,18 @@ def _come_late_to_the_meeting(pipe: Any, rank: int, addresses: list[str]) -> Any
         buffer[:] = rank
         if rank == VICTIM:
             _without_compiled_code(group)
-        wait = Meeting._wait
+        wait = ShmBarrier._wait_for_missing
 
-        def slowly(self: Meeting, word: int, excused: Any) -> None:
+        def slowly(self: ShmBarrier, word: int, excused: Any) -> None:
             pipe.send(("waits", None))
             wait(self, word, excused)
             deadline = time.monotonic() + 30
-            while not self._words[self._alarm]:
-                assert time.monotonic() < deadline, "nobody was given up"
-            Meeting._wait = wait  # type: ignore[method-assign]
+            while not self._words[self._loss_flag]:
+                assert time.monotonic() < deadline, "nobody was evicted"
+            ShmBarrier._wait_for_missing = wait  # type: ignore[method-assign]
 
         if rank == 2:
-            Meeting._wait = slowly  # type: ignore[method-assign]
+            ShmBarrier._wait_for_missing = slowly  # type: ignore[method-assign]
         else:
             pipe.recv()
         with pytest.raises(PeerLost) as caught:
@@ -304,11 +306,11 @@ def _come_late_to_the_meeting(pipe: Any, rank: int, addresses: list[str]) -> Any
         return caught.value.rank, group.last_completed == caught.value.sequence, whole
 
 
-def test_one_that_hears_of_a_loss_before_it_begins_still_takes_part() -> None:
-    with ranks(3, _come_late_to_the_meeting) as processes:
-        processes[2].hear()
-        processes[0].tell("go")
-        processes[VICTIM].tell("go")
+def test_member_that_sees_a_loss_before_its_part_still_takes_part() -> None:
+    with ranks(3, _come_late_to_the_barrier) as processes:
+        processes[2].receive()
+        processes[0].send("go")
+        processes[VICTIM].send("go")
         assert processes[0].result() == (VICTIM, True, True)
         assert processes[2].result() == (VICTIM, True, True)
         processes[VICTIM].process.join(30)
@@ -317,14 +319,14 @@ def test_one_that_hears_of_a_loss_before_it_begins_still_takes_part() -> None:
 
 def _stopped_while_forming(pipe: Any, rank: int, addresses: list[str], transport: str) -> Any:
     if rank == 1:
-        measure, allocate = Tcp._measure, SharedMemory.allocate
+        measure, allocate = TcpTransport._measure_costs, SharedMemoryTransport.allocate
 
         def stop(transport: Any, *arguments: Any) -> Any:
             pipe.send(("forming", None))
             os.kill(os.getpid(), signal.SIGSTOP)
-            return (measure if isinstance(transport, Tcp) else allocate)(transport, *arguments)
+            return (measure if isinstance(transport, TcpTransport) else allocate)(transport, *arguments)
 
-        Tcp._measure = SharedMemory.allocate = stop  # type: ignore[assignment, method-assign]
+        TcpTransport._measure_costs = SharedMemoryTransport.allocate = stop  # type: ignore[assignment, method-assign]
     start = time.monotonic()
     with pytest.raises(JoinTimeout) as caught:
         exchange.join(rank, addresses, transport=transport, timeout=2.0, stall_timeout=50.0)  # type: ignore[arg-type]
@@ -332,9 +334,9 @@ def _stopped_while_forming(pipe: Any, rank: int, addresses: list[str], transport
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_a_peer_that_stops_while_the_group_forms_is_waited_for_until_the_deadline(transport: str) -> None:
+def test_peer_stopped_while_the_group_forms_is_missing_at_the_deadline(transport: str) -> None:
     with ranks(2, _stopped_while_forming, transport) as processes:
-        processes[1].hear()
+        processes[1].receive()
         missing, seconds = processes[0].result()
         assert missing == (1,)
         assert seconds < 40
@@ -366,9 +368,9 @@ def _forks(pipe: Any, rank: int, addresses: list[str]) -> Any:
         return time.monotonic() - start
 
 
-def test_a_forked_process_does_not_hide_that_its_parent_died() -> None:
+def test_forked_process_does_not_hide_the_death_of_its_parent() -> None:
     with ranks(2, _forks) as processes:
-        child, text = processes[1].hear()
+        child, text = processes[1].receive()
         try:
             assert "forked" in text
             os.kill(processes[1].pid, signal.SIGKILL)

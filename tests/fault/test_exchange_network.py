@@ -24,7 +24,7 @@ from exchange_ranks import SECRET, in_threads, ranks
 
 from insitu import exchange
 from insitu.errors import PeerLost
-from insitu.exchange.links import Links, _is_silent
+from insitu.exchange.peer_connections import PeerConnections, _is_unreachable
 
 HOSTS = ("10.213.9.1", "10.213.9.2")
 
@@ -86,11 +86,9 @@ def _until_cut(pipe: Any, rank: int, addresses: list[str], names: tuple[str, str
 
 
 @pytest.mark.parametrize("size", [10, 2_000_000])
-def test_a_link_that_is_cut_is_noticed_and_leaves_buffers_whole(
-    namespaces: tuple[str, str], size: int
-) -> None:
+def test_cut_network_is_noticed_and_leaves_buffers_whole(namespaces: tuple[str, str], size: int) -> None:
     with ranks(2, _until_cut, namespaces, size) as processes:
-        assert [process.hear() for process in processes] == ["tcp", "tcp"]
+        assert [process.receive() for process in processes] == ["tcp", "tcp"]
         cut = time.monotonic()
         _ip("-n", namespaces[0], "link", "set", "in0", "down")
         for rank, process in enumerate(processes):
@@ -105,7 +103,7 @@ def _half_open(pipe: Any, rank: int, addresses: list[str]) -> int:
     with exchange.join(rank, addresses, secret=SECRET, transport="tcp", stall_timeout=20) as group:
         group.barrier()
         if rank == 1:
-            group._transport.stream.channel(0).connection.shutdown(1)  # type: ignore[attr-defined]
+            group._transport.session.channel(0).connection.shutdown(1)  # type: ignore[attr-defined]
             pipe.recv()
             return -1
         with pytest.raises(PeerLost) as caught:
@@ -113,17 +111,17 @@ def _half_open(pipe: Any, rank: int, addresses: list[str]) -> int:
         return caught.value.rank
 
 
-def test_a_half_open_connection_is_a_lost_peer() -> None:
+def test_half_open_connection_is_a_lost_peer() -> None:
     with ranks(2, _half_open) as processes:
         assert processes[0].result() == 1
-        processes[1].tell("enough")
+        processes[1].send("enough")
         assert processes[1].result() == -1
 
 
 def _on_two_hosts(pipe: Any, rank: int, addresses: list[str]) -> Any:
     """Ranks 0 and 1 believe to be on one host, ranks 2 and 3 on another."""
     with (
-        mock.patch("insitu.exchange.memory.host_identity", lambda: f"host {rank // 2}"),
+        mock.patch("insitu.exchange.memory.read_host_identity", lambda: f"host {rank // 2}"),
         exchange.join(rank, addresses, secret=SECRET) as group,
     ):
         buffer = group.buffer(100_000, np.float32)
@@ -141,10 +139,10 @@ def _on_two_hosts(pipe: Any, rank: int, addresses: list[str]) -> Any:
 
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
-def test_every_host_hears_of_a_loss_on_another(victim: int) -> None:
+def test_all_hosts_learn_of_a_loss_on_another(victim: int) -> None:
     with ranks(4, _on_two_hosts) as processes:
         for process in processes:
-            process.hear()
+            process.receive()
         os.kill(processes[victim].pid, signal.SIGKILL)
         for rank, process in enumerate(processes):
             if rank != victim:
@@ -153,7 +151,7 @@ def test_every_host_hears_of_a_loss_on_another(victim: int) -> None:
 
 def _until_lost(pipe: Any, rank: int, addresses: list[str], size: int) -> int:
     with (
-        mock.patch("insitu.exchange.memory.host_identity", lambda: f"host {rank // 2}"),
+        mock.patch("insitu.exchange.memory.read_host_identity", lambda: f"host {rank // 2}"),
         exchange.join(rank, addresses, secret=SECRET, stall_timeout=2.0) as group,
     ):
         buffer = group.buffer(size, np.float32)
@@ -170,20 +168,20 @@ def _until_lost(pipe: Any, rank: int, addresses: list[str], size: int) -> int:
 
 @pytest.mark.parametrize("size", [10, 100_000])
 @pytest.mark.parametrize("victim", [0, 1, 3])
-def test_every_host_blames_the_one_that_is_stuck_on_another(victim: int, size: int) -> None:
+def test_all_hosts_name_the_stuck_rank_on_another(victim: int, size: int) -> None:
     with ranks(4, _until_lost, size) as processes:
         for process in processes:
-            process.hear()
+            process.receive()
         os.kill(processes[victim].pid, signal.SIGSTOP)
         survivors = [process for rank, process in enumerate(processes) if rank != victim]
         for process in survivors:
-            process.hear()
+            process.receive()
         for process in survivors:
-            process.tell("enough")
+            process.send("enough")
         assert [process.result() for process in survivors] == [victim] * 3
 
 
-def test_all_who_wait_blame_the_one_that_does_not() -> None:
+def test_all_waiting_ranks_name_the_stuck_one() -> None:
     """In a chain the first waits for the second, which waits for the third, which is stuck."""
     stuck = threading.Event()
 
@@ -201,54 +199,54 @@ def test_all_who_wait_blame_the_one_that_does_not() -> None:
                 if rank == 0:
                     stuck.set()
 
-    with mock.patch("insitu.exchange.tcp.choose", lambda *_: "chain"):
+    with mock.patch("insitu.exchange.tcp.choose_algorithm", lambda *_: "chain"):
         assert in_threads(3, run) == [2, 2, None]
 
 
-def test_a_peer_that_beats_is_not_taken_for_a_stuck_one() -> None:
-    links = Links(0, {}, {}, 1.0)
-    links._heard = {1: 99.9, 2: 99.8}
-    links._awaits = {1: 3, 2: 1}
-    assert links._stuck([2], 100.0) == 3
-    links._awaits = {1: 0, 2: 1}
-    assert links._stuck([2], 100.0) == 1
+def test_peer_that_sends_heartbeats_is_not_stuck() -> None:
+    connections = PeerConnections(0, {}, {}, 1.0)
+    connections._last_frame_at = {1: 99.9, 2: 99.8}
+    connections._waits_for = {1: 3, 2: 1}
+    assert connections._find_stuck([2], 100.0) == 3
+    connections._waits_for = {1: 0, 2: 1}
+    assert connections._find_stuck([2], 100.0) == 1
 
 
-def test_a_stopped_process_is_not_taken_for_a_vanished_host() -> None:
+def test_stopped_process_is_not_an_unreachable_host() -> None:
     """Its kernel acknowledges, however long it says nothing itself."""
     here, there = socket.socketpair(socket.AF_UNIX)
     with here, there:
-        assert not _is_silent(here), "not TCP: nothing is known of it"
+        assert not _is_unreachable(here), "not TCP: nothing is known of it"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         caller = socket.create_connection(listener.getsockname())
         called, _ = listener.accept()
-        with caller, called, mock.patch("insitu.exchange.links._SILENT", -1):
-            links = Links(0, {1: caller}, {1: caller}, 60.0)
-            links._beat(100.0)
+        with caller, called, mock.patch("insitu.exchange.peer_connections._ACK_TIMEOUT_MS", -1):
+            connections = PeerConnections(0, {1: caller}, {1: caller}, 60.0)
+            connections._check_hosts(100.0)
             deadline = time.monotonic() + 30
-            while _is_silent(caller):  # until the acknowledgement has come
+            while _is_unreachable(caller):  # until the acknowledgement has come
                 assert time.monotonic() < deadline
-            links._beat(100.2)
-            assert links._ended == set()
+            connections._check_hosts(100.2)
+            assert connections._ended == set()
 
 
-def test_beats_that_nobody_reads_are_no_loss() -> None:
+def test_unread_heartbeats_are_no_loss() -> None:
     """A peer that computes for long leaves its kernel no room for them."""
 
-    def small(connection: socket.socket) -> None:
+    def shrink_buffer(connection: socket.socket) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
 
     def run(rank: int, addresses: list[str]) -> float:
         with exchange.join(rank, addresses, transport="tcp") as group:
             group.barrier()
             if rank == 1:
-                links = group._transport.stream._links  # type: ignore[attr-defined]
-                _await_no_more(links._control[0])
+                connections = group._transport.session._connections  # type: ignore[attr-defined]
+                _await_no_more(connections._control[0])
             return float(group.all_reduce(np.ones(10, np.float32))[0])
 
     with (
-        mock.patch("insitu.exchange.congestion.start", small),
-        mock.patch("insitu.exchange.links._BEAT_EVERY", 0.001),
+        mock.patch("insitu.exchange.tcp_tuning.choose_before_connect", shrink_buffer),
+        mock.patch("insitu.exchange.peer_connections._HEARTBEAT_INTERVAL", 0.001),
     ):
         assert in_threads(2, run) == [2.0, 2.0]
 
@@ -263,19 +261,22 @@ def _await_no_more(connection: socket.socket) -> None:
             until, before = time.monotonic() + 1.0, come
 
 
-def test_who_never_waits_still_reads_what_peers_say() -> None:
+def test_a_member_that_never_waits_still_reads_control_frames() -> None:
+    ready = threading.Barrier(2)
+
     def run(rank: int, addresses: list[str]) -> None:
         with exchange.join(rank, addresses, transport="tcp") as group:
             group.barrier()
-            stream = group._transport.stream  # type: ignore[attr-defined]
-            links = stream._links
-            before = links._heard.copy()
+            session = group._transport.session  # type: ignore[attr-defined]
+            connections = session._connections
+            before = connections._last_frame_at.copy()
+            ready.wait(30)
             if rank == 0:
-                links._beat(time.monotonic())
+                connections._check_hosts(time.monotonic())
             else:
-                select.select([links._control[0]], [], [], 30)
+                select.select([connections._control[0]], [], [], 30)
                 for _ in range(16):
-                    stream.count()
-                assert links._heard[0] > before[0]
+                    session.next_sequence()
+                assert connections._last_frame_at[0] > before[0]
 
     in_threads(2, run)

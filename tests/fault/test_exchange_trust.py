@@ -21,8 +21,8 @@ from insitu.errors import (
     JoinTimeout,
     StaleGeneration,
 )
-from insitu.exchange.handshake import GREETING, NONCE_BYTES, PROOF_BYTES, NotAPeer, accept, dial
-from insitu.exchange.transport import Mismatch
+from insitu.exchange.handshake import MAGIC, NONCE_BYTES, PROOF_BYTES, ProtocolError, accept, dial
+from insitu.exchange.plan.transport import Mismatch
 
 
 def _outcomes(count: int, function: Callable[[int, list[str]], Any]) -> list[Any]:
@@ -37,7 +37,7 @@ def _outcomes(count: int, function: Callable[[int, list[str]], Any]) -> list[Any
     return in_threads(count, caught)
 
 
-def test_who_is_missing_is_named() -> None:
+def test_join_timeout_names_missing_ranks() -> None:
     def run(rank: int, addresses: list[str]) -> None:
         if rank != 1:
             exchange.join(rank, addresses, timeout=0.5, tasks=["worker:0", "worker:1", "worker:2"])
@@ -49,7 +49,7 @@ def test_who_is_missing_is_named() -> None:
             assert "worker:1" in str(outcome)
 
 
-def test_a_wrong_secret_is_refused() -> None:
+def test_wrong_secret_is_rejected() -> None:
     def run(rank: int, addresses: list[str]) -> None:
         exchange.join(rank, addresses, timeout=1.0, secret=SECRET if rank == 0 else b"a guess")
 
@@ -62,10 +62,10 @@ def test_a_wrong_secret_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [b"", b"GET / HTTP/1.1\r\n\r\n", GREETING, GREETING + bytes(NONCE_BYTES), b"\xff" * 100_000],
+    [b"", b"GET / HTTP/1.1\r\n\r\n", MAGIC, MAGIC + bytes(NONCE_BYTES), b"\xff" * 100_000],
     ids=["silence", "http", "half", "no proof", "flood"],
 )
-def test_garbage_does_not_disturb_the_honest(words: bytes) -> None:
+def test_garbage_does_not_disturb_peers(words: bytes) -> None:
     called = threading.Event()
 
     def run(rank: int, addresses: list[str]) -> float:
@@ -95,7 +95,7 @@ def _call(address: str, words: bytes, called: threading.Event) -> float:
     return 0.0
 
 
-def test_many_silent_callers_do_not_keep_a_peer_out() -> None:
+def test_many_silent_callers_do_not_block_a_peer() -> None:
     """More than are heard at once, for longer than the peer would wait."""
     called, through = threading.Event(), threading.Event()
 
@@ -119,16 +119,16 @@ def test_many_silent_callers_do_not_keep_a_peer_out() -> None:
         finally:
             through.set()
 
-    with mock.patch("insitu.exchange.rendezvous._PATIENCE", 25.0):
+    with mock.patch("insitu.exchange.rendezvous._HANDSHAKE_TIMEOUT", 25.0):
         in_threads(3, run)
 
 
-def test_an_address_that_does_not_resolve_is_said() -> None:
+def test_join_timeout_names_an_unresolved_address() -> None:
     with pytest.raises(JoinTimeout, match=r"rank 0 \(no.such.host.invalid:5\).*no.such.host.invalid: "):
         exchange.join(1, ["no.such.host.invalid:5", free_addresses(1)[0]], timeout=0.2)
 
 
-def test_a_stranger_that_answers_instead_of_a_peer_is_no_peer() -> None:
+def test_server_of_another_protocol_is_no_peer() -> None:
     addresses = free_addresses(2)
     host, _, port = addresses[0].rpartition(":")
     with socket.create_server((host, int(port))) as stranger:
@@ -146,22 +146,22 @@ def test_a_stranger_that_answers_instead_of_a_peer_is_no_peer() -> None:
             exchange.join(1, addresses, secret=SECRET, timeout=1.0)
         thread.join(30)
     assert caught.value.missing == (0,)
-    assert len(seen[0]) == len(GREETING) + NONCE_BYTES, "more than a nonce was told to a stranger"
+    assert len(seen[0]) == len(MAGIC) + NONCE_BYTES, "more than a nonce was told to a stranger"
 
 
-def test_a_connection_to_the_own_port_does_not_count() -> None:
+def test_replayed_proof_is_rejected() -> None:
     """A replayed nonce and proof don't help either: the proof is over the verifier's own nonce."""
     first, second = accept(SECRET, {"rank": 0}), accept(SECRET, {"rank": 0})
     next(first), next(second)
     nonce = bytes(NONCE_BYTES)
-    proof = first.send(GREETING + nonce)[-PROOF_BYTES:]
-    second.send(GREETING + nonce)
+    proof = first.send(MAGIC + nonce)[-PROOF_BYTES:]
+    second.send(MAGIC + nonce)
     assert next(second) == PROOF_BYTES
     with pytest.raises(AuthenticationError):
         second.send(proof)
 
 
-def test_a_changed_card_is_refused() -> None:
+def test_changed_info_is_rejected() -> None:
     dialler, acceptor = dial(SECRET, {"rank": 1}), accept(SECRET, {"rank": 0})
     greeting = next(dialler)
     next(dialler), next(acceptor)
@@ -176,7 +176,7 @@ def test_a_changed_card_is_refused() -> None:
         acceptor.send(bytes(sealed[-wanted:]))
 
 
-def test_a_card_without_end_is_refused() -> None:
+def test_info_over_the_limit_is_rejected() -> None:
     dialler = dial(SECRET, {"rank": 1})
     acceptor = accept(SECRET, {"rank": 0})
     greeting = next(dialler)
@@ -185,11 +185,11 @@ def test_a_card_without_end_is_refused() -> None:
     next(acceptor)
     proof = dialler.send(answer)[:PROOF_BYTES]
     wanted = acceptor.send(proof)
-    with pytest.raises(NotAPeer):
+    with pytest.raises(ProtocolError):
         acceptor.send(b"\xff" * wanted)
 
 
-def test_the_old_generation_is_refused() -> None:
+def test_old_generation_is_rejected() -> None:
     def run(rank: int, addresses: list[str]) -> None:
         exchange.join(rank, addresses, timeout=1.5, generation=2 if rank == 0 else 1)
 
@@ -207,7 +207,7 @@ def test_the_old_generation_is_refused() -> None:
         ({"num_shards": 3, "shards": [1, 2], "compression": "bfloat16"}, "same compression"),
     ],
 )
-def test_ranks_that_do_not_fit_are_told(options: dict[str, Any], match: str) -> None:
+def test_incompatible_ranks_raise(options: dict[str, Any], match: str) -> None:
     def run(rank: int, addresses: list[str]) -> None:
         own: dict[str, Any] = {"num_shards": 3, "shards": [0]} if rank == 0 else options
         exchange.join(rank, addresses, timeout=10, **own)
@@ -219,7 +219,7 @@ def test_ranks_that_do_not_fit_are_told(options: dict[str, Any], match: str) -> 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("size", [3, 50_000])
-def test_different_operations_are_told_and_not_mixed(transport: str, size: int) -> None:
+def test_different_operations_raise_on_all_ranks(transport: str, size: int) -> None:
     def run(rank: int, addresses: list[str]) -> None:
         with exchange.join(rank, addresses, transport=transport) as group:  # type: ignore[arg-type]
             group.all_reduce(np.zeros(size, np.float32))
@@ -231,12 +231,12 @@ def test_different_operations_are_told_and_not_mixed(transport: str, size: int) 
 
 
 @pytest.mark.parametrize("other", [0, 2])
-@pytest.mark.parametrize("way", ["gather", "star", "direct"])
-def test_all_are_told_of_another_operation_also_who_has_not_heard_of_it(
-    way: str, other: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("algorithm", ["gather", "star", "direct"])
+def test_mismatch_reaches_ranks_that_did_not_see_it(
+    algorithm: str, other: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a star only the middle one hears of everybody."""
-    monkeypatch.setattr("insitu.exchange.tcp.choose", lambda *_: way)
+    monkeypatch.setattr("insitu.exchange.tcp.choose_algorithm", lambda *_: algorithm)
     done = threading.Barrier(3)
 
     def run(rank: int, addresses: list[str]) -> None:
@@ -265,6 +265,6 @@ def test_all_are_told_of_another_operation_also_who_has_not_heard_of_it(
         lambda: exchange.join(0, ["a:1"], num_shards=2),
     ],
 )
-def test_what_cannot_be_a_group_is_refused_at_once(call: Callable[[], object]) -> None:
+def test_invalid_groups_are_rejected_at_once(call: Callable[[], object]) -> None:
     with pytest.raises((InputError, ExchangeError)):
         call()

@@ -1,4 +1,4 @@
-"""Servers and workers are killed: what was acknowledged is there, once, and nothing else is."""
+"""Servers and workers are killed: each acknowledged update is there, once, and nothing else is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from parameter_servers import DEADLINE, Servers, clients
 
 from insitu.errors import ServerLost, ServerMoved, StorageFull
 from insitu.parameters import Client, Table, connect
-from insitu.parameters.links import Link
+from insitu.parameters.server_connection import ServerConnection
 
 UPDATER = {"name": "sgd", "learning_rate": 1.0}
 """With gradients of -1, each value is the number of pushes that it has seen."""
@@ -74,7 +74,7 @@ def work(pipe: Any, addresses: list[str], shard: int, pushes: int, options: dict
     return pushes
 
 
-def test_a_mirror_takes_over_with_everything_that_was_acknowledged():
+def test_a_mirror_takes_over_all_acknowledged_updates():
     with Servers(2, mode="sync", backups=1) as servers, clients(servers.addresses, backups=1) as (client,):
         define(client)
         client.pull().result()
@@ -95,22 +95,22 @@ def test_a_mirror_takes_over_with_everything_that_was_acknowledged():
             client.pull().result()
         check(client, sequence + 1)
         assert client.last_applied() == sequence
-        assert all(told["lost"] == 0 for told in client.stats())
+        assert all(server["lost"] == 0 for server in client.stats())
 
 
-def test_a_mirror_takes_nothing_over_from_a_server_that_lives():
+def test_a_mirror_does_not_take_over_from_a_running_server():
     """A worker that is late asks the mirror when the server is back already."""
     with Servers(2, backups=1) as servers, clients(servers.addresses, backups=1) as (client,):
         define(client)
         _wait_for_mirrors(client)
-        late = Link(0, servers.addresses, 5, SECRET, "auto")
-        late.move()
-        with pytest.raises(ServerMoved, match="Server 0 lives"):
-            late.find(time.monotonic() + DEADLINE)
+        late = ServerConnection(0, servers.addresses, 5, SECRET, "auto")
+        late.use_next_address()
+        with pytest.raises(ServerMoved, match="it is up"):
+            late.connect_once(time.monotonic() + DEADLINE)
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_killing_at_random_moments_loses_and_repeats_nothing(mode: str):
+def test_killing_at_random_times_loses_and_repeats_nothing(mode: str):
     _kill_at_random(mode, 3, pushes=90, seed=7)
 
 
@@ -123,7 +123,7 @@ def test_killing_fifty_times_loses_and_repeats_nothing(mode: str):
 
 def _kill_at_random(mode: str, kills: int, pushes: int, seed: int) -> None:
     """Kills a server or a worker, starts it again, and so on; one thing at a time, as mirrors promise."""
-    chance, struck = random.Random(seed), []
+    chance, killed = random.Random(seed), []
     with Servers(2, mode=mode, total_replicas=2, backups=1) as servers, contextlib.ExitStack() as stack:
         running: dict[int, Rank] = {}
 
@@ -139,32 +139,32 @@ def _kill_at_random(mode: str, kills: int, pushes: int, seed: int) -> None:
         stack.callback(end_workers)
         for shard in (0, 1):
             start_worker(shard)
-        begun = {shard: running[shard].hear() for shard in (0, 1)}
-        assert begun == {0: 0, 1: 0}
+        first = {shard: running[shard].receive() for shard in (0, 1)}
+        assert first == {0: 0, 1: 0}
         observer = stack.enter_context(_observer(servers.addresses))
         for turn in range(kills):
             _wait_until(observer, (turn + chance.random()) * pushes / (kills + 1))
             if chance.random() < 0.5:
                 victim = chance.randrange(2)
                 servers.kill(victim)
-                struck.append(f"ps:{victim}")
+                killed.append(f"ps:{victim}")
                 servers.start(victim)
             else:
                 shard = chance.randrange(2)
                 running.pop(shard).end()
-                struck.append(f"worker:{shard}")
+                killed.append(f"worker:{shard}")
                 start_worker(shard)
-                running[shard].hear()
+                running[shard].receive()
             _wait_for_mirrors(observer)
-        assert len(struck) == kills
-        assert {name.split(":")[0] for name in struck} == {"ps", "worker"}
+        assert len(killed) == kills
+        assert {name.split(":")[0] for name in killed} == {"ps", "worker"}
         assert [rank.result() for rank in running.values()] == [pushes, pushes]
         # In mode sync a step is the mean of both workers' pushes.
         check(observer, 2 * pushes, pushes if mode == "sync" else 2 * pushes)
-        told = observer.stats()
+        stats = observer.stats()
         # Each server has counted each push of each shard once.
-        assert [t["applied"] for t in told] == [2 * pushes] * 2
-        assert [t["lost"] for t in told] == [0, 0]
+        assert [t["applied"] for t in stats] == [2 * pushes] * 2
+        assert [t["lost"] for t in stats] == [0, 0]
 
 
 @contextlib.contextmanager
@@ -185,12 +185,12 @@ def _wait_until(observer: Client, pushes: float) -> None:
 def _wait_for_mirrors(observer: Client) -> None:
     """Two deaths at a time aren't survived, and aren't promised to be."""
     deadline = time.monotonic() + DEADLINE
-    while not all(told["mirrored"] for told in observer.stats()):
+    while not all(server["mirrored"] for server in observer.stats()):
         assert time.monotonic() < deadline, "a mirror doesn't come back"
         time.sleep(0.01)
 
 
-def test_without_a_mirror_the_checkpoint_is_restored_and_what_it_cost_is_told(tmp_path: Path):
+def test_without_a_mirror_the_checkpoint_is_restored_and_lost_updates_are_counted(tmp_path: Path):
     folder = tmp_path / "checkpoints"
     with Servers(2) as servers, clients(servers.addresses) as (client,):
         define(client)
@@ -204,8 +204,8 @@ def test_without_a_mirror_the_checkpoint_is_restored_and_what_it_cost_is_told(tm
         servers.start(1, checkpoint=folder)
         push_one(client, 0, 10)
         client.pull().result()
-        told = client.stats()
-        assert [t["lost"] for t in told] == [0, 8]  # four pushes, each of variables and of the table
+        stats = client.stats()
+        assert [t["lost"] for t in stats] == [0, 8]  # four pushes, each of variables and of the table
         counted = {float(value) for value in client.values["counted"].reshape(-1)}
         assert counted == {11.0, 7.0}
 
@@ -220,7 +220,7 @@ def test_a_server_that_comes_back_empty_is_named():
             client.pull().result()
 
 
-def test_checkpoints_are_one_moment_on_all_servers(tmp_path: Path):
+def test_checkpoints_are_consistent_over_all_servers(tmp_path: Path):
     """Two workers push all the time; in what is restored, all pieces have seen the same pushes."""
     folder, stop = tmp_path / "checkpoints", threading.Event()
     with Servers(3, total_replicas=2) as servers:
@@ -276,14 +276,14 @@ def _serve_on_a_small_disk(pipe: Any, addresses: list[str]) -> None:
     server.serve()
 
 
-def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path):
+def test_a_full_disk_fails_the_checkpoint_and_training_goes_on(tmp_path: Path):
     from exchange_ranks import free_addresses
 
     addresses = free_addresses(1)
     with without_main():
         rank = Rank(_serve_on_a_small_disk, (addresses,))
     try:
-        rank.hear()
+        rank.receive()
         with clients(addresses) as (client,):
             define(client)
             push_one(client, 0, 0)
@@ -296,7 +296,7 @@ def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path):
         rank.end()
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path):
+def test_a_damaged_checkpoint_is_skipped(tmp_path: Path):
     with Servers(1) as servers, clients(servers.addresses) as (client,):
         define(client)
         for sequence in range(2):

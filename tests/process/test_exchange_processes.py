@@ -1,4 +1,4 @@
-"""Groups of real processes: the same bits whoever hosts the shards, waits that cost nothing, no leaks."""
+"""Groups of real processes: the same bits on any number of processes, idle waits, no leaks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _reduce(
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("length", [7, 300_001])
-def test_the_number_of_processes_changes_no_bit(length: int, transport: str) -> None:
+def test_number_of_processes_changes_no_bit(length: int, transport: str) -> None:
     with ranks(1, _reduce, [[0, 1, 2, 3]], length, transport) as processes:
         alone = processes[0].result()
     for layout in ([[0, 1], [2, 3]], [[0, 3], [1, 2]], [[1], [0, 2, 3]]):
@@ -68,19 +68,19 @@ def _idle(pipe: Any, rank: int, addresses: list[str], transport: str, seconds: f
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_waiting_sleeps_and_the_straggler_is_known(transport: str) -> None:
+def test_waiting_sleeps_and_stats_name_the_straggler(transport: str) -> None:
     with ranks(2, _idle, transport, 2.0) as processes:
         assert processes[0].result() < 0.5
         processes[1].result()
 
 
-def _open_things() -> tuple[int, int, list[str]]:
+def _count_open_resources() -> tuple[int, int, list[str]]:
     """(open files, mappings of shared segments, names in /dev/shm)"""
     maps = Path("/proc/self/maps").read_text().count("memfd:insitu")
     return len(os.listdir("/proc/self/fd")), maps, sorted(os.listdir("/dev/shm"))
 
 
-def _come_and_go(pipe: Any, rank: int, addresses: list[str], transport: str, rounds: int) -> None:
+def _join_and_leave(pipe: Any, rank: int, addresses: list[str], transport: str, rounds: int) -> None:
     before = None
     for _ in range(rounds):
         with exchange.join(rank, addresses, secret=SECRET, transport=transport) as group:  # type: ignore[arg-type]
@@ -89,7 +89,7 @@ def _come_and_go(pipe: Any, rank: int, addresses: list[str], transport: str, rou
             group.all_reduce(np.zeros(100_000, np.float64))
             group.barrier()
         del buffer, group
-        now = _open_things()
+        now = _count_open_resources()
         before = before or now
         assert now[:2] == before[:2]
     assert before is not None and before[1] == 0
@@ -98,7 +98,7 @@ def _come_and_go(pipe: Any, rank: int, addresses: list[str], transport: str, rou
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_nothing_is_left_open(transport: str) -> None:
     names = sorted(os.listdir("/dev/shm"))
-    with ranks(2, _come_and_go, transport, 5) as processes:
+    with ranks(2, _join_and_leave, transport, 5) as processes:
         for process in processes:
             process.result()
     assert not [name for name in set(os.listdir("/dev/shm")) - set(names) if "insitu" in name]
@@ -107,6 +107,6 @@ def test_nothing_is_left_open(transport: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_nothing_is_left_open_after_two_hundred_groups(transport: str) -> None:
-    with ranks(2, _come_and_go, transport, 200) as processes:
+    with ranks(2, _join_and_leave, transport, 200) as processes:
         for process in processes:
             process.result()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -75,7 +77,8 @@ def succeed(*arguments: str) -> str:
 
 
 def files(paths: Paths) -> list[Path]:
-    return sorted(p for folder in (paths.nodes, paths.staging) for p in folder.rglob("*") if p.is_file())
+    found = (p for folder in (paths.nodes, paths.staging) for p in folder.rglob("*") if p.is_file())
+    return sorted(p for p in found if p.suffix != ".verified")
 
 
 def check_whole(paths: Paths, version: int) -> None:
@@ -109,6 +112,18 @@ def test_killed_anywhere_the_cache_is_whole_and_the_next_import_cleans_up(
     assert len(files(paths)) == 16
 
 
+@pytest.mark.parametrize("command", ["nodes", "caches"])
+def test_what_a_killed_import_left_is_removed_and_told(command: str, paths: Paths, source: str) -> None:
+    child = CHILD.replace("{point}", POINTS["after half of the partitions"]).replace("backups=1", "backups=0")
+    killed = subprocess.run([sys.executable, "-c", child, source], timeout=DEADLINE)
+    assert killed.returncode == -signal.SIGKILL and files(paths)
+    listed = insitu(command, "--json")
+    assert listed.returncode == 0 and json.loads(listed.stdout) is not None
+    assert "Removed" in listed.stderr and "that an interrupted import had left" in listed.stderr
+    assert not files(paths)
+    assert insitu(command).stderr.count("Removed") == 0
+
+
 def test_a_full_disk_is_told_and_leaves_nothing(paths: Paths, tmp_path: Path) -> None:
     """A limit on the size of files stands for a full disk: the same calls fail."""
     np.save(tmp_path / "a.npy", np.zeros(200_000))
@@ -119,6 +134,21 @@ def test_a_full_disk_is_told_and_leaves_nothing(paths: Paths, tmp_path: Path) ->
     done = insitu("import", "a", str(tmp_path / "a.npy"), preexec_fn=limit)
     assert done.returncode == 1 and "No room is left" in done.stderr and "Traceback" not in done.stderr
     assert files(paths) == [] and Catalog(paths).caches() == []
+
+
+def test_thousands_of_columns_need_few_files_open(paths: Paths, tmp_path: Path) -> None:
+    names = [f"c{i}" for i in range(1500)]
+    texts = [f"t{i}" for i in range(20)]
+    rows = [[*(str(row + i) for i in range(1500)), *(f"x{row}" for _ in texts)] for row in range(40)]
+    (tmp_path / "wide.csv").write_text("\n".join(map(",".join, [[*names, *texts], *rows])) + "\n")
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+
+    done = insitu("import", "a", str(tmp_path / "wide.csv"), preexec_fn=limit)
+    assert done.returncode == 0, done.stderr
+    (described,) = json.loads(succeed("caches", "--json"))
+    assert described["rows"] == 40 and len(described["columns"]) == 1520
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
@@ -205,6 +235,74 @@ def test_the_commands_from_end_to_end(paths: Paths, tmp_path: Path) -> None:
     assert refused.returncode == 2 and "--force" in refused.stderr
     succeed("down", "--force")
     assert json.loads(succeed("caches", "--json")) == [] and files(paths) == []
+
+
+def obey_permissions() -> None:
+    """Takes from a process of root what lets it pass over the permissions of files."""
+    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+        ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+
+
+def read_only_home(paths: Paths) -> None:
+    paths.home.mkdir()
+    paths.home.chmod(0o500)
+
+
+def home_is_a_file(paths: Paths) -> None:
+    paths.home.write_text("")
+
+
+def home_below_a_file(paths: Paths) -> None:
+    paths.home.write_text("")
+    os.environ["INSITU_HOME"] = str(paths.home / "below" / "it")
+
+
+def home_nowhere(paths: Paths) -> None:
+    os.environ["INSITU_HOME"] = "/proc/nothing"
+
+
+def read_only_store(paths: Paths) -> None:
+    succeed("up", "--nodes", "1")
+    paths.node("node-0").chmod(0o500)
+
+
+@pytest.mark.parametrize(
+    "prepare", [read_only_home, home_is_a_file, home_below_a_file, home_nowhere, read_only_store]
+)
+@pytest.mark.parametrize("command", ["import", "up"])
+def test_a_home_that_cannot_be_used_is_named(
+    prepare: Callable[[Paths], None],
+    command: str,
+    paths: Paths,
+    source: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("INSITU_HOME", str(paths.home))
+    prepare(paths)
+    arguments = ("import", "a", source) if command == "import" else ("up", "--nodes", "2")
+    if command == "up" and prepare is read_only_store:
+        paths.nodes.chmod(0o500)
+    done = insitu(*arguments, preexec_fn=obey_permissions)
+    assert "Traceback" not in done.stderr and done.returncode == 2, done.stderr
+    assert "INSITU_HOME must be a folder that insitu can write to. Received:" in done.stderr
+    if paths.staging.is_dir():
+        assert not list(paths.staging.iterdir())
+
+
+@pytest.mark.parametrize("closed", ["file", "folder", "deep folder", "parent"])
+def test_a_source_without_permission_is_named(closed: str, paths: Paths, tmp_path: Path) -> None:
+    (tmp_path / "data" / "deep").mkdir(parents=True)
+    np.save(tmp_path / "data" / "deep" / "a.npy", np.zeros(3))
+    file = tmp_path / "data" / "deep" / "a.npy"
+    what = {"file": file, "folder": tmp_path / "data", "deep folder": file.parent, "parent": file.parent}
+    what[closed].chmod(0)
+    try:
+        given = file if closed in ("file", "parent") else tmp_path / "data"
+        done = insitu("import", "a", str(given), preexec_fn=obey_permissions)
+    finally:
+        what[closed].chmod(0o700)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "can't be read: Permission denied" in done.stderr and str(what[closed]) in done.stderr
 
 
 @pytest.mark.parametrize(

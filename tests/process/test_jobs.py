@@ -142,7 +142,12 @@ def test_logs_show_the_merged_output_and_each_tasks_own(insitu: Insitu) -> None:
         "if os.environ['INSITU_ATTEMPT'] == '1': os.kill(os.getpid(), 9)"
     )
     job_id = insitu.start(*ONE).job_id
-    assert insitu.run("logs", job_id).stdout == "[worker:0] from worker:0 1\n[worker:0] from worker:0 2\n"
+    merged = insitu.run("logs", job_id)
+    assert [line for line in merged.stdout.splitlines() if line.startswith("[worker:0]")] == [
+        "[worker:0] from worker:0 1",
+        "[worker:0] from worker:0 2",
+    ]
+    assert "[insitu] worker:0 was killed by SIGKILL\n" in merged.stdout and merged.stderr == ""
     assert insitu.run("logs", "-f", job_id, "worker").stdout == "from worker:0 2\n"
     assert insitu.run("logs", job_id, "worker:0", "--attempt", "1").stdout == "from worker:0 1\n"
     assert "had 2 attempts" in insitu.run("logs", job_id, "worker:0", "--attempt", "3", code=2).stderr
@@ -264,6 +269,15 @@ def test_a_bug_is_not_tried_for_ever(insitu: Insitu) -> None:
     assert "insitu/cluster" not in traceback and "in f" in traceback
 
 
+def test_an_exit_that_the_script_chose_is_a_bug_too(insitu: Insitu) -> None:
+    insitu.script("import sys; sys.exit(3)")
+    run = insitu.start(*ONE, "--max-restarts", "5", code=3)
+    assert "exit code 3: SystemExit; the same exit twice" in run.err
+    assert len(insitu.json("describe", run.job_id)["attempts"]) == 2
+    insitu.script("import sys; sys.exit(0)")
+    insitu.start(*ONE)
+
+
 def test_what_one_attempt_left_is_not_taken_for_the_nexts(insitu: Insitu) -> None:
     insitu.script(
         "import insitu, os\nfrom insitu.progress import ProgressWriter\n"
@@ -312,7 +326,7 @@ def test_a_job_that_stands_still_is_stopped_with_its_stacks_in_the_logs(insitu: 
         "w.write(1, 7, 70, 'exchange')\nstuck()"
     )
     run = insitu.start(*TWO, "--stall-timeout", "1", "--max-restarts", "0", code=124)
-    assert "no task made progress for 1 s: worker:0 at epoch 1 step 7 (exchange); worker:1 at" in run.err
+    assert "no task made progress for 1 s: worker:0 at epoch 2 step 8 (exchange); worker:1 at" in run.err
     for task in ("worker:0", "worker:1"):
         assert "in stuck" in insitu.run("logs", run.job_id, task).stdout
     assert insitu.json("describe", run.job_id)["attempts"][0]["progress"] == {"epoch": 1, "step": 7}
@@ -425,6 +439,18 @@ def test_a_second_stop_kills_what_ignores_the_first(insitu: Insitu) -> None:
 
 
 # Questions.
+
+
+def test_taking_the_nodes_down_stops_jobs_first_and_only_when_forced(insitu: Insitu) -> None:
+    insitu.script(WAITS)
+    job_id = insitu.start(*ONE, "--detach").job_id
+    wait_for_output(insitu, job_id, "waiting")
+    refused = insitu.run("down", code=2)
+    assert job_id in refused.stderr and "running job" in refused.stderr and "insitu stop" in refused.stderr
+    assert insitu.state(job_id) == "running" and insitu.json("caches")
+    told = insitu.run("down", "--force").stderr
+    assert f"Stopping {job_id}" in told and f"{job_id} has ended: stopped" in told and "down" in told
+    assert insitu.state(job_id) == "stopped" and insitu.json("caches") == []
 
 
 def test_ps_and_describe_tell_what_the_documents_say(insitu: Insitu) -> None:

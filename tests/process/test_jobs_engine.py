@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import sys
 import time
@@ -11,14 +13,19 @@ from pathlib import Path
 
 import pytest
 
+from insitu.cluster.decide.job_state import Failure
 from insitu.cluster.engines.engine import Command, Ended, Engine, Output
 from insitu.cluster.engines.local import LocalEngine
+from insitu.cluster.engines.remote import RemoteEngine, start_engine_server
 from insitu.errors import ClusterError
+from insitu.paths import JobPaths, Paths
+from insitu.progress import Progress, ProgressWriter
+from insitu.roster import Member, Roster, read_roster
 from insitu.spec import NodeId, TaskId, TaskSpec
 
 W0, W1 = (TaskSpec(TaskId("worker", i), NodeId("node-0")) for i in range(2))
-ENGINES = {"local": LocalEngine}
-PATIENCE = 30.0
+ENGINES: dict[str, Callable[[JobPaths], Engine]] = {"local": LocalEngine, "server": start_engine_server}
+PATIENCE = 60.0
 Program = Callable[[str], Command]
 
 
@@ -37,17 +44,41 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.fixture
+def job(tmp_path: Path) -> JobPaths:
+    made = Paths(tmp_path / "home").job("job-1")
+    made.code.mkdir(parents=True)
+    return made
+
+
 @pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    made: Engine = ENGINES[request.param]()
+def engine(request: pytest.FixtureRequest, job: JobPaths) -> Iterator[Engine]:
+    made = ENGINES[request.param](job)
     yield made
     made.close()
 
 
 @pytest.fixture
-def python(tmp_path: Path) -> Callable[[str], Command]:
+def python() -> Callable[[str], Command]:
     def command(program: str) -> Command:
-        return Command((sys.executable, "-u", "-c", program), {"WORD": "given"}, tmp_path)
+        return Command((sys.executable, "-u", "-c", program), {"WORD": "given"})
+
+    return command
+
+
+@pytest.fixture
+def task(job: JobPaths) -> Callable[[str], Command]:
+    """What a job runs: a script, in the process of a task."""
+
+    def command(script: str) -> Command:
+        (job.code / "train.py").write_text(script)
+        environment = {
+            "PYTHONPATH": str(Path(__file__).parents[2] / "src"),
+            "INSITU_HOME": str(job.root.parent.parent),
+            "INSITU_JOB_ID": "job-1",
+            "INSITU_TASK": "worker:0",
+        }
+        return Command((sys.executable, "-P", "-m", "insitu.cluster.task.entry", "train.py"), environment)
 
     return command
 
@@ -110,21 +141,15 @@ def test_the_environment_is_exactly_what_was_asked_for(engine: Engine, python: P
 
 
 def test_a_signal_ends_the_task_and_all_that_it_started(
-    engine: Engine, python: Program, tmp_path: Path
+    engine: Engine, python: Program, job: JobPaths
 ) -> None:
     child = "import os, time; open('child', 'w').write(str(os.getpid())); print('up'); time.sleep(600)"
     engine.launch(W0, python(f"import subprocess, sys; subprocess.run([sys.executable, '-uc', {child!r}])"))
     collect(engine, lambda happened: b"up" in printed(happened, W0))
     engine.signal(W0.task, "kill")
     assert collect(engine, ended(1))[-1] == Ended(W0.task, -9)
-    pid = int((tmp_path / "child").read_text())
-    deadline = time.monotonic() + PATIENCE
-    while (
-        os.path.exists(f"/proc/{pid}")
-        and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    ):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    pid = int((job.code / "child").read_text())
+    wait_for(lambda: is_gone(pid))
     engine.signal(W0.task, "term")  # of no effect: it has ended
 
 
@@ -149,37 +174,220 @@ def test_a_stopped_process_can_be_asked_to_end(engine: Engine, python: Program) 
     assert collect(engine, ended(1))[-1].code in (0, -15)  # type: ignore[union-attr]
 
 
-def test_those_that_a_signal_ended_come_first(engine: Engine, python: Program) -> None:
-    engine.launch(W0, python("import sys; sys.exit(1)"))
-    engine.launch(W1, python("import os; os.kill(os.getpid(), 9)"))
-    pids = [r.process.pid for r in engine._running.values()]  # type: ignore[attr-defined]
-    wait_for(lambda: all(map(is_gone, pids)))
+@contextlib.contextmanager
+def suspended(engine: Engine) -> Iterator[None]:
+    """Suspends the engine's process, where it has one of its own."""
+    if not isinstance(engine, RemoteEngine):
+        yield
+        return
+    os.kill(server_of(engine), signal.SIGSTOP)
+    yield
+    os.kill(server_of(engine), signal.SIGCONT)
+
+
+def test_those_that_a_signal_ended_come_first(engine: Engine, python: Program, job: JobPaths) -> None:
+    wait = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
+    pids = [engine.launch(W0, python(wait + "raise SystemExit(1)"))]
+    pids.append(engine.launch(W1, python(wait + "os.kill(os.getpid(), 9)")))
+    # The engine sees both ends at once.
+    with suspended(engine):
+        (job.code / "go").touch()
+        wait_for(lambda: all(map(is_gone, pids)))
     ends = [h for h in collect(engine, ended(2)) if isinstance(h, Ended)]
     assert ends == [Ended(W1.task, -9), Ended(W0.task, 1)]
 
 
 def test_what_cannot_be_launched_is_an_error(engine: Engine, tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="worker:0"):
-        engine.launch(W0, Command((str(tmp_path / "nothing"),), {}, tmp_path))
+        engine.launch(W0, Command((str(tmp_path / "nothing"),), {}))
     assert engine.wait(0.0) == []
 
 
-def test_closing_leaves_nothing(python: Program) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    engine = LocalEngine()
-    engine.reserve([W0, W1])
-    engine.launch(W0, python("import time; time.sleep(600)"))
-    pid = engine._running[W0.task].process.pid
+def test_a_dump_reaches_the_task_alone(engine: Engine, task: Program) -> None:
+    engine.launch(W0, task("import time\nprint('up', flush=True)\nwhile True: time.sleep(0.01)"))
+    collect(engine, lambda happened: b"up" in printed(happened, W0))
+    engine.signal(W0.task, "dump")
+    collect(engine, lambda happened: b"train.py" in printed(happened, W0))
+    engine.signal(W0.task, "kill")
+    assert collect(engine, ended(1))[-1] == Ended(W0.task, -9)
+
+
+def test_a_standby_becomes_the_task(engine: Engine, task: Program) -> None:
+    command = task("import os\nprint(os.getpid(), os.environ['INSITU_TASK'])")
+    engine.keep_standby(1, command)
+    (standby,) = wait_until_found(lambda: processes_with("--standby"))
+    assert engine.launch(W0, command) == standby
+    assert printed(collect(engine, ended(1)), W0).split() == [str(standby).encode(), b"worker:0"]
+    assert processes_with("--standby") == set()
+
+
+def test_a_standby_ends_with_the_engine(engine: Engine, task: Program) -> None:
+    engine.keep_standby(1, task("pass"))
+    (standby,) = wait_until_found(lambda: processes_with("--standby"))
     engine.close()
-    assert not os.path.exists(f"/proc/{pid}")
+    assert is_gone(standby)
+
+
+def processes_with(argument: str) -> set[int]:
+    """Descendants of this process that were started with `argument`."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            arguments = (entry / "cmdline").read_bytes().split(b"\0")
+            if argument.encode() in arguments and not is_gone(int(entry.name)) and is_mine(int(entry.name)):
+                found.add(int(entry.name))
+    return found
+
+
+def is_mine(pid: int) -> bool:
+    while pid > 1:
+        if pid == os.getpid():
+            return True
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return False
+
+
+def wait_until_found(look: Callable[[], set[int]]) -> set[int]:
+    found: list[set[int]] = []
+    wait_for(lambda: bool(found.append(look()) or found[-1]))  # type: ignore[func-returns-value]
+    return found[-1]
+
+
+def test_what_tasks_write_about_themselves_is_seen(engine: Engine, job: JobPaths) -> None:
+    tasks = [W0.task, W1.task]
+    engine.clear_records(tasks)
+    assert engine.read_progress(tasks) == {} and engine.read_failure(W0.task) is None
+    writer = ProgressWriter(job.progress(W0.task))
+    writer.elastic, writer.generation = True, 3
+    writer.write(1, 2, 30, "exchange")
+    (record,) = engine.read_progress(tasks).values()
+    assert record == Progress(1, 2, 30, record.at, "exchange", True, 3)
+    assert engine.read_progress([W1.task]) == {}
+    job.failure(W1.task).write_text('{"type": "KeyError", "message": "x", "fingerprint": "f"}')
+    assert engine.read_failure(W1.task) == Failure("KeyError", "x", "f")
+    engine.clear_records(tasks)
+    assert engine.read_progress(tasks) == {} and engine.read_failure(W1.task) is None
+    writer.close()
+
+
+def test_the_roster_reaches_the_tasks(engine: Engine, job: JobPaths) -> None:
+    for generation in (1, 2):
+        roster = Roster(generation, (Member(W0.task, 1, "127.0.0.1:1", (0, 1)),))
+        engine.publish_roster(roster)
+        assert read_roster(job.roster) == roster
+
+
+def test_a_roster_that_cannot_be_written_is_an_error(engine: Engine, job: JobPaths) -> None:
+    job.roster.mkdir()
+    with pytest.raises(ClusterError):
+        engine.publish_roster(Roster(1, ()))
+
+
+def test_the_state_of_processes_and_nodes_is_seen(engine: Engine, python: Program, job: JobPaths) -> None:
+    pid = engine.launch(W0, python("print('up'); import time; time.sleep(600)"))
+    collect(engine, lambda happened: b"up" in printed(happened, W0))
+    state = engine.process_states([W0.task, W1.task])[W0.task]
+    assert not state.suspended and state.resident_bytes > 1 << 20
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: engine.process_states([W0.task])[W0.task].suspended)
+    engine.signal(W0.task, "kill")
+    collect(engine, ended(1))
+    assert engine.process_states([W0.task, W1.task]) == {}
+    home = Paths(job.root.parent.parent)
+    assert engine.node_states([W0.node])[W0.node].has_store
+    home.node("node-1").mkdir(parents=True)
+    states = engine.node_states([W0.node, NodeId("node-1")])
+    assert not states[W0.node].has_store and states[NodeId("node-1")].has_store
+    assert states[W0.node].available_bytes > 1 << 20
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_closing_leaves_nothing(kind: str, python: Program, job: JobPaths) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    engine = ENGINES[kind](job)
+    engine.reserve([W0, W1])
+    pid = engine.launch(W0, python("import time; time.sleep(600)"))
+    engine.close()
+    assert is_gone(pid)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_descriptor_wakes_the_one_who_waits() -> None:
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_descriptor_wakes_the_one_who_waits(kind: str, job: JobPaths) -> None:
     reader, writer = os.pipe()
-    engine = LocalEngine(reader)
+    engine = ENGINES[kind](job, reader)  # type: ignore[call-arg]
     os.write(writer, b"x")
     assert engine.wait(PATIENCE) == []
     engine.close()
     os.close(reader)
     os.close(writer)
+
+
+# What only an engine in another process must do.
+
+
+@pytest.fixture
+def remote(job: JobPaths) -> Iterator[RemoteEngine]:
+    made = start_engine_server(job)
+    yield made
+    made.close()
+
+
+def server_of(engine: RemoteEngine) -> int:
+    assert engine._process is not None
+    return engine._process.pid
+
+
+def test_tasks_end_with_the_server(remote: RemoteEngine, task: Program) -> None:
+    pid = remote.launch(W0, task("print('up', flush=True)\nimport time\ntime.sleep(600)"))
+    collect(remote, lambda happened: b"up" in printed(happened, W0))
+    os.kill(server_of(remote), signal.SIGKILL)
+    assert collect(remote, ended(1))[-1] == Ended(W0.task, -9)
+    wait_for(lambda: is_gone(pid))
+    assert remote.read_progress([W0.task]) == {} and remote.process_states([W0.task]) == {}
+    assert remote.read_failure(W0.task) is None and remote.node_states([W0.node]) == {}
+    remote.signal(W0.task, "kill")
+    for call in (lambda: remote.reserve([W0]), lambda: remote.launch(W0, task("pass"))):
+        with pytest.raises(ClusterError, match="server"):
+            call()
+    assert remote.wait(0.0) == []
+
+
+def test_the_server_and_its_tasks_end_with_the_connection(remote: RemoteEngine, python: Program) -> None:
+    pid = remote.launch(W0, python("import time; time.sleep(600)"))
+    remote._channel._socket.shutdown(socket.SHUT_RDWR)
+    wait_for(lambda: is_gone(pid) and is_gone(server_of(remote)))
+
+
+def test_orphans_of_tasks_end_with_the_server(remote: RemoteEngine, python: Program) -> None:
+    """A child in a session of its own outlives its task, and nothing else."""
+    remote.launch(
+        W0,
+        python(
+            "import subprocess, sys\n"
+            "for _ in range(2):\n"
+            "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],\n"
+            "                             stdout=-3, stderr=-3, start_new_session=True)\n"
+            "    print(child.pid)"
+        ),
+    )
+    first, orphan = map(int, printed(collect(remote, ended(1)), W0).split())
+    os.kill(first, signal.SIGKILL)
+    # No zombie is left of it: a job may have many.
+    wait_for(lambda: not os.path.exists(f"/proc/{first}"))
+    assert not is_gone(orphan)
+    remote.close()
+    assert is_gone(orphan)
+
+
+def test_a_server_that_does_not_reply_counts_as_lost(
+    remote: RemoteEngine, task: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = remote.launch(W0, task("import time; print('up', flush=True); time.sleep(600)"))
+    collect(remote, lambda happened: b"up" in printed(happened, W0))
+    monkeypatch.setattr("insitu.cluster.engines.remote._REPLY_TIMEOUT", 0.2)
+    os.kill(server_of(remote), signal.SIGSTOP)
+    with pytest.raises(ClusterError, match="server"):
+        remote.reserve([W1])
+    assert remote.wait(0.0) == [Ended(W0.task, -9)]
+    wait_for(lambda: is_gone(pid))

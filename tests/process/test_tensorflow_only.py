@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from job_runs import Insitu, insitu_at
 
-pytest.importorskip("tensorflow", reason="these scripts need TensorFlow: pip install insitu[tensorflow]")
+pytest.importorskip("tensorflow", reason="these scripts need TensorFlow: pip install tensorflow")
 pytestmark = pytest.mark.timeout(240)
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "tensorflow"

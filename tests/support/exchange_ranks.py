@@ -25,7 +25,7 @@ def free_addresses(count: int, host: str = "127.0.0.1") -> list[str]:
 
 
 class Rank:
-    """One process. It may `say` things and be told things; `result` is what its function returned."""
+    """One process that runs a function. Both sides send messages through a pipe."""
 
     def __init__(self, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
         self.arguments = arguments
@@ -36,20 +36,22 @@ class Rank:
         there.close()
         self.pid = self.process.pid
 
-    def hear(self) -> Any:
-        """The next thing that the process says; an exception that it ended with is raised."""
+    def receive(self) -> Any:
+        """Return the next message of the process. Raise the exception that it ended with."""
         if not self._pipe.poll(DEADLINE):
-            raise TimeoutError(f"rank process {self.pid} said nothing for {DEADLINE} s")
+            raise TimeoutError(f"rank process {self.pid} sent nothing for {DEADLINE} s")
         kind, value = self._pipe.recv()
         if kind == "error":
             raise value
         return value
 
-    def tell(self, value: Any) -> None:
+    def send(self, value: Any) -> None:
+        """Send a message to the process."""
         self._pipe.send(value)
 
     def result(self) -> Any:
-        value = self.hear()
+        """Return the result of the function once it has ended."""
+        value = self.receive()
         self.process.join(DEADLINE)
         return value
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from insitu.cluster import job_ids, stop_job
+from insitu.cluster import list_job_ids, stop_job
 from insitu.errors import JobEnded
 from insitu.grid import Catalog
 from insitu.paths import JobPaths, Paths
@@ -126,7 +126,7 @@ def insitu_at(root: Path, partitions: int = 4) -> Iterator[Insitu]:
     try:
         yield insitu
     finally:
-        for job_id in job_ids(insitu.paths):
+        for job_id in list_job_ids(insitu.paths):
             # Twice: a second stop kills at once.
             for _ in range(2):
                 with suppress(JobEnded):

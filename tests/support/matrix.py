@@ -1,4 +1,4 @@
-"""The matrix of docs/strategies.md: its rows, how each cell is run, and the page that results give.
+"""The matrix of docs/strategies.md: its rows, how each cell is run, and how the page is written.
 
 python matrix.py               runs every cell on every backend and writes docs/strategies.json and .md
 python matrix.py jax torch     runs those of these backends; of others the pages keep what was recorded
@@ -67,9 +67,9 @@ class Row:
         return None
 
 
-_ONLY_JAX = "JAX alone has one program over the processes of a job"
-_BY_LAYERS = "Keras lays variables out over a mesh on JAX alone; the next row spreads the model here"
-_BY_FIT = "a custom loop has no tables on servers, and without them this is MultiWorkerMirroredStrategy"
+_ONLY_JAX = "Only JAX can run one program over the processes of a job."
+_BY_LAYERS = "Keras lays variables out over a mesh only on JAX. The next row works on this backend."
+_BY_FIT = "A custom loop can't use tables on servers. Use MultiWorkerMirroredStrategy without them."
 
 ROWS = (
     Row("OneDeviceStrategy", reference=PLAIN),
@@ -94,7 +94,7 @@ ROWS = (
         impossible={"tensorflow": _BY_LAYERS, "torch": _BY_LAYERS},
     ),
     Row("ModelParallelStrategy", "layers on devices", reference=PLAIN),
-    Row("TPUStrategy", unverified={"": "no TPU at hand"}),
+    Row("TPUStrategy", unverified={"": "No TPU was available."}),
 )
 
 Cell = dict[str, Any]
@@ -228,23 +228,36 @@ def _run_tasks(backend: str, row: Row, way: str, home: str, reference: Any) -> d
 
 HEAD = """# Which strategy works where
 
-Written by `make strategies`, which trains in every cell: a model with a convolution, BatchNorm, Dropout and
-an embedding, 20 steps; the last batch of each epoch has one row, so that one of two replicas has none. A cell
-*works* when the losses of each epoch and the final weights agree with the reference to 1e-5, relative to the
-largest value of each tensor; **bits** marks the cells where they are the same bits. Replicas are virtual CPU
-devices of one machine, or processes; nothing here has been run on GPUs or TPUs.
+`make strategies` trains in every cell of the tables below and writes this page. The model has a convolution,
+BatchNorm, Dropout and an embedding. It trains for 20 steps. The last batch of each epoch has one row, so one
+of two replicas gets none. Replicas are virtual CPU devices of one machine, or processes. Nothing here has
+been run on GPUs or TPUs.
 
-- **fit**: Keras' `compile`, `fit`, `evaluate`.
-- **custom loop**: `strategy.run`, `reduce`, `distribute_dataset`, `compute_average_loss`.
-- **low level**: gradients by hand, combined by `strategy.group()`, a group of `insitu.exchange`; for
-  parameter servers pushed by hand, with `insitu.parameters`. `HybridStrategy` has its embedding's rows there.
+The tables show three ways to train:
 
-Replicas that are devices of one process run side by side, but on PyTorch's CPUs.
+- **fit**: Keras' `compile`, `fit` and `evaluate`.
+- **custom loop**: `strategy.run`, `reduce`, `distribute_dataset` and `compute_average_loss`.
+- **low level**: the script computes gradients itself and combines them with `strategy.group()`, a group of
+  `insitu.exchange`. With parameter servers it pushes them with `insitu.parameters`. `HybridStrategy` has the
+  rows of its embedding on parameter servers here.
 
-The reference is plain Keras on one device (1) where a strategy computes what one device would for the global
-batch, and one device that takes as many shards in turn (2) where each replica is a batch of its own for
-BatchNorm and Dropout. Where the order of updates is left to chance, a cell works if training *converges*: the
-last loss is at most 0.75 of the first.
+A cell says what was compared:
+
+- **works (1)**: the losses of each epoch and the final weights agree with plain Keras on one device, to 1e-5
+  of the largest value of each tensor. These strategies compute what one device would for the global batch.
+- **works (2)**: they agree as closely with one device that takes the same number of shards in turn. Here each
+  replica is its own batch for BatchNorm and Dropout.
+- **bits**: they agree in every bit.
+- **works (converges)**: the order of updates is left to chance in these modes, so only the loss was checked.
+  The last loss is at most 0.75 of the first.
+
+Replicas on the devices of one process run at the same time, except on PyTorch with CPUs.
+
+One shard computes what plain Keras does on the same backend. On TensorFlow this includes a peculiarity of
+Keras: if a row of an `Embedding` occurs several times in a batch, optimizers that square gradients (Adam,
+AdamW, Nadam, RMSprop, Adagrad, Adadelta, Ftrl) square the gradient of each occurrence, not their sum. With
+two shards or more, insitu adds the occurrences up first, as Keras does on the other backends. On TensorFlow
+such a model therefore trains differently with one shard and with several.
 """
 
 

@@ -15,7 +15,7 @@ __all__ = ["DEADLINE", "Servers", "clients", "servers"]
 
 @contextlib.contextmanager
 def servers(count: int = 1, *, secret: bytes = SECRET, **options: Any) -> Iterator[list[str]]:
-    """`count` servers, each in a thread; their addresses."""
+    """Yield the addresses of `count` servers, each in a thread."""
     with contextlib.ExitStack() as stack:
         addresses = free_addresses(count)
         for index, address in enumerate(addresses):
@@ -27,21 +27,21 @@ def servers(count: int = 1, *, secret: bytes = SECRET, **options: Any) -> Iterat
 
 @contextlib.contextmanager
 def clients(addresses: Sequence[str], count: int = 1, **options: Any) -> Iterator[list[Client]]:
-    """`count` clients, by rank."""
+    """Yield `count` clients, by rank."""
     options = {"secret": SECRET, "timeout": 30.0, "stall_timeout": 30.0, **options}
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(connect(addresses, rank, **options)) for rank in range(count)]
 
 
 def serve(pipe: Any, index: int, addresses: list[str], options: dict[str, Any]) -> None:
-    """A server as a process: see `processes`."""
+    """Serve in a process of its own: see `Servers`."""
     server = ParameterServer(addresses[index], index=index, addresses=addresses, secret=SECRET, **options)
     pipe.send(("ready", None))
     server.serve()
 
 
 class Servers:
-    """Servers as processes, each of which may be killed and started again."""
+    """Servers in processes, each of which may be killed and started again."""
 
     def __init__(self, count: int, **options: Any) -> None:
         self.addresses = free_addresses(count)
@@ -52,7 +52,7 @@ class Servers:
         for index in range(len(self.addresses)):
             self.start(index, wait=False)
         for rank in self._running.values():
-            rank.hear()
+            rank.receive()
         return self
 
     def start(self, index: int, *, wait: bool = True, **options: Any) -> None:
@@ -60,10 +60,10 @@ class Servers:
             rank = Rank(serve, (index, self.addresses, {**self._options, **options}))
         self._running[index] = rank
         if wait:
-            rank.hear()
+            rank.receive()
 
     def kill(self, index: int) -> None:
-        """SIGKILL; returns once it is gone."""
+        """Kill a server with SIGKILL. Returns once it has ended."""
         self._running.pop(index).end()
 
     def __exit__(self, *_: object) -> None:

@@ -266,7 +266,7 @@ class RecoveringJob:
 
     def _replace(self, dead: list[TaskId]) -> None:
         members = tuple(
-            Member(m.task, m.attempt + 1, free_address(), m.shards) if m.task in dead else m
+            Member(m.task, m.incarnation + 1, free_address(), m.shards) if m.task in dead else m
             for m in self.roster.members
         )
         self.publish(Roster(self.roster.generation + 1, members))
@@ -290,7 +290,7 @@ class RecoveringJob:
             "INSITU_TASK": str(member.task),
             "INSITU_SHARDS": f"{','.join(map(str, member.shards))}/{len(workers)}",
             "INSITU_SEED": "3",
-            "INSITU_ATTEMPT": str(member.attempt),
+            "INSITU_ATTEMPT": str(member.incarnation),
             "INSITU_GENERATION": str(self.roster.generation),
             "INSITU_STALL_TIMEOUT": "60",
             "INSITU_MEMORY_CHECKPOINT": "1" if self._disk_lost else "",
@@ -298,7 +298,7 @@ class RecoveringJob:
                 {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
             ),
         }
-        with (self.out / f"{member.task}.{member.attempt}.log").open("wb") as log:
+        with (self.out / f"{member.task}.{member.incarnation}.log").open("wb") as log:
             self._processes[member.task] = subprocess.Popen(
                 [sys.executable, str(self._script), str(self.out), json.dumps(self._rules)],
                 env=environment,

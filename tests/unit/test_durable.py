@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from insitu import durable
-from insitu.durable import write_pages
+from insitu.durable import replace_file, staged_file, write_pages
 
 
 def pages(size: int) -> memoryview:
@@ -89,3 +89,31 @@ def test_a_file_is_written_piece_by_piece(tmp_path: Path):
     file.finish((3 << 20) - 100)
     file.close()
     assert (tmp_path / "file").read_bytes() == data[: (3 << 20) - 100]
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool
+):
+    target = tmp_path / "file"
+    replace_file(target, b"old", sync=sync)
+
+    def full(staged: Path, new: Path) -> None:
+        assert staged.read_bytes() == b"new" and target.read_bytes() == b"old"
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", full)
+        with pytest.raises(OSError, match="No space"):
+            replace_file(target, b"new", sync=sync)
+    assert target.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
+    replace_file(target, b"new", sync=sync)
+    assert target.read_bytes() == b"new" and os.listdir(tmp_path) == ["file"]
+
+
+def test_two_staged_files_of_one_target_do_not_meet(tmp_path: Path):
+    with staged_file(tmp_path / "file") as one, staged_file(tmp_path / "file") as other:
+        one.write_bytes(b"1")
+        other.write_bytes(b"2")
+        assert one.read_bytes() == b"1"
+    assert not os.listdir(tmp_path)

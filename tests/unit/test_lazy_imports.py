@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from insitu import lazy_imports
-from insitu.lazy_imports import in_two, load_lightly, without_garbage
+from insitu.lazy_imports import gc_paused, install_lazy_imports, split_imports
 
 
 @pytest.fixture
@@ -24,9 +24,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(lazy_imports, "DEFERRED", frozenset({"some.late"}))
-    monkeypatch.setattr(lazy_imports, "DRAWS", frozenset({"some.draws"}))
-    load_lightly()
-    load_lightly()
+    monkeypatch.setattr(lazy_imports, "RANDOM_AT_IMPORT", frozenset({"some.draws"}))
+    install_lazy_imports()
+    install_lazy_imports()
     return tmp_path / "some"
 
 
@@ -53,8 +53,8 @@ def test_what_draws_while_it_is_loaded_changes_no_random_number(package: Path) -
 def test_keras_draws_nothing_and_leaves_plots_alone() -> None:
     program = """
 import random, sys
-from insitu.lazy_imports import load_lightly
-load_lightly()
+from insitu.lazy_imports import install_lazy_imports
+install_lazy_imports()
 random.seed(1)
 before = random.getstate()
 import keras
@@ -86,8 +86,8 @@ def test_a_script_in_two_does_what_it_does_in_one(name: str) -> None:
     expected: dict[str, Any] = {"__doc__": None}
     exec(compile(source, "script", "exec", dont_inherit=True), expected)
     found: dict[str, Any] = {"__doc__": None}
-    begins, rest = in_two(source.encode(), "script")
-    with without_garbage():
+    begins, rest = split_imports(source.encode(), "script")
+    with gc_paused():
         exec(begins, found)
     exec(rest, found)
     assert plain(found) == plain(expected)
@@ -95,7 +95,7 @@ def test_a_script_in_two_does_what_it_does_in_one(name: str) -> None:
 
 
 def test_lines_of_both_parts_are_the_scripts() -> None:
-    begins, rest = in_two(b"import math\n\nx = 1\nimport json\n\nraise ValueError\n", "script")
+    begins, rest = split_imports(b"import math\n\nx = 1\nimport json\n\nraise ValueError\n", "script")
     namespace: dict[str, Any] = {}
     exec(begins, namespace)
     assert namespace["x"] == 1 and "json" in namespace
@@ -103,4 +103,4 @@ def test_lines_of_both_parts_are_the_scripts() -> None:
         exec(rest, namespace)
     assert caught.tb.tb_next is not None and caught.tb.tb_next.tb_lineno == 6
     with pytest.raises(SyntaxError, match="script"):
-        in_two(b"import\n", "script")
+        split_imports(b"import\n", "script")

@@ -1,6 +1,6 @@
-"""The command line: `insitu`, also `python -m insitu`. It turns words into calls, and answers into text.
+"""The command line: `insitu`, also `python -m insitu`.
 
-Exit codes: 0 done; 1 it failed; 2 what was asked for can't be used; 3 the job has ended already; 130 the
+Exit codes: 0 done; 1 it failed; 2 the request can't be used; 3 the job has ended already; 130 the
 user interrupted. `start` and `attach` exit with the code of the training.
 """
 
@@ -14,22 +14,24 @@ INTERRUPTED = 130
 
 
 def build_app() -> object:
-    """The whole command line, as a Typer application."""
+    """Return the whole command line, as a Typer application."""
     import typer
 
     from insitu._version import __version__
     from insitu.cli import chaos, data, describe, devices, jobs
+    from insitu.cli.command_group import CommandGroup
 
     app = typer.Typer(
         name="insitu",
+        cls=CommandGroup,
         help="Train where the data lives: distributed Keras training on the nodes that hold the data.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
     )
 
-    def show_version(asked: bool) -> None:
-        if asked:
+    def show_version(requested: bool) -> None:
+        if requested:
             typer.echo(f"insitu {__version__}")
             raise typer.Exit()
 
@@ -50,17 +52,17 @@ def build_app() -> object:
 
 
 def main() -> NoReturn:
-    """Runs the command line and exits."""
-    from insitu.cli.console import complain
+    """Run the command line and exit."""
+    from insitu.cli.console import print_error
     from insitu.errors import InsituError
 
-    # Whoever reads the output may have had enough: end as other programs do, without a word.
+    # The reader of the output may have gone: end as other programs do, without a message.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         build_app()()  # type: ignore[operator]
         code = 0
     except InsituError as error:
-        complain(str(error))
+        print_error(str(error))
         code = error.exit_code
     except KeyboardInterrupt:
         code = INTERRUPTED

@@ -1,4 +1,4 @@
-"""The chaos command: a job that is disturbed on purpose, and a verdict."""
+"""The chaos command: runs a job with faults and compares how it ends."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from insitu.cli.console import table_lines, tell
+from insitu.cli.console import print_notice, table_lines
 from insitu.errors import JobEnded
 from insitu.paths import Paths
 
 if TYPE_CHECKING:
-    from insitu.cluster import Injected, Request
+    from insitu.cluster import InjectedFault, Request
     from insitu.paths import JobPaths
 
 CHAOS_ENV = "INSITU_CHAOS"
@@ -24,15 +24,15 @@ CHAOS_HELP = """
 A development tool: runs a job twice, undisturbed and with faults, and compares how they end.
 
 The script prints what must be equal in lines that begin with `RESULT `, such as a hash of its weights. Faults
-are drawn from --seed, or given one by one: KIND [TASK] [EPOCH.STEP]. KINDs: `kill` (SIGKILL), `stop` (SIGSTOP
-for good: found by the stall timeout), `delay` (SIGSTOP for half a second), `drop` (its TCP connections end),
-`half-open` (nothing reaches it by them any more), `disk` (full for half a second, for the task or for all and
-the controller), `scale` (a worker fewer; from one, all again), `controller` (SIGKILL), `checkpoint` (a bit of
-the newest one is flipped), `node` (its store is deleted and its tasks are killed; the cache needs backups).
-`drop` and `half-open` need the right to trace the task. Drawn faults come up to 6 steps after the recovery
-from the last one, or at once, in the midst of it; a KIND that --kinds names twice is drawn twice as often. A
-fault that can't be injected is told as such. Exits with 1 unless all of it holds: the job finished, equal
-results, a clean ledger, nothing left over.
+are drawn from --seed, or given one by one: KIND [TASK] [EPOCH.STEP], both counted from 0. KINDs: `kill`
+(SIGKILL), `stop` (SIGSTOP for good: found by the stall timeout), `delay` (SIGSTOP for half a second), `drop`
+(its TCP connections end), `half-open` (nothing reaches it by them any more), `disk` (full for half a second,
+for the task or for all and the controller), `scale` (a worker fewer; from one, all again), `controller`
+(SIGKILL), `checkpoint` (a bit of the newest one is flipped), `node` (its store is deleted and its tasks are
+killed; the cache needs backups). `drop` and `half-open` need the right to trace the task. Drawn faults come
+up to 6 steps after the recovery from the last one, or at once, in the midst of it; a KIND that --kinds names
+twice is drawn twice as often. A fault that can't be injected is reported as such. Exits with 1 unless all of
+it holds: the job finished, equal results, a clean ledger, nothing left over.
 
 In the disturbed run INSITU_CHAOS names a file that is there until the last fault has been injected: a script
 may slow its steps down meanwhile, so that more of them are hit.
@@ -70,10 +70,10 @@ def chaos(
         typer.Option(metavar="FILE", help="Markdown file that a section on this run is added to."),
     ] = None,
 ) -> None:
-    from insitu.cluster import Disturber, Request, chaos_faults, stop_job, submit, wait_until_over
+    from insitu.cluster import FaultInjector, Request, plan_faults, stop_job, submit, wait_until_ended
 
     paths = Paths.default()
-    planned = chaos_faults(fault or [], seed, faults, workers, kinds)
+    planned = plan_faults(fault or [], seed, faults, workers, kinds)
     request = Request(
         cache=cache,
         job_dir=job_dir,
@@ -87,65 +87,67 @@ def chaos(
         stall_timeout=stall_timeout,
         max_restarts=10 * len(planned) + 10,
     )
-    calm = job = paths.job(submit(paths, request))
+    undisturbed = job = paths.job(submit(paths, request))
     try:
-        tell(f"undisturbed: {calm.root.name}")
-        wait_until_over(calm, patience)
-        with tempfile.NamedTemporaryFile(prefix="insitu-chaos-") as mark:
-            os.environ[CHAOS_ENV] = mark.name
+        print_notice(f"undisturbed: {undisturbed.root.name}")
+        wait_until_ended(undisturbed, patience)
+        with tempfile.NamedTemporaryFile(prefix="insitu-chaos-") as marker:
+            os.environ[CHAOS_ENV] = marker.name
             job = paths.job(submit(paths, request))
-            tell(f"disturbed:   {job.root.name}")
-            done = Disturber(paths, job, patience).run(planned, _tell)
-        code = wait_until_over(job, patience)
+            print_notice(f"disturbed:   {job.root.name}")
+            done = FaultInjector(paths, job, patience).run(planned, _report_injection)
+        code = wait_until_ended(job, patience)
     finally:
-        # Asked twice, it kills at once: nothing goes on when this is interrupted or has waited for too long.
+        # The second request kills at once: nothing is left running after an interrupt or a timeout.
         for _ in range(2):
             with contextlib.suppress(JobEnded):
                 stop_job(job)
-    told, good = _verdict(paths, calm, job, done, code, len(planned))
-    typer.echo(told)
+    verdict, good = _judge(paths, undisturbed, job, done, code, len(planned))
+    typer.echo(verdict)
     if report is not None:
         with report.open("a") as file:
-            file.write(_section(request, done, told))
+            file.write(_format_section(request, done, verdict))
     raise typer.Exit(0 if good else 1)
 
 
-def _tell(injected: Injected) -> None:
+def _report_injection(injected: InjectedFault) -> None:
     where = f"epoch {injected.at[0]} step {injected.at[1]}" if injected.at else "before training"
-    tell(f"{'injected' if injected.done else 'NOT injected'}: {injected.fault} at {where}: {injected.note}")
+    print_notice(
+        f"{'injected' if injected.done else 'NOT injected'}: {injected.fault} at {where}: {injected.note}"
+    )
 
 
-def _verdict(
-    paths: Paths, calm: JobPaths, job: JobPaths, done: list[Injected], code: int, planned: int
+def _judge(
+    paths: Paths, undisturbed: JobPaths, job: JobPaths, done: list[InjectedFault], code: int, planned: int
 ) -> tuple[str, bool]:
-    """(what came of it, whether all of it is as it must be)"""
-    from insitu.cli.describe import job_account
-    from insitu.cluster import leftovers, results_of
+    """Return the verdict as text, and whether all of it is as it must be."""
+    from insitu.cli.describe import build_job_report
+    from insitu.cluster import find_leftovers, read_results
 
-    account: dict[str, Any] = job_account(job, ledger=True, events=False)
-    lost = sum(e["lost"] for e in account["ledger"])
-    repeated = sum(e["repeated"] for e in account["ledger"])
-    left = leftovers(paths, job)
-    expected, found = results_of(calm), results_of(job)
+    description: dict[str, Any] = build_job_report(job, ledger=True, events=False)
+    lost = sum(e["lost"] for e in description["ledger"])
+    repeated = sum(e["repeated"] for e in description["ledger"])
+    left = find_leftovers(paths, job)
+    expected, found = read_results(undisturbed), read_results(job)
     checks = {
         "the job finished": (code == 0, f"exit code {code}"),
         "results equal the undisturbed run's": (bool(expected) and found == expected, "; ".join(found)),
         "the ledger is clean": (
-            all(e["clean"] for e in account["ledger"]),
+            all(e["clean"] for e in description["ledger"]),
             f"{lost} rows lost, {repeated} repeated",
         ),
         "nothing is left over": (not left, ", ".join(left)),
     }
     injected = sum(i.done for i in done)
-    lines = [f"{injected} of {planned} faults injected, {account['attempt'] - 1} restarts of all tasks"]
-    lines += _recoveries(account)
+    lines = [f"{injected} of {planned} faults injected, {description['attempt'] - 1} restarts of all tasks"]
+    lines += _summarize_recoveries(description)
     rows = [(name, "yes" if ok else "NO", note) for name, (ok, note) in checks.items()]
     lines += table_lines(("WHAT MUST HOLD", "HOLDS", ""), rows)
     return "\n".join(lines), all(ok for ok, _ in checks.values())
 
 
-def _recoveries(account: dict[str, Any]) -> list[str]:
-    waits = sorted(r["seconds"] for r in account["recoveries"] if r["seconds"] is not None)
+def _summarize_recoveries(description: dict[str, Any]) -> list[str]:
+    waits = sorted(r["seconds"] for r in description["recoveries"] if r["seconds"] is not None)
     if not waits:
         return []
     return [
@@ -154,14 +156,15 @@ def _recoveries(account: dict[str, Any]) -> list[str]:
     ]
 
 
-def _section(request: Request, done: list[Injected], told: str) -> str:
-    """What a report says of one run."""
+def _format_section(request: Request, done: list[InjectedFault], verdict: str) -> str:
+    """Return the section of a report on one run."""
     counts = Counter(i.fault.kind for i in done if i.done)
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())) or "none"
-    asked = f"{request.workers} workers, on loss {request.on_loss}, stall timeout {request.stall_timeout:g} s"
-    return f"\n### `{' '.join(request.command)}`: {asked}\n\nInjected: {kinds}.\n\n```text\n{told}\n```\n"
+    setting = f"{request.workers} workers, on loss {request.on_loss}"
+    title = f"`{' '.join(request.command)}`: {setting}, stall timeout {request.stall_timeout:g} s"
+    return f"\n### {title}\n\nInjected: {kinds}.\n\n```text\n{verdict}\n```\n"
 
 
 def register(app: typer.Typer) -> None:
-    """Adds this module's command."""
+    """Add this module's command."""
     app.command(help=CHAOS_HELP, context_settings={"allow_interspersed_args": False})(chaos)

@@ -1,4 +1,4 @@
-"""What the commands print with. Text goes to stdout, what is said about the command itself to stderr."""
+"""Output of the commands. Results go to stdout, notices about the command itself and errors to stderr."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ _RED, _DIM = 31, 2
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """On a terminal, unless $NO_COLOR is set (https://no-color.org)."""
+    """Returns whether `stream` is a terminal and $NO_COLOR is not set (https://no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def painted(text: str, colour: int, stream: TextIO) -> str:
+def paint(text: str, colour: int, stream: TextIO) -> str:
     return f"\x1b[{colour}m{text}\x1b[0m" if wants_colour(stream) else text
 
 
-def complain(message: str) -> None:
-    """An error, for the user to read."""
-    sys.stderr.write(f"{painted('error:', _RED, sys.stderr)} {message}\n")
+def print_error(message: str) -> None:
+    """Prints an error on stderr. What a terminal would obey, such as bytes of a file, is escaped."""
+    shown = "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in message)
+    sys.stderr.write(f"{paint('error:', _RED, sys.stderr)} {shown}\n")
 
 
-def tell(message: str) -> None:
-    """Something about the command rather than its result."""
+def print_notice(message: str) -> None:
+    """Prints on stderr what concerns the command rather than its result."""
     sys.stderr.write(f"{message}\n")
     sys.stderr.flush()
 
@@ -38,7 +39,7 @@ def print_json(value: Any) -> None:
 
 
 def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The header and the rows, with columns as wide as their widest cell."""
+    """Returns the header and the rows, with columns as wide as their widest cell."""
     table = [list(header), *(list(row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
@@ -48,14 +49,14 @@ def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[st
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """The header is dimmed on a terminal."""
+    """Prints a table; the header is dimmed on a terminal."""
     first, *lines = table_lines(header, rows)
-    sys.stdout.write(f"{painted(first, _DIM, sys.stdout)}\n")
+    sys.stdout.write(f"{paint(first, _DIM, sys.stdout)}\n")
     sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
-def duration(seconds: float) -> str:
-    """Such as `42s`, `3m10s`, `2h05m`, `4d3h`."""
+def format_duration(seconds: float) -> str:
+    """Returns such as `42s`, `3m10s`, `2h05m`, `4d3h`."""
     whole = max(0, int(seconds))
     minutes, hours, days = whole // 60, whole // 3600, whole // 86400
     if days:
@@ -65,15 +66,15 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"
 
 
-def where(progress: Mapping[str, int] | None) -> str:
-    """Such as `epoch 2 step 17`; `-` before training."""
+def format_position(progress: Mapping[str, int] | None) -> str:
+    """Returns such as `epoch 2 step 17`, counted from 1 as Keras prints them; `-` before training."""
     if not progress or progress["epoch"] < 0:
         return "-"
-    return f"epoch {progress['epoch']} step {progress['step']}"
+    return f"epoch {progress['epoch'] + 1} step {progress['step'] + 1}"
 
 
-def clock(at: float) -> str:
-    """Local date and time of `at`, in seconds since 1970."""
+def format_time(at: float) -> str:
+    """Returns the local date and time of `at`, in seconds since 1970."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
@@ -83,8 +84,9 @@ class OutputPrinter:
     insitu's own lines go to stderr, so that stdout holds what the training printed and nothing else.
     """
 
-    def __init__(self, *, prefix: bool) -> None:
+    def __init__(self, *, prefix: bool, all_to_stdout: bool = False) -> None:
         self._prefix = prefix
+        self._all_to_stdout = all_to_stdout
         self._colours: dict[str, int] = {}
 
     def print(self, lines: Iterable[bytes]) -> None:
@@ -93,11 +95,11 @@ class OutputPrinter:
         for line in lines:
             source, text = split_prefix(line)
             own = source == "insitu"
-            stream = sys.stderr if own else sys.stdout
+            stream = sys.stderr if own and not self._all_to_stdout else sys.stdout
             head = ""
             if self._prefix or own:
                 colour = self._colours.setdefault(source, _COLOURS[len(self._colours) % len(_COLOURS)])
-                head = painted(f"[{source}]", colour, stream) + " "
+                head = paint(f"[{source}]", colour, stream) + " "
             out: BinaryIO = stream.buffer
             out.write(head.encode() + text + b"\n")
         sys.stdout.buffer.flush()

@@ -1,4 +1,4 @@
-"""Commands about data and nodes: import, caches, up, down, nodes; and what `describe` says of a cache."""
+"""Commands about data and nodes: import, caches, up, down, nodes; and the part of `describe` about caches."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from insitu.cli.console import print_json, print_table, tell
-from insitu.errors import InputError
+from insitu.cli.console import print_json, print_notice, print_table
+from insitu.errors import GridError, InputError, JobEnded
 from insitu.paths import Paths
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ _IMPORT_HELP = """
 Reads SOURCE files into a new version of CACHE, split into partitions over the nodes.
 
 A SOURCE is a file, a folder or a glob: .npy, .npz, Parquet, CSV or Arrow IPC. The old version stands
-until the new one is whole. Options may also follow SOURCE.
+until the new one is whole. Options may also follow SOURCE. Caches lie in the folder $INSITU_HOME, by default
+~/.insitu.
 
 Examples:
 
@@ -53,7 +54,9 @@ def import_command(
         str | None,
         typer.Option(help="npy, npz, parquet, csv or arrow.", show_default="by the files' suffixes"),
     ] = None,
-    column: Annotated[str, typer.Option(help="The column that the values of .npy files make.")] = "x",
+    column: Annotated[
+        str | None, typer.Option(help="The column that the values of .npy files make.", show_default="x")
+    ] = None,
     key: Annotated[
         str | None,
         typer.Option(help="Column whose hash chooses the partition.", show_default="the row's index"),
@@ -72,10 +75,11 @@ def import_command(
 ) -> None:
     from insitu.grid import import_cache
 
+    paths = Paths.default()
     started = time.monotonic()
-    with _shown_progress(cache) as progress:
+    with _interruption_explained(paths), _shown_progress(cache) as progress:
         published = import_cache(
-            Paths.default(),
+            paths,
             cache,
             sources,
             partitions=partitions,
@@ -90,12 +94,35 @@ def import_command(
         )
     seconds = max(1e-9, time.monotonic() - started)
     speed = progress.bytes_done / 1e6 / seconds
-    tell(f"Imported {sum(c.rows for c in published):,} rows in {seconds:.1f} s ({speed:.0f} MB/s)")
+    print_notice(f"Imported {sum(c.rows for c in published):,} rows in {seconds:.1f} s ({speed:.0f} MB/s)")
     _print_caches(published, as_json)
 
 
+@contextlib.contextmanager
+def _interruption_explained(paths: Paths) -> Iterator[None]:
+    """Prints what has become of an import that the user interrupts."""
+    from insitu.grid import Catalog
+
+    def versions() -> dict[str, int]:
+        with contextlib.suppress(OSError, GridError):  # which the import itself will report
+            return {cache.name: cache.version for cache in Catalog(paths).caches()}
+        return {}
+
+    before = versions()
+    try:
+        yield
+    except KeyboardInterrupt:
+        changed = versions() != before
+        print_notice(
+            "\nInterrupted just after the import was complete: the new version stands."
+            if changed
+            else "\nInterrupted: nothing was imported, all caches are as they were before."
+        )
+        raise
+
+
 def parse_split(text: str) -> dict[str, float]:
-    """`train=0.9,test=0.1` as a dict. Raises InputError."""
+    """Returns `train=0.9,test=0.1` as a dict. Raises InputError."""
     split: dict[str, float] = {}
     for part in text.split(","):
         name, equals, fraction = part.partition("=")
@@ -112,7 +139,7 @@ def parse_split(text: str) -> dict[str, float]:
 
 
 class _Progress:
-    """What the import has done so far, for the line at the end and for `show`."""
+    """Keeps how much of the sources has been read, and passes it on to `show`."""
 
     def __init__(self, show: Callable[[int, int, int | None], None] = lambda rows, done, total: None) -> None:
         self.bytes_done = 0
@@ -125,7 +152,7 @@ class _Progress:
 
 @contextlib.contextmanager
 def _shown_progress(cache: str) -> Iterator[_Progress]:
-    """A progress bar on stderr where that is a terminal."""
+    """Shows a progress bar on stderr where that is a terminal."""
     if not sys.stderr.isatty():
         yield _Progress()
         return
@@ -156,21 +183,23 @@ def _shown_progress(cache: str) -> Iterator[_Progress]:
 
 
 def caches(as_json: JsonOption = False) -> None:
-    """Lists the caches.
+    """Lists the caches. Removes what imports that were killed have left.
 
     Example: insitu caches
     """
     from insitu.grid import Catalog
 
-    _print_caches(Catalog(Paths.default()).caches(), as_json)
+    paths = Paths.default()
+    _remove_leftovers(paths)
+    _print_caches(Catalog(paths).caches(), as_json)
 
 
 def _print_caches(specs: list[CacheSpec], as_json: bool) -> None:
     if as_json:
-        print_json([cache_summary(cache) for cache in specs])
+        print_json([summarize_cache(cache) for cache in specs])
         return
     if not specs:
-        tell("There are no caches yet. Make one with `insitu import`.")
+        print_notice("There are no caches yet. Make one with `insitu import`.")
         return
     header = ("CACHE", "VERSION", "ROWS", "SIZE", "PARTITIONS", "BACKUPS", "COLUMNS")
     print_table(
@@ -180,18 +209,18 @@ def _print_caches(specs: list[CacheSpec], as_json: bool) -> None:
                 cache.name,
                 str(cache.version),
                 f"{cache.rows:,}",
-                size_text(cache.bytes),
+                format_size(cache.bytes),
                 str(len(cache.partitions)),
                 str(cache.backups),
-                ", ".join(map(column_text, cache.columns)),
+                ", ".join(map(format_column, cache.columns)),
             )
             for cache in specs
         ],
     )
 
 
-def cache_summary(cache: CacheSpec) -> dict[str, Any]:
-    """What `insitu caches --json` says of one cache."""
+def summarize_cache(cache: CacheSpec) -> dict[str, Any]:
+    """Returns one cache as `insitu caches --json` prints it."""
     return {
         "name": cache.name,
         "version": cache.version,
@@ -226,7 +255,7 @@ def describe_cache(name: str, as_json: bool, verify: bool) -> None:
     problems = [problem for _, _, problem in checks if problem is not None]
     if problems:
         for problem in problems[:-1]:
-            tell(str(problem))
+            print_notice(str(problem))
         raise problems[-1]
 
 
@@ -245,7 +274,7 @@ def _cache_details(
         for p in cache.partitions
     ]
     details = {
-        **cache_summary(cache),
+        **summarize_cache(cache),
         "kind": "cache",
         "key": cache.key,
         "labels": list(cache.labels),
@@ -264,10 +293,10 @@ def _print_cache(cache: CacheSpec, jobs: list[str]) -> None:
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(cache.created))
     typer.echo(f"cache      {cache.name}, version {cache.version}, made {made}")
     typer.echo(f"rows       {cache.rows:,}")
-    typer.echo(f"size       {size_text(cache.bytes)}, each partition counted once")
+    typer.echo(f"size       {format_size(cache.bytes)}, each partition counted once")
     typer.echo(f"placed by  {'column ' + cache.key if cache.key else 'row index'}, {cache.backups} backup(s)")
     for index, column in enumerate(cache.columns):
-        typer.echo(f"{'columns' if index == 0 else '':10} {column_text(column)}")
+        typer.echo(f"{'columns' if index == 0 else '':10} {format_column(column)}")
     if cache.labels:
         typer.echo(f"labels     {', '.join(f'{i} {label}' for i, label in enumerate(cache.labels))}")
     if jobs:
@@ -276,18 +305,18 @@ def _print_cache(cache: CacheSpec, jobs: list[str]) -> None:
     print_table(
         ("PARTITION", "ROWS", "SIZE", "PRIMARY", "BACKUPS"),
         [
-            (str(p.index), f"{p.rows:,}", size_text(p.bytes), p.owners[0], ", ".join(p.owners[1:]))
+            (str(p.index), f"{p.rows:,}", format_size(p.bytes), p.owners[0], ", ".join(p.owners[1:]))
             for p in cache.partitions
         ],
     )
 
 
-def column_text(column: Column) -> str:
+def format_column(column: Column) -> str:
     shape = "[" + ",".join(map(str, column.shape)) + "]" if column.shape else ""
     return f"{column.name}: {'text' if column.dtype == 'str' else column.dtype}{shape}"
 
 
-def size_text(size: int) -> str:
+def format_size(size: int) -> str:
     """Bytes for people: 24.9 MB."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= factor:
@@ -298,7 +327,8 @@ def size_text(size: int) -> str:
 def up(nodes: Annotated[int, typer.Option(help="How many simulated nodes.")] = 1) -> None:
     """Brings up simulated nodes on this machine, each with a store of its own.
 
-    Caches that exist stay where they are; import them again with --overwrite to spread them.
+    Caches that exist stay where they are; import them again with --overwrite to spread them. Stores lie in
+    the folder $INSITU_HOME, by default ~/.insitu.
 
     Example: insitu up --nodes 3
     """
@@ -306,18 +336,23 @@ def up(nodes: Annotated[int, typer.Option(help="How many simulated nodes.")] = 1
 
     paths = Paths.default()
     topology = bring_up(paths, nodes)
-    tell(f"{len(topology.nodes)} node(s) up: {', '.join(topology.nodes)}")
+    print_notice(f"{len(topology.nodes)} node(s) up: {', '.join(topology.nodes)}")
     names = [
         cache.name
         for cache in Catalog(paths).caches()
         if not set(topology.nodes) <= {owner for p in cache.partitions for owner in p.owners}
     ]
     if names:
-        tell(f"Some nodes own nothing of {', '.join(names)}: import again with --overwrite to spread them.")
+        print_notice(
+            f"Some nodes own nothing of {', '.join(names)}: import again with --overwrite to spread them."
+        )
 
 
 def down(
-    force: Annotated[bool, typer.Option("--force", "--yes", help="Also where stores hold caches.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", "--yes", help="Delete caches, too, and stop running jobs first."),
+    ] = False,
 ) -> None:
     """Takes the nodes down and deletes their stores, with all caches in them.
 
@@ -325,18 +360,51 @@ def down(
     """
     from insitu.grid import take_down
 
-    topology = take_down(Paths.default(), force=force)
-    tell(f"{len(topology.nodes)} node(s) down: {', '.join(topology.nodes)}")
+    paths = Paths.default()
+    _stop_jobs(paths, force=force)
+    topology = take_down(paths, force=force)
+    print_notice(f"{len(topology.nodes)} node(s) down: {', '.join(topology.nodes)}")
+
+
+def _stop_jobs(paths: Paths, *, force: bool) -> None:
+    """Stops the running jobs, whose data would go. Raises InputError, which names them, without `force`."""
+    from insitu.cli.jobs import stop_and_wait
+    from insitu.cluster import is_running, list_job_ids
+
+    running = [job for job in list_job_ids(paths) if is_running(paths.job(job))]
+    if running and not force:
+        raise InputError(
+            f"The stores are in use by {len(running)} running job(s): {', '.join(running)}. Stop them with "
+            f"`insitu stop JOB_ID`; `insitu down --force` stops them and deletes all caches"
+        )
+    for job in running:
+        print_notice(f"Stopping {job}, whose data goes.")
+        with contextlib.suppress(JobEnded):
+            stop_and_wait(paths.job(job))
+
+
+def _remove_leftovers(paths: Paths) -> None:
+    from insitu.grid import sweep
+
+    with contextlib.suppress(OSError):  # such as a home that this user may only read
+        removed = sweep(paths)
+        if removed:
+            print_notice(
+                f"Removed {format_size(removed)} in {paths.staging} that an interrupted import had left."
+            )
 
 
 def nodes(as_json: JsonOption = False) -> None:
-    """Lists the nodes, with what they store.
+    """Lists the nodes, with what they store. Removes what imports that were killed have left.
+
+    Stores lie in the folder $INSITU_HOME, by default ~/.insitu.
 
     Example: insitu nodes
     """
     from insitu.grid import Catalog, load_topology
 
     paths = Paths.default()
+    _remove_leftovers(paths)
     stored = Catalog(paths).stored()
     listed: list[dict[str, Any]] = []
     for node in load_topology(paths).nodes:
@@ -362,7 +430,7 @@ def nodes(as_json: JsonOption = False) -> None:
                 str(n["primaries"]),
                 str(n["backups"]),
                 f"{n['rows']:,}",
-                size_text(n["bytes"]),
+                format_size(n["bytes"]),
                 n["store"],
             )
             for n in listed

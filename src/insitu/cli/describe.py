@@ -1,4 +1,4 @@
-"""The describe command: everything about one job, or about one cache."""
+"""The describe command: prints everything about one job, or about one cache."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from insitu.cli.console import clock, duration, print_json, print_table, tell, where
-from insitu.cli.jobs import complete_cache, complete_job, job_summary
-from insitu.errors import UnknownCache, UnknownJob
+from insitu.cli.console import (
+    format_duration,
+    format_position,
+    format_time,
+    print_json,
+    print_notice,
+    print_table,
+)
+from insitu.cli.jobs import complete_cache, complete_job, summarize_job
+from insitu.errors import InputError, UnknownCache, UnknownJob
 from insitu.paths import Paths
 
 if TYPE_CHECKING:
@@ -23,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def complete_either(incomplete: str) -> list[str]:
-    """For the shell: caches and jobs that begin with what was typed."""
+    """Return, for the shell, caches and jobs that begin with what was typed."""
     return [*complete_cache(incomplete), *complete_job(incomplete)]
 
 
@@ -59,20 +66,32 @@ def describe(
         try:
             job = find_job(paths, name)
         except UnknownJob as error:
-            _neither(paths, name, error)
+            _raise_unknown(paths, name, error)
         else:
+            _refuse_options(f"{name} is a job", "a cache", {"--verify": verify})
             describe_job(job, as_json=as_json, ledger=ledger, events=events)
             return
     from insitu.cli.data import describe_cache
 
+    _refuse_options(f"{name} is a cache", "a job", {"--ledger": ledger, "--events": events})
     describe_cache(name, as_json, verify)
 
 
-def _neither(paths: Paths, name: str, no_job: UnknownJob) -> None:
-    """Raises what says the most: that no cache has the name, or why no job matches."""
+def _refuse_options(fact: str, other: str, options: dict[str, bool]) -> None:
+    given = [option for option, value in options.items() if value]
+    if given:
+        raise InputError(
+            f"{' and '.join(options)} can be asked of {other} only, and {fact}. Received: {' '.join(given)}. "
+            f"Leave it out, or name {other}: `insitu {'caches' if other == 'a cache' else 'ps --all'}` lists "
+            f"them"
+        )
+
+
+def _raise_unknown(paths: Paths, name: str, no_job: UnknownJob) -> None:
+    """Raise the more helpful error: that no cache has the name, or why no job matches."""
     from insitu.grid import Catalog
 
-    if "could be any" in no_job.message:
+    if no_job.matches:
         raise no_job
     try:
         Catalog(paths).get(name)
@@ -82,28 +101,28 @@ def _neither(paths: Paths, name: str, no_job: UnknownJob) -> None:
 
 def describe_job(job: JobPaths, *, as_json: bool, ledger: bool, events: bool) -> None:
     """Prints one job."""
-    account = job_account(job, ledger=ledger, events=events)
+    report = build_job_report(job, ledger=ledger, events=events)
     if as_json:
-        print_json(account)
+        print_json(report)
         return
-    _print_job(account)
+    _print_job(report)
     if ledger:
-        _print_ledger(account["ledger"], account["servers"])
+        _print_ledger(report["ledger"], report["servers"])
     if events:
-        for entry in account["events"]:
-            tell_event = ", ".join(f"{k}={v}" for k, v in entry["event"].items() if k != "event" and v)
-            typer.echo(f"{clock(entry['at'])}  {entry['event']['event']}  {tell_event}".rstrip())
+        for entry in report["events"]:
+            fields = ", ".join(f"{k}={v}" for k, v in entry["event"].items() if k != "event" and v)
+            typer.echo(f"{format_time(entry['at'])}  {entry['event']['event']}  {fields}".rstrip())
 
 
-def job_account(job: JobPaths, *, ledger: bool, events: bool) -> dict[str, Any]:
-    """What `describe JOB --json` prints (docs/json.md)."""
-    from insitu.cluster import Journal, read_placement, read_status
+def build_job_report(job: JobPaths, *, ledger: bool, events: bool) -> dict[str, Any]:
+    """Return what `describe JOB --json` prints (docs/json.md)."""
+    from insitu.cluster import Journal, encode_job, read_placement, read_status
 
     status = read_status(job)
     placement, _ = read_placement(job)
-    spec, state = status.spec, status.state
-    account = job_summary(status)
-    account |= {
+    spec, state, stored = status.spec, status.state, encode_job(status.state)
+    report = summarize_job(status)
+    report |= {
         "kind": "job",
         "folder": str(job.root),
         "name": spec.name,
@@ -112,7 +131,7 @@ def job_account(job: JobPaths, *, ledger: bool, events: bool) -> dict[str, Any]:
         "shards": [
             {"shard": index, "home": home, "partitions": list(partitions)}
             for index, (home, partitions) in enumerate(
-                zip(placement.homes, placement.shard_map.shards, strict=True)
+                zip(placement.home_nodes, placement.shard_map.shards, strict=True)
             )
         ],
         "engine": spec.engine,
@@ -124,48 +143,53 @@ def job_account(job: JobPaths, *, ledger: bool, events: bool) -> dict[str, Any]:
         "on_loss": spec.on_loss,
         "standby": spec.standby,
         "generation": state.generation,
-        "task_list": _tasks(job, status.state.to_json()["tasks"]),
-        "stragglers": _stragglers(job, status),
-        "servers": _servers(job, placement.tasks),
+        "task_list": _describe_tasks(job, stored["tasks"]),
+        "stragglers": _measure_stragglers(job, status),
+        "servers": _read_servers(job, placement.tasks),
         "recoveries": [
             {
                 **{name: entry[name] for name in ("how", "tasks", "text", "at", "generation")},
-                "steps": _steps(entry["steps"]),
+                "steps": _name_steps(entry["steps"]),
                 "seconds": entry["ended"] and entry["ended"] - entry["at"],
             }
-            for entry in state.to_json()["recoveries"]
+            for entry in stored["recoveries"]
         ],
         "attempts": [
-            {**attempt, "progress": _steps(attempt["progress"])} for attempt in state.to_json()["attempts"]
+            {**attempt, "progress": _name_steps(attempt["progress"])} for attempt in stored["attempts"]
         ],
         "checkpoints": sorted(e.name for e in os.scandir(job.checkpoints) if not e.name.startswith(".")),
     }
     if ledger:
-        account["ledger"] = _audits(job)
+        report["ledger"] = _audit_epochs(job)
     if events:
-        account["events"] = [
+        report["events"] = [
             {"at": e.at, "event": e.event, "actions": e.actions} for e in Journal(job.journal).entries()[1:]
         ]
-    return account
+    return report
 
 
-def _steps(progress: list[int] | None) -> dict[str, int] | None:
+def _name_steps(progress: list[int] | None) -> dict[str, int] | None:
     return {"epoch": progress[0], "step": progress[1]} if progress else None
 
 
-def _stragglers(job: JobPaths, status: JobStatus) -> list[dict[str, Any]]:
-    """Tasks that the others of a running job wait for, measured for a moment."""
+def _measure_stragglers(job: JobPaths, status: JobStatus) -> list[dict[str, Any]]:
+    """Return the tasks that the others of a running job wait for, measured for a moment."""
     from insitu.cluster import watch_stragglers
 
     if not status.running or status.state.phase != "running":
         return []
     return [
-        {"task": str(lag.task), "share": lag.share, "seconds": lag.seconds, "steps": lag.steps}
-        for lag in watch_stragglers(job, [t.task for t in status.state.alive])
+        {
+            "task": str(straggler.task),
+            "share": straggler.share,
+            "seconds": straggler.seconds,
+            "steps": straggler.steps,
+        }
+        for straggler in watch_stragglers(job, [t.task for t in status.state.alive])
     ]
 
 
-def _tasks(job: JobPaths, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _describe_tasks(job: JobPaths, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
     from insitu.progress import read_progress
     from insitu.spec import TaskId
 
@@ -196,16 +220,16 @@ def _tasks(job: JobPaths, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return tasks
 
 
-def _servers(job: JobPaths, tasks: Sequence[TaskSpec]) -> list[dict[str, Any]]:
-    """What each parameter server told last, by index; a server that took over tells of the other one too."""
-    told: dict[int, dict[str, Any]] = {}
+def _read_servers(job: JobPaths, tasks: Sequence[TaskSpec]) -> list[dict[str, Any]]:
+    """Return the last report of each parameter server, by index. A server that took over reports both."""
+    newest: dict[int, dict[str, Any]] = {}
     for task in tasks:
-        account = _read_json(job.server_account(task.task)) if task.task.role == "ps" else None
-        for server in (account or {}).get("servers", []):
-            known = told.get(server["server"])
+        report = _read_json(job.server_account(task.task)) if task.task.role == "ps" else None
+        for server in (report or {}).get("servers", []):
+            known = newest.get(server["server"])
             if known is None or known["applied"] <= server["applied"]:
-                told[server["server"]] = server
-    return [told[index] for index in sorted(told)]
+                newest[server["server"]] = server
+    return [newest[index] for index in sorted(newest)]
 
 
 def _read_json(path: Any) -> Any:
@@ -215,7 +239,7 @@ def _read_json(path: Any) -> Any:
         return None
 
 
-def _audits(job: JobPaths) -> list[dict[str, Any]]:
+def _audit_epochs(job: JobPaths) -> list[dict[str, Any]]:
     from insitu.cluster import read_placement
     from insitu.grid import audit, read_ledgers
 
@@ -246,19 +270,19 @@ def _audits(job: JobPaths) -> list[dict[str, Any]]:
 
 
 def _print_job(job: dict[str, Any]) -> None:
-    ended = f", {duration(job['ended'] - job['created'])} after its start" if job["ended"] else ""
+    ended = f", {format_duration(job['ended'] - job['created'])} after its start" if job["ended"] else ""
     code = f" with exit code {job['exit_code']}" if job["exit_code"] is not None else ""
     facts = {
         "Job": job["job_id"],
         "State": f"{job['state']}{code}{ended}",
         "Reason": job["reason"],
-        "Started": f"{clock(job['created'])} ({duration(time.time() - job['created'])} ago)",
+        "Started": f"{format_time(job['created'])} ({format_duration(time.time() - job['created'])} ago)",
         "Cache": f"{job['cache']} version {job['cache_version']}",
         "Command": " ".join(job["command"]),
         "Settings": f"{job['workers']} workers, {len(job['shards'])} shards, "
         f"{job['threads']} threads per replica, seed {job['seed']}, "
         f"stall timeout {job['stall_timeout']:g} s, engine {job['engine']}",
-        "Recovery": f"{job['on_loss']} a lost worker, {_standby(job['standby'])}, "
+        "Recovery": f"{job['on_loss']} a lost worker, {_format_standby(job['standby'])}, "
         f"generation {job['generation']}",
         "Checkpoints": ", ".join(job["checkpoints"]) or "none",
         "Folder": job["folder"],
@@ -268,56 +292,59 @@ def _print_job(job: dict[str, Any]) -> None:
             typer.echo(f"{name + ':':<13}{fact}")
     typer.echo("")
     header = ("TASK", "NODE", "SHARDS", "STATE", "PROGRESS", "ROWS", "READ LOCALLY", "READ REMOTELY")
-    print_table(header, (_task_row(task) for task in job["task_list"]))
+    print_table(header, (_format_task(task) for task in job["task_list"]))
     typer.echo("")
     print_table(
         ("ATTEMPT", "STARTED", "LASTED", "CAME TO", "ENDED BECAUSE"),
-        (_attempt_row(attempt) for attempt in job["attempts"]),
+        (_format_attempt(attempt) for attempt in job["attempts"]),
     )
     _print_recoveries(job["recoveries"])
     _print_servers(job["servers"])
-    for lag in job["stragglers"]:
-        behind = f", {lag['steps']} steps behind" if lag["steps"] else ""
-        late = f"last in {lag['share']:.0%} of the steps, by {1000 * lag['seconds']:.1f} ms"
-        typer.echo(f"\n{lag['task']} is {late}{behind}: the others wait for it")
+    for straggler in job["stragglers"]:
+        behind = f", {straggler['steps']} steps behind" if straggler["steps"] else ""
+        late = f"last in {straggler['share']:.0%} of the steps, by {1000 * straggler['seconds']:.1f} ms"
+        typer.echo(f"\n{straggler['task']} is {late}{behind}: the others wait for it")
 
 
 def _print_servers(servers: list[dict[str, Any]]) -> None:
-    """What parameter servers held when they last said so, and how late gradients came to them."""
+    """Print what parameter servers held at their last report, and how late gradients came to them."""
     if not servers:
         return
     typer.echo("")
     rows = []
-    for told in servers:
-        held = [(name, f"rows [{start:,}, {stop:,})", size) for name, start, stop, _, size in told["pieces"]]
-        held += [(n, f"{t['rows']:,} rows by key", t["bytes"]) for n, t in told["tables"].items()]
-        rows += [(f"ps:{told['server']}", name, what, f"{size:,}") for name, what, size in held]
+    for server in servers:
+        held = [
+            (name, f"rows [{start:,}, {stop:,})", size) for name, start, stop, _, size in server["pieces"]
+        ]
+        held += [(n, f"{t['rows']:,} rows by key", t["bytes"]) for n, t in server["tables"].items()]
+        rows += [(f"ps:{server['server']}", name, what, f"{size:,}") for name, what, size in held]
     print_table(("SERVER", "HOLDS", "OF IT", "BYTES"), rows)
-    for told in servers:
-        total = told["bytes"] + told["slot_bytes"] + sum(t["bytes"] for t in told["tables"].values())
+    for server in servers:
+        total = server["bytes"] + server["slot_bytes"] + sum(t["bytes"] for t in server["tables"].values())
         late = (
-            f", {told['dropped']:,} dropped late with {told['dropped_rows']:,} rows"
-            if told["dropped"]
+            f", {server['dropped']:,} dropped late with {server['dropped_rows']:,} rows"
+            if server["dropped"]
             else ""
         )
-        lost = f", {told['lost']:,} lost with a server" if told["lost"] else ""
+        lost = f", {server['lost']:,} lost with a server" if server["lost"] else ""
         typer.echo(
-            f"ps:{told['server']} ({told['mode']}): {total:,} bytes with the optimizer's, "
-            f"{told['applied']:,} gradients applied{late}{lost}; staleness {_staleness(told['staleness'])}"
+            f"ps:{server['server']} ({server['mode']}): {total:,} bytes with the optimizer's, "
+            f"{server['applied']:,} gradients applied{late}{lost}; staleness "
+            f"{_format_staleness(server['staleness'])}"
         )
 
 
-def _staleness(histogram: dict[str, Any]) -> str:
-    """Counts by updates between a pull and its push: `0: 12, 1: 30, 2-3: 2`."""
-    told = []
+def _format_staleness(histogram: dict[str, Any]) -> str:
+    """Return the counts by updates between a pull and its push: `0: 12, 1: 30, 2-3: 2`."""
+    parts = []
     for digits, count in enumerate(histogram["counts"]):
         low, high = (1 << digits - 1, (1 << digits) - 1) if digits else (0, 0)
         if count:
-            told.append(f"{low if low == high else f'{low}-{high}'}: {count:,}")
-    return ", ".join(told) or "none yet"
+            parts.append(f"{low if low == high else f'{low}-{high}'}: {count:,}")
+    return ", ".join(parts) or "none yet"
 
 
-def _standby(count: int | None) -> str:
+def _format_standby(count: int | None) -> str:
     return "a process stands by if memory allows" if count is None else f"{count} processes stand by"
 
 
@@ -331,8 +358,8 @@ def _print_recoveries(recoveries: list[dict[str, Any]]) -> None:
             (
                 entry["how"],
                 ", ".join(entry["tasks"]),
-                clock(entry["at"]),
-                where(entry["steps"]),
+                format_time(entry["at"]),
+                format_position(entry["steps"]),
                 str(entry["generation"]),
                 "-" if entry["seconds"] is None else f"{entry['seconds']:.2f} s",
                 entry["text"],
@@ -342,30 +369,30 @@ def _print_recoveries(recoveries: list[dict[str, Any]]) -> None:
     )
 
 
-def _task_row(task: dict[str, Any]) -> tuple[str, ...]:
+def _format_task(task: dict[str, Any]) -> tuple[str, ...]:
     progress, reads = task["progress"], task["reads"]
-    lives = "running" if task["member"] else "joining or leaving"
+    running = "running" if task["member"] else "joining or leaving"
     ended = "ended" if task["code"] == 0 else f"ended ({task['code']})"
     return (
         task["task"],
         task["node"],
         ",".join(map(str, task["shards"])) or "-",
-        lives if task["alive"] else "-" if task["code"] is None else ended,
-        where(progress),
+        running if task["alive"] else "-" if task["code"] is None else ended,
+        format_position(progress),
         f"{progress['rows']:,}" if progress else "-",
         f"{reads['local_bytes']:,} B" if reads else "-",
         f"{reads['remote_bytes']:,} B" if reads else "-",
     )
 
 
-def _attempt_row(attempt: dict[str, Any]) -> tuple[str, ...]:
+def _format_attempt(attempt: dict[str, Any]) -> tuple[str, ...]:
     progress, cause = attempt["progress"], attempt["cause"]
-    lasted = duration(attempt["ended"] - attempt["started"]) if attempt["ended"] else "under way"
+    lasted = format_duration(attempt["ended"] - attempt["started"]) if attempt["ended"] else "under way"
     return (
         str(attempt["number"]),
-        clock(attempt["started"]),
+        format_time(attempt["started"]),
         lasted,
-        where(progress),
+        format_position(progress),
         cause["text"] if cause else "-",
     )
 
@@ -373,14 +400,14 @@ def _attempt_row(attempt: dict[str, Any]) -> tuple[str, ...]:
 def _print_ledger(epochs: list[dict[str, Any]], servers: list[dict[str, Any]]) -> None:
     typer.echo("")
     if not epochs:
-        tell("No rows have been accounted for yet.")
+        print_notice("No rows have been accounted for yet.")
         return
     left_out = any(e["left_out"] for e in epochs)
     print_table(
         ("EPOCH", "ROWS", "COUNTED", *(("LEFT OUT",) if left_out else ()), "LOST", "REPEATED", "VERDICT"),
         (
             (
-                str(e["epoch"]),
+                str(e["epoch"] + 1),
                 f"{e['expected']:,}",
                 f"{e['counted']:,}",
                 *((f"{e['left_out']:,}",) if left_out else ()),
@@ -392,16 +419,18 @@ def _print_ledger(epochs: list[dict[str, Any]], servers: list[dict[str, Any]]) -
         ),
     )
     if left_out:
-        tell(
+        print_notice(
             "Rows left out were counted, but their gradients entered no update: they came too late for their "
             "step, or weren't finite."
         )
     # Each server decides the same of each gradient.
     if servers and servers[0]["dropped_rows"]:
         shards = ", ".join(f"{count:,} of shard {shard}" for shard, count in servers[0]["dropped_by_shard"])
-        tell(f"Gradients of {servers[0]['dropped_rows']:,} rows came too late for their step: {shards}.")
+        print_notice(
+            f"Gradients of {servers[0]['dropped_rows']:,} rows came too late for their step: {shards}."
+        )
 
 
 def register(app: typer.Typer) -> None:
-    """Adds this module's command."""
+    """Add this module's command."""
     app.command()(describe)

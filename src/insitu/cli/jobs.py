@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from insitu.cli import INTERRUPTED
-from insitu.cli.console import OutputPrinter, duration, print_json, print_table, tell, where
+from insitu.cli.console import (
+    OutputPrinter,
+    format_duration,
+    format_position,
+    print_json,
+    print_notice,
+    print_table,
+)
 from insitu.errors import InputError, InsituError
 from insitu.paths import Paths
 
 if TYPE_CHECKING:
     from insitu.cluster import BrokenJob, JobStatus
     from insitu.paths import JobPaths
+    from insitu.spec import TaskId
 
 START_EXAMPLES = """
 Starts a training job on the nodes that hold CACHE, and streams its output.
 
 JOB_DIR is a folder or a .zip that holds the script; the job runs a copy of it. Options come before CACHE:
-everything after JOB_CMD belongs to the script. Ctrl-C detaches, the job goes on. The exit code is that of
-the training (128 + the signal's number if a signal ended it, 124 if it stood still, 143 if it was stopped).
+everything after JOB_CMD belongs to the script. --chief and --evaluator are for scripts that use TensorFlow
+alone; with insitu's strategies worker 0 is the chief. Ctrl-C detaches, the job goes on. The exit code is that
+of the training (128 + the signal's number if a signal ended it, 124 if it stood still, 143 if it was
+stopped). Jobs and caches lie in the folder $INSITU_HOME, by default ~/.insitu.
 
 Examples:
 
@@ -36,20 +47,32 @@ Examples:
 
 
 def complete_job(incomplete: str) -> list[str]:
-    """For the shell: job ids that begin with what was typed."""
-    from insitu.cluster import job_ids
+    """Return, for the shell, job ids that begin with what was typed."""
+    from insitu.cluster import list_job_ids
 
-    return [job for job in job_ids(Paths.default()) if job.startswith(incomplete)]
+    return [job for job in list_job_ids(Paths.default()) if job.startswith(incomplete)]
+
+
+def complete_task(context: typer.Context, incomplete: str) -> list[str]:
+    """Return, for the shell, the tasks of the job named before that begin with what was typed."""
+    from insitu.cluster import find_job, read_status
+
+    try:
+        job = find_job(Paths.default(), context.params.get("job_id") or "")
+        tasks = [str(t.task) for t in read_status(job).state.tasks]
+    except InsituError:
+        return []
+    return [task for task in tasks if task.startswith(incomplete)]
 
 
 def complete_cache(incomplete: str) -> list[str]:
-    """For the shell: caches that begin with what was typed."""
+    """Return, for the shell, caches that begin with what was typed."""
     from insitu.grid import Catalog
 
     try:
         return [c.name for c in Catalog(Paths.default()).caches() if c.name.startswith(incomplete)]
     except InsituError:
-        # A shell that completes is no place for errors; the command itself will tell.
+        # A shell that completes shows no errors; the command itself will.
         return []
 
 
@@ -79,8 +102,12 @@ def start(
     ps_backups: Annotated[
         int, typer.Option(help="Other servers that mirror each server, so that losing one costs nothing.")
     ] = 0,
-    chief: Annotated[bool, typer.Option("--chief", help="Add a chief task beside the workers.")] = False,
-    evaluator: Annotated[bool, typer.Option("--evaluator", help="Add an evaluator task.")] = False,
+    chief: Annotated[
+        bool, typer.Option("--chief", help="Add a chief task (scripts of TensorFlow alone).")
+    ] = False,
+    evaluator: Annotated[
+        bool, typer.Option("--evaluator", help="Add an evaluator task (scripts of TensorFlow alone).")
+    ] = False,
     engine: Annotated[str, typer.Option(help="What runs the tasks.")] = "local",
     name: Annotated[
         str | None, typer.Option(help="Beginning of the job's id.", show_default="CACHE's last part")
@@ -141,7 +168,7 @@ def start(
         on_loss=on_loss,  # type: ignore[arg-type]
         standby=standby,
         memory_checkpoint=memory_checkpoint,
-        ps=server_tasks(ps),
+        ps=parse_server_tasks(ps),
         ps_backups=ps_backups,
         chief=chief,
         evaluator=evaluator,
@@ -161,13 +188,13 @@ def start(
     )
     paths = Paths.default()
     job_id = submit(paths, request)
-    tell(job_id)
+    print_notice(job_id)
     if not detach:
         raise typer.Exit(stream(paths.job(job_id), prefix=prefix))
 
 
-def server_tasks(text: str) -> int | None:
-    """What --ps says: a number of tasks, or None for one on each node. Raises InputError."""
+def parse_server_tasks(text: str) -> int | None:
+    """Return the number of tasks that --ps asks for, None for one on each node. Raises InputError."""
     if text == "auto":
         return None
     if not text.isascii() or not text.isdigit():
@@ -179,7 +206,7 @@ def server_tasks(text: str) -> int | None:
 
 def stream(job: JobPaths, *, prefix: bool, start: int = 0) -> int:
     """Prints the job's output from byte `start` to its end. Returns the exit code to end with."""
-    from insitu.cluster import exit_code, follow, is_running
+    from insitu.cluster import follow, is_running, read_exit_code
 
     printer = OutputPrinter(prefix=prefix)
     try:
@@ -187,9 +214,11 @@ def stream(job: JobPaths, *, prefix: bool, start: int = 0) -> int:
             printer.print(lines)
     except KeyboardInterrupt:
         name = job.root.name
-        tell(f"\nDetached; {name} goes on. `insitu attach {name}` follows it, `insitu stop {name}` stops it.")
+        print_notice(
+            f"\nDetached; {name} goes on. `insitu attach {name}` follows it, `insitu stop {name}` stops it."
+        )
         return INTERRUPTED
-    return exit_code(job)
+    return read_exit_code(job)
 
 
 def attach(job_id: JobArgument, prefix: PrefixOption = True) -> None:
@@ -222,7 +251,7 @@ def resume(
 
     job = find_job(Paths.default(), job_id)
     start = resume_job(job)
-    tell(job.root.name)
+    print_notice(job.root.name)
     if not detach:
         raise typer.Exit(stream(job, prefix=prefix, start=start))
 
@@ -239,7 +268,7 @@ def scale(
     """
     from insitu.cluster import find_job, scale_job
 
-    tell(scale_job(find_job(Paths.default(), job_id), workers))
+    print_notice(scale_job(find_job(Paths.default(), job_id), workers))
 
 
 def stop(job_id: JobArgument) -> None:
@@ -251,20 +280,26 @@ def stop(job_id: JobArgument) -> None:
 
         insitu stop digits-3fa9c1
     """
-    from insitu.cluster import find_job, is_running, read_status, stop_job
+    from insitu.cluster import find_job
 
-    job = find_job(Paths.default(), job_id)
+    stop_and_wait(find_job(Paths.default(), job_id))
+
+
+def stop_and_wait(job: JobPaths) -> None:
+    """Stops a job and waits until nothing of it runs any more. Raises JobEnded where it has ended already."""
+    from insitu.cluster import is_running, read_status, stop_job
+
     stop_job(job)
     while is_running(job):
         time.sleep(0.05)
-    tell(f"{job.root.name} has ended: {read_status(job).state.phase}")
+    print_notice(f"{job.root.name} has ended: {read_status(job).state.phase}")
 
 
 def ps(
     all_jobs: Annotated[bool, typer.Option("--all", "-a", help="Show jobs that have ended, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON (see docs/json.md).")] = False,
 ) -> None:
-    """Lists the running jobs.
+    """Lists the running jobs. DURATION is the time since the start, of a job that has ended until its end.
 
     Examples:
 
@@ -277,20 +312,20 @@ def ps(
 
     jobs = list_jobs(Paths.default(), all_jobs=all_jobs)
     if as_json:
-        print_json([job_summary(job) for job in jobs])
+        print_json([summarize_job(job) for job in jobs])
     elif jobs:
-        header = ("JOB", "STATE", "CACHE", "TASKS", "ATTEMPT", "PROGRESS", "AGE", "EXIT")
-        print_table(header, (_row(job_summary(job)) for job in jobs))
+        header = ("JOB", "STATE", "CACHE", "TASKS", "ATTEMPT", "PROGRESS", "DURATION", "EXIT")
+        print_table(header, (_format_row(summarize_job(job)) for job in jobs))
     else:
-        tell(
+        print_notice(
             "No jobs yet."
             if all_jobs
             else "No jobs are running; `insitu ps --all` shows those that have ended."
         )
 
 
-def job_summary(job: JobStatus | BrokenJob) -> dict[str, Any]:
-    """One job as `ps --json` and `describe --json` have it (docs/json.md)."""
+def summarize_job(job: JobStatus | BrokenJob) -> dict[str, Any]:
+    """Return one job as `ps --json` and `describe --json` have it (docs/json.md)."""
     from insitu.cluster import BrokenJob
 
     if isinstance(job, BrokenJob):
@@ -314,20 +349,20 @@ def job_summary(job: JobStatus | BrokenJob) -> dict[str, Any]:
     }
 
 
-def _row(job: dict[str, Any]) -> tuple[str, ...]:
+def _format_row(job: dict[str, Any]) -> tuple[str, ...]:
     if job["state"] == "unreadable":
         return (job["job_id"], "unreadable", *[""] * 6)
     tasks = " ".join(f"{count} {role}" for role, count in job["tasks"].items() if count)
     progress = job["progress"]
-    age = duration((job["ended"] or time.time()) - job["created"])
+    lasted = format_duration((job["ended"] or time.time()) - job["created"])
     return (
         job["job_id"],
         job["state"],
         job["cache"],
         tasks,
         str(job["attempt"]),
-        where(progress),
-        age,
+        format_position(progress),
+        lasted,
         "-" if job["exit_code"] is None else str(job["exit_code"]),
     )
 
@@ -335,11 +370,14 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
 def logs(
     job_id: JobArgument,
     task: Annotated[
-        str | None, typer.Argument(metavar="TASK", help="Such as worker:0.", show_default="all, merged")
+        str | None,
+        typer.Argument(
+            metavar="TASK", help="Such as worker:0.", show_default="all, merged", autocompletion=complete_task
+        ),
     ] = None,
     follow_it: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
     attempt: Annotated[
-        int | None, typer.Option(help="Which life of the task.", show_default="the latest", min=1)
+        int | None, typer.Option(help="Which start of the task, from 1.", show_default="the latest", min=1)
     ] = None,
     prefix: PrefixOption = True,
 ) -> None:
@@ -360,34 +398,63 @@ def logs(
     if task is None:
         if attempt is not None:
             raise InputError("--attempt goes with a TASK: the merged output holds all attempts")
-        printer = OutputPrinter(prefix=prefix)
+        printer = OutputPrinter(prefix=prefix, all_to_stdout=True)
         batches: Iterable[list[bytes]] = follow(job.output, over)
         for lines in batches:
             printer.print(lines)
         return
     raw = OutputPrinter(prefix=False)
-    for lines in follow(_task_log(job, task, attempt), over):
+    for lines in follow_task(job, task, attempt, over):
         raw.print_raw(lines)
 
 
-def _task_log(job: JobPaths, text: str, attempt: int | None) -> Path:
+def follow_task(
+    job: JobPaths, text: str, attempt: int | None, is_over: Callable[[], bool]
+) -> Iterator[list[bytes]]:
+    """Yield the lines of one task's own log, in batches as they come, until `is_over`.
+
+    `attempt` is the number of an incarnation of the task. None is the latest, and then those that come after.
+    Raises InputError for a task that the job doesn't have and for an incarnation that there never was.
+    """
+    from insitu.cluster import follow
+
+    task, latest = _find_incarnation(job, text)
+    if not 1 <= (attempt or latest) <= latest:
+        tries = "1 attempt" if latest == 1 else f"{latest} attempts"
+        advice = f"Give --attempt 1 to {latest}" if latest else "Ask again once it has been started"
+        raise InputError(f"{task} has had {tries}. {advice}. Received: {attempt or 'no --attempt'}")
+    if attempt is not None:
+        yield from follow(job.task_log(task, attempt), is_over)
+        return
+    number = latest
+    while (log := job.task_log(task, number)).exists():
+        number += 1
+        successor = job.task_log(task, number)
+        yield from follow(log, partial(_is_over_or_replaced, is_over, successor))
+
+
+def _is_over_or_replaced(is_over: Callable[[], bool], successor: Path) -> bool:
+    return is_over() or successor.exists()
+
+
+def _find_incarnation(job: JobPaths, text: str) -> tuple[TaskId, int]:
+    """Return the task that `text` names, and the number of its latest incarnation that has a log, or 0."""
     from insitu.cluster import read_status
     from insitu.spec import TaskId
 
     task = TaskId.parse(text)
-    state = read_status(job).state
-    tasks = [t.task for t in state.tasks]
-    if task not in tasks:
-        raise InputError(f"{job.root.name} has no task {task}. It has {', '.join(map(str, tasks))}")
-    attempts = len(state.attempts)
-    path = job.task_log(task, attempts if attempt is None else attempt)
-    if not path.exists():
-        raise InputError(f"{task} has had {attempts} attempts. Received: --attempt {attempt or attempts}")
-    return path
+    states = {t.task: t for t in read_status(job).state.tasks}
+    if task not in states:
+        raise InputError(
+            f"{job.root.name} has no task {task}. Give one of {', '.join(map(str, states))}. Received: {text}"
+        )
+    # The state knows of an incarnation a moment before its log is there.
+    numbers = range(states[task].incarnation, 0, -1)
+    return task, next((n for n in numbers if job.task_log(task, n).exists()), 0)
 
 
 def register(app: typer.Typer) -> None:
-    """Adds this module's commands."""
+    """Add this module's commands."""
     options_first = {"allow_interspersed_args": False}
     app.command(help=START_EXAMPLES, context_settings=options_first)(start)
     for command in (attach, resume, scale, stop, ps, logs):

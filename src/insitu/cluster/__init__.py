@@ -11,16 +11,23 @@ from typing import TYPE_CHECKING
 from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
-    from insitu.cluster.chaos import Disturber, Injected, chaos_faults, leftovers, results_of, wait_until_over
+    from insitu.cluster.chaos import (
+        FaultInjector,
+        InjectedFault,
+        find_leftovers,
+        plan_faults,
+        read_results,
+        wait_until_ended,
+    )
     from insitu.cluster.client import (
         BrokenJob,
         JobStatus,
         Request,
-        exit_code,
         find_job,
         is_running,
-        job_ids,
+        list_job_ids,
         list_jobs,
+        read_exit_code,
         read_status,
         resume_job,
         scale_job,
@@ -28,20 +35,28 @@ if TYPE_CHECKING:
         submit,
         watch_stragglers,
     )
+    from insitu.cluster.decide import encode_job
     from insitu.cluster.job_files import Journal, follow, read_placement, read_spec, split_prefix
 
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
-        "chaos": ("Disturber", "Injected", "chaos_faults", "leftovers", "results_of", "wait_until_over"),
+        "chaos": (
+            "FaultInjector",
+            "InjectedFault",
+            "plan_faults",
+            "find_leftovers",
+            "read_results",
+            "wait_until_ended",
+        ),
         "client": (
             "BrokenJob",
             "JobStatus",
             "Request",
-            "exit_code",
+            "read_exit_code",
             "find_job",
             "is_running",
-            "job_ids",
+            "list_job_ids",
             "list_jobs",
             "read_status",
             "resume_job",
@@ -50,34 +65,36 @@ __getattr__, __dir__ = lazy_door(
             "submit",
             "watch_stragglers",
         ),
+        "decide": ("encode_job",),
         "job_files": ("Journal", "follow", "read_placement", "read_spec", "split_prefix"),
     },
 )
 
 __all__ = [
     "BrokenJob",
-    "Disturber",
-    "Injected",
+    "FaultInjector",
+    "InjectedFault",
     "JobStatus",
     "Journal",
     "Request",
-    "chaos_faults",
-    "exit_code",
+    "encode_job",
     "find_job",
+    "find_leftovers",
     "follow",
     "is_running",
-    "job_ids",
-    "leftovers",
+    "list_job_ids",
     "list_jobs",
+    "plan_faults",
+    "read_exit_code",
     "read_placement",
+    "read_results",
     "read_spec",
     "read_status",
-    "results_of",
     "resume_job",
     "scale_job",
     "split_prefix",
     "stop_job",
     "submit",
-    "wait_until_over",
+    "wait_until_ended",
     "watch_stragglers",
 ]

@@ -13,23 +13,24 @@ from typing import Literal, get_args
 
 from insitu.errors import ExchangeError, InputError
 from insitu.exchange import memory
-from insitu.exchange.compression import Compressing
-from insitu.exchange.group import Formed, Group
-from insitu.exchange.handshake import Card, check_secret
-from insitu.exchange.hosts import Hosts, SeveralHosts
-from insitu.exchange.links import Links
-from insitu.exchange.regions import Layout
+from insitu.exchange.compression import CompressingTransport
+from insitu.exchange.group import FormedGroup, Group
+from insitu.exchange.handshake import PeerInfo, check_secret
+from insitu.exchange.hierarchical import HierarchicalTransport
+from insitu.exchange.peer_connections import PeerConnections
+from insitu.exchange.plan import GroupConfig, HostTopology, MemberLost, Members, Transport
 from insitu.exchange.rendezvous import Peer, Rendezvous, parse_address
-from insitu.exchange.shm import SharedMemory
-from insitu.exchange.solo import Solo
-from insitu.exchange.tcp import Tcp
-from insitu.exchange.transport import Gone, Members, Seat, Transport
-from insitu.exchange.wait import patience
+from insitu.exchange.shm import SharedMemoryTransport
+from insitu.exchange.shm_barrier import choose_spin_policy
+from insitu.exchange.shm_layout import SegmentLayout
+from insitu.exchange.solo import SoloTransport
+from insitu.exchange.tcp import TcpTransport
 
 TransportName = Literal["auto", "shm", "tcp"]
 Compression = Literal["none", "bfloat16"]
-_AFTER_OTHER_HOSTS = 1.0
-"""Seconds."""
+_EXTRA_STALL_TIMEOUT = 1.0
+"""Seconds by which a host's stall timeout exceeds that between hosts. A rank that seems stuck may wait for
+another host; there the rank that is stuck is found first."""
 
 
 def join(
@@ -47,22 +48,34 @@ def join(
     compression: Compression = "none",
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Group:
-    """Meets the other ranks and returns the group.
+    """Connect to the other ranks and return the group.
 
-    `addresses[r]` is the `host:port` that rank r listens on while the group forms; nothing may listen there
-    before. `shards` are the shards that this process hosts, ascending (None: shard `rank`), out of
-    `num_shards` (None: as many as ranks); the ranks' shards together must be all of them, each once.
-    `secret` is proved, never sent. `timeout` bounds the forming, `stall_timeout` every wait afterwards, in
-    seconds. `tasks` names the ranks in messages. All ranks must give the same number of addresses,
-    `num_shards`, `transport`, `compression` and `generation`; peers of an older generation are refused.
+    All ranks must pass the same number of addresses, `num_shards`, `transport`, `compression` and
+    `generation`.
 
-    `transport` "auto" takes shared memory among ranks of one host and TCP between hosts. `compression`
-    "bfloat16" halves what float32 reductions send between hosts, and changes their results: see
-    `insitu.exchange.compression`. Within one host nothing is compressed. `cancelled` is asked while others
-    are waited for, as in `Group.rejoin`.
+    Args:
+        rank: The rank of this process.
+        addresses: `addresses[r]` is the `host:port` that rank r listens on while the group forms. Nothing may
+            listen there before.
+        transport: "auto" uses shared memory among ranks of one host and TCP between hosts.
+        shards: The shards that this process hosts, ascending. None: shard `rank`. All ranks together must
+            host each shard once.
+        num_shards: The number of shards of all ranks. None: as many as ranks.
+        secret: The job's secret. It is proved, never sent.
+        timeout: Seconds for the group to form.
+        stall_timeout: Seconds for each wait afterwards.
+        tasks: The names of the ranks in messages.
+        generation: The generation of the group. Peers of an older generation are refused.
+        compression: "bfloat16" halves the bytes that float32 reductions send between hosts, and changes their
+            results: see `insitu.exchange.compression`. Within one host nothing is compressed.
+        cancelled: Polled while this process waits for others, as in `Group.rejoin`.
 
-    Raises InputError, JoinTimeout (naming who is missing), AuthenticationError, StaleGeneration (where this
-    process is the old one, or the wait was called off), ExchangeError.
+    Raises:
+        InputError: An argument is invalid.
+        JoinTimeout: Some ranks are missing; the message names them.
+        AuthenticationError: A peer does not know the secret.
+        StaleGeneration: A peer has a newer generation, or `cancelled` returned True.
+        ExchangeError: The ranks' arguments don't fit together, or the group can't form.
     """
     for name, value, allowed in (
         ("transport", transport, get_args(TransportName)),
@@ -75,7 +88,7 @@ def join(
         if not seconds > 0:
             raise InputError(f"{name} must be a number of seconds greater than 0. Received: {seconds}")
     rank = index(rank)
-    seat = Seat(
+    config = GroupConfig(
         generation,
         rank,
         tuple(addresses),
@@ -83,14 +96,14 @@ def join(
         None if tasks is None else tuple(tasks),
     )
     total = len(addresses) if num_shards is None else num_shards
-    form = partial(_form, _Terms(total, transport, compression, secret, stall_timeout))
-    formed = form(seat, timeout, cancelled)
-    return Group(*formed, seat=seat, timeout=timeout, form=form)
+    form = partial(_form_group, _JoinOptions(total, transport, compression, secret, stall_timeout))
+    formed = form(config, timeout, cancelled)
+    return Group(*formed, config=config, timeout=timeout, form=form)
 
 
 @dataclass(frozen=True, slots=True)
-class _Terms:
-    """What stays the same from one generation of a group to the next."""
+class _JoinOptions:
+    """The arguments of `join` that stay the same from one generation of a group to the next."""
 
     num_shards: int
     transport: TransportName
@@ -98,91 +111,104 @@ class _Terms:
     secret: bytes = field(repr=False)
     stall_timeout: float
 
-    def card(self, seat: Seat) -> Card:
+    def make_info(self, config: GroupConfig) -> PeerInfo:
+        """Return the facts that this process sends to its peers."""
         return {
-            "rank": seat.rank,
-            "size": len(seat.addresses),
+            "rank": config.rank,
+            "size": len(config.addresses),
             "num_shards": self.num_shards,
-            "shards": list(seat.shards),
+            "shards": list(config.shards),
             "transport": self.transport,
             "compression": self.compression,
             "process": os.getpid(),
             "processors": sorted(os.sched_getaffinity(0)),
-            "generation": seat.generation,
+            "generation": config.generation,
         }
 
 
-def _form(terms: _Terms, seat: Seat, timeout: float, cancelled: Callable[[], bool]) -> Formed:
-    """Meets all others, unless `cancelled`."""
-    _check(seat, terms.num_shards)
-    card, size = terms.card(seat), len(seat.addresses)
+def _form_group(
+    options: _JoinOptions, config: GroupConfig, timeout: float, cancelled: Callable[[], bool]
+) -> FormedGroup:
+    """Connect to all others, unless `cancelled`."""
+    _check_config(config, options.num_shards)
+    info, size = options.make_info(config), len(config.addresses)
     if size == 1:
-        members = _members([card], 0)
-        return members, Solo(members), lambda: None
-    control = memory.create("insitu-exchange", Layout(size, terms.num_shards).size)
+        members = _make_members([info], 0)
+        return members, SoloTransport(members), lambda: None
+    control = memory.create("insitu-exchange", SegmentLayout(size, options.num_shards).size)
     try:
-        card |= {"control": control, "host": memory.host_identity() if memory.supported() else ""}
-        with Rendezvous(seat, card, partial(_compare, card), terms.secret, timeout, cancelled) as meeting:
-            peers = meeting.meet(range(size), "control")
-            cards = [card if r == seat.rank else peers[r].card for r in range(size)]
-            members = _members(cards, seat.rank)
-            hosts = _hosts(members, cards)
-            lives = _watch_lives(hosts, cards, peers)
+        info |= {
+            "control": control,
+            "host": memory.read_host_identity() if memory.is_supported() else "",
+        }
+        check = partial(_check_compatible, info)
+        with Rendezvous(config, info, check, options.secret, timeout, cancelled) as rendezvous:
+            peers = rendezvous.connect(range(size), "control")
+            infos = [info if r == config.rank else peers[r].info for r in range(size)]
+            members = _make_members(infos, config.rank)
+            topology = _find_topology(members, infos)
+            liveness = _watch_liveness(topology, infos, peers)
             with contextlib.ExitStack() as undo:
-                undo.callback(lives.close)
+                undo.callback(liveness.close)
                 try:
-                    transport = _form_transport(hosts, cards, meeting, peers, lives, terms.stall_timeout)
-                except Gone as gone:
-                    if not meeting.remaining:
-                        raise meeting.late([gone.rank]) from gone
-                    text = f"{seat.name(gone.rank)} {gone.why} while the group was forming"
-                    raise ExchangeError(text) from gone
+                    transport = _form_transport(
+                        topology, infos, rendezvous, peers, liveness, options.stall_timeout
+                    )
+                except MemberLost as lost:
+                    if not rendezvous.remaining:
+                        raise rendezvous.timeout_error([lost.rank]) from lost
+                    raise ExchangeError(
+                        f"All ranks must live until the group has formed, but {config.name(lost.rank)} "
+                        f"{lost.reason}. See its log, and join again"
+                    ) from lost
                 undo.pop_all()
-            return members, transport, lives.close
+            return members, transport, liveness.close
     finally:
         os.close(control)
 
 
-def _check(seat: Seat, num_shards: int) -> None:
-    """Raises InputError."""
-    size = len(seat.addresses)
-    if not 0 <= seat.rank < size:
-        raise InputError(f"rank must be in [0, {size}), the addresses given. Received: {seat.rank}")
-    for address in seat.addresses:
+def _check_config(config: GroupConfig, num_shards: int) -> None:
+    """Raise InputError for a config that can't be."""
+    size = len(config.addresses)
+    if not 0 <= config.rank < size:
+        raise InputError(f"rank must be in [0, {size}), the addresses given. Received: {config.rank}")
+    for address in config.addresses:
         parse_address(address)
-    if seat.tasks is not None and len(seat.tasks) != size:
-        raise InputError(f"tasks must name each of the {size} ranks. Received: {len(seat.tasks)} names")
-    hosted = seat.shards
+    if config.tasks is not None and len(config.tasks) != size:
+        raise InputError(f"tasks must name each of the {size} ranks. Received: {len(config.tasks)} names")
+    hosted = config.shards
     if list(hosted) != sorted(set(hosted)) or any(not 0 <= s < num_shards for s in hosted):
         raise InputError(f"shards must be distinct, ascending and in [0, {num_shards}). Received: {hosted}")
 
 
-def _compare(mine: Card, theirs: Card) -> None:
-    """Raises ExchangeError unless both can be in one group."""
+def _check_compatible(own: PeerInfo, other: PeerInfo) -> None:
+    """Raise ExchangeError unless both can be in one group."""
     for key in ("size", "num_shards", "transport", "compression"):
-        if mine[key] != theirs.get(key):
+        if own[key] != other.get(key):
             raise ExchangeError(
-                f"All ranks must join with the same {key}. Rank {mine['rank']} has {mine[key]!r}, "
-                f"rank {theirs.get('rank')} has {theirs.get(key)!r}"
+                f"All ranks must join with the same {key}. Received: {own[key]!r} from rank {own['rank']}, "
+                f"{other.get(key)!r} from rank {other.get('rank')}. Pass the same value on all ranks"
             )
 
 
-def _members(cards: Sequence[Card], rank: int) -> Members:
-    """Raises ExchangeError unless each shard is hosted once."""
-    shards = tuple(tuple(int(s) for s in card["shards"]) for card in cards)
-    total = cards[rank]["num_shards"]
+def _make_members(infos: Sequence[PeerInfo], rank: int) -> Members:
+    """Return the members. Raise ExchangeError unless each shard is hosted once."""
+    shards = tuple(tuple(int(s) for s in info["shards"]) for info in infos)
+    total = infos[rank]["num_shards"]
     if sorted(s for hosted in shards for s in hosted) != list(range(total)):
         raise ExchangeError(
-            f"The ranks together must host each of the {total} shards once. Received: {shards}"
+            f"All ranks together must host each of the {total} shards once. Received by rank: {shards}. "
+            "Pass each shard on one rank"
         )
     return Members(rank, shards, total)
 
 
-class _Lives:
-    """Watches connections: a process that ends, however it ends, closes them. Nothing is sent on them. Of
-    `processes` on this host, by rank, also the process ids: a connection may be cut without telling."""
+class _Liveness:
+    """Watches which peers live. A process that ends, however it ends, closes its connections. For processes
+    of this host it watches the process, too: a connection may be cut without any sign."""
 
     def __init__(self, peers: dict[int, Peer], processes: dict[int, int]) -> None:
+        """`processes` are process ids by rank. Nothing is sent on the connections to `peers`."""
         self._poll = select.poll()
         self._ranks: dict[int, int] = {}
         self._connections = [peer.connection for peer in peers.values()]
@@ -191,19 +217,20 @@ class _Lives:
             self._ranks[peer.connection.fileno()] = peer.rank
             self._poll.register(peer.connection, select.POLLIN | select.POLLRDHUP)
         for rank, process in processes.items():
-            # One that has ended already has closed its connection, too.
+            # A process that has ended already has closed its connection, too.
             with contextlib.suppress(OSError):
-                watched = os.pidfd_open(process)
-                self._processes.append(watched)
-                self._ranks[watched] = rank
-                self._poll.register(watched, select.POLLIN)
+                descriptor = os.pidfd_open(process)
+                self._processes.append(descriptor)
+                self._ranks[descriptor] = rank
+                self._poll.register(descriptor, select.POLLIN)
 
-    def dead(self, ranks: Sequence[int]) -> list[int]:
-        """Those of `ranks` whose process or connection has ended."""
+    def find_dead(self, ranks: Sequence[int]) -> list[int]:
+        """Return those of `ranks` whose process or connection has ended."""
         ended = {self._ranks[file] for file, _ in self._poll.poll(0)}
         return [rank for rank in ranks if rank in ended]
 
     def close(self) -> None:
+        """Stop watching, and close the connections."""
         for connection in self._connections:
             connection.close()
         for process in self._processes:
@@ -211,85 +238,89 @@ class _Lives:
         self._processes.clear()
 
 
-def _hosts(members: Members, cards: Sequence[Card]) -> Hosts:
-    """Ranks by host. Raises ExchangeError where all must share one and don't."""
-    wanted = cards[0]["transport"]
+def _find_topology(members: Members, infos: Sequence[PeerInfo]) -> HostTopology:
+    """Return the ranks by host. Raise ExchangeError if all must share one host and don't."""
+    transport = infos[0]["transport"]
     by_host: dict[str, list[int]] = {}
-    for rank, card in enumerate(cards):
-        alone = wanted == "tcp" or not card["host"]
-        by_host.setdefault(f"rank {rank}" if alone else str(card["host"]), []).append(rank)
-    if wanted == "shm" and len(by_host) > 1:
+    for rank, info in enumerate(infos):
+        alone = transport == "tcp" or not info["host"]
+        by_host.setdefault(f"rank {rank}" if alone else str(info["host"]), []).append(rank)
+    if transport == "shm" and len(by_host) > 1:
         raise ExchangeError(
-            f'transport="shm" needs all ranks on one x86-64 Linux host, as one user, who see each other\'s '
-            f"processes. Received ranks on: {sorted(by_host)}"
+            f'transport="shm" needs all ranks on one x86-64 Linux host, as one user, in one pid namespace. '
+            f'Received hosts: {sorted(by_host)}. Use transport="auto"'
         )
-    return Hosts(members, tuple(tuple(ranks) for ranks in by_host.values()))
+    return HostTopology(members, tuple(tuple(ranks) for ranks in by_host.values()))
 
 
-def _lane(hosts: Hosts) -> Sequence[int]:
-    """The ranks, one on each host, with which this one moves data between hosts."""
-    return hosts.lane(hosts.position) if hosts.position < hosts.lanes else ()
-
-
-def _watch_lives(hosts: Hosts, cards: Sequence[Card], peers: dict[int, Peer]) -> _Lives:
-    neighbours, lane = hosts.ranks[hosts.here], _lane(hosts)
-    return _Lives(
-        {rank: peer for rank, peer in peers.items() if rank not in lane or rank in neighbours},
-        {rank: int(cards[rank]["process"]) for rank in neighbours if rank != hosts.members.rank},
+def _watch_liveness(topology: HostTopology, infos: Sequence[PeerInfo], peers: dict[int, Peer]) -> _Liveness:
+    """Watch all peers except those of the lane on other hosts, which PeerConnections watch."""
+    local, lane = topology.local_ranks, topology.own_lane
+    return _Liveness(
+        {rank: peer for rank, peer in peers.items() if rank not in lane or rank in local},
+        {rank: int(infos[rank]["process"]) for rank in local if rank != topology.members.rank},
     )
 
 
 def _form_transport(
-    hosts: Hosts,
-    cards: Sequence[Card],
-    meeting: Rendezvous,
+    topology: HostTopology,
+    infos: Sequence[PeerInfo],
+    rendezvous: Rendezvous,
     peers: dict[int, Peer],
-    lives: _Lives,
+    liveness: _Liveness,
     stall_timeout: float,
 ) -> Transport:
-    here = hosts.members.rank
-    neighbours, lane = hosts.ranks[hosts.here], _lane(hosts)
-    wire: Tcp | None = None
-    same_host = [card for card in cards if card["host"] == cards[here]["host"]]
-    if len(hosts.ranks) > 1 and lane:
-        data = {rank: peer.connection for rank, peer in meeting.meet(lane, "data").items()}
-        control = {rank: peers[rank].connection for rank in data}
-        threads = len({card["process"] for card in same_host}) < len(same_host)
-        soon = min(stall_timeout, meeting.remaining)
-        links = Links(here, control, data, soon, _crowded(same_host), threads)
-        wire = Tcp(hosts.between(), links, lane, cards[0]["generation"])
-        links.stall_timeout = stall_timeout
-    compress = Compressing if cards[0]["compression"] != "none" else _as_it_is
-    if wire is not None and all(len(ranks) == 1 for ranks in hosts.ranks):
-        return compress(wire)
-    soon = min(stall_timeout, meeting.remaining)
-    shared = _form_shared(hosts, [cards[rank] for rank in neighbours], lives, soon)
-    if len(hosts.ranks) == 1:
-        shared.wait_at_most(stall_timeout)
+    """Form the transport that fits the hosts. Its waits end at the deadline of the rendezvous until it is
+    formed."""
+    rank = topology.members.rank
+    local, lane = topology.local_ranks, topology.own_lane
+    remote: TcpTransport | None = None
+    same_host = [info for info in infos if info["host"] == infos[rank]["host"]]
+    if len(topology.ranks) > 1 and lane:
+        data = {peer: p.connection for peer, p in rendezvous.connect(lane, "data").items()}
+        control = {peer: peers[peer].connection for peer in data}
+        threads = len({info["process"] for info in same_host}) < len(same_host)
+        remaining = min(stall_timeout, rendezvous.remaining)
+        connections = PeerConnections(rank, control, data, remaining, _is_crowded(same_host), threads)
+        remote = TcpTransport(topology.make_host_members(), connections, lane, infos[0]["generation"])
+        connections.stall_timeout = stall_timeout
+    compressed = infos[0]["compression"] != "none"
+    if remote is not None and all(len(ranks) == 1 for ranks in topology.ranks):
+        return CompressingTransport(remote) if compressed else remote
+    remaining = min(stall_timeout, rendezvous.remaining)
+    shared = _form_shared(topology, [infos[peer] for peer in local], liveness, remaining)
+    if len(topology.ranks) == 1:
+        shared.session.set_stall_timeout(stall_timeout)
         return shared
-    # Who seems stuck here may wait for another host, where the one that is stuck is found first.
-    shared.wait_at_most(stall_timeout + _AFTER_OTHER_HOSTS)
-    return compress(SeveralHosts(hosts, shared, wire))
+    shared.session.set_stall_timeout(stall_timeout + _EXTRA_STALL_TIMEOUT)
+    transport = HierarchicalTransport(topology, shared, remote)
+    return CompressingTransport(transport) if compressed else transport
 
 
-def _as_it_is(transport: Transport) -> Transport:
-    return transport
+def _is_crowded(infos: Sequence[PeerInfo]) -> bool:
+    """Return True if the ranks of one host are more than the processors that they may use together. Then a
+    rank that spins takes processor time from those it waits for."""
+    return len(infos) > len({processor for info in infos for processor in info["processors"]})
 
 
-def _crowded(cards: Sequence[Card]) -> bool:
-    """Whether ranks of one host are more than the processors that they may use together, so that who spins
-    takes the time of those it waits for."""
-    return len(cards) > len({processor for card in cards for processor in card["processors"]})
-
-
-def _form_shared(hosts: Hosts, cards: Sequence[Card], lives: _Lives, stall_timeout: float) -> SharedMemory:
-    leader = cards[0]
-    size = Layout(leader["size"], leader["num_shards"]).size
+def _form_shared(
+    topology: HostTopology, infos: Sequence[PeerInfo], liveness: _Liveness, stall_timeout: float
+) -> SharedMemoryTransport:
+    """Form the transport within this host, in a segment of its first rank. `infos` are those of its ranks."""
+    leader = infos[0]
+    size = SegmentLayout(leader["size"], leader["num_shards"]).size
     control = memory.attach(leader["process"], leader["control"], size)
-    same_process = len({card["process"] for card in cards}) < len(cards)
-    how = patience(len(cards), _crowded(cards), same_process)
-    ranks = hosts.ranks[hosts.here]
-    neighbours = [rank for rank in ranks if rank != hosts.members.rank]
-    shared = SharedMemory(hosts.within(), control, ranks, how, lambda: lives.dead(neighbours), stall_timeout)
-    shared.allocate(0)  # everybody has mapped the leader's segment once this returns
+    same_process = len({info["process"] for info in infos}) < len(infos)
+    policy = choose_spin_policy(len(infos), _is_crowded(infos), same_process)
+    ranks = topology.local_ranks
+    others = [rank for rank in ranks if rank != topology.members.rank]
+    shared = SharedMemoryTransport(
+        topology.make_local_members(),
+        control,
+        ranks,
+        policy,
+        lambda: liveness.find_dead(others),
+        stall_timeout,
+    )
+    shared.allocate(0)  # all ranks have mapped the leader's segment once this returns
     return shared

@@ -1,10 +1,9 @@
-/* What transports do between two looks of Python: meeting in shared memory, moving bytes over TCP, adding up.
+/* The inner loops of the transports: the barrier in shared memory, sending and receiving over TCP, and sums.
 
-   The same as `wait.Meeting.meet`, `shm.SharedMemory._small`, `shm.SharedMemory._in_region` and `rounds.Round`
-   do without a compiler, bit for bit: each element is ((x_0 + x_1) + x_2) + ... in its own dtype, nothing is
-   contracted. `native.py` and `wire.py` compile this file, describe its structures to ctypes, and say what they
-   mean. Whatever isn't as it should be (somebody late beyond some microseconds, an alarm) is handed back to
-   Python. */
+   `shm_barrier.ShmBarrier.wait`, `shm_reductions` and `schedule_runner.ScheduleRunner` do the same without a
+   compiler, bit for bit: each element is ((x_0 + x_1) + x_2) + ... in its own dtype, and nothing is contracted.
+   `native.py` and `compiled_schedule.py` describe the structures of this file to ctypes. Everything that is not
+   the normal course (a member that is late by more than some microseconds, a lost member) returns to Python. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <limits.h>
@@ -25,26 +24,26 @@
 #endif
 
 #if defined(__GNUC__) && !defined(__clang__)
-#define SAME_ELEMENTS _Pragma("GCC ivdep")
+#define IVDEP _Pragma("GCC ivdep")
 #else
-#define SAME_ELEMENTS
+#define IVDEP
 #endif
 
-enum { HERE = 0, MISSING = 1, ALARM = 2, GIVEN_UP = 4, AFTERWARDS = 8 };
+enum { ARRIVED = 0, MISSING = 1, LOSS_FLAGGED = 2, EVICTED = 4, AT_END = 8 };
 enum { NOBODY = -1 };
 
-struct meeting {
-    uint64_t *words;          /* shared: everything that is given by index */
-    unsigned char *asleep;    /* shared: one byte a member */
-    uint64_t *others;         /* arrival words of the others: `count` of even meetings, then of odd ones */
-    uint64_t own[2];          /* this member's arrival words */
-    uint64_t alarm;           /* index of the alarm */
-    uint64_t bell;            /* 32-bit words: index of member 0's bell */
-    uint64_t per_member;      /* words of a member */
-    uint64_t member, count;   /* this member; how many others */
-    uint64_t spins, yields;
-    double waited;            /* seconds spent waiting in this call */
-    int64_t last;             /* index of the arrival word that came last, or NOBODY */
+struct barrier {
+    uint64_t *words;        /* shared; the fields below that are indexes refer to it */
+    unsigned char *asleep;  /* shared: one byte per member */
+    uint64_t *others;       /* arrival words of the others: `count` for even phases, then `count` for odd ones */
+    uint64_t own[2];        /* this member's arrival words, for even and for odd phases */
+    uint64_t loss_flag;     /* index of the word that is not 0 after a loss */
+    uint64_t doorbell;      /* index of member 0's doorbell, counted in 32-bit words */
+    uint64_t per_member;    /* words per member */
+    uint64_t member, count; /* this member; the number of others */
+    uint64_t spins, yields; /* polls without and with yielding the processor, before Python takes over */
+    double waited;          /* seconds spent waiting in this call */
+    int64_t last;           /* index of the arrival word that came last, or NOBODY */
 };
 
 static double now(void) {
@@ -55,58 +54,58 @@ static double now(void) {
 
 static uint64_t load(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 
-static void wake(struct meeting *m) {
-    uint32_t *bells = (uint32_t *)m->words;
-    for (uint64_t member = 0; member <= m->count; member++) {
-        if (member == m->member || !__atomic_load_n(&m->asleep[member], __ATOMIC_ACQUIRE)) continue;
-        uint32_t *bell = &bells[m->bell + 2 * member * m->per_member];
-        __atomic_fetch_add(bell, 1, __ATOMIC_SEQ_CST);
-        syscall(SYS_futex, bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+static void wake(struct barrier *b) {
+    uint32_t *doorbells = (uint32_t *)b->words;
+    for (uint64_t member = 0; member <= b->count; member++) {
+        if (member == b->member || !__atomic_load_n(&b->asleep[member], __ATOMIC_ACQUIRE)) continue;
+        uint32_t *doorbell = &doorbells[b->doorbell + 2 * member * b->per_member];
+        __atomic_fetch_add(doorbell, 1, __ATOMIC_SEQ_CST);
+        syscall(SYS_futex, doorbell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
     }
 }
 
-static void pause_a_little(void) {
+static void pause_processor(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #endif
 }
 
-static int meet(struct meeting *m, uint64_t tick, uint64_t signature) {
-    uint64_t parity = tick & 1, word = tick << 24 | signature, here = 0;
-    const uint64_t *others = m->others + parity * m->count;
-    __atomic_store_n(&m->words[m->own[parity]], word, __ATOMIC_SEQ_CST);
-    m->last = NOBODY;
-    while (here < m->count && load(&m->words[others[here]]) == word) here++;
-    if (here < m->count) {
+static int wait_at_barrier(struct barrier *b, uint64_t phase, uint64_t signature) {
+    uint64_t parity = phase & 1, word = phase << 24 | signature, arrived = 0;
+    const uint64_t *others = b->others + parity * b->count;
+    __atomic_store_n(&b->words[b->own[parity]], word, __ATOMIC_SEQ_CST);
+    b->last = NOBODY;
+    while (arrived < b->count && load(&b->words[others[arrived]]) == word) arrived++;
+    if (arrived < b->count) {
         double start = now();
-        uint64_t looks = 0;
-        while (here < m->count) {
-            if (load(&m->words[others[here]]) == word) {
-                m->last = (int64_t)others[here++];
-            } else if (looks < m->spins) {
-                looks++;
-                pause_a_little();
-            } else if (looks < m->spins + m->yields) {
-                looks++;
+        uint64_t polls = 0;
+        while (arrived < b->count) {
+            if (load(&b->words[others[arrived]]) == word) {
+                b->last = (int64_t)others[arrived++];
+            } else if (polls < b->spins) {
+                polls++;
+                pause_processor();
+            } else if (polls < b->spins + b->yields) {
+                polls++;
                 sched_yield();
             } else {
                 break;
             }
         }
-        m->waited += now() - start;
-        if (here < m->count) return MISSING;
+        b->waited += now() - start;
+        if (arrived < b->count) return MISSING;
     }
-    if (load(&m->words[m->alarm])) return ALARM;
-    wake(m);
-    return HERE;
+    if (load(&b->words[b->loss_flag])) return LOSS_FLAGGED;
+    wake(b);
+    return ARRIVED;
 }
 
-/* Adding up. `out` may be one of the first two rows that are added, element by element, and none of the others.
-   A row whose factor is 0 is not read. */
+/* Sums. `out` may be one of the first two rows that are added, but none of the others. A row whose factor is 0 is
+   not read. */
 
 #define KERNEL(T, NAME)                                                                                       \
     WIDE static void NAME##_pair(T *out, const T *a, const T *b, uint64_t n) {                                \
-        SAME_ELEMENTS for (uint64_t i = 0; i < n; i++) out[i] = a[i] + b[i];                                                \
+        IVDEP for (uint64_t i = 0; i < n; i++) out[i] = a[i] + b[i];                                          \
     }                                                                                                         \
     WIDE static void NAME##_add(T *restrict out, const T *a, uint64_t n) {                                    \
         for (uint64_t i = 0; i < n; i++) out[i] = out[i] + a[i];                                              \
@@ -122,7 +121,7 @@ static int meet(struct meeting *m, uint64_t tick, uint64_t signature) {
 
 #define WEIGHTED(T, NAME)                                                                                     \
     WIDE static void NAME##_times(T *out, const T *a, T f, uint64_t n) {                                      \
-        SAME_ELEMENTS for (uint64_t i = 0; i < n; i++) out[i] = a[i] * f;                                                   \
+        IVDEP for (uint64_t i = 0; i < n; i++) out[i] = a[i] * f;                                             \
     }                                                                                                         \
     WIDE static void NAME##_add_times(T *restrict out, const T *a, T f, uint64_t n) {                         \
         for (uint64_t i = 0; i < n; i++) {                                                                    \
@@ -131,7 +130,7 @@ static int meet(struct meeting *m, uint64_t tick, uint64_t signature) {
         }                                                                                                     \
     }                                                                                                         \
     WIDE static void NAME##_pair_times(T *out, const T *a, T f, const T *b, T g, uint64_t n) {                \
-        SAME_ELEMENTS for (uint64_t i = 0; i < n; i++) {                                                                    \
+        IVDEP for (uint64_t i = 0; i < n; i++) {                                                              \
             T one = a[i] * f, other = b[i] * g;                                                               \
             out[i] = one + other;                                                                             \
         }                                                                                                     \
@@ -159,7 +158,7 @@ static int meet(struct meeting *m, uint64_t tick, uint64_t signature) {
 
 KERNEL(float, f32)
 KERNEL(double, f64)
-KERNEL(uint32_t, i32) /* whole numbers wrap around, as NumPy's do */
+KERNEL(uint32_t, i32) /* integers wrap around, as NumPy's do */
 KERNEL(uint64_t, i64)
 WEIGHTED(float, f32)
 WEIGHTED(double, f64)
@@ -168,11 +167,11 @@ enum { FLOAT32, FLOAT64, INT32, INT64 };
 
 struct sum {
     uint64_t dtype, shards;
-    uint64_t divisor; /* of a mean; else 0 */
-    double *factors;  /* one a shard, or NULL */
+    uint64_t divisor; /* for a mean: the number of shards; else 0 */
+    double *factors;  /* one per shard, or NULL */
 };
 
-static void add_up(const struct sum *s, char *out, char **rows, uint64_t at, uint64_t n) {
+static void compute_sum(const struct sum *s, char *out, char **rows, uint64_t at, uint64_t n) {
     if (s->dtype == FLOAT32) {
         if (s->factors) f32_mean((float *)out, rows, s->factors, s->shards, at, n);
         else f32_sum((float *)out, rows, s->shards, at, n);
@@ -188,45 +187,45 @@ static void add_up(const struct sum *s, char *out, char **rows, uint64_t at, uin
     }
 }
 
-/* Through the slots: everybody copies its rows there, all meet, everybody adds up all of them. */
+/* Small rows go through the slots: each member copies its rows there, all wait at a barrier, each sums all slots. */
 
-struct small {
-    struct meeting *meeting;
+struct slot_reduction {
+    struct barrier *barrier;
     struct sum sum;
-    uint64_t signature, bytes, mine; /* of a row; how many rows are this member's */
-    char **rows;                     /* those */
-    char **copies;                   /* where they go: `mine` of even meetings, then of odd ones */
-    char **slots;                    /* of all shards: of even meetings, then of odd ones */
+    uint64_t signature, bytes, own_count; /* bytes of a row; the number of this member's rows */
+    char **rows;            /* this member's rows */
+    char **copies;          /* their slots: `own_count` for even phases, then `own_count` for odd ones */
+    char **slots;           /* the slots of all shards: for even phases, then for odd ones */
     char *result;
-    uint64_t start, length; /* elements: which part of the sum is wanted */
+    uint64_t start, length; /* the part of the sum that is wanted, in elements */
 };
 
-int insitu_small(struct small *s, uint64_t tick) {
-    uint64_t parity = tick & 1;
-    s->meeting->waited = 0;
-    for (uint64_t i = 0; i < s->mine; i++) memcpy(s->copies[parity * s->mine + i], s->rows[i], s->bytes);
-    int state = meet(s->meeting, tick, s->signature);
-    if (state == HERE) add_up(&s->sum, s->result, s->slots + parity * s->sum.shards, s->start, s->length);
+int insitu_reduce_slots(struct slot_reduction *s, uint64_t phase) {
+    uint64_t parity = phase & 1;
+    s->barrier->waited = 0;
+    for (uint64_t i = 0; i < s->own_count; i++) memcpy(s->copies[parity * s->own_count + i], s->rows[i], s->bytes);
+    int state = wait_at_barrier(s->barrier, phase, s->signature);
+    if (state == ARRIVED) compute_sum(&s->sum, s->result, s->slots + parity * s->sum.shards, s->start, s->length);
     return state;
 }
 
-/* In the members' own memory: each adds up its part of the length, piece after piece. A sum is put together
-   beside the rows, and `work` says whether a piece is being added up (even) or copied over the rows (odd), so
-   that others can finish the part of a member that dies at any moment. */
+/* Large rows stay in the members' own memory: each member sums its part of the length, piece after piece. A sum is
+   computed in scratch memory, and `progress` tells whether a piece is being summed (even) or copied over the rows
+   (odd), so that others can finish the part of a member that dies at any point. */
 
-struct part {
-    struct meeting *meeting;
+struct region_reduction {
+    struct barrier *barrier;
     struct sum sum;
-    uint64_t begin, end;          /* signatures of the meetings before and after */
-    uint64_t start, stop, piece;  /* elements */
+    uint64_t begin, end;         /* signatures of the barriers before and after */
+    uint64_t start, stop, piece; /* in elements */
     uint64_t itemsize, results_count;
     char **rows, **results;
     char *scratch;
-    uint64_t *work, *out;         /* shared: how far this member is; whether the others have given it up */
+    uint64_t *progress, *evicted; /* shared: how far this member is; whether the others have evicted it */
     uint64_t piece_bits;
 };
 
-/* Two targets at once: memcpy, one after the other, takes a third longer. */
+/* Writes two targets at once: two calls of memcpy take a third longer. */
 WIDE static void copy_twice(const uint32_t *restrict from, uint32_t *restrict one, uint32_t *restrict other,
                             uint64_t n) {
     for (uint64_t i = 0; i < n; i++) {
@@ -235,7 +234,7 @@ WIDE static void copy_twice(const uint32_t *restrict from, uint32_t *restrict on
     }
 }
 
-static void deliver(const struct part *p, uint64_t at, uint64_t bytes) {
+static void copy_to_results(const struct region_reduction *p, uint64_t at, uint64_t bytes) {
     uint64_t r = 0;
     for (; r + 1 < p->results_count; r += 2)
         copy_twice((const uint32_t *)p->scratch, (uint32_t *)(p->results[r] + at),
@@ -243,69 +242,69 @@ static void deliver(const struct part *p, uint64_t at, uint64_t bytes) {
     if (r < p->results_count) memcpy(p->results[r] + at, p->scratch, bytes);
 }
 
-static int work_off(struct part *p, uint64_t tick) {
-    uint64_t state = tick << p->piece_bits;
+static int reduce_own_part(struct region_reduction *p, uint64_t phase) {
+    uint64_t state = phase << p->piece_bits;
     for (uint64_t at = p->start; at < p->stop; at += p->piece) {
         uint64_t n = p->stop - at < p->piece ? p->stop - at : p->piece;
-        __atomic_store_n(p->work, state, __ATOMIC_RELEASE);
-        add_up(&p->sum, p->scratch, p->rows, at, n);
-        __atomic_store_n(p->work, state + 1, __ATOMIC_RELEASE);
-        if (load(p->out)) return GIVEN_UP;
-        deliver(p, at * p->itemsize, n * p->itemsize);
+        __atomic_store_n(p->progress, state, __ATOMIC_RELEASE);
+        compute_sum(&p->sum, p->scratch, p->rows, at, n);
+        __atomic_store_n(p->progress, state + 1, __ATOMIC_RELEASE);
+        if (load(p->evicted)) return EVICTED;
+        copy_to_results(p, at * p->itemsize, n * p->itemsize);
         state += 2;
     }
-    __atomic_store_n(p->work, state, __ATOMIC_RELEASE);
-    return HERE;
+    __atomic_store_n(p->progress, state, __ATOMIC_RELEASE);
+    return ARRIVED;
 }
 
-static int part(struct part *p, uint64_t tick) {
-    if (work_off(p, tick)) return GIVEN_UP;
-    int64_t last = p->meeting->last;
-    int state = meet(p->meeting, tick + 1, p->end);
-    p->meeting->last = last;
-    return state ? AFTERWARDS | state : HERE;
+static int reduce_and_wait(struct region_reduction *p, uint64_t phase) {
+    if (reduce_own_part(p, phase)) return EVICTED;
+    int64_t last = p->barrier->last;
+    int state = wait_at_barrier(p->barrier, phase + 1, p->end);
+    p->barrier->last = last;
+    return state ? AT_END | state : ARRIVED;
 }
 
-/* This member's part, after the meeting `tick`; then the meeting that follows. */
-int insitu_part(struct part *p, uint64_t tick) {
-    p->meeting->waited = 0;
-    return part(p, tick);
+/* This member's part, after the barrier `phase`, and the barrier that follows. */
+int insitu_reduce_region(struct region_reduction *p, uint64_t phase) {
+    p->barrier->waited = 0;
+    return reduce_and_wait(p, phase);
 }
 
-/* Both meetings and what is between. */
-int insitu_whole(struct part *p, uint64_t tick) {
-    p->meeting->waited = 0;
-    int state = meet(p->meeting, tick, p->begin);
-    return state ? state : part(p, tick);
+/* The barrier `phase`, this member's part, and the barrier that follows. */
+int insitu_barrier_and_reduce_region(struct region_reduction *p, uint64_t phase) {
+    p->barrier->waited = 0;
+    int state = wait_at_barrier(p->barrier, phase, p->begin);
+    return state ? state : reduce_and_wait(p, phase);
 }
 
-int insitu_meet(struct meeting *m, uint64_t tick, uint64_t signature) {
-    m->waited = 0;
-    return meet(m, tick, signature);
+int insitu_barrier_wait(struct barrier *b, uint64_t phase, uint64_t signature) {
+    b->waited = 0;
+    return wait_at_barrier(b, phase, signature);
 }
 
-/* Over TCP: what is to be sent to each peer and where what it sends goes, segment after segment. A segment is
-   open once so many steps are done; a step adds up rows that have come. */
+/* TCP: a queue of transfers out to each peer and one in from it. A transfer may begin once `gate` steps are done; a
+   step sums rows that have arrived. */
 
-enum { THROUGH = 0, WAITING = 1, AGREED = 2, DIFFERENT = 3 };
+enum { DONE = 0, WAITING = 1, AGREED = 2, MISMATCH = 3 };
 enum { VIEWS = 16 };
 
-struct segment {
+struct transfer {
     char *at;
-    uint64_t bytes, gate; /* never 0 bytes; steps that must be done before it is sent or received */
+    uint64_t bytes, gate; /* bytes is never 0; gate: steps that must be done before this transfer begins */
 };
 
-struct flow {
-    struct segment *segments;
-    uint64_t count, place, offset; /* segments; which one is under way; bytes of it that have been moved */
+struct transfer_queue {
+    struct transfer *transfers;
+    uint64_t count, current, offset; /* transfers; the one under way; bytes of it that have been moved */
 };
 
-struct line {
+struct peer {
     int64_t socket;
     uint64_t ended;
-    uint64_t greeting;  /* segments that come before the rows: the header, and perhaps weights */
-    uint64_t *needs;    /* by step: segments that must have come */
-    struct flow out, in;
+    uint64_t preamble; /* transfers in that come before the rows: the header, and perhaps weights */
+    uint64_t *needs;   /* by step: transfers in that must be complete */
+    struct transfer_queue out, in;
 };
 
 struct step {
@@ -313,30 +312,30 @@ struct step {
     uint64_t length; /* elements */
 };
 
-struct round {
-    struct line *lines;
-    uint64_t lines_count;
+struct schedule {
+    struct peer *peers;
+    uint64_t peers_count;
     struct step *steps;
     uint64_t steps_count, itemsize, piece;
     struct sum sum;
     char *header;
     uint64_t header_bytes;
-    uint64_t pauses;  /* whether to go back once all have agreed, before the first step */
-    uint64_t skips;   /* whether steps count as done without being done */
-    uint64_t in_place; /* whether steps write to what is sent: they wait until that is gone */
+    uint64_t stop_when_agreed;    /* whether to return once all have agreed, before the first step */
+    uint64_t skip_steps;          /* whether steps count as done without being run */
+    uint64_t in_place;            /* whether steps overwrite rows that are sent: they wait until all is sent */
     char *from, *to;
-    uint64_t bytes;   /* copied at the end */
-    uint64_t looks, yields;
-    uint64_t done, agreed, moved; /* steps; whether all have agreed; whether this call moved anything */
-    double waited;
-    int64_t last, different; /* lines: whose header came last, NOBODY if none was waited for; whose differs */
+    uint64_t bytes;               /* copied at the end */
+    uint64_t max_polls, yields;   /* polls before returning WAITING; whether to yield the processor in between */
+    uint64_t done, agreed, moved; /* steps done; whether all have agreed; whether this call moved anything */
+    double waited;                /* seconds spent waiting in this call */
+    int64_t last, mismatched;     /* peers: whose header came last (NOBODY: none was late); whose header differs */
 };
 
-static int views(const struct flow *f, uint64_t done, struct iovec *v) {
+static int views(const struct transfer_queue *f, uint64_t done, struct iovec *v) {
     int n = 0;
-    for (uint64_t i = f->place; i < f->count && n < VIEWS && f->segments[i].gate <= done; i++, n++) {
-        v[n].iov_base = f->segments[i].at;
-        v[n].iov_len = f->segments[i].bytes;
+    for (uint64_t i = f->current; i < f->count && n < VIEWS && f->transfers[i].gate <= done; i++, n++) {
+        v[n].iov_base = f->transfers[i].at;
+        v[n].iov_len = f->transfers[i].bytes;
     }
     if (n) {
         v[0].iov_base = (char *)v[0].iov_base + f->offset;
@@ -345,115 +344,119 @@ static int views(const struct flow *f, uint64_t done, struct iovec *v) {
     return n;
 }
 
-static void go_on(struct flow *f, uint64_t moved) {
+static void advance(struct transfer_queue *f, uint64_t moved) {
     f->offset += moved;
-    while (f->place < f->count && f->offset >= f->segments[f->place].bytes) f->offset -= f->segments[f->place++].bytes;
+    while (f->current < f->count && f->offset >= f->transfers[f->current].bytes)
+        f->offset -= f->transfers[f->current++].bytes;
 }
 
-static int failed(struct line *l) {
-    if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) l->ended = 1;
+static int record_error(struct peer *peer) {
+    if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) peer->ended = 1;
     return 0;
 }
 
-static int push(struct line *l, uint64_t done) {
+static int send_some(struct peer *peer, uint64_t done) {
     struct iovec v[VIEWS];
-    struct msghdr message = {.msg_iov = v, .msg_iovlen = (size_t)views(&l->out, done, v)};
+    struct msghdr message = {.msg_iov = v, .msg_iovlen = (size_t)views(&peer->out, done, v)};
     if (!message.msg_iovlen) return 0;
     ssize_t moved = message.msg_iovlen == 1
-                        ? send((int)l->socket, v[0].iov_base, v[0].iov_len, MSG_DONTWAIT | MSG_NOSIGNAL)
-                        : sendmsg((int)l->socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (moved < 0) return failed(l);
-    go_on(&l->out, (uint64_t)moved);
+                        ? send((int)peer->socket, v[0].iov_base, v[0].iov_len, MSG_DONTWAIT | MSG_NOSIGNAL)
+                        : sendmsg((int)peer->socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (moved < 0) return record_error(peer);
+    advance(&peer->out, (uint64_t)moved);
     return 1;
 }
 
-static int pull(struct line *l, uint64_t done) {
+static int receive_some(struct peer *peer, uint64_t done) {
     struct iovec v[VIEWS];
-    struct msghdr message = {.msg_iov = v, .msg_iovlen = (size_t)views(&l->in, done, v)};
+    struct msghdr message = {.msg_iov = v, .msg_iovlen = (size_t)views(&peer->in, done, v)};
     if (!message.msg_iovlen) return 0;
-    ssize_t moved = message.msg_iovlen == 1 ? recv((int)l->socket, v[0].iov_base, v[0].iov_len, MSG_DONTWAIT)
-                                            : recvmsg((int)l->socket, &message, MSG_DONTWAIT);
-    if (moved < 0) return failed(l);
+    ssize_t moved = message.msg_iovlen == 1 ? recv((int)peer->socket, v[0].iov_base, v[0].iov_len, MSG_DONTWAIT)
+                                            : recvmsg((int)peer->socket, &message, MSG_DONTWAIT);
+    if (moved < 0) return record_error(peer);
     if (moved == 0) {
-        l->ended = 1;
+        peer->ended = 1;
         return 0;
     }
-    go_on(&l->in, (uint64_t)moved);
+    advance(&peer->in, (uint64_t)moved);
     return 1;
 }
 
-static int is_through(const struct line *l) { return l->out.place == l->out.count && l->in.place == l->in.count; }
+static int is_done(const struct peer *peer) {
+    return peer->out.current == peer->out.count && peer->in.current == peer->in.count;
+}
 
-static int all_through(const struct round *r) {
-    for (uint64_t i = 0; i < r->lines_count; i++)
-        if (!is_through(&r->lines[i])) return 0;
+static int all_done(const struct schedule *r) {
+    for (uint64_t i = 0; i < r->peers_count; i++)
+        if (!is_done(&r->peers[i])) return 0;
     return 1;
 }
 
-/* Whether all have sent what this member has: then r->agreed. A header that differs: r->different. */
-static void compare(struct round *r) {
-    for (uint64_t i = 0; i < r->lines_count; i++) {
-        struct line *l = &r->lines[i];
-        if (l->in.place && memcmp(l->in.segments[0].at, r->header, r->header_bytes)) r->different = (int64_t)i;
+/* Sets r->agreed once all peers have sent the same header, r->mismatched if a header differs. */
+static void check_agreement(struct schedule *r) {
+    for (uint64_t i = 0; i < r->peers_count; i++) {
+        struct peer *peer = &r->peers[i];
+        if (peer->in.current && memcmp(peer->in.transfers[0].at, r->header, r->header_bytes))
+            r->mismatched = (int64_t)i;
     }
-    if (r->different >= 0) return;
-    for (uint64_t i = 0; i < r->lines_count; i++)
-        if (r->lines[i].in.place < r->lines[i].greeting) {
+    if (r->mismatched >= 0) return;
+    for (uint64_t i = 0; i < r->peers_count; i++)
+        if (r->peers[i].in.current < r->peers[i].preamble) {
             r->last = (int64_t)i;
             return;
         }
     r->agreed = 1;
 }
 
-static int has_come(const struct round *r, uint64_t step) {
-    for (uint64_t i = 0; i < r->lines_count; i++)
-        if (r->lines[i].in.place < r->lines[i].needs[step]) return 0;
-    return !r->in_place || all_through(r);
+static int has_arrived(const struct schedule *r, uint64_t step) {
+    for (uint64_t i = 0; i < r->peers_count; i++)
+        if (r->peers[i].in.current < r->peers[i].needs[step]) return 0;
+    return !r->in_place || all_done(r);
 }
 
-static void perform(const struct round *r, const struct step *s) {
-    if (r->skips) return;
+static void run_step(const struct schedule *r, const struct step *s) {
+    if (r->skip_steps) return;
     for (uint64_t at = 0; at < s->length; at += r->piece) {
         uint64_t n = s->length - at < r->piece ? s->length - at : r->piece;
-        add_up(&r->sum, s->out + at * r->itemsize, s->rows, at, n);
+        compute_sum(&r->sum, s->out + at * r->itemsize, s->rows, at, n);
     }
 }
 
-static int move(struct round *r) {
+static int transfer_some(struct schedule *r) {
     int moved = 0;
-    for (uint64_t i = 0; i < r->lines_count; i++) moved |= push(&r->lines[i], r->done);
-    for (uint64_t i = 0; i < r->lines_count; i++) moved |= pull(&r->lines[i], r->done);
+    for (uint64_t i = 0; i < r->peers_count; i++) moved |= send_some(&r->peers[i], r->done);
+    for (uint64_t i = 0; i < r->peers_count; i++) moved |= receive_some(&r->peers[i], r->done);
     return moved;
 }
 
-static int progress(struct round *r) {
+static int run_until_blocked(struct schedule *r) {
     double idle = 0;
-    uint64_t looks = 0;
+    uint64_t polls = 0;
     for (;;) {
-        int moved = move(r);
+        int moved = transfer_some(r);
         if (moved) {
             r->moved = 1;
-            looks = 0;
+            polls = 0;
             if (idle) r->waited += now() - idle;
             idle = 0;
         }
-        if (!r->agreed) { /* also what was pulled between two calls */
-            compare(r);
-            if (r->different >= 0) return DIFFERENT;
-            if (r->agreed && r->pauses) return AGREED;
+        if (!r->agreed) { /* also after receives between two calls */
+            check_agreement(r);
+            if (r->mismatched >= 0) return MISMATCH;
+            if (r->agreed && r->stop_when_agreed) return AGREED;
         }
         if (r->agreed) {
             uint64_t before = r->done;
-            while (r->done < r->steps_count && has_come(r, r->done)) perform(r, &r->steps[r->done++]);
-            if (r->done == r->steps_count && all_through(r)) {
+            while (r->done < r->steps_count && has_arrived(r, r->done)) run_step(r, &r->steps[r->done++]);
+            if (r->done == r->steps_count && all_done(r)) {
                 if (r->bytes) memcpy(r->to, r->from, r->bytes);
-                return THROUGH;
+                return DONE;
             }
             if (r->done != before) continue;
         }
         if (moved) continue;
         if (!idle) idle = now();
-        if (looks++ >= r->looks) {
+        if (polls++ >= r->max_polls) {
             r->waited += now() - idle;
             return WAITING;
         }
@@ -461,26 +464,28 @@ static int progress(struct round *r) {
     }
 }
 
-/* Begins round `sequence` of the group, whose number stands in the header. */
-int insitu_round(struct round *r, uint64_t sequence) {
+/* Starts operation `sequence`, whose number is part of the header. */
+int insitu_run_schedule(struct schedule *r, uint64_t sequence) {
     for (int byte = 0; byte < 8; byte++) r->header[4 + byte] = (char)(sequence >> (56 - 8 * byte));
-    for (uint64_t i = 0; i < r->lines_count; i++) {
-        struct line *l = &r->lines[i];
-        l->ended = l->out.place = l->out.offset = l->in.place = l->in.offset = 0;
+    for (uint64_t i = 0; i < r->peers_count; i++) {
+        struct peer *peer = &r->peers[i];
+        peer->ended = peer->out.current = peer->out.offset = peer->in.current = peer->in.offset = 0;
     }
     r->done = r->agreed = r->moved = 0;
     r->waited = 0;
-    r->last = r->different = NOBODY;
-    return progress(r);
+    r->last = r->mismatched = NOBODY;
+    return run_until_blocked(r);
 }
 
-/* Goes on with it. */
-int insitu_round_on(struct round *r, uint64_t sequence) {
+/* Continues the operation under way. */
+int insitu_resume_schedule(struct schedule *r, uint64_t sequence) {
     (void)sequence;
     r->moved = 0;
     r->waited = 0;
-    return progress(r);
+    return run_until_blocked(r);
 }
 
-/* Takes what has come from one peer; returns whether that was anything. */
-int insitu_round_pull(struct round *r, uint64_t line) { return pull(&r->lines[line], r->done); }
+/* Receives what has arrived from one peer. Returns 1 if anything has. */
+int insitu_receive_from(struct schedule *r, uint64_t number) {
+    return receive_some(&r->peers[number], r->done);
+}

@@ -1,8 +1,8 @@
-"""Compiled code for what Python is too slow at: meeting within a microsecond, and sums that stay in the
-first-level cache.
+"""The compiled code of the exchange: a barrier within a microsecond, and sums that stay in the first-level
+cache.
 
-`kernels.c` is compiled on first use (`insitu.exchange.compiling`). Where it can't be, the same is done with
-NumPy, with the same bits.
+`kernels.c` is compiled on first use (`insitu.exchange.compiling`). Without a compiler NumPy does the same,
+with the same bits.
 """
 
 from __future__ import annotations
@@ -17,28 +17,33 @@ from typing import Any
 import numpy as np
 
 from insitu.exchange import compiling
-from insitu.exchange.arithmetic import PAGE, Operation
+from insitu.exchange.plan import PAGE, ReduceOp
 
-HERE, MISSING, ALARM, GIVEN_UP, AFTERWARDS = 0, 1, 2, 4, 8
-"""What a call comes back with: all is done; somebody is missing; the alarm rings; the others have given this
-member up; and whether that was at the meeting at the end."""
+ARRIVED, MISSING, LOSS_FLAGGED, EVICTED, AT_END = 0, 1, 2, 4, 8
+"""The states that a call with a barrier returns: all members arrived; a member is missing; the loss flag is
+set; the others have evicted this member. AT_END is added if that was at the second of two barriers."""
+
+HOLD_GIL_BYTES = 256 * 1024
+"""Rows up to this size are reduced while the GIL is held: releasing it would take longer."""
 
 DTYPES = {"float32": 0, "float64": 1, "int32": 2, "int64": 3}
-_MOST_PIECES = 1 << 18
-"""Of a row: their number has its place in a word."""
+_MAX_PIECES = 1 << 18
+"""Pieces of a row at most: twice their number must fit into `PIECE_BITS`."""
+PIECE_BITS = 20
+"""Low bits of a progress word: how far a member is within the phase that the other bits name."""
 
 _SOURCE = Path(__file__).with_name("kernels.c")
 
 
-class MeetingPlace(ctypes.Structure):
-    """`struct meeting`."""
+class BarrierStruct(ctypes.Structure):
+    """`struct barrier`."""
 
     _fields_ = (
         ("words", ctypes.c_void_p),
         ("asleep", ctypes.c_void_p),
         ("others", ctypes.c_void_p),
         ("own", ctypes.c_uint64 * 2),
-        *((name, ctypes.c_uint64) for name in ("alarm", "bell", "per_member", "member", "count")),
+        *((name, ctypes.c_uint64) for name in ("loss_flag", "doorbell", "per_member", "member", "count")),
         ("spins", ctypes.c_uint64),
         ("yields", ctypes.c_uint64),
         ("waited", ctypes.c_double),
@@ -57,77 +62,89 @@ class Sum(ctypes.Structure):
     )
 
 
-class Small(ctypes.Structure):
-    """`struct small`."""
+class SlotReductionStruct(ctypes.Structure):
+    """`struct slot_reduction`."""
 
     _fields_ = (
-        ("meeting", ctypes.c_void_p),
+        ("barrier", ctypes.c_void_p),
         ("sum", Sum),
-        *((name, ctypes.c_uint64) for name in ("signature", "bytes", "mine")),
+        *((name, ctypes.c_uint64) for name in ("signature", "bytes", "own_count")),
         *((name, ctypes.c_void_p) for name in ("rows", "copies", "slots", "result")),
         ("start", ctypes.c_uint64),
         ("length", ctypes.c_uint64),
     )
 
 
-class Part(ctypes.Structure):
-    """`struct part`."""
+class RegionReductionStruct(ctypes.Structure):
+    """`struct region_reduction`."""
 
     _fields_ = (
-        ("meeting", ctypes.c_void_p),
+        ("barrier", ctypes.c_void_p),
         ("sum", Sum),
         *(
             (n, ctypes.c_uint64)
             for n in ("begin", "end", "start", "stop", "piece", "itemsize", "results_count")
         ),
-        *((name, ctypes.c_void_p) for name in ("rows", "results", "scratch", "work", "out")),
+        *((name, ctypes.c_void_p) for name in ("rows", "results", "scratch", "progress", "evicted")),
         ("piece_bits", ctypes.c_uint64),
     )
 
 
-Call = Callable[[int, int], int]
-"""(address of a structure, number of the meeting) to one of the outcomes above."""
+KernelFunction = Callable[[int, int], int]
+"""Takes the address of a structure and a number; returns a state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The functions of `kernels.c`. What takes microseconds keeps the interpreter to itself; those that are
-    called `long` let other threads run."""
+    """The functions of `kernels.c`. They hold the GIL, except for those named `_nogil`."""
 
-    meet: Callable[[int, int, int], int]
-    small: Call
-    part: Call
-    whole: Call
-    round: Call
-    round_on: Call
-    long_part: Call
-    long_whole: Call
-    long_round: Call
-    long_round_on: Call
-    pull: Call
+    #: (address of a BarrierStruct, phase, signature) -> state
+    barrier_wait: Callable[[int, int, int], int]
+    #: (address of a SlotReductionStruct, phase) -> state
+    reduce_slots: KernelFunction
+    #: (address of a RegionReductionStruct, phase of the barrier before) -> state
+    reduce_region: KernelFunction
+    #: (address of a RegionReductionStruct, phase of its first barrier) -> state
+    barrier_and_reduce_region: KernelFunction
+    #: (address of a schedule, number of the operation) -> state, see `compiled_schedule`
+    run_schedule: KernelFunction
+    #: (address of a schedule, 0) -> state
+    resume_schedule: KernelFunction
+    reduce_region_nogil: KernelFunction
+    barrier_and_reduce_region_nogil: KernelFunction
+    run_schedule_nogil: KernelFunction
+    resume_schedule_nogil: KernelFunction
+    #: (address of a schedule, index of a peer) -> whether anything has been received from that peer
+    receive_from: KernelFunction
 
 
 def address_of(array: np.ndarray) -> int:
+    """Return the address of an array's memory."""
     return int(array.__array_interface__["data"][0])
 
 
-def table(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """The arrays' addresses, for C. Keep it, and them, as long as C has it."""
+def address_table(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the arrays' addresses, for C. The caller keeps the table and the arrays as long as C uses
+    them."""
     return np.array([address_of(array) for array in arrays], np.uint64)
 
 
 def supports(dtype: np.dtype) -> bool:
+    """Return True if the compiled code can sum this dtype."""
     return dtype.isnative and dtype.name in DTYPES
 
 
-def piece_bytes(row_bytes: int) -> int:
-    """What is added up at once: so little that rows and sum are still in the first-level cache when the sum
-    is copied over them."""
-    return PAGE * max(1, -(-row_bytes // (_MOST_PIECES * PAGE)))
+def choose_piece_bytes(row_bytes: int) -> int:
+    """Return the bytes that are summed at once: so few that rows and sum are still in the first-level cache
+    when the sum is copied over the rows."""
+    return PAGE * max(1, -(-row_bytes // (_MAX_PIECES * PAGE)))
 
 
-def sum_of(op: Operation, dtype: np.dtype, shards: int, factors: np.ndarray | None) -> Sum:
-    """`factors`: float64[shards], filled in before each call; None where there are no weights."""
+def describe_sum(op: ReduceOp, dtype: np.dtype, shards: int, factors: np.ndarray | None) -> Sum:
+    """Return the structure for a sum over `shards` rows.
+
+    `factors` is a float64[shards] that the caller fills in before each call; None for sums without weights.
+    """
     return Sum(
         DTYPES[dtype.name],
         shards,
@@ -136,17 +153,18 @@ def sum_of(op: Operation, dtype: np.dtype, shards: int, factors: np.ndarray | No
     )
 
 
-class Prepared:
-    """A structure for one of the functions, and everything that it points to."""
+class PreparedCall:
+    """A structure for one of the functions. Keeps everything that it points to."""
 
     def __init__(self, structure: ctypes.Structure, *kept: Any) -> None:
         self._structure = structure
         self._kept = kept
+        #: The address of the structure.
         self.address = ctypes.addressof(structure)
 
 
-def small(
-    place: int,
+def prepare_slot_reduction(
+    barrier: int,
     total: Sum,
     signature: int,
     row_bytes: int,
@@ -155,64 +173,71 @@ def small(
     slots: Sequence[np.ndarray],
     result: np.ndarray,
     start: int,
-) -> Prepared:
-    """`rows` go to `copies`, and the elements from `start` of the sum of `slots` to `result`; `copies` and
-    `slots` are those of even meetings, then those of odd ones. `place` is the address of the meeting."""
-    tables = [table(arrays) for arrays in (rows, copies, slots)]
+) -> PreparedCall:
+    """Prepare copying `rows` to `copies`, a barrier, and writing the sum of `slots` from element `start` to
+    `result`.
+
+    `copies` and `slots` are those for even phases, followed by those for odd ones. `barrier` is the address
+    of the BarrierStruct.
+    """
+    tables = [address_table(arrays) for arrays in (rows, copies, slots)]
     addresses = [address_of(array) for array in (*tables, result)]
-    structure = Small(place, total, signature, row_bytes, len(rows), *addresses, start, result.size)
-    return Prepared(structure, tables, rows, copies, slots, result)
+    structure = SlotReductionStruct(
+        barrier, total, signature, row_bytes, len(rows), *addresses, start, result.size
+    )
+    return PreparedCall(structure, tables, rows, copies, slots, result)
 
 
-def part(
-    place: int,
+def prepare_region_reduction(
+    barrier: int,
     total: Sum,
     signatures: tuple[int, int],
     interval: tuple[int, int],
     piece: int,
-    dtype: np.dtype,
     rows: Sequence[np.ndarray],
     results: Sequence[np.ndarray],
     scratch: np.ndarray,
-    watched: tuple[int, int],
-    piece_bits: int,
-) -> Prepared:
-    """The elements in `interval` of the sum of `rows` go to all `results`, `piece` elements at once, by way
-    of `scratch`. `watched` are the addresses of two words: how far this member is, and whether it was given
-    up."""
-    tables = [table(rows), table(results)]
-    size = dtype.itemsize
-    structure = Part(
-        *(place, total, *signatures, *interval, piece, size, len(results)),
-        *(*map(address_of, tables), address_of(scratch), *watched, piece_bits),
+    shared_words: tuple[int, int],
+) -> PreparedCall:
+    """Prepare summing the elements in `interval` of all `rows` and copying the sum to all `results`.
+
+    It sums `piece` elements at once, in `scratch`. `signatures` are those of the barriers before and after.
+    `shared_words` are the addresses of two words: this member's progress, and whether it was evicted.
+    `barrier` is the address of the BarrierStruct.
+    """
+    tables = [address_table(rows), address_table(results)]
+    structure = RegionReductionStruct(
+        *(barrier, total, *signatures, *interval, piece, results[0].itemsize, len(results)),
+        *(*map(address_of, tables), address_of(scratch), *shared_words, PIECE_BITS),
     )
-    return Prepared(structure, tables, rows, results, scratch)
+    return PreparedCall(structure, tables, rows, results, scratch)
 
 
 @functools.cache
-def kernels() -> Kernels | None:
-    """None where they can't be had."""
+def load_kernels() -> Kernels | None:
+    """Return the compiled functions, or None where there is no compiler."""
     return compiling.load(_SOURCE, _load)
 
 
 def _load(library: Path) -> Kernels:
-    brief, lengthy = ctypes.PyDLL(str(library)), ctypes.CDLL(str(library))
+    held, released = ctypes.PyDLL(str(library)), ctypes.CDLL(str(library))
     return Kernels(
-        _function(brief.insitu_meet, ctypes.c_uint64),
-        _function(brief.insitu_small),
-        _function(brief.insitu_part),
-        _function(brief.insitu_whole),
-        _function(brief.insitu_round),
-        _function(brief.insitu_round_on),
-        _function(lengthy.insitu_part),
-        _function(lengthy.insitu_whole),
-        _function(lengthy.insitu_round),
-        _function(lengthy.insitu_round_on),
-        _function(brief.insitu_round_pull),
+        barrier_wait=_declare(held.insitu_barrier_wait, ctypes.c_uint64),
+        reduce_slots=_declare(held.insitu_reduce_slots),
+        reduce_region=_declare(held.insitu_reduce_region),
+        barrier_and_reduce_region=_declare(held.insitu_barrier_and_reduce_region),
+        run_schedule=_declare(held.insitu_run_schedule),
+        resume_schedule=_declare(held.insitu_resume_schedule),
+        reduce_region_nogil=_declare(released.insitu_reduce_region),
+        barrier_and_reduce_region_nogil=_declare(released.insitu_barrier_and_reduce_region),
+        run_schedule_nogil=_declare(released.insitu_run_schedule),
+        resume_schedule_nogil=_declare(released.insitu_resume_schedule),
+        receive_from=_declare(held.insitu_receive_from),
     )
 
 
-def _function(function: Callable[..., int], *more: type) -> Callable[..., int]:
+def _declare(function: Callable[..., int], *more: type) -> Callable[..., int]:
+    """Set the C types of a function and return it."""
     function.argtypes = [ctypes.c_void_p, ctypes.c_uint64, *more]  # type: ignore[attr-defined]
     function.restype = ctypes.c_int  # type: ignore[attr-defined]
     return function

@@ -1,8 +1,8 @@
-"""How the ranks of a group find each other: authenticated TCP connections between pairs.
+"""The rendezvous of the ranks of a group: authenticated TCP connections between pairs.
 
-Each rank listens on its own address and dials the ranks below it, again and again until the deadline. What
-calls and isn't a peer is hung up on and disturbs nobody. A pair may have several connections, one for each
-`channel`: "control" to watch each other's life, "data" to move buffers.
+Each rank listens on its own address and dials the ranks below it, again and again until the deadline. A
+caller that isn't a peer is disconnected and has no other effect. A pair has a connection for each `channel`:
+"control" for liveness and small messages, "data" for buffers.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from insitu.errors import AuthenticationError, ExchangeError, InputError, JoinTimeout, StaleGeneration
-from insitu.exchange import congestion
-from insitu.exchange.handshake import Card, Conversation, NotAPeer, Talk, accept, dial
-from insitu.exchange.transport import Seat
+from insitu.exchange import tcp_tuning
+from insitu.exchange.handshake import Handshake, HandshakeSteps, PeerInfo, ProtocolError, accept, dial
+from insitu.exchange.plan import GroupConfig
 
-_PATIENCE = 5.0
+_HANDSHAKE_TIMEOUT = 5.0
 """Seconds that a caller has for its handshake."""
-_RETRY = 0.02
-"""Seconds between two attempts to dial a rank that isn't there yet."""
-_CALLERS = 64
-"""Callers under way at most, beyond the number of ranks."""
+_RETRY_INTERVAL = 0.02
+"""Seconds between two attempts to dial a rank that doesn't listen yet."""
+_MAX_CALLERS = 64
+"""Handshakes of callers under way at most, beyond the number of ranks."""
 
 
 _OPEN: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-"""Of this process. A forked one that kept them open would hide from the others that this one has died."""
+"""The open connections of this process. A forked child that kept them open would hide this process's
+death."""
 
 
 def _close_in_child() -> None:
@@ -47,16 +48,20 @@ Key = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another rank: a connection to it (non-blocking, TCP_NODELAY) and what it said of itself."""
+    """Another rank that has proved that it knows the secret."""
 
     rank: int
+    #: Non-blocking, with TCP_NODELAY.
     connection: socket.socket
-    card: Card
+    #: The facts that it sent about itself.
+    info: PeerInfo
 
 
 def parse_address(text: str, lowest: int = 1) -> tuple[str, int]:
-    """(host, port) of `host:port`; an IPv6 host may stand in brackets. Port 0, which lets the system choose,
-    is allowed with `lowest` 0. Raises InputError."""
+    """Return (host, port) of `host:port`; an IPv6 host may be in brackets.
+
+    `lowest` 0 allows port 0, with which the system chooses one. Raises InputError.
+    """
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or not lowest <= int(port) < 65536:
@@ -64,66 +69,73 @@ def parse_address(text: str, lowest: int = 1) -> tuple[str, int]:
     return host, int(port)
 
 
-class _Call:
+class _PendingHandshake:
     """One handshake under way on one connection."""
 
-    def __init__(self, connection: socket.socket, talk: Talk, key: Key | None, deadline: float) -> None:
+    def __init__(
+        self, connection: socket.socket, steps: HandshakeSteps, key: Key | None, deadline: float
+    ) -> None:
         self.connection = connection
-        self.key = key  # whom we dialled; None: it called us
+        #: The peer that this rank dialled; None: the peer called.
+        self.key = key
         self.deadline = deadline
-        self._talk = Conversation(talk)
+        self._handshake = Handshake(steps)
 
     @property
     def events(self) -> int:
-        return selectors.EVENT_WRITE if self._talk.out else selectors.EVENT_READ
+        """The events that the selector waits for."""
+        return selectors.EVENT_WRITE if self._handshake.out else selectors.EVENT_READ
 
-    def go_on(self) -> None:
-        """Moves what can be moved. Raises OSError or ExchangeError where the peer fails."""
-        if self._talk.out:
+    def advance(self) -> None:
+        """Send or receive what can be. Raises OSError or ExchangeError if the peer fails."""
+        if self._handshake.out:
             # Dialling a free port of this very host may connect a socket to itself, and hold the port.
             if self.connection.getsockname() == self.connection.getpeername():
-                raise ConnectionError("nobody listens there yet")
-            self._talk.sent(self.connection.send(self._talk.out))
+                raise ConnectionError("no rank listens there yet")
+            self._handshake.sent(self.connection.send(self._handshake.out))
             return
-        data = self.connection.recv(self._talk.missing)
+        data = self.connection.recv(self._handshake.missing)
         if not data:
-            raise ConnectionError("one hung up before it had proved itself, as one with another secret does")
-        self._talk.received(data)
+            raise ConnectionError("a peer disconnected during the handshake, as one with another secret does")
+        self._handshake.received(data)
 
     @property
-    def card(self) -> Card | None:
-        return self._talk.card
+    def info(self) -> PeerInfo | None:
+        """The facts that the peer sent about itself, once it has proved that it knows the secret."""
+        return self._handshake.info
 
     @property
     def done(self) -> bool:
-        return self.card is not None and not self._talk.out
+        """True if the handshake is over."""
+        return self.info is not None and not self._handshake.out
 
 
 class Rendezvous:
-    """One rank's side of the meeting; a context manager that listens while it is open. `card` is what it
-    says of itself; `check` raises ExchangeError for a peer's card that can't be in the same group;
-    `cancelled`, asked in every round, ends the meeting with StaleGeneration."""
+    """One rank's side of the rendezvous; a context manager that listens while it is open."""
 
     def __init__(
         self,
-        seat: Seat,
-        card: Card,
-        check: Callable[[Card], None],
+        config: GroupConfig,
+        info: PeerInfo,
+        check: Callable[[PeerInfo], None],
         secret: bytes,
         timeout: float,
         cancelled: Callable[[], bool],
     ) -> None:
-        self._rank = seat.rank
-        self._addresses = [parse_address(text) for text in seat.addresses]
-        self._card = card
+        """`info` are the facts that this rank sends about itself. `check` raises ExchangeError for the info
+        of a peer that can't be in the same group. `cancelled` is polled; True ends the wait with
+        StaleGeneration."""
+        self._rank = config.rank
+        self._addresses = [parse_address(text) for text in config.addresses]
+        self._info = info
         self._check = check
         self._secret = secret
-        self._name = seat.name
+        self._name = config.name
         self._cancelled = cancelled
         self._deadline = time.monotonic() + timeout
         self._peers: dict[Key, Peer] = {}
         self._retry_at: dict[Key, float] = {}
-        self._notes: list[str] = []
+        self._failures: list[str] = []
         self._selector = selectors.DefaultSelector()
         self._listener = self._listen(self._deadline)
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -133,20 +145,22 @@ class Rendezvous:
         """Seconds until the deadline, 0.0 after it."""
         return max(0.0, self._deadline - time.monotonic())
 
-    def meet(self, ranks: Iterable[int], channel: str) -> dict[int, Peer]:
-        """A connection to each of `ranks`, which ask for this one at the same time. Raises JoinTimeout,
-        AuthenticationError, StaleGeneration, ExchangeError."""
+    def connect(self, ranks: Iterable[int], channel: str) -> dict[int, Peer]:
+        """Return a connection to each of `ranks`, which call this for this rank at the same time.
+
+        Raises JoinTimeout, AuthenticationError, StaleGeneration, ExchangeError.
+        """
         wanted = [(rank, channel) for rank in ranks if rank != self._rank]
         self._retry_at = {key: 0.0 for key in wanted if key[0] < self._rank and key not in self._peers}
         while any(key not in self._peers for key in wanted):
-            self._turn(wanted)
+            self._poll(wanted)
         return {key[0]: self._peers[key] for key in wanted}
 
     def __enter__(self) -> Rendezvous:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Stops listening. After an error no connection stays open."""
+        """Stop listening. After an error no connection stays open."""
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
                 key.data.connection.close()
@@ -157,8 +171,8 @@ class Rendezvous:
                 peer.connection.close()
 
     def _listen(self, deadline: float) -> socket.socket:
-        """Bound to this rank's own address, never to every interface. The port may still be held for a
-        moment by the group before."""
+        """Listen on this rank's own address, never on every interface. The group before may still hold the
+        port for a short time."""
         host, port = self._addresses[self._rank]
         while True:
             try:
@@ -166,51 +180,57 @@ class Rendezvous:
                 listener = socket.create_server((host, port), family=family, backlog=128)
                 listener.setblocking(False)
                 _OPEN.add(listener)
-                congestion.start(listener)
+                tcp_tuning.choose_before_connect(listener)
                 return listener
             except OSError as error:
-                self._heed()
+                self._raise_if_cancelled()
                 if time.monotonic() >= deadline:
                     raise ExchangeError(
-                        f"{self._name(self._rank)} can't listen on {host}:{port}: {error.strerror or error}"
+                        f"{self._name(self._rank)} must be able to listen on its address, {host}:{port}. "
+                        f"Received: {error.strerror or error}. Choose a free port of this host"
                     ) from error
-                time.sleep(_RETRY)
+                time.sleep(_RETRY_INTERVAL)
 
-    def _turn(self, wanted: Sequence[Key]) -> None:
+    def _poll(self, wanted: Sequence[Key]) -> None:
+        """Dial, accept and advance handshakes once. Raise if the wait is over."""
         now = time.monotonic()
-        self._heed()
+        self._raise_if_cancelled()
         if now >= self._deadline:
-            raise self.late([key[0] for key in wanted if key not in self._peers])
+            raise self.timeout_error([key[0] for key in wanted if key not in self._peers])
         for key, at in self._retry_at.items():
             if at <= now:
                 self._dial(key)
-        for ready, _ in self._selector.select(min(_RETRY, self._deadline - now)):
+        for ready, _ in self._selector.select(min(_RETRY_INTERVAL, self._deadline - now)):
             if ready.data is None:
-                self._answer(now)
+                self._accept(now)
             else:
-                self._go_on(ready.data)
+                self._advance(ready.data)
         for entry in list(self._selector.get_map().values()):
             if entry.data is not None and entry.data.deadline < now:
-                self._drop(entry.data, "it said nothing for too long")
+                self._drop(entry.data, f"a peer sent nothing for {_HANDSHAKE_TIMEOUT:g} s")
 
-    def _heed(self) -> None:
+    def _raise_if_cancelled(self) -> None:
         if self._cancelled():
             raise StaleGeneration(
-                f"{self._name(self._rank)} doesn't wait for generation {self._card['generation']} any more: "
-                "it was called off"
+                f"A rank joins the newest generation only. Received: generation {self._info['generation']} "
+                f"for {self._name(self._rank)}, which was cancelled while it waited. "
+                "Call rejoin() with the newer generation"
             )
 
-    def _answer(self, now: float) -> None:
+    def _accept(self, now: float) -> None:
+        """Accept a connection and begin its handshake."""
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
-            callers = [entry.data for entry in self._selector.get_map().values() if entry.data is not None]
-            callers = [call for call in callers if call.key is None]
-            if len(callers) >= _CALLERS + len(self._addresses):
-                # A peer needs but a moment: who keeps silent longest isn't one.
-                self._drop(min(callers, key=lambda call: call.deadline), "too many callers said nothing")
-            self._begin(connection, accept(self._secret, self._card), None, now + _PATIENCE)
+            pending = [entry.data for entry in self._selector.get_map().values() if entry.data is not None]
+            callers = [handshake for handshake in pending if handshake.key is None]
+            if len(callers) >= _MAX_CALLERS + len(self._addresses):
+                # The handshake of a peer is short, so the caller that is silent for longest isn't one.
+                oldest = min(callers, key=lambda handshake: handshake.deadline)
+                self._drop(oldest, "too many callers sent nothing")
+            self._begin(connection, accept(self._secret, self._info), None, now + _HANDSHAKE_TIMEOUT)
 
     def _dial(self, key: Key) -> None:
+        """Dial a peer and begin the handshake."""
         host, port = self._addresses[key[0]]
         self._retry_at[key] = float("inf")
         connection: socket.socket | None = None
@@ -218,80 +238,98 @@ class Rendezvous:
             family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             connection = socket.socket(family, kind, protocol)
             connection.setblocking(False)
-            congestion.start(connection)
+            tcp_tuning.choose_before_connect(connection)
             with contextlib.suppress(BlockingIOError):
                 connection.connect(address)
         except OSError as error:
             if connection is not None:
                 connection.close()
             if isinstance(error, socket.gaierror):
-                self._note(f"{host}: {error.strerror}")
-            self._retry_at[key] = time.monotonic() + _RETRY
+                self._record_failure(f"{host}: {error.strerror}")
+            self._retry_at[key] = time.monotonic() + _RETRY_INTERVAL
             return
-        until = min(self._deadline, time.monotonic() + _PATIENCE)
-        self._begin(connection, dial(self._secret, {**self._card, "channel": key[1]}), key, until)
+        until = min(self._deadline, time.monotonic() + _HANDSHAKE_TIMEOUT)
+        self._begin(connection, dial(self._secret, {**self._info, "channel": key[1]}), key, until)
 
-    def _begin(self, connection: socket.socket, talk: Talk, key: Key | None, until: float) -> None:
+    def _begin(self, connection: socket.socket, steps: HandshakeSteps, key: Key | None, until: float) -> None:
+        """Begin a handshake."""
         connection.setblocking(False)
         _OPEN.add(connection)
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        conversation = _Call(connection, talk, key, until)
-        self._selector.register(connection, conversation.events, conversation)
+        handshake = _PendingHandshake(connection, steps, key, until)
+        self._selector.register(connection, handshake.events, handshake)
 
-    def _go_on(self, talk: _Call) -> None:
+    def _advance(self, handshake: _PendingHandshake) -> None:
+        """Advance a handshake; drop it if the peer fails."""
         try:
-            talk.go_on()
-            if talk.done:
-                self._welcome(talk)
+            handshake.advance()
+            if handshake.done:
+                self._admit(handshake)
             else:
-                self._selector.modify(talk.connection, talk.events, talk)
+                self._selector.modify(handshake.connection, handshake.events, handshake)
         except BlockingIOError:
             pass
         except AuthenticationError as error:
-            self._drop(talk, str(error))
-            if talk.key is not None:
-                host, port = self._addresses[talk.key[0]]
+            self._drop(handshake, str(error))
+            if handshake.key is not None:
+                host, port = self._addresses[handshake.key[0]]
                 raise AuthenticationError(
-                    f"{self._name(talk.key[0])} at {host}:{port} failed to prove itself. {error}"
+                    f"{self._name(handshake.key[0])} at {host}:{port} did not prove that it is one: {error}"
                 ) from error
-        except (OSError, NotAPeer, json.JSONDecodeError, UnicodeDecodeError) as error:
-            self._drop(talk, str(error))
+        except (OSError, ProtocolError, json.JSONDecodeError, UnicodeDecodeError) as error:
+            self._drop(handshake, str(error))
 
-    def _drop(self, talk: _Call, why: str) -> None:
-        self._selector.unregister(talk.connection)
-        talk.connection.close()
-        if talk.key is not None:
-            self._retry_at[talk.key] = time.monotonic() + _RETRY
-        self._note(why)
+    def _drop(self, handshake: _PendingHandshake, reason: str) -> None:
+        """Disconnect a peer; dial it again later if this rank dialled it."""
+        self._selector.unregister(handshake.connection)
+        handshake.connection.close()
+        if handshake.key is not None:
+            self._retry_at[handshake.key] = time.monotonic() + _RETRY_INTERVAL
+        self._record_failure(reason)
 
-    def _note(self, why: str) -> None:
-        if len(self._notes) < 5 and "refused" not in why and why not in self._notes:
-            self._notes.append(why)
+    def _record_failure(self, reason: str) -> None:
+        """Keep a reason for the message of JoinTimeout."""
+        if len(self._failures) < 5 and "refused" not in reason and reason not in self._failures:
+            self._failures.append(reason)
 
-    def _welcome(self, talk: _Call) -> None:
-        card = talk.card or {}
-        mine, theirs = self._card["generation"], card.get("generation")
-        rank = card.get("rank")
-        channel = card.get("channel") if talk.key is None else talk.key[1]
+    def _admit(self, handshake: _PendingHandshake) -> None:
+        """Take a peer that has proved that it knows the secret. Raise if it can't be in the same group."""
+        info = handshake.info or {}
+        own, theirs = self._info["generation"], info.get("generation")
+        rank = info.get("rank")
+        channel = info.get("channel") if handshake.key is None else handshake.key[1]
         if not isinstance(rank, int) or not isinstance(theirs, int) or not isinstance(channel, str):
-            self._drop(talk, "a card without a rank")
-        elif theirs > mine:
+            self._drop(handshake, "a peer reported no rank")
+        elif theirs > own:
             raise StaleGeneration(
-                f"{self._name(self._rank)} joins generation {mine}, but {self._name(rank)} is at {theirs}"
+                f"A rank joins the newest generation only. Received: generation {own} for "
+                f"{self._name(self._rank)}, but {self._name(rank)} is at {theirs}. "
+                "Call rejoin() with the newer generation"
             )
-        elif theirs < mine:
-            self._drop(talk, f"{self._name(rank)} is still at generation {theirs}, not {mine}")
-        elif rank == self._rank or (rank, channel) in self._peers or (talk.key and rank != talk.key[0]):
+        elif theirs < own:
+            self._drop(handshake, f"{self._name(rank)} is still at generation {theirs}, not {own}")
+        elif (
+            rank == self._rank
+            or (rank, channel) in self._peers
+            or (handshake.key and rank != handshake.key[0])
+        ):
             raise ExchangeError(
-                f"Two processes say that they are {self._name(rank)}; each rank of a group is one process"
+                f"Each rank of a group is one process. Received: rank {rank} from two processes, as "
+                f"{self._name(rank)}. Start each task once, and give each process its own rank"
             )
         else:
-            self._check(card)
-            self._selector.unregister(talk.connection)
-            self._peers[rank, channel] = Peer(rank, talk.connection, card)
+            self._check(info)
+            self._selector.unregister(handshake.connection)
+            self._peers[rank, channel] = Peer(rank, handshake.connection, info)
 
-    def late(self, missing: Sequence[int]) -> JoinTimeout:
+    def timeout_error(self, missing: Sequence[int]) -> JoinTimeout:
+        """Return the error that names the ranks that are missing at the deadline."""
         names = ", ".join(f"{self._name(r)} ({':'.join(map(str, self._addresses[r]))})" for r in missing)
-        notes = f" Seen meanwhile: {'; '.join(self._notes)}." if self._notes else ""
-        return JoinTimeout(f"Did not join in time: {names}.{notes}", missing=tuple(missing))
+        failures = f" Failures: {'; '.join(self._failures)}." if self._failures else ""
+        return JoinTimeout(
+            f"All {len(self._addresses)} ranks must join before the timeout. "
+            f"Received: {len(self._addresses) - len(missing)} ranks, without {names}.{failures} "
+            "Check that these tasks run and that their addresses can be reached, or raise the timeout",
+            missing=tuple(missing),
+        )

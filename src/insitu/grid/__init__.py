@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
-    from insitu.grid.affinity import owners_of_partition, shard_partitions
     from insitu.grid.catalog import Catalog
     from insitu.grid.datasets import Batch, Dataset, dataset
-    from insitu.grid.importer import import_cache
+    from insitu.grid.importer import import_cache, sweep
+    from insitu.grid.layout import owners_of_partition, shard_partitions
     from insitu.grid.ledger import EpochAudit, PartitionAudit, ShardLedger, audit, read_ledgers
     from insitu.grid.store import verify_copies
     from insitu.grid.topology import bring_up, load_topology, take_down
 
-_DOOR = {
-    "Batch": "datasets",
-    "Catalog": "catalog",
-    "Dataset": "datasets",
-    "EpochAudit": "ledger",
-    "PartitionAudit": "ledger",
-    "ShardLedger": "ledger",
-    "audit": "ledger",
-    "bring_up": "topology",
-    "dataset": "datasets",
-    "import_cache": "importer",
-    "load_topology": "topology",
-    "owners_of_partition": "affinity",
-    "read_ledgers": "ledger",
-    "shard_partitions": "affinity",
-    "take_down": "topology",
-    "verify_copies": "store",
-}
+__getattr__, __dir__ = lazy_door(
+    __name__,
+    {
+        "catalog": ("Catalog",),
+        "datasets": ("Batch", "Dataset", "dataset"),
+        "importer": ("import_cache", "sweep"),
+        "layout": ("owners_of_partition", "shard_partitions"),
+        "ledger": ("EpochAudit", "PartitionAudit", "ShardLedger", "audit", "read_ledgers"),
+        "store": ("verify_copies",),
+        "topology": ("bring_up", "load_topology", "take_down"),
+    },
+)
 
 __all__ = [
     "Batch",
@@ -48,16 +43,7 @@ __all__ = [
     "owners_of_partition",
     "read_ledgers",
     "shard_partitions",
+    "sweep",
     "take_down",
     "verify_copies",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _DOOR:
-        return getattr(import_module(f"insitu.grid.{_DOOR[name]}"), name)
-    raise AttributeError(f"module 'insitu.grid' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

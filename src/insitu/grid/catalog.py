@@ -1,7 +1,7 @@
-"""The catalogue: which caches there are, in which versions, and which jobs hold on to them.
+"""The catalogue: all caches with their versions, and the jobs that use them.
 
-One SQLite file. A version is published by one transaction; before it nobody sees the version, after it
-everybody does. Nothing here opens a partition.
+One SQLite file. A version is published by one transaction: no process sees it before, every process after.
+Nothing here opens a partition.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ class Catalog:
         self._paths = paths
 
     def caches(self) -> list[CacheSpec]:
-        """The latest version of each cache, by name."""
+        """Returns the latest version of each cache, by name."""
         return self._select("WHERE latest = 1 ORDER BY cache")
 
     def stored(self) -> list[CacheSpec]:
-        """Every version whose partitions are kept: the latest, and older ones that a job holds on to."""
+        """Returns every version whose partitions are kept: the latest, and older ones that a job uses."""
         return self._select("ORDER BY cache, version")
 
     def find(self, name: str, version: int | None = None) -> CacheSpec | None:
-        """One version of a cache (None: the latest), or None where there is none."""
+        """Returns one version of a cache (None: the latest), or None where there is none."""
         where = "WHERE cache = ? AND " + ("latest = 1" if version is None else "version = ?")
         found = self._select(where, (name,) if version is None else (name, version))
         return found[0] if found else None
 
     def get(self, name: str, version: int | None = None) -> CacheSpec:
-        """One version of a cache (None: the latest). Raises UnknownCache, which names the nearest ones."""
+        """Returns one version of a cache (None: the latest). Raises UnknownCache with similar names."""
         found = self.find(name, version)
         if found is not None:
             return found
@@ -76,7 +76,7 @@ class Catalog:
     def publish(self, caches: Sequence[CacheSpec], *, overwrite: bool = False) -> list[CacheSpec]:
         """Makes `caches` the latest versions, all in one transaction.
 
-        Returns the versions that nobody needs any more, whose files may go. Raises CacheExists where a
+        Returns the versions that are no longer used, whose files can be deleted. Raises CacheExists where a
         cache is there and `overwrite` is not given.
         """
         dropped: list[CacheSpec] = []
@@ -104,7 +104,7 @@ class Catalog:
             database.execute("INSERT OR IGNORE INTO pins VALUES (?, ?, ?)", (*key, job_id))
 
     def unpin(self, job_id: str) -> None:
-        """Lets go of all that `job_id` held; versions that nobody needs any more are deleted."""
+        """Removes the pins of `job_id`, and deletes the versions that are then unused."""
         if not self._paths.catalog.exists():
             return
         with self._transaction() as database:
@@ -113,7 +113,7 @@ class Catalog:
         self.remove_files(dropped)
 
     def pinned_by(self, cache: str, version: int | None = None) -> list[str]:
-        """The jobs that hold on to a version of `cache` (None: to any)."""
+        """Returns the jobs that use a version of `cache` (None: any version)."""
         with self._reading() as database:
             if database is None:
                 return []
@@ -162,7 +162,7 @@ class Catalog:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection | None]:
-        """A connection, or None where there is no catalogue yet."""
+        """Yields a connection, or None where there is no catalogue yet."""
         if not self._paths.catalog.exists():
             yield None
             return

@@ -1,4 +1,4 @@
-"""What a script iterates: the rows of a cache by shard, in an order that (seed, epoch, shard) fixes."""
+"""Datasets, which scripts iterate: rows of a cache by shard, in an order that (seed, epoch, shard) fixes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from insitu.context import Context
 from insitu.context import context as context_of_process
 from insitu.errors import InputError
-from insitu.grid.order import BatchPlan, Rows, ShuffledPlan, batch_sizes, shuffled, steps_of_shard
+from insitu.grid.layout import BatchPlan, Rows, ShuffledPlan, batch_sizes, shuffled, steps_of_shard
 from insitu.grid.partition import TEXT
 from insitu.grid.reads import READS
 from insitu.grid.shards import resolve
@@ -24,15 +24,13 @@ from insitu.spec import CacheSpec, ShardMap
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One shard's part of one step.
+    """One shard's part of one step."""
 
-    `data` is the structure of arrays, `rows` rows each; None where `rows` is 0, since the shard has run out
-    before the longest one. `origins` says where the rows come from, in the order of the batch's rows: pairs
-    of a partition's index and int64 row indices in it.
-    """
-
+    #: The structure of arrays, each with `rows` rows; None if `rows` is 0.
     data: Structure
+    #: 0 if the shard has run out before the longest one.
     rows: int
+    #: Pairs of a partition's index and int64 row indices in it, in the order of the batch's rows.
     origins: tuple[tuple[int, Rows], ...]
 
 
@@ -41,10 +39,13 @@ NO_ROWS = Batch(None, 0, ())
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """What shuffle, batch and map have asked for. `seed` is None without shuffle."""
+    """The settings that shuffle, batch and map have made."""
 
+    #: None without shuffle.
     seed: int | None = None
+    #: Rows of a step over all shards; None without batch.
     batch_size: int | None = None
+    #: Functions of a batch, in the order in which they are applied.
     maps: tuple[Callable[..., Any], ...] = ()
 
 
@@ -65,14 +66,14 @@ class Dataset:
         self._element_spec: Structure = None
 
     def shuffle(self, seed: int | None = None) -> Dataset:
-        """Rows of each shard in an order of its own each epoch. `seed` in [0, 2**63); None: the job's."""
+        """Takes the rows of each shard in a new order each epoch. `seed` in [0, 2**63); None: the job's."""
         seed = self._context.seed if seed is None else seed
         if not 0 <= seed < 2**63:
             raise InputError(f"The seed of shuffle must be in [0, 2**63). Received: {seed}")
         return self._chained(replace(self._chain, seed=int(seed)))
 
     def batch(self, global_size: int) -> Dataset:
-        """`global_size` rows a step over all shards together, spread as evenly as can be.
+        """Takes `global_size` rows a step over all shards together, spread as evenly as can be.
 
         The last batch of each shard holds what is left. Raises InputError where a shard would get none.
         """
@@ -82,7 +83,7 @@ class Dataset:
         return self._chained(replace(self._chain, batch_size=int(global_size)))
 
     def map(self, fn: Callable[..., Any]) -> Dataset:
-        """`fn` of each batch of each shard: `fn(features, label)` where a batch is a tuple, else `fn(batch)`.
+        """Applies `fn` to each shard's batches: `fn(features, label)` to a tuple, `fn(batch)` to others.
 
         It gets NumPy arrays of whole batches, never single rows, and returns any structure of arrays with
         as many rows. Several maps compose in their order.
@@ -116,6 +117,11 @@ class Dataset:
     def rows(self) -> int:
         """Rows of all shards."""
         return self.cache.rows
+
+    @property
+    def label(self) -> str | None:
+        """The column of labels; None without one."""
+        return self._table.label
 
     def rows_of_shard(self, shard: int) -> int:
         return self._table.starts(shard)[-1]
@@ -156,7 +162,7 @@ class Dataset:
         return self._element_spec
 
     def shard_batches(self, shard: int, epoch: int, start_step: int = 0) -> Iterator[Batch]:
-        """The batches of one shard in one epoch, from `start_step` to `num_steps`, without reading the rest.
+        """Yields the batches of one shard in one epoch, from `start_step` on. Reads no others.
 
         Batches without rows follow where other shards last longer. Raises CorruptPartition.
         """
@@ -181,7 +187,7 @@ class Dataset:
                     yield NO_ROWS
                     continue
                 if isinstance(plan, ShuffledPlan):
-                    data, rows, origins = table.read_rows(shard, plan.pieces(step))
+                    data, rows, origins = table.read_rows(shard, plan.rows_of_batch(step))
                 else:
                     data, rows, origins = table.read_ranges(shard, plan.ranges(step))
                 yield Batch(apply_maps(maps, data, rows) if maps else data, rows, origins)
@@ -189,8 +195,11 @@ class Dataset:
             READS.publish()
 
     def shard_origins(self, shard: int, epoch: int, stop_step: int) -> tuple[tuple[int, Rows], ...]:
-        """Where the rows of the shard's first `stop_step` batches of `epoch` come from: each partition's
-        index and int64 row indices in it. Follows from (seed, epoch, shard) alone; no rows are read."""
+        """Returns the origins of the rows of the shard's first `stop_step` batches of `epoch`.
+
+        They are pairs of a partition's index and int64 row indices in it. They follow from (seed, epoch,
+        shard) alone; no rows are read.
+        """
         starts = self._table.starts(shard)
         held = self.shard_map.shards[shard]
         rows = min(starts[-1], stop_step * batch_sizes(self.batch_size, self.num_shards)[shard])
@@ -200,11 +209,11 @@ class Dataset:
             return tuple(
                 (held[k], np.arange(start, stop)) for k, start, stop in BatchPlan(starts, rows).ranges(0)
             )
-        places = shuffled(starts[-1], self._chain.seed, epoch, shard)
-        return tuple((held[k], found) for k, found in ShuffledPlan(starts, rows, places).pieces(0))
+        positions = shuffled(starts[-1], self._chain.seed, epoch, shard)
+        return tuple((held[k], found) for k, found in ShuffledPlan(starts, rows, positions).rows_of_batch(0))
 
     def __iter__(self) -> Iterator[Structure]:
-        """One epoch of this task's batches: each step's rows of its shards, in the order of the shards."""
+        """Yields this task's batches of one epoch: each step's rows of its shards, in their order."""
         epoch = next(self._epochs) if self.batch_size else 0
         streams = [self.shard_batches(shard, epoch) for shard in self.shards]
         for batches in zip(*streams, strict=True):
@@ -238,7 +247,7 @@ def dataset(
     paths: Paths | None = None,
     context: Context | None = None,
 ) -> Dataset:
-    """The rows of cache `name`, for this task's shards.
+    """Returns the rows of cache `name`, for this task's shards.
 
     A batch is `(features, label)` where the cache has column `label`, else `features`; features are one
     array for one column, a dict of arrays by column's name for several. `features` names the columns;

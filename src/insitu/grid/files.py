@@ -1,8 +1,9 @@
-"""How the grid touches the disk: locks, durable writes, atomic publishing, and what "no room" looks like."""
+"""Locks, atomic publishing of files, and clear errors for a full disk or a home that can't be used."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import time
@@ -10,17 +11,30 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from insitu.durable import NO_ROOM
-from insitu.errors import CacheBusy, StorageFull
+from insitu.durable import NO_ROOM, replace_file, staged_file, write_synced
+from insitu.errors import CacheBusy, GridError, InputError, StorageFull
 from insitu.paths import Paths
 
+_REFUSALS = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENOTDIR,
+        errno.EEXIST,
+        errno.ENOENT,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+    }
+)
+"""The system's errors for a path that can't be used, however often one tries."""
 _CLEANING_SECONDS = 0.5
-"""How long a lock is waited for that may be held by a clean-up, which takes microseconds."""
+"""Seconds to wait for a lock, which a clean-up may hold for microseconds."""
 
 
 @contextlib.contextmanager
 def full_disk_as_error(where: Path) -> Iterator[None]:
-    """Turns the system's words for "no room" (device, quota, file size limit) into StorageFull."""
+    """Turns the system's errors for "no room" (device, quota, file size limit) into StorageFull."""
     try:
         yield
     except OSError as error:
@@ -32,46 +46,59 @@ def full_disk_as_error(where: Path) -> Iterator[None]:
         ) from error
 
 
-def write_staged(target: Path, data: bytes) -> Path:
-    """`data`, durable, in a new file beside `target` that only this process knows."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staged = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}")
+@contextlib.contextmanager
+def home_errors(home: Path) -> Iterator[None]:
+    """Turns the system's refusal of a file or folder of INSITU_HOME into InputError.
+
+    Too many open files become GridError. Errors about other paths pass.
+    """
     try:
-        with staged.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        staged.unlink(missing_ok=True)
-        raise
-    return staged
+        yield
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise GridError(
+                f"Too many files are open ({error.strerror}). Allow this process more of them, such as "
+                f"`ulimit -n 65536`, then try again"
+            ) from error
+        path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else None
+        if error.errno not in _REFUSALS or path is None or not _related(path, home):
+            raise
+        raise InputError(
+            f"INSITU_HOME must be a folder that insitu can write to. Received: {home}, where {path} can't be "
+            f"used ({error.strerror}). Set INSITU_HOME to another folder, or correct who owns it"
+        ) from error
+
+
+def _related(path: Path, home: Path) -> bool:
+    return path.is_relative_to(home) or home.is_relative_to(path)
 
 
 def publish_file(target: Path, data: bytes) -> None:
-    """Replaces `target` by `data` as a whole: a reader sees the old or the new one. Raises StorageFull."""
+    """Replaces `target` by `data` as a whole, durable, and makes its folder. Raises StorageFull."""
     with full_disk_as_error(target):
-        write_staged(target, data).replace(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(target, data, sync=True)
 
 
 def publish_first(target: Path, data: bytes) -> bool:
-    """Publishes `data` at `target` unless somebody has done so before. Says whether it was us."""
+    """Publishes `data` at `target` unless another process has done so. Returns whether this one did."""
     with full_disk_as_error(target):
-        staged = write_staged(target, data)
-    try:
-        os.link(staged, target)
-    except FileExistsError:
-        return False
-    finally:
-        staged.unlink()
-    return True
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with staged_file(target) as staged:
+            write_synced(staged, data)
+            try:
+                os.link(staged, target)
+            except FileExistsError:
+                return False
+            return True
 
 
 @contextlib.contextmanager
 def cache_locks(paths: Paths, caches: Sequence[str]) -> Iterator[None]:
     """Holds the import locks of `caches`. Raises CacheBusy where another process has one.
 
-    The kernel drops a lock with its holder, so that a killed import leaves none. Whoever only cleans up
-    holds one for an instant: such a one is waited for.
+    The kernel drops a lock when its holder ends, so a killed import leaves none. A clean-up holds a lock for
+    an instant; this function waits for that.
     """
     with contextlib.ExitStack() as stack:
         for cache in sorted(set(caches)):

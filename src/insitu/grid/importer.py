@@ -6,8 +6,9 @@
     D  rename the staged stores into the stores of their nodes
     E  publish all versions in one transaction of the catalogue; only now does anybody see them
 
-Whoever dies before E leaves the old version as it was, and files that nobody sees; the next import
-removes them. The kernel's lock on the cache, which dies with its holder, tells dead files from live ones.
+An import that dies before E leaves the old version as it was, and files that no reader sees. The next import,
+`insitu caches` or `insitu nodes` removes them. Files belong to a living import if it holds the kernel's lock
+on the cache, which ends with its process.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from insitu.durable import sync_folder
+from insitu.durable import NO_ROOM, sync_folder
 from insitu.errors import CacheBusy, CacheExists, GridError, InputError, SourceError
-from insitu.grid.affinity import (
+from insitu.grid.catalog import Catalog
+from insitu.grid.files import cache_locks, full_disk_as_error, home_errors
+from insitu.grid.layout import (
     check_split,
     hash_integers,
     hash_rows,
@@ -35,19 +38,18 @@ from insitu.grid.affinity import (
     partition_of_rows,
     split_of_rows,
 )
-from insitu.grid.catalog import Catalog
-from insitu.grid.files import cache_locks, full_disk_as_error
 from insitu.grid.partition import TEXT
 from insitu.grid.sources import find_sources, open_sources, stem
 from insitu.grid.sources.base import Block, Source, SourceOptions, describe_columns
 from insitu.grid.spool import Spools, text_buffers
 from insitu.grid.topology import load_topology
+from insitu.grid.verification import record_written
 from insitu.paths import Paths, StagedPaths, cache_name_of_folder
 from insitu.spec import CacheSpec, Column, PartitionInfo, Topology, check_cache_name
 
 LABEL = "label"
 LEAST_PARTITIONS = 8
-"""How many there are unless asked for otherwise, rounded up to the same number on each node."""
+"""The default number of partitions, rounded up to the same number on each node."""
 MAX_PARTITIONS = 1 << 16
 BLOCK_BYTES = 8 << 20
 
@@ -57,17 +59,24 @@ ProgressCallback = Callable[[int, int, int | None], None]
 
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
-    """What one import makes: `names[i]` takes about `fractions[i]` of the rows, all in equal partitions."""
+    """What one import reads and makes."""
 
+    #: The caches that are made: one, or one for each part of a split.
     names: tuple[str, ...]
+    #: `names[i]` takes about `fractions[i]` of the rows.
     fractions: tuple[float, ...]
     sources: tuple[Source, ...]
     columns: tuple[Column, ...]
+    #: The classes of column `label`, if file names make it; else empty.
     labels: tuple[str, ...]
+    #: Of each cache.
     partitions: int
+    #: Further copies of each partition.
     backups: int
+    #: The column whose hash chooses a row's partition; None: the row's index in all sources.
     key: str | None
     topology: Topology
+    #: Bytes of all source files, for the progress.
     source_bytes: int
 
 
@@ -79,7 +88,7 @@ def import_cache(
     partitions: int | None = None,
     backups: int = 0,
     format: str | None = None,
-    column: str = "x",
+    column: str | None = None,
     key: str | None = None,
     label_from_filename: bool = False,
     overwrite: bool = False,
@@ -88,39 +97,52 @@ def import_cache(
 ) -> list[CacheSpec]:
     """Imports `sources` as a new version of cache `name`; returns what was published.
 
-    `partitions` defaults to 8 or more, the same number on each node. `column` names the values of
-    `.npy` files. `key` is the column whose hash chooses a row's partition; None: its index in all sources,
-    in the order of their paths. `label_from_filename` adds an int64 column `label`, the index of the
-    file's name (without suffix) among all of them, sorted. `split` such as {"train": 0.9, "test": 0.1}
+    `partitions` defaults to 8 or more, the same number on each node. `column` names the values of `.npy`
+    files, "x" unless given. `key` is the column whose hash chooses a row's partition; None: its index in
+    all sources, in the order of their paths. `label_from_filename` adds an int64 column `label`, the index of
+    the file's name (without suffix) among all of them, sorted. `split` such as {"train": 0.9, "test": 0.1}
     makes NAME/train and NAME/test instead, by a hash of the same, published together.
 
     Raises InputError or SourceError for bad input, CacheExists, CacheBusy while another process imports
     into the cache, StorageFull; after any of them all is as it was before.
     """
     names, fractions = _names_and_fractions(name, split)
-    catalog = Catalog(paths)
-    _refuse_existing(catalog, names, overwrite)
-    files = find_sources(sources, format)
-    opened = open_sources(files, SourceOptions(column=column))
-    topology = load_topology(paths)
-    plan = ImportPlan(
-        names=names,
-        fractions=fractions,
-        sources=tuple(opened),
-        columns=_columns(opened[0], label_from_filename),
-        labels=tuple(sorted({stem(path) for path, _ in files})) if label_from_filename else (),
-        partitions=_check_partitions(partitions, topology),
-        backups=backups,
-        key=key,
-        topology=topology,
-        source_bytes=sum(path.stat().st_size for path, _ in files),
-    )
-    _check_key(plan)
-    owners_of_partition(0, topology, backups)
-    with cache_locks(paths, names):
+    with home_errors(paths.home):
+        catalog = Catalog(paths)
         _refuse_existing(catalog, names, overwrite)
-        sweep(paths, names)
-        return _import(paths, catalog, plan, overwrite, progress or (lambda rows, done, total: None))
+        files = find_sources(sources, format)
+        opened = open_sources(files, _source_options(files, column))
+        topology = load_topology(paths)
+        plan = ImportPlan(
+            names=names,
+            fractions=fractions,
+            sources=tuple(opened),
+            columns=_columns(opened[0], label_from_filename),
+            labels=tuple(sorted({stem(path) for path, _ in files})) if label_from_filename else (),
+            partitions=_check_partitions(partitions, topology),
+            backups=backups,
+            key=key,
+            topology=topology,
+            source_bytes=sum(path.stat().st_size for path, _ in files),
+        )
+        _check_key(plan)
+        owners_of_partition(0, topology, backups)
+        with cache_locks(paths, names):
+            _refuse_existing(catalog, names, overwrite)
+            sweep(paths, names)
+            return _import(paths, catalog, plan, overwrite, progress or (lambda rows, done, total: None))
+
+
+def _source_options(files: Sequence[tuple[Path, str]], column: str | None) -> SourceOptions:
+    if column is None:
+        return SourceOptions()
+    other = next((f"{path} of format {kind}" for path, kind in files if kind != "npy"), None)
+    if other is not None:
+        raise InputError(
+            f"--column names the values of .npy files; other files name their columns themselves. Received: "
+            f"--column {column} for {other}. Leave it out"
+        )
+    return SourceOptions(column=column)
 
 
 def _names_and_fractions(
@@ -133,11 +155,11 @@ def _names_and_fractions(
     return tuple(check_cache_name(f"{name}/{part}") for part in split), tuple(split.values())
 
 
-def sweep(paths: Paths, locked: Sequence[str] = ()) -> None:
+def sweep(paths: Paths, locked: Sequence[str] = ()) -> int:
     """Removes what dead imports left: staging, and version folders that the catalogue doesn't know.
 
     Leaves alone what belongs to an import that is alive. `locked` are caches that the caller has locked;
-    others are locked for the instant that it takes to rename what is dead.
+    others are locked for the instant that it takes to rename what is dead. Returns the bytes removed.
     """
     caches = {cache_name_of_folder(store.name) for node in _folders(paths.nodes) for store in _folders(node)}
     caches |= {cache_name_of_folder(folder.name) for folder in _folders(paths.staging)}
@@ -149,14 +171,17 @@ def sweep(paths: Paths, locked: Sequence[str] = ()) -> None:
                 stack.enter_context(cache_locks(paths, [cache]))
             paths.staging.mkdir(parents=True, exist_ok=True)
             for folder in _dead_folders(paths, cache):
-                folder.rename(paths.doomed(secrets.token_hex(8)))
+                folder.rename(paths.trash(secrets.token_hex(8)))
+    removed = 0
     for folder in _folders(paths.staging):
         if not cache_name_of_folder(folder.name):
+            removed += sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
             shutil.rmtree(folder, ignore_errors=True)
+    return removed
 
 
 def _dead_folders(paths: Paths, cache: str) -> list[Path]:
-    """What lies about for `cache`, as long as nobody imports into it."""
+    """Returns the folders that dead imports into `cache` left, provided that nobody imports into it now."""
     known = {f"v{spec.version}" for spec in Catalog(paths).stored() if spec.name == cache}
     staged = [f for f in _folders(paths.staging) if cache_name_of_folder(f.name) == cache]
     stores = [
@@ -229,6 +254,7 @@ def _import(
                 _move_into_stores(paths, paths.staged(cache.name, token), cache)
             dropped = catalog.publish(versions, overwrite=overwrite)
             published = True
+            _record_as_verified(paths, versions)
     finally:
         for name in plan.names:
             shutil.rmtree(paths.staged(name, token).root, ignore_errors=True)
@@ -238,14 +264,22 @@ def _import(
     return versions
 
 
+def _record_as_verified(paths: Paths, caches: Sequence[CacheSpec]) -> None:
+    """Spares the first training the reading of what this import wrote; copies by the system are read then."""
+    for cache in caches:
+        for info in cache.partitions:
+            place = (info.owners[0], cache.name, cache.version, info.index)
+            record_written(paths.partition(*place), info, paths.verified(*place))
+
+
 def _remove_unpublished(catalog: Catalog, versions: Sequence[CacheSpec]) -> None:
-    """Where we were interrupted just after the transaction, `versions` are published and must stay."""
+    """Removes the files of `versions`, but for those published just before an interruption."""
     with contextlib.suppress(GridError):
         catalog.remove_files([v for v in versions if catalog.find(v.name, v.version) is None])
 
 
 def _make_targets(paths: Paths, plan: ImportPlan, token: str) -> list[Path]:
-    """Each destination's file in the staged store of its primary owner, all of the first name first."""
+    """Returns each destination's file in the staged store of its primary owner; the first name's first."""
     targets = []
     for name in plan.names:
         for partition in range(plan.partitions):
@@ -257,11 +291,11 @@ def _make_targets(paths: Paths, plan: ImportPlan, token: str) -> list[Path]:
 
 
 def _spool(plan: ImportPlan, spools: Spools, progress: ProgressCallback) -> None:
-    """Step B."""
+    """Reads all sources into the spools (step B)."""
     rows = bytes_before = 0
     label_type = next((np.dtype(c.dtype) for c in plan.columns if c.name == LABEL and c.dtype != TEXT), None)
     for source in plan.sources:
-        for block in source.blocks(BLOCK_BYTES):
+        for block in _blocks(source):
             block = _labelled(plan, source, block)
             if label_type is not None and label_type.kind == "f":
                 _refuse_nan_labels(source, block, rows)
@@ -276,6 +310,16 @@ def _spool(plan: ImportPlan, spools: Spools, progress: ProgressCallback) -> None
                 f"{name} would have none of the {rows} row(s) of the sources. "
                 + ("Give its part of the split a larger fraction" if len(plan.names) > 1 else "")
             )
+
+
+def _blocks(source: Source) -> Iterator[Block]:
+    """Yields the blocks of a source. Raises SourceError where the system refuses to read it."""
+    try:
+        yield from source.blocks(BLOCK_BYTES)
+    except OSError as error:
+        if error.errno in NO_ROOM:  # of a temporary file that the source unpacks into
+            raise
+        raise SourceError(f"{source.path} can't be read: {error.strerror or error}") from error
 
 
 def _labelled(plan: ImportPlan, source: Source, block: Block) -> Block:
@@ -314,7 +358,7 @@ def _destinations(plan: ImportPlan, block: Block, first_row: int) -> npt.NDArray
 def _seal(
     paths: Paths, catalog: Catalog, plan: ImportPlan, spools: Spools, token: str, index: int, name: str
 ) -> CacheSpec:
-    """Step C for one of the names."""
+    """Writes the partitions of one of the names (step C)."""
     staged = paths.staged(name, token)
     infos = []
     for partition in range(plan.partitions):
@@ -335,7 +379,7 @@ def _seal(
 
 
 def _move_into_stores(paths: Paths, staged: StagedPaths, cache: CacheSpec) -> None:
-    """Step D."""
+    """Renames the staged stores into the stores of their nodes (step D)."""
     for node in sorted({owner for p in cache.partitions for owner in p.owners}):
         source = staged.store(node)
         sync_folder(source)

@@ -1,10 +1,9 @@
-"""The ledger: which rows of which partition have entered the model, by epoch.
+"""The ledger: the rows of each partition that have entered the model, by epoch.
 
-Rows are not listed but counted, with a sum over hashes of their indices. What it can prove: if each
-partition's count and sum are those of all its rows, then every row was counted once, but for a chance of
-about 2**-64 that other rows add up to the same sum. If the count differs, it tells how many rows more or
-fewer there were, not which; rows lost and others repeated in the same number show only as a sum that
-disagrees.
+It doesn't list rows. It counts them and sums up hashes of their indices. If each partition's count and sum
+are those of all its rows, then every row was counted once, but for a chance of about 2**-64 that other rows
+have the same sum. If the count differs, it shows how many rows were lost or repeated, not which. If as many
+rows were lost as were repeated, only the sum differs.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from insitu.errors import GridError
-from insitu.grid.affinity import splitmix64
 from insitu.grid.files import publish_file
+from insitu.grid.layout import splitmix64
 from insitu.paths import JobPaths
 from insitu.spec import CacheSpec, ShardMap
 
@@ -30,28 +29,29 @@ _CHUNK_ROWS = 1 << 20
 
 
 @dataclass(slots=True)
-class Account:
-    """Rows of one partition that entered the model: how many, and the sum of their hashes modulo 2**64."""
+class RowCount:
+    """The rows of one partition that have entered the model."""
 
     rows: int = 0
+    #: The sum of the rows' hashes, modulo 2**64.
     checksum: int = 0
 
 
 class ShardLedger:
-    """What one shard has put into the model in one epoch. Belongs to whoever runs the shard.
+    """The rows of one shard that entered the model in one epoch. Written by the task that runs the shard.
 
-    `complete` says that the epoch has ended for this shard. Save `to_json()` with each checkpoint and go on
-    from it: rows after the checkpoint are trained on again, and must then be counted anew.
+    Save `to_json()` with each checkpoint and go on from it: rows after the checkpoint are trained on again,
+    and must then be counted again.
     """
 
     def __init__(self, epoch: int, shard: int) -> None:
         self.epoch = epoch
         self.shard = shard
+        #: Whether the epoch has ended for this shard.
         self.complete = False
+        #: Partition -> counted rows whose gradients entered no update: they came too late or were not finite.
         self.left_out: dict[int, int] = {}
-        """Partition -> rows among the counted ones whose gradients entered no update: they came too late for
-        their step, or weren't finite."""
-        self._accounts: dict[int, Account] = {}
+        self._counts: dict[int, RowCount] = {}
         self._pending: dict[int, list[npt.NDArray[np.int64]]] = {}
         self._pending_rows = 0
 
@@ -62,29 +62,32 @@ class ShardLedger:
         self._pending.setdefault(partition, []).append(row_indices)
         self._pending_rows += len(row_indices)
         if self._pending_rows >= _PENDING_ROWS:
-            self._settle()
+            self._add_pending()
 
     @property
-    def accounts(self) -> Mapping[int, Account]:
-        """Partition -> its account."""
-        self._settle()
-        return self._accounts
+    def counts(self) -> Mapping[int, RowCount]:
+        """Partition -> its count."""
+        self._add_pending()
+        return self._counts
 
-    def _settle(self) -> None:
-        for partition, pieces in self._pending.items():
-            rows = np.concatenate(pieces)
-            account = self._accounts.setdefault(partition, Account())
-            account.rows += len(rows)
-            account.checksum = (account.checksum + checksum_of_rows(rows)) & _MASK
+    def _add_pending(self) -> None:
+        for partition, batches in self._pending.items():
+            rows = np.concatenate(batches)
+            count = self._counts.setdefault(partition, RowCount())
+            count.rows += len(rows)
+            count.checksum = (count.checksum + checksum_of_rows(rows)) & _MASK
         self._pending.clear()
         self._pending_rows = 0
 
     def to_json(self) -> dict[str, Any]:
-        """`{"epoch", "shard", "complete", "partitions": {INDEX: {"rows", "checksum" (16 hex digits)}},
-        "left_out": {INDEX: rows}}`."""
+        """Returns the ledger as JSON values.
+
+        `{"epoch", "shard", "complete", "partitions": {INDEX: {"rows", "checksum" (16 hex digits)}},
+        "left_out": {INDEX: rows}}`.
+        """
         partitions = {
-            str(index): {"rows": account.rows, "checksum": f"{account.checksum:016x}"}
-            for index, account in sorted(self.accounts.items())
+            str(index): {"rows": count.rows, "checksum": f"{count.checksum:016x}"}
+            for index, count in sorted(self.counts.items())
         }
         return {
             "epoch": self.epoch,
@@ -96,12 +99,12 @@ class ShardLedger:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ShardLedger:
-        """The ledger that `to_json` gave. Raises GridError where it isn't one."""
+        """Returns the ledger that `to_json` was called on. Raises GridError for other data."""
         try:
             ledger = cls(int(data["epoch"]), int(data["shard"]))
             ledger.complete = bool(data["complete"])
-            for index, account in data["partitions"].items():
-                ledger._accounts[int(index)] = Account(int(account["rows"]), int(account["checksum"], 16))
+            for index, count in data["partitions"].items():
+                ledger._counts[int(index)] = RowCount(int(count["rows"]), int(count["checksum"], 16))
             for index, rows in data.get("left_out", {}).items():
                 ledger.left_out[int(index)] = int(rows)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -110,7 +113,7 @@ class ShardLedger:
 
     @classmethod
     def published(cls, job: JobPaths, epoch: int, shard: int) -> ShardLedger | None:
-        """What was published of one shard in one epoch; None where nothing was that can be read."""
+        """Returns what was published of one shard in one epoch; None if nothing that can be read was."""
         try:
             return cls.from_json(json.loads(job.epoch_ledger(epoch, shard).read_text()))
         except (OSError, ValueError, GridError):
@@ -122,13 +125,13 @@ class ShardLedger:
 
 
 def checksum_of_rows(rows: npt.NDArray[np.int64]) -> int:
-    """The sum, modulo 2**64, of the hashes of these row indices; their order doesn't matter."""
+    """Returns the sum, modulo 2**64, of the hashes of these row indices; their order doesn't matter."""
     return int(splitmix64(rows.astype(np.uint64)).sum(dtype=np.uint64))
 
 
 @functools.lru_cache(maxsize=4096)
 def checksum_of_all_rows(rows: int) -> int:
-    """`checksum_of_rows` of 0, 1, ..., rows - 1."""
+    """Returns `checksum_of_rows` of 0, 1, ..., rows - 1."""
     total = 0
     for start in range(0, rows, _CHUNK_ROWS):
         total += checksum_of_rows(np.arange(start, min(rows, start + _CHUNK_ROWS)))
@@ -136,7 +139,7 @@ def checksum_of_all_rows(rows: int) -> int:
 
 
 def read_ledgers(job: JobPaths) -> list[ShardLedger]:
-    """All ledgers that the tasks of a job have published, by epoch and shard. Raises GridError."""
+    """Returns all ledgers that the tasks of a job have published, by epoch and shard. Raises GridError."""
     ledgers = []
     for path in sorted(job.ledger.glob("epoch-*.json")):
         try:
@@ -204,7 +207,7 @@ class EpochAudit:
 
 
 def audit(cache: CacheSpec, shard_map: ShardMap, ledgers: Iterable[ShardLedger]) -> list[EpochAudit]:
-    """What `ledgers` prove about each epoch that one of them speaks of, in order.
+    """Compares `ledgers` with the cache: returns the audit of each epoch that one of them mentions, in order.
 
     An epoch is complete once each shard that has rows has said so. A partition that a shard counted
     without holding it makes the epoch unclean. Raises GridError where the map is of another version, or
@@ -217,7 +220,7 @@ def audit(cache: CacheSpec, shard_map: ShardMap, ledgers: Iterable[ShardLedger])
         )
     by_epoch: dict[int, list[ShardLedger]] = {}
     for ledger in ledgers:
-        if not 0 <= ledger.shard < len(shard_map.shards) or not set(ledger.accounts) <= set(
+        if not 0 <= ledger.shard < len(shard_map.shards) or not set(ledger.counts) <= set(
             range(len(cache.partitions))
         ):
             raise GridError(f"Shard {ledger.shard}'s ledger of epoch {ledger.epoch} is of another cache")
@@ -230,18 +233,18 @@ def _audit_epoch(
 ) -> EpochAudit:
     with_rows = {s for s, held in enumerate(shard_map.shards) if any(cache.partitions[p].rows for p in held)}
     complete = with_rows <= {ledger.shard for ledger in ledgers if ledger.complete}
-    counted = [Account() for _ in cache.partitions]
+    counted = [RowCount() for _ in cache.partitions]
     strayed: set[int] = set()
     for ledger in ledgers:
-        for partition, account in ledger.accounts.items():
-            counted[partition].rows += account.rows
-            counted[partition].checksum = (counted[partition].checksum + account.checksum) & _MASK
+        for partition, count in ledger.counts.items():
+            counted[partition].rows += count.rows
+            counted[partition].checksum = (counted[partition].checksum + count.checksum) & _MASK
             if partition not in shard_map.shards[ledger.shard]:
                 strayed.add(partition)
     partitions = []
-    for info, account in zip(cache.partitions, counted, strict=True):
-        whole = account.rows == info.rows and account.checksum == checksum_of_all_rows(info.rows)
-        clean = (whole or (not complete and account.rows < info.rows)) and info.index not in strayed
+    for info, count in zip(cache.partitions, counted, strict=True):
+        whole = count.rows == info.rows and count.checksum == checksum_of_all_rows(info.rows)
+        clean = (whole or (not complete and count.rows < info.rows)) and info.index not in strayed
         left_out = sum(ledger.left_out.get(info.index, 0) for ledger in ledgers)
-        partitions.append(PartitionAudit(info.index, info.rows, account.rows, clean, left_out))
+        partitions.append(PartitionAudit(info.index, info.rows, count.rows, clean, left_out))
     return EpochAudit(epoch, complete, tuple(partitions))

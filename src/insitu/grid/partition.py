@@ -36,7 +36,7 @@ _MADV_POPULATE_READ = 22
 
 
 def value_type(column: Column) -> Any:
-    """The Arrow type of one value of a column."""
+    """Returns the Arrow type of one value of a column."""
     if column.dtype == TEXT:
         return pa.large_utf8()
     return pa.uint8() if column.dtype == "bool" else pa.from_numpy_dtype(np.dtype(column.dtype))
@@ -48,13 +48,13 @@ def row_bytes(column: Column) -> int:
 
 
 def file_order(columns: Sequence[Column]) -> list[Column]:
-    """`columns` as they lie in the file: the widest first, text last."""
+    """Returns `columns` as they lie in the file: the widest first, text last."""
     return sorted(columns, key=lambda column: (column.dtype == TEXT, -row_bytes(column)))
 
 
 @functools.lru_cache(maxsize=64)
 def arrow_schema(columns: tuple[Column, ...]) -> Any:
-    """The Arrow schema of a partition with these columns."""
+    """Returns the Arrow schema of a partition with these columns."""
     fields = []
     for column in file_order(columns):
         kind = value_type(column)
@@ -76,7 +76,7 @@ class Buffers:
 
 @functools.lru_cache(maxsize=64)
 def body_layout(columns: tuple[Column, ...]) -> tuple[Any, int]:
-    """(schema with padding, where the first buffer lies in the file).
+    """Returns (schema with padding, where the first buffer lies in the file).
 
     The metadata before it has the same size for any number of rows but 0; the padding makes it end at a
     multiple of ALIGNMENT.
@@ -132,7 +132,9 @@ def _array(column: Column, rows: int, buffers: Buffers) -> Any:
 
 
 def _write_file(sink: Any, schema: Any, arrays: list[Any]) -> None:
-    with pa.PythonFile(sink, "w") as file, pa.ipc.new_file(file, schema) as writer:
+    # Without this Arrow refuses a column of 2**31 values or more; images count one per pixel.
+    options = pa.ipc.IpcWriteOptions(allow_64bit=True)
+    with pa.PythonFile(sink, "w") as file, pa.ipc.new_file(file, schema, options=options) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
 
 
@@ -174,6 +176,7 @@ class _ChecksumSink(_MeasuringSink):
         self._file = file
         self._written = written
         self._skipped = skipped
+        self._unannounced = 0
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
@@ -191,7 +194,10 @@ class _ChecksumSink(_MeasuringSink):
             self.crc32 = zlib.crc32(part, self.crc32)
             while part:
                 part = part[self._file.write(part) :]
-            self._written()
+            self._unannounced += len(view[start : start + _SLICE_BYTES])
+            if self._unannounced >= _SLICE_BYTES:
+                self._written()
+                self._unannounced = 0
 
 
 def take(values: Any, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:

@@ -1,4 +1,4 @@
-"""How much of the data this process has read, and from where: beside it, or on another node."""
+"""Counts the rows and bytes that this process has read from its own node and from other nodes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from insitu.grid.files import publish_file
 
 @dataclass(slots=True)
 class Reads:
-    """Rows and bytes that went into batches. Local is what lay in the store of this task's own node."""
+    """Rows and bytes that went into batches."""
 
+    #: From the store of this task's own node.
     local_bytes: int = 0
+    #: From the stores of other nodes.
     remote_bytes: int = 0
     local_rows: int = 0
     remote_rows: int = 0
@@ -44,7 +46,7 @@ class ReadCounter:
             self._reads.remote_rows += remote_rows
 
     def write_to(self, target: Path) -> None:
-        """From now on `publish`, and the end of this process, write the counts to `target` as JSON."""
+        """Makes `publish`, and the end of this process, write the counts to `target` as JSON."""
         if self._target is None:
             atexit.register(self.publish)
         self._target = target

@@ -1,4 +1,4 @@
-"""Which partitions each shard of this process's job holds: read, or agreed upon by the job's tasks."""
+"""The shard map of a job and a cache: read from the job's folder, or agreed upon by its tasks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 from insitu.context import Context
 from insitu.errors import GridError, UnknownCache
-from insitu.grid.affinity import shard_partitions
 from insitu.grid.catalog import Catalog
 from insitu.grid.files import publish_first
+from insitu.grid.layout import shard_partitions
 from insitu.grid.topology import load_topology
 from insitu.paths import JobPaths, Paths
 from insitu.spec import CacheSpec, NodeId, ShardMap
@@ -18,7 +18,7 @@ _ATTEMPTS = 5
 
 
 def shard_map_to_json(shard_map: ShardMap, homes: tuple[NodeId, ...]) -> str:
-    """What lies at `JobPaths.shard_map(cache)`: the map, and the node that each shard is at home on."""
+    """Returns the JSON for `JobPaths.shard_map(cache)`: the map, and each shard's home node."""
     return json.dumps(
         {
             "cache": shard_map.cache,
@@ -30,7 +30,7 @@ def shard_map_to_json(shard_map: ShardMap, homes: tuple[NodeId, ...]) -> str:
 
 
 def read_shard_map(path: Path) -> tuple[ShardMap, tuple[NodeId, ...]] | None:
-    """(map, homes) from `path`, or None where there is no such file. Raises GridError."""
+    """Returns (map, homes) from `path`, or None where there is no such file. Raises GridError."""
     try:
         data = json.loads(path.read_text())
         shards = tuple(tuple(int(p) for p in shard) for shard in data["shards"])
@@ -43,7 +43,7 @@ def read_shard_map(path: Path) -> tuple[ShardMap, tuple[NodeId, ...]] | None:
 
 
 def resolve(name: str, paths: Paths, context: Context) -> tuple[CacheSpec, ShardMap]:
-    """The version of cache `name` that this process reads, and its shards.
+    """Returns the version of cache `name` that this process reads, and its shards.
 
     In a job all tasks and attempts get the same answer: `start` wrote it down for the job's own cache, and
     for another one the first task that asks does, for the version that is then the latest, and pins it.
@@ -60,11 +60,11 @@ def resolve(name: str, paths: Paths, context: Context) -> tuple[CacheSpec, Shard
         _agree(name, paths, context, context.job, context.job_id)
         found = read_shard_map(path)
     if found is None:
-        raise GridError(f"The shard map at {path} has gone. Start the job again")
+        raise GridError(f"The shard map at {path} is missing. Start the job again")
     shard_map, _ = found
     if len(shard_map.shards) != context.num_shards:
         raise GridError(
-            f"The shard map at {path} has {len(shard_map.shards)} shards, this task was told of "
+            f"The shard map at {path} has {len(shard_map.shards)} shards, this task expects "
             f"{context.num_shards}. Start the job again"
         )
     return catalog.get(name, shard_map.version), shard_map

@@ -6,6 +6,7 @@ the widest column, which is most of the bytes of images and the like, is written
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import zlib
@@ -29,6 +30,8 @@ from insitu.grid.partition import (
 from insitu.grid.sources.base import Block, raw_bytes
 from insitu.paths import StagedPaths
 from insitu.spec import Column
+
+_LIBC = ctypes.CDLL(None)
 
 
 class Spools:
@@ -103,7 +106,7 @@ class Spools:
     def seal(self, destination: int) -> tuple[int, str]:
         """Completes the target of `destination` and drops its spools. Returns (bytes, checksum)."""
         target, rows = self._targets[destination], int(self.rows[destination])
-        maps: list[mmap.mmap] = []
+        mapped: list[Any] = []
         buffers: dict[str, Buffers] = {}
         in_place = None
         for index, column in enumerate(self._columns):
@@ -111,13 +114,13 @@ class Spools:
                 values, in_place = self._sealed_main(destination, rows * row_bytes(column))
                 buffers[column.name] = Buffers(values)
                 continue
-            values = _mapped(self._staged.spool(destination, index), maps)
+            values = _map(self._staged.spool(destination, index), mapped)
             path = self._staged.spool(destination, index, "offsets")
-            buffers[column.name] = Buffers(values, _mapped(path, maps) if column.dtype == TEXT else None)
+            buffers[column.name] = Buffers(values, _map(path, mapped) if column.dtype == TEXT else None)
 
         def drop_pages() -> None:
-            for mapping in maps:
-                mapping.madvise(mmap.MADV_DONTNEED)
+            for buffer in mapped:
+                _advise(buffer, mmap.MADV_DONTNEED)
 
         sealed = write_partition(target, self._columns, rows, buffers, in_place=in_place, written=drop_pages)
         for index in range(len(self._columns)):
@@ -126,7 +129,7 @@ class Spools:
         return sealed
 
     def _sealed_main(self, destination: int, size: int) -> tuple[Any, int]:
-        """(buffer, CRC-32) of the widest column with its padding, which is written."""
+        """Returns (buffer, CRC-32) of the widest column with its padding, which is written."""
         padding = bytes(-size % ALIGNMENT)
         crc32 = zlib.crc32(padding, self._main_crc32[destination])
         with self._targets[destination].open("r+b") as file:
@@ -136,7 +139,7 @@ class Spools:
 
 
 def text_buffers(texts: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """(offsets, UTF-8 bytes) of an Arrow array of large strings, which may be a slice of a longer one."""
+    """Returns (offsets, UTF-8 bytes) of an Arrow array of large strings, or of a slice of one."""
     _, offsets, data = texts.buffers()
     all_offsets = np.frombuffer(offsets, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
     return all_offsets, np.frombuffer(data if data is not None else b"", dtype=np.uint8)
@@ -152,14 +155,23 @@ def _append(path: Path, values: npt.NDArray[Any], start: int = 0) -> None:
             rest = rest[file.write(rest) :]
 
 
-def _mapped(path: Path, maps: list[mmap.mmap]) -> Any:
-    """The bytes of a spool as an Arrow buffer, padded to ALIGNMENT; some zeros where it was never written."""
-    if not path.exists():
+def _map(path: Path, mapped: list[Any]) -> Any:
+    """Returns the bytes of a spool as an Arrow buffer, padded to ALIGNMENT; zeros if there are none.
+
+    Adds the buffer to `mapped`. Arrow's mappings, unlike Python's, keep no descriptor of the file open, of
+    which a partition of thousands of columns would need more than a process may have.
+    """
+    size = path.stat().st_size if path.exists() else 0
+    if not size:
         return pa.py_buffer(bytes(ALIGNMENT))
-    with path.open("r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.truncate(size + -size % ALIGNMENT)
-        mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    mapping.madvise(mmap.MADV_SEQUENTIAL)
-    maps.append(mapping)
-    return pa.py_buffer(mapping)
+    os.truncate(path, size + -size % ALIGNMENT)
+    with pa.memory_map(str(path)) as file:
+        buffer = file.read_buffer()
+    _advise(buffer, mmap.MADV_SEQUENTIAL)
+    mapped.append(buffer)
+    return buffer
+
+
+def _advise(buffer: Any, advice: int) -> None:
+    """Tells the kernel how a whole mapping is used. A refusal is of no consequence."""
+    _LIBC.madvise(ctypes.c_void_p(buffer.address), ctypes.c_size_t(buffer.size), advice)

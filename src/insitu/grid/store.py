@@ -1,65 +1,40 @@
 """The partitions that a process reads: which copy of each, and whether it can be trusted.
 
-Every opening checks size, footer, schema and row count. Before its rows are read, a partition's whole
-checksum is taken once per process, at the speed of memory where the file is cached (and it is then). A copy
-that fails is passed over for one on a backup owner, with a warning.
+Every opening checks size, footer, schema and row count. Before the rows of a partition are read, its whole
+checksum is compared, unless the file is unchanged since that was done (see `verification`). A copy that
+fails is passed over for one on a backup owner, with a warning.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 from insitu.errors import CorruptPartition
-from insitu.grid.checksum import file_checksum
-from insitu.grid.partition import Partition, corrupt
+from insitu.grid.partition import Partition
+from insitu.grid.verification import check_size, verify_file, verify_once
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, NodeId, PartitionInfo
 
 logger = logging.getLogger("insitu.grid")
 
-_verified: set[tuple[Path, int, int]] = set()
-"""(path, inode, time of change in ns) of each file whose checksum this process has found right."""
-
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One copy of a partition, open. `local`: it lies on the node that this process runs on."""
+    """One copy of a partition, open."""
 
     partition: Partition
     info: PartitionInfo
+    #: The node whose store the copy lies in.
     node: NodeId
+    #: Whether this process runs on that node.
     local: bool
-
-
-def verify_file(path: Path, info: PartitionInfo) -> None:
-    """Compares a file with what was written, byte for byte by its checksum. Raises CorruptPartition."""
-    check_size(path, info)
-    stat = path.stat()
-    key = (path, stat.st_ino, stat.st_mtime_ns)
-    if key in _verified:
-        return
-    found = file_checksum(path)
-    if found != info.checksum:
-        raise corrupt(path, f"its checksum is {found}, expected {info.checksum}")
-    _verified.add(key)
-
-
-def check_size(path: Path, info: PartitionInfo) -> None:
-    """Raises CorruptPartition unless the file is there, with the bytes that it must have."""
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise corrupt(path, f"it can't be found ({error.strerror})") from error
-    if size != info.bytes:
-        raise corrupt(path, f"it has {size} bytes, expected {info.bytes}")
 
 
 def open_copy(
     paths: Paths, cache: CacheSpec, index: int, node: NodeId | None, *, verify: bool = True
 ) -> Copy:
-    """The best copy of a partition: the one on `node` where there is one, then in the order of its owners.
+    """Opens the best copy of a partition: that on `node` if there is one, else its owners' first good one.
 
     Outside a job `node` is None, and every copy counts as local. Raises CorruptPartition where no copy can
     be trusted, with what is wrong with each.
@@ -72,7 +47,7 @@ def open_copy(
         try:
             check_size(path, info)
             if verify:
-                verify_file(path, info)
+                verify_once(path, info, paths.verified(owner, cache.name, cache.version, index))
             partition = Partition(path, cache.columns, info.rows)
         except CorruptPartition as error:
             failures.append(error)
@@ -89,13 +64,16 @@ def open_copy(
 
 
 def verify_copies(paths: Paths, cache: CacheSpec) -> list[tuple[int, NodeId, CorruptPartition | None]]:
-    """(partition, owner, what is wrong with the copy or None) for every copy of a version of a cache."""
+    """Returns (partition, owner, what is wrong with the copy or None) for every copy of a version of a cache.
+
+    Reads every file, whatever has been verified before.
+    """
     checks: list[tuple[int, NodeId, CorruptPartition | None]] = []
     for info in cache.partitions:
         for owner in info.owners:
             path = paths.partition(owner, cache.name, cache.version, info.index)
             try:
-                verify_file(path, info)
+                verify_file(path, info, paths.verified(owner, cache.name, cache.version, info.index))
                 Partition(path, cache.columns, info.rows)
             except CorruptPartition as error:
                 checks.append((info.index, owner, error))

@@ -23,7 +23,7 @@ class ArraySpec:
 
 
 def map_leaves(fn: Callable[[Any], Any], structure: Structure) -> Structure:
-    """The same structure with `fn` of each array."""
+    """Returns the same structure with `fn` of each array."""
     if isinstance(structure, dict):
         return {key: map_leaves(fn, value) for key, value in structure.items()}
     if isinstance(structure, tuple) and hasattr(structure, "_fields"):
@@ -34,7 +34,7 @@ def map_leaves(fn: Callable[[Any], Any], structure: Structure) -> Structure:
 
 
 def leaves(structure: Structure) -> Iterator[Any]:
-    """The arrays of a structure, in its order."""
+    """Yields the arrays of a structure, in its order."""
     if isinstance(structure, dict):
         structure = list(structure.values())
     if isinstance(structure, (tuple, list)):
@@ -45,7 +45,7 @@ def leaves(structure: Structure) -> Iterator[Any]:
 
 
 def concatenate(structures: Sequence[Structure]) -> Structure:
-    """Structures of the same form, joined row by row."""
+    """Joins structures of the same form, row by row."""
     first = structures[0]
     if len(structures) == 1:
         return first
@@ -59,12 +59,12 @@ def concatenate(structures: Sequence[Structure]) -> Structure:
 
 
 def spec_of(structure: Structure) -> Structure:
-    """The structure with an ArraySpec in place of each array."""
+    """Returns the structure with an ArraySpec in place of each array."""
     return map_leaves(lambda array: ArraySpec((None, *array.shape[1:]), array.dtype), structure)
 
 
 def apply_maps(maps: Sequence[Callable[..., Any]], data: Structure, rows: int) -> Structure:
-    """`data` through each of `maps` in turn: `fn(*data)` where data is a tuple, else `fn(data)`.
+    """Passes `data` through each of `maps`: `fn(*data)` where data is a tuple, else `fn(data)`.
 
     Raises InputError where the outcome doesn't have as many rows: each row must be trained on once.
     """

@@ -11,7 +11,7 @@ import numpy as np
 
 from insitu.errors import CorruptPartition, UnknownCache
 from insitu.grid.catalog import Catalog
-from insitu.grid.order import Rows
+from insitu.grid.layout import Rows
 from insitu.grid.partition import TEXT, Partition, take
 from insitu.grid.reads import READS
 from insitu.grid.store import Copy, open_copy
@@ -56,23 +56,23 @@ class Table:
         self._paths = paths
         self._node = node
         self._features = features
-        self._label = label
+        self.label = label
         columns = {column.name: column for column in cache.columns}
         self._columns = [columns[name] for name in self.names]
         self._opened: dict[int, _Opened] = {}
         self._opening = threading.Lock()
 
     def starts(self, shard: int) -> list[int]:
-        """The place in the shard of each of its partitions' first row; then the number of its rows."""
+        """Returns the position in the shard of each of its partitions' first row; at the end, its rows."""
         starts = [0]
         for index in self.shard_map.shards[shard]:
             starts.append(starts[-1] + self.cache.partitions[index].rows)
         return starts
 
-    def read_rows(self, shard: int, pieces: Sequence[tuple[int, Rows]]) -> Read:
-        """Copies the given rows of the shard's k-th partitions, in the order of `pieces`."""
+    def read_rows(self, shard: int, selection: Sequence[tuple[int, Rows]]) -> Read:
+        """Copies the given rows of the shard's k-th partitions, in the order of `selection`."""
         held = self.shard_map.shards[shard]
-        origins = tuple([(held[k], rows) for k, rows in pieces])
+        origins = tuple([(held[k], rows) for k, rows in selection])
         opened = [self._opened.get(index) or self._open(index) for index, _ in origins]
         lengths = [len(rows) for _, rows in origins]
         arrays = []
@@ -103,7 +103,7 @@ class Table:
         return self._structure(arrays), sum(lengths), origins
 
     def probe(self) -> tuple[Structure, int]:
-        """(structure, rows) of the first rows of the cache, two at most. They count as no read."""
+        """Reads (structure, rows) of the first rows of the cache, two at most. They don't count as read."""
         index = next(p.index for p in self.cache.partitions if p.rows)
         partition = open_copy(self._paths, self.cache, index, self._node, verify=False).partition
         rows = min(2, partition.rows)
@@ -127,7 +127,7 @@ class Table:
             if Catalog(self._paths).find(name, version) is None:
                 raise UnknownCache(
                     f"Version {version} of cache {name} was replaced or dropped while this dataset was "
-                    f"reading it. Make the dataset anew; a job keeps its version to its end"
+                    f"reading it. Make a new dataset; a job keeps its version to its end"
                 ) from error
             raise
 
@@ -144,7 +144,7 @@ class Table:
     def _structure(self, arrays: list[Any]) -> Structure:
         count = len(self._features)
         features = arrays[0] if count == 1 else dict(zip(self._features, arrays[:count], strict=True))
-        return features if self._label is None else (features, arrays[count])
+        return features if self.label is None else (features, arrays[count])
 
 
 def _dtype(column: Column) -> Any:

@@ -1,4 +1,4 @@
-"""The nodes of this cluster: which there are, bringing simulated ones up, taking them down.
+"""The nodes of this cluster: lists them, brings simulated ones up, takes them down.
 
 A simulated node is a store of its own below `$INSITU_HOME/nodes` on this machine. Where none were brought
 up there is one, `node-0`.
@@ -12,7 +12,7 @@ import shutil
 
 from insitu.errors import GridError, InputError
 from insitu.grid.catalog import Catalog
-from insitu.grid.files import cache_locks, publish_file
+from insitu.grid.files import cache_locks, home_errors, publish_file
 from insitu.paths import Paths
 from insitu.spec import NodeId, Topology
 
@@ -20,7 +20,7 @@ MAX_NODES = 1000
 
 
 def load_topology(paths: Paths) -> Topology:
-    """The nodes that were brought up, or the one that is always there. Raises GridError."""
+    """Returns the nodes that were brought up, or the one that is always there. Raises GridError."""
     try:
         text = paths.topology.read_text()
     except FileNotFoundError:
@@ -29,7 +29,7 @@ def load_topology(paths: Paths) -> Topology:
         return Topology(tuple(NodeId(str(node)) for node in json.loads(text)["nodes"]))
     except (ValueError, KeyError, TypeError, InputError) as error:
         raise GridError(
-            f"The list of nodes at {paths.topology} can't be read ({error}). Write it anew with "
+            f"The list of nodes at {paths.topology} can't be read ({error}). Write it again with "
             f"`insitu up --nodes N`, after removing that file"
         ) from error
 
@@ -53,9 +53,10 @@ def bring_up(paths: Paths, nodes: int) -> Topology:
             f"{', '.join(sorted({owning[node].name for node in gone}))}. Ask for more nodes, or drop all "
             f"stores with `insitu down --force` first"
         )
-    for node in topology.nodes:
-        paths.node(node).mkdir(parents=True, exist_ok=True)
-    publish_file(paths.topology, json.dumps({"nodes": topology.nodes}).encode())
+    with home_errors(paths.home):
+        for node in topology.nodes:
+            paths.node(node).mkdir(parents=True, exist_ok=True)
+        publish_file(paths.topology, json.dumps({"nodes": topology.nodes}).encode())
     return topology
 
 

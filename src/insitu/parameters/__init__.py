@@ -7,68 +7,66 @@
         client.pull().result()
         client.push(sequence=0, rows=32, gradients={"w": 2 * client.values["w"] + 1}).result()
 
-Importing it costs nothing but itself; what it needs is loaded on first use.
+Each name is loaded on first use, so that importing this package takes no time.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.parameters.client import Client, connect
     from insitu.parameters.futures import Future
-    from insitu.parameters.layout import MIN_PIECE_BYTES, Layout, Piece, Variable, lay_out
-    from insitu.parameters.modes import Mode, Rules
+    from insitu.parameters.rules import (
+        MIN_PIECE_BYTES,
+        ConsistencyPolicy,
+        Mode,
+        Piece,
+        ShardingPlan,
+        Variable,
+        plan_sharding,
+    )
     from insitu.parameters.server import ParameterServer
     from insitu.parameters.tables import Eviction, Table
-    from insitu.parameters.updaters import Finalizing, Updater, make_updater
+    from insitu.parameters.updaters import FinalizingUpdater, Updater, make_updater
 
-_LAZY = {
-    "Client": "client",
-    "Eviction": "tables",
-    "Finalizing": "updaters",
-    "Future": "futures",
-    "Layout": "layout",
-    "MIN_PIECE_BYTES": "layout",
-    "Mode": "modes",
-    "ParameterServer": "server",
-    "Piece": "layout",
-    "Rules": "modes",
-    "Table": "tables",
-    "Updater": "updaters",
-    "Variable": "layout",
-    "connect": "client",
-    "lay_out": "layout",
-    "make_updater": "updaters",
-}
+__getattr__, __dir__ = lazy_door(
+    __name__,
+    {
+        "client": ("Client", "connect"),
+        "futures": ("Future",),
+        "rules": (
+            "ShardingPlan",
+            "MIN_PIECE_BYTES",
+            "Mode",
+            "Piece",
+            "ConsistencyPolicy",
+            "Variable",
+            "plan_sharding",
+        ),
+        "server": ("ParameterServer",),
+        "tables": ("Eviction", "Table"),
+        "updaters": ("FinalizingUpdater", "Updater", "make_updater"),
+    },
+)
 
 __all__ = [
     "MIN_PIECE_BYTES",
     "Client",
+    "ConsistencyPolicy",
     "Eviction",
-    "Finalizing",
+    "FinalizingUpdater",
     "Future",
-    "Layout",
     "Mode",
     "ParameterServer",
     "Piece",
-    "Rules",
+    "ShardingPlan",
     "Table",
     "Updater",
     "Variable",
     "connect",
-    "lay_out",
     "make_updater",
+    "plan_sharding",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    import importlib
-
-    if name in _LAZY:
-        return getattr(importlib.import_module(f"insitu.parameters.{_LAZY[name]}"), name)
-    raise AttributeError(f"module 'insitu.parameters' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -1,5 +1,7 @@
-"""Shared memory that a worker lends to one request at a time: keys, and rows that come or go, aren't sent to
-servers of the same host, but lie where both see them."""
+"""Allocates shared memory for the arrays of single requests: keys, and rows of tables in both directions.
+
+Servers of the same host read and write these arrays where they lie, so nothing is sent over the socket.
+"""
 
 from __future__ import annotations
 
@@ -11,50 +13,61 @@ from typing import Any
 import numpy as np
 
 from insitu.exchange import memory
-from insitu.parameters.wire import Array, Place
+from insitu.parameters.rules import Array, BufferRef
 
-SIZE = 32 << 20
-"""Bytes. Requests for which there is no room at the moment are sent."""
-_LINE = 64
+ARENA_BYTES = 32 << 20
+"""Where the arena has no room for a request, its arrays are sent over the socket."""
+_CACHE_LINE = 64
+Spec = tuple[tuple[int, ...], np.dtype[Any]]
+"""Shape and dtype of an array."""
 
 
 class Arena:
-    """One segment, lent in blocks; first fit. Not for several threads, but for arrays that are given back."""
+    """One segment of shared memory, allocated first-fit.
+
+    Only one thread may allocate and free. Arrays that were detached may be dropped in any thread.
+    """
 
     SEGMENT = 2
+    """Number of the segment on each connection; see `WorkerBuffers.SEGMENT` for the other one."""
 
-    def __init__(self, size: int = SIZE) -> None:
+    #: Bytes of the segment.
+    size: int
+    #: File descriptor of the segment, which servers open through /proc; -1 once closed.
+    descriptor: int
+
+    def __init__(self, size: int = ARENA_BYTES) -> None:
         self.size = size
         self.descriptor = memory.create("insitu-rows", size)
         self._memory = memory.Segment(os.dup(self.descriptor), size).array()
+        #: (start, stop) in bytes of each free block, ascending.
         self._free: list[tuple[int, int]] = [(0, size)]
-        """(start, stop) of what isn't lent, ascending."""
-        self._returned: deque[tuple[int, int]] = deque()
-        """(start, size) of what is to be lent again: arrays end at any time, in any thread."""
+        #: (start, size) of blocks whose detached array has been dropped, by whichever thread dropped it.
+        self._dropped: deque[tuple[int, int]] = deque()
 
-    def lend(self, shapes: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> Loan | None:
-        """Arrays of these shapes and dtypes, together; None where there is no room."""
-        self._collect()
-        sizes = [int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for shape, dtype in shapes]
-        needed = sum(-(-size // _LINE) * _LINE for size in sizes)
+    def allocate(self, specs: Sequence[Spec]) -> Allocation | None:
+        """Allocate arrays of these shapes and dtypes in one block; None where no block is large enough."""
+        self._free_dropped()
+        sizes = [int(np.prod(shape, dtype=np.int64)) * dtype.itemsize for shape, dtype in specs]
+        needed = sum(_round_up(size) for size in sizes)
         for index, (start, stop) in enumerate(self._free):
             if stop - start >= needed:
                 self._free[index : index + 1] = [(start + needed, stop)] if stop - start > needed else []
-                return Loan(self, start, needed, self._cut(start, sizes, shapes))
+                return Allocation(self, start, needed, self._make_arrays(start, sizes, specs))
         return None
 
-    def _cut(
-        self, start: int, sizes: Sequence[int], shapes: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
-    ) -> list[tuple[Array, Place]]:
-        parts = []
-        for size, (shape, dtype) in zip(sizes, shapes, strict=True):
+    def _make_arrays(
+        self, start: int, sizes: Sequence[int], specs: Sequence[Spec]
+    ) -> list[tuple[Array, BufferRef]]:
+        made = []
+        for size, (shape, dtype) in zip(sizes, specs, strict=True):
             array = self._memory[start : start + size].view(dtype).reshape(shape)
-            parts.append((array, Place(self.SEGMENT, start)))
-            start += -(-size // _LINE) * _LINE
-        return parts
+            made.append((array, BufferRef(self.SEGMENT, start)))
+            start += _round_up(size)
+        return made
 
-    def take_back(self, start: int, size: int) -> None:
-        """What was lent may be lent again."""
+    def free(self, start: int, size: int) -> None:
+        """Make a block available again, and merge it with free neighbours."""
         if not size:
             return
         merged: list[tuple[int, int]] = []
@@ -65,61 +78,75 @@ class Arena:
                 merged.append((low, high))
         self._free = merged
 
-    def _collect(self) -> None:
-        while self._returned:
-            self.take_back(*self._returned.popleft())
+    def _free_dropped(self) -> None:
+        while self._dropped:
+            self.free(*self._dropped.popleft())
 
-    def hand_out(self, array: Array, start: int, size: int) -> Array:
-        """`array`, which lies in a block that was lent, as one whose last view gives the block back."""
-        return np.asarray(_Lasting(array, self._returned, start, size))
+    def detach(self, array: Array, start: int, size: int) -> Array:
+        """Return `array` as one that frees its block when its last view is dropped."""
+        return np.asarray(_BlockOwner(array, self._dropped, start, size))
 
-    def shown(self) -> dict[str, Any]:
-        """What a server must know to see it."""
+    def describe_segment(self) -> dict[str, Any]:
+        """Return the fields of an `attach` request, with which a server maps the segment."""
         return {"segment": self.SEGMENT, "descriptor": self.descriptor, "size": self.size}
 
     @property
-    def lent(self) -> int:
-        """Bytes that are lent at the moment."""
-        self._collect()
+    def allocated_bytes(self) -> int:
+        """Bytes that are allocated now."""
+        self._free_dropped()
         return self.size - sum(stop - start for start, stop in self._free)
 
     def close(self) -> None:
+        """Close the file descriptor. Arrays stay valid."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
 
-class Loan:
-    """`arrays` of shared memory and the `places` where they lie, until `give_back`."""
+class Allocation:
+    """Arrays of one block of the arena, until `free`."""
 
-    def __init__(self, arena: Arena, start: int, size: int, parts: list[tuple[Array, Place]]) -> None:
-        self.arrays = [array for array, _ in parts]
-        self.places = [place for _, place in parts]
+    #: The arrays, as they were asked for.
+    arrays: list[Array]
+    #: Their positions in shared memory, in the same order, for the message that names them.
+    refs: list[BufferRef]
+
+    def __init__(self, arena: Arena, start: int, size: int, made: list[tuple[Array, BufferRef]]) -> None:
+        self.arrays = [array for array, _ in made]
+        self.refs = [ref for _, ref in made]
         self._arena = arena
         self._start, self._size = start, size
 
-    def hand_out(self, number: int) -> Array:
-        """Array `number`, with which the loan ends: see `Arena.hand_out`. A copy where most of the arena is
-        lent: others need it, too."""
+    def detach(self, number: int) -> Array:
+        """Return array `number` for the caller to keep: the block is freed with its last view.
+
+        Returns a copy where more than half of the arena is allocated, so that results that are kept leave
+        room for requests.
+        """
         array = self.arrays[number]
-        if 2 * self._arena.lent > self._arena.size:
+        if 2 * self._arena.allocated_bytes > self._arena.size:
             return array.copy()
         size, self._size = self._size, 0
-        return self._arena.hand_out(array, self._start, size)
+        return self._arena.detach(array, self._start, size)
 
-    def give_back(self) -> None:
-        self._arena.take_back(self._start, self._size)
+    def free(self) -> None:
+        """Free the block, unless an array was detached or it is free already."""
+        self._arena.free(self._start, self._size)
         self._size = 0
 
 
-class _Lasting:
-    """The memory of an array in the arena; NumPy keeps this as long as anybody has a view of it."""
+class _BlockOwner:
+    """Owns the memory of a detached array: NumPy keeps it alive as long as any view of the array."""
 
-    def __init__(self, array: Array, returned: deque[tuple[int, int]], start: int, size: int) -> None:
+    def __init__(self, array: Array, dropped: deque[tuple[int, int]], start: int, size: int) -> None:
         self._array = array
-        self._returned = returned
+        self._dropped = dropped
         self._block = (start, size)
         self.__array_interface__ = array.__array_interface__
 
     def __del__(self) -> None:
-        self._returned.append(self._block)
+        self._dropped.append(self._block)
+
+
+def _round_up(size: int) -> int:
+    return -(-size // _CACHE_LINE) * _CACHE_LINE

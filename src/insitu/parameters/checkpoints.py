@@ -1,14 +1,14 @@
-"""Checkpoints of one server: written by a thread while the server goes on, and read again.
+"""Writes checkpoints of one server in a thread, while the server goes on, and reads them.
 
 DIRECTORY/
-  server-0/                     the first server's; servers on hosts of their own may have disks of their own
+  server-0/                     of the first server; servers on other hosts may use other disks
     checkpoint-00000005/
       arrays.bin                the numbers, one array after the other
-      state.json                what they are, each with its checksum (XXH3), and the account
-    .staging-PID/               half-written; invisible to readers, removed by the next writer
+      state.json                a description of the state and of each array, with its checksum (XXH3)
+    .staging-PID/               half-written; readers ignore it, the next writer removes it
 
-A checkpoint of number n is the same moment on all servers: each shard's pushes up to one sequence and no
-further. A server takes the newest number that all servers whose folders it sees have whole.
+Checkpoint n has the same pushes on all servers: those of each shard up to one sequence. A server starts from
+the newest number that is complete on all servers whose folders it sees.
 """
 
 from __future__ import annotations
@@ -29,133 +29,152 @@ import xxhash
 
 from insitu.durable import NO_ROOM, PageFile, published, seal, unseal, write_synced
 from insitu.errors import CheckpointError, InsituError, ParameterError, StorageFull
-from insitu.exchange.arithmetic import PAGE
 from insitu.exchange.pages import Pages
-from insitu.parameters.moments import KeptArray
-from insitu.parameters.snapshots import Lasting, Snapshot
-from insitu.parameters.wire import Array, dtype_of
+from insitu.exchange.plan import PAGE
+from insitu.parameters.copy_on_write import SnapshotArray
+from insitu.parameters.rules import Array, wire_dtype
+from insitu.parameters.snapshots import LiveSnapshot, Snapshot
 
-_NAME = re.compile(r"checkpoint-(\d{8})")
-_KEEP = 2
-_PIECE = 1 << 20
-"""Bytes that are read, summed and put in their place at a time: they stay in the cache meanwhile."""
-_AT_ONCE = 4 << 20
-"""Bytes per call of the system."""
+_FOLDER_NAME = re.compile(r"checkpoint-(\d{8})")
+_CHECKPOINTS_KEPT = 2
+"""Older ones are removed."""
+_BLOCK_BYTES = 1 << 20
+"""Bytes that are copied and summed at a time, so that they stay in the cache meanwhile."""
+_WRITE_BYTES = 4 << 20
+"""Bytes of one write."""
 _NICENESS = 10
+"""Priority of the writing thread, so that training comes first where processors are few."""
 _LOG = logging.getLogger("insitu")
-_Step = Callable[[], None]
+_CheckCancelled = Callable[[], None]
+"""Raises where the checkpoint was cancelled."""
 
 
-def folder_of(directory: Path, server: int) -> Path:
+def server_folder(directory: Path, server: int) -> Path:
+    """Return the folder of one server's checkpoints."""
     return directory / f"server-{server}"
 
 
-class _Stopped(Exception):
-    """Internal: nobody wants the checkpoint any more."""
+class _Cancelled(Exception):
+    """Internal: the checkpoint was cancelled."""
 
 
-class Writing:
-    """A checkpoint that is being written, by a thread of its own. Its file number becomes readable once it is
-    done. Raises ParameterError where that can't be begun."""
+class CheckpointWriter:
+    """Writes one checkpoint in a thread. Its file descriptor becomes readable once it is done."""
 
-    def __init__(self, directory: Path, number: int, server: int, lasting: Lasting) -> None:
+    def __init__(self, directory: Path, number: int, server: int, snapshot: LiveSnapshot) -> None:
+        """Begin to write. Raises ParameterError where no thread can be started."""
         self._error: InsituError | None = None
-        self._unwanted = threading.Event()
-        self._out, self._into = os.pipe2(os.O_CLOEXEC)
-        arguments = (folder_of(directory, server), number, lasting)
+        self._cancelled = threading.Event()
+        self._done_out, self._done_in = os.pipe2(os.O_CLOEXEC)
+        arguments = (server_folder(directory, server), number, snapshot)
         self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
         try:
             self._thread.start()
         except RuntimeError as error:
-            os.close(self._out)
-            os.close(self._into)
-            raise ParameterError(f"No thread can be started to write a checkpoint: {error}") from error
+            os.close(self._done_out)
+            os.close(self._done_in)
+            raise ParameterError(
+                f"A checkpoint is written by a thread, and none can be started: {error}. Raise the limit of "
+                "processes (ulimit -u)"
+            ) from error
 
-    def _write(self, folder: Path, number: int, lasting: Lasting) -> None:
+    def _write(self, folder: Path, number: int, snapshot: LiveSnapshot) -> None:
         try:
             with contextlib.suppress(OSError):
-                # Of this thread alone: where processors are few, those who train come first.
+                # On Linux this is the priority of the thread alone.
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-            write(folder, number, lasting, self._look)
-        except _Stopped:
-            self._error = CheckpointError("The server ended before its checkpoint was on disk")
+            write(folder, number, snapshot, self._raise_if_cancelled)
+        except _Cancelled:
+            self._error = CheckpointError(
+                "The server ended before its checkpoint was on disk. The one before stays valid"
+            )
         except InsituError as error:
             self._error = error
         except Exception as error:
             self._error = CheckpointError(f"A checkpoint can't be written to {folder}: {error!r}")
         finally:
-            os.close(self._into)
+            os.close(self._done_in)
 
-    def _look(self) -> None:
-        if self._unwanted.is_set():
-            raise _Stopped
+    def _raise_if_cancelled(self) -> None:
+        if self._cancelled.is_set():
+            raise _Cancelled
 
     def fileno(self) -> int:
-        return self._out
+        """Return the file descriptor that becomes readable, for selectors."""
+        return self._done_out
 
-    def end(self) -> InsituError | None:
-        """Waits for what came of it; None: it is published."""
+    def join(self) -> InsituError | None:
+        """Wait until it is done. Return its error; None where the checkpoint is published."""
         self._thread.join()
-        os.close(self._out)
+        os.close(self._done_out)
         return self._error
 
-    def stop(self) -> None:
-        """Gives it up, unless it is published already."""
-        self._unwanted.set()
-        self.end()
+    def cancel(self) -> None:
+        """Discard the checkpoint, unless it is published already, and wait for the thread."""
+        self._cancelled.set()
+        self.join()
 
 
-def write(folder: Path, number: int, lasting: Lasting, look: _Step = lambda: None) -> None:
-    """Writes and publishes a checkpoint, then removes the oldest beyond those to keep. Calls `look` now and
-    then, which may raise. Raises StorageFull, CheckpointError: nothing half-written stays, older ones
-    stand."""
+def write(
+    folder: Path, number: int, snapshot: LiveSnapshot, check_cancelled: _CheckCancelled = lambda: None
+) -> None:
+    """Write and publish a checkpoint, then remove the oldest ones.
+
+    Calls `check_cancelled` regularly, which may raise. Raises StorageFull, CheckpointError: then nothing
+    half-written is left, and older checkpoints stay valid.
+    """
     try:
         with published(folder, f"checkpoint-{number:08d}") as staging:
-            described = _write_arrays(staging / "arrays.bin", lasting.arrays, look)
-            state = {**lasting.meta, "number": number, "arrays": described}
+            described = _write_arrays(staging / "arrays.bin", snapshot.arrays, check_cancelled)
+            state = {**snapshot.meta, "number": number, "arrays": described}
             write_synced(staging / "state.json", seal(state))
     except OSError as error:
         if error.errno in NO_ROOM:
             raise StorageFull(
-                f"No room is left for a checkpoint in {folder}. The last one that was published stands, and "
-                "training goes on. Free some space, or save less often or elsewhere"
+                f"No room is left for a checkpoint in {folder}. The one before stays valid, and "
+                "training goes on. Free some space, or write to another folder"
             ) from error
-        raise CheckpointError(f"A checkpoint can't be written to {folder}: {error}") from error
-    for old in numbers(folder)[:-_KEEP]:
+        raise CheckpointError(
+            f"A checkpoint needs a folder that the server can write to: {folder}. Received: {error}. Give "
+            "another folder, or change its permissions"
+        ) from error
+    for old in list_numbers(folder)[:-_CHECKPOINTS_KEPT]:
         shutil.rmtree(folder / f"checkpoint-{old:08d}", ignore_errors=True)
 
 
-def _write_arrays(path: Path, arrays: Mapping[str, Array | KeptArray], look: _Step) -> list[Any]:
-    """[name, dtype, shape, XXH3] of each, in the order in which they lie in the file."""
+def _write_arrays(
+    path: Path, arrays: Mapping[str, Array | SnapshotArray], check_cancelled: _CheckCancelled
+) -> list[Any]:
+    """Write all arrays to one file. Return [name, dtype, shape, XXH3] of each, in the file's order."""
     described = []
-    room = Pages(_AT_ONCE).array()
+    buffer = Pages(_WRITE_BYTES).array()
     with contextlib.closing(PageFile(path, sum(array.nbytes for array in arrays.values()))) as file:
         size = filled = 0
         for name, array in arrays.items():
-            summed = xxhash.xxh3_64()
-            for piece in _pieces(array):
-                look()
-                summed.update(piece.data)
-                size += piece.size
-                while piece.size:
-                    part = piece[: room.size - filled]
-                    room[filled : filled + part.size] = part
-                    filled, piece = filled + part.size, piece[part.size :]
-                    if filled == room.size:
-                        file.write(room.data)
+            checksum = xxhash.xxh3_64()
+            for block in _iterate_blocks(array):
+                check_cancelled()
+                checksum.update(block.data)
+                size += block.size
+                while block.size:
+                    part = block[: buffer.size - filled]
+                    buffer[filled : filled + part.size] = part
+                    filled, block = filled + part.size, block[part.size :]
+                    if filled == buffer.size:
+                        file.write(buffer.data)
                         filled = 0
-            described.append([name, array.dtype.name, list(array.shape), summed.hexdigest()])
-        file.write(room[: -(-filled // PAGE) * PAGE].data)
+            described.append([name, array.dtype.name, list(array.shape), checksum.hexdigest()])
+        file.write(buffer[: -(-filled // PAGE) * PAGE].data)
         file.finish(size)
     return described
 
 
-def _pieces(array: Array | KeptArray) -> Iterator[Array]:
-    """The bytes of an array, uint8[n], piece by piece. One is gone when the next is asked for."""
+def _iterate_blocks(array: Array | SnapshotArray) -> Iterator[Array]:
+    """Yield the bytes of an array block by block, uint8[n] each. A block is valid until the next one."""
     if not array.nbytes:
         return
-    if isinstance(array, KeptArray):
-        rows = max(1, _PIECE * len(array) // array.nbytes)
+    if isinstance(array, SnapshotArray):
+        rows = max(1, _BLOCK_BYTES * len(array) // array.nbytes)
         out = np.empty((rows, *array.shape[1:]), array.dtype)
         for low in range(0, len(array), rows):
             high = min(len(array), low + rows)
@@ -163,48 +182,55 @@ def _pieces(array: Array | KeptArray) -> Iterator[Array]:
             yield out[: high - low].reshape(-1).view(np.uint8)
         return
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    for low in range(0, flat.size, _PIECE):
-        yield flat[low : low + _PIECE]
+    for low in range(0, flat.size, _BLOCK_BYTES):
+        yield flat[low : low + _BLOCK_BYTES]
 
 
-def numbers(folder: Path) -> list[int]:
-    """The numbers of the checkpoints that were published, ascending."""
+def list_numbers(folder: Path) -> list[int]:
+    """Return the numbers of the published checkpoints, ascending."""
     if not folder.is_dir():
         return []
-    found = (_NAME.fullmatch(path.name) for path in folder.iterdir())
+    found = (_FOLDER_NAME.fullmatch(path.name) for path in folder.iterdir())
     return sorted(int(match[1]) for match in found if match)
 
 
-def newest(directory: Path, server: int) -> Snapshot | None:
-    """What `server` goes on from: its newest checkpoint that is whole and that all servers have whose folders
-    are here; None where there is none. A damaged one is named in a warning and passed over."""
-    others = [numbers(path) for path in directory.glob("server-*") if path != folder_of(directory, server)]
-    own = folder_of(directory, server)
-    for number in reversed(numbers(own)):
+def read_newest(directory: Path, server: int) -> Snapshot | None:
+    """Return the checkpoint that `server` starts from; None where there is none.
+
+    That is its newest one that is intact and that all servers have whose folders are here. Logs a warning for
+    each damaged one.
+    """
+    others = [
+        list_numbers(path) for path in directory.glob("server-*") if path != server_folder(directory, server)
+    ]
+    own = server_folder(directory, server)
+    for number in reversed(list_numbers(own)):
         if any(number not in other for other in others):
             continue
         try:
             return read(own / f"checkpoint-{number:08d}")
         except CheckpointError as error:
-            _LOG.warning("%s It is passed over for the one before.", error)
+            _LOG.warning("%s The checkpoint before it is used instead.", error)
     return None
 
 
 def read(path: Path) -> Snapshot:
-    """Raises CheckpointError where it isn't whole."""
+    """Read one checkpoint. Raises CheckpointError where it is incomplete or damaged."""
     try:
         meta = unseal((path / "state.json").read_bytes())
         described = meta.pop("arrays")
         data = np.memmap(path / "arrays.bin", np.uint8, "r") if (path / "arrays.bin").stat().st_size else None
-        arrays, at = {}, 0
+        arrays, position = {}, 0
         for name, dtype, shape, checksum in described:
-            kind = dtype_of(dtype)
+            kind = wire_dtype(dtype)
             size = math.prod(shape) * kind.itemsize
-            part = np.empty(0, np.uint8) if data is None else data[at : at + size]
+            part = np.empty(0, np.uint8) if data is None else data[position : position + size]
             if part.size != size or xxhash.xxh3_64_hexdigest(part.data) != checksum:
-                raise CheckpointError(f"The checkpoint {path} is damaged: {name} isn't what was written.")
+                raise CheckpointError(
+                    f"The checkpoint {path} is damaged: the checksum of {name} is wrong. Remove its folder."
+                )
             arrays[name] = np.array(part).view(kind).reshape(shape)
-            at += size
+            position += size
         return Snapshot(meta, arrays)
     except (OSError, ValueError, KeyError, TypeError, ParameterError) as error:
-        raise CheckpointError(f"The checkpoint {path} can't be read: {error}.") from error
+        raise CheckpointError(f"The checkpoint {path} can't be read: {error}. Remove its folder.") from error

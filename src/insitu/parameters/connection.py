@@ -1,4 +1,4 @@
-"""One connection: messages out, messages in, never waiting. Both sides use it."""
+"""Sends and receives messages over one non-blocking socket. Workers and servers use it alike."""
 
 from __future__ import annotations
 
@@ -11,164 +11,177 @@ from numpy.typing import NDArray
 
 from insitu.errors import ParameterError
 from insitu.exchange import memory
-from insitu.parameters.wire import HEADER, Malformed, Message, decode, encode, read_header
+from insitu.exchange.handshake import PeerInfo
+from insitu.parameters.rules import HEADER, MalformedMessage, Message, decode, encode, read_header
 
-_ROOM = 1 << 16
-_VIEWS = 16
-_SILENT_MS = 1500
-"""Milliseconds after which a host that acknowledges nothing is gone."""
-_NOTHING = np.empty(0, np.uint8)
+_RECEIVE_BYTES = 1 << 16
+_BUFFERS_PER_CALL = 16
+"""Buffers given to one call of sendmsg."""
+_USER_TIMEOUT_MS = 1500
+"""Milliseconds without an acknowledgement after which the system closes the connection."""
+_NO_PAYLOAD = np.empty(0, np.uint8)
 PAYLOAD_LIMIT = 64 << 30
-"""Bytes of numbers in one message. Peers are the job's own; this keeps nonsense from being allocated."""
+"""Most bytes of numbers in one message: bounds what a wrong header makes the receiver allocate."""
 
 
-class Ended(Exception):
-    """Internal: the other side has closed, or can't be reached any more."""
+class ConnectionClosed(Exception):
+    """Internal: the peer closed the connection, or it failed."""
 
 
 class Connection:
-    """Messages over one non-blocking TCP connection between peers that have proved themselves.
+    """Messages over one TCP connection whose handshake is done. No method waits."""
 
-    `segments` are the pieces of memory that the other side has shown us, by number.
-    """
-
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, peer_info: PeerInfo | None = None) -> None:
+        #: The socket, which this object owns.
         self.socket = connection
+        #: The peer's description from the handshake.
+        self.peer_info: PeerInfo = peer_info or {}
+        #: Memory of the peer that `attach` mapped, by segment number.
         self.segments: dict[int, memory.Segment] = {}
-        self._shown: dict[int, NDArray[Any]] = {}
+        #: Views into `segments` that the owner made and keeps, by a key of its choice.
         self.views: dict[Any, Any] = {}
-        """What was made of the segments before, by whatever its maker likes."""
-        self.written: Any = None
-        """What was written to the other side's memory before it asked for it: (segment, where, version)."""
-        self.context: Any = None
-        """Whatever the owner wants to keep with it."""
-        self._out: deque[memoryview] = deque()
-        self._room = bytearray(_ROOM)
-        self._filled = 0
-        self._head: tuple[int, int, int, int] | None = None
+        #: On a server: the values that the last push wrote to the worker's memory before they were pulled, as
+        #: (segment, group offsets, version); None where it wrote none. Set and cleared by `RequestHandler`.
+        self.values_written: tuple[Any, Any, int] | None = None
+        self._segment_arrays: dict[int, NDArray[Any]] = {}
+        #: Encoded messages that the system hasn't taken yet.
+        self._outgoing: deque[memoryview] = deque()
+        #: Bytes received that aren't parsed yet: the first `_received` of `_buffer`.
+        self._buffer = bytearray(_RECEIVE_BYTES)
+        self._received = 0
+        #: Header, JSON and numbers of the message that is being received.
+        self._header: tuple[int, int, int, int] | None = None
         self._text = bytearray()
-        self._payload: NDArray[Any] = _NOTHING
-        self._payload_at = 0
-        _watch(connection)
+        self._payload: NDArray[Any] = _NO_PAYLOAD
+        self._payload_received = 0
+        _configure_socket(connection)
 
     def fileno(self) -> int:
+        """Return the socket's file descriptor, for selectors."""
         return self.socket.fileno()
 
     @property
-    def sending(self) -> bool:
-        """Whether something is still to be sent."""
-        return bool(self._out)
+    def has_unsent(self) -> bool:
+        """True while messages wait to be sent."""
+        return bool(self._outgoing)
 
     def send(self, message: Message) -> None:
-        """Sends what the system takes now, and keeps the rest for `flush`. Raises Ended."""
-        self._out.extend(encode(message))
+        """Send as much as the system takes now, and keep the rest for `flush`. Raises ConnectionClosed."""
+        self._outgoing.extend(encode(message))
         self.flush()
 
-    def put(self, message: Message) -> None:
-        """Keeps a message for `flush`: several go together, and wake the other side once."""
-        self._out.extend(encode(message))
+    def enqueue(self, message: Message) -> None:
+        """Keep a message for `flush`, so that several are sent in one call and wake the peer once."""
+        self._outgoing.extend(encode(message))
 
     def flush(self) -> None:
-        out = self._out
-        while out:
+        """Send as much of what was enqueued as the system takes. Raises ConnectionClosed."""
+        outgoing = self._outgoing
+        while outgoing:
             try:
-                if len(out) == 1:
-                    count = self.socket.send(out[0])
+                if len(outgoing) == 1:
+                    count = self.socket.send(outgoing[0])
                 else:
-                    count = self.socket.sendmsg([out[i] for i in range(min(len(out), _VIEWS))])
+                    count = self.socket.sendmsg(
+                        [outgoing[i] for i in range(min(len(outgoing), _BUFFERS_PER_CALL))]
+                    )
             except BlockingIOError:
                 return
             except OSError as error:
-                raise Ended(str(error)) from error
-            while out and count >= len(out[0]):
-                count -= len(out.popleft())
+                raise ConnectionClosed(str(error)) from error
+            while outgoing and count >= len(outgoing[0]):
+                count -= len(outgoing.popleft())
             if count:
-                out[0] = out[0][count:]
+                outgoing[0] = outgoing[0][count:]
 
     def receive(self) -> list[Message]:
-        """The messages that are whole by now. Raises Ended, Malformed."""
+        """Return the messages that have arrived completely. Raises ConnectionClosed, MalformedMessage."""
         messages: list[Message] = []
         while True:
             try:
-                if self._payload_at < self._payload.size:
-                    view = memoryview(self._payload)[self._payload_at :]  # type: ignore[arg-type]
+                if self._payload_received < self._payload.size:
+                    view = memoryview(self._payload)[self._payload_received :]  # type: ignore[arg-type]
                     count = self.socket.recv_into(view)
                 else:
-                    count = self.socket.recv_into(memoryview(self._room)[self._filled :])
+                    count = self.socket.recv_into(memoryview(self._buffer)[self._received :])
             except BlockingIOError:
                 return messages
             except OSError as error:
-                raise Ended(str(error)) from error
+                raise ConnectionClosed(str(error)) from error
             if not count:
                 if messages:
                     return messages
-                raise Ended("the connection was closed")
-            if self._payload_at < self._payload.size:
-                self._payload_at += count
-                if self._payload_at == self._payload.size:
-                    messages.append(self._finish())
+                raise ConnectionClosed("the connection was closed")
+            if self._payload_received < self._payload.size:
+                self._payload_received += count
+                if self._payload_received == self._payload.size:
+                    messages.append(self._finish_message())
             else:
-                self._filled += count
+                self._received += count
                 if self._parse(messages):
                     return messages
 
     def _parse(self, messages: list[Message]) -> bool:
-        """Takes all whole messages out of the room. Returns whether nothing is begun."""
-        room, at = memoryview(self._room), 0
+        """Move all complete messages out of the buffer. Return whether no message is left begun."""
+        buffer, position = memoryview(self._buffer), 0
         while True:
-            if self._head is None:
-                if self._filled - at < HEADER.size:
+            if self._header is None:
+                if self._received - position < HEADER.size:
                     break
-                self._head = read_header(room[at : at + HEADER.size])
-                if self._head[3] > PAYLOAD_LIMIT:
-                    raise Malformed(f"A message of {self._head[3]} bytes is too large")
-                at += HEADER.size
+                self._header = read_header(buffer[position : position + HEADER.size])
+                if self._header[3] > PAYLOAD_LIMIT:
+                    raise MalformedMessage(
+                        f"A message has at most {PAYLOAD_LIMIT} bytes of numbers. "
+                        f"Received: {self._header[3]}, which is too large"
+                    )
+                position += HEADER.size
                 self._text = bytearray()
-            take = min(self._head[2] - len(self._text), self._filled - at)
-            self._text += room[at : at + take]
-            at += take
-            if len(self._text) < self._head[2]:
+            count = min(self._header[2] - len(self._text), self._received - position)
+            self._text += buffer[position : position + count]
+            position += count
+            if len(self._text) < self._header[2]:
                 break
-            if self._head[3]:
-                self._payload = np.empty(self._head[3], np.uint8)
-                take = min(self._payload.size, self._filled - at)
-                self._payload[:take] = np.frombuffer(room[at : at + take], np.uint8)
-                self._payload_at = take
-                at += take
-                if take < self._payload.size:
+            if self._header[3]:
+                self._payload = np.empty(self._header[3], np.uint8)
+                count = min(self._payload.size, self._received - position)
+                self._payload[:count] = np.frombuffer(buffer[position : position + count], np.uint8)
+                self._payload_received = count
+                position += count
+                if count < self._payload.size:
                     break
-            messages.append(self._finish())
-        self._room[: self._filled - at] = self._room[at : self._filled]
-        self._filled -= at
-        return self._filled == 0 and self._head is None
+            messages.append(self._finish_message())
+        self._buffer[: self._received - position] = self._buffer[position : self._received]
+        self._received -= position
+        return self._received == 0 and self._header is None
 
-    def _finish(self) -> Message:
-        head, payload = self._head, self._payload
-        if head is None:
-            raise Malformed("A message without a head")
-        self._head, self._payload, self._payload_at = None, _NOTHING, 0
-        return decode(head[0], head[1], self._text, payload, self._segment)
+    def _finish_message(self) -> Message:
+        header, payload = self._header, self._payload
+        if header is None:
+            raise MalformedMessage("A message must begin with a header")
+        self._header, self._payload, self._payload_received = None, _NO_PAYLOAD, 0
+        return decode(header[0], header[1], self._text, payload, self._get_segment)
 
-    def _segment(self, number: int) -> NDArray[Any]:
-        if number not in self._shown:
-            raise Malformed(f"Segment {number} of shared memory was never shown")
-        return self._shown[number]
+    def _get_segment(self, number: int) -> NDArray[Any]:
+        if number not in self._segment_arrays:
+            raise MalformedMessage(f"Shared memory must be attached before it is used. Received: {number}")
+        return self._segment_arrays[number]
 
     def attach(self, number: int, process: int, descriptor: int, size: int) -> None:
-        """Maps memory of the process at the other end. Raises ExchangeError."""
+        """Map memory of the peer's process as segment `number`. Raises ExchangeError, ParameterError."""
         if number in self.segments:
-            raise ParameterError(f"Segment {number} of shared memory was shown before")
+            raise ParameterError(f"Each segment can be attached once to a connection. Received: {number}")
         segment = memory.attach(process, descriptor, size)
         segment.close_file()
         self.segments[number] = segment
-        self._shown[number] = segment.array()
+        self._segment_arrays[number] = segment.array()
 
     def close(self) -> None:
+        """Close the socket. What is still unsent is lost."""
         self.socket.close()
 
 
-def _watch(connection: socket.socket) -> None:
-    """Small messages go at once, and a host that vanished is noticed within two seconds."""
+def _configure_socket(connection: socket.socket) -> None:
+    """Send small messages at once, and have the system notice a dead host within two seconds."""
     connection.setblocking(False)
     if connection.family == socket.AF_UNIX:
         return
@@ -176,4 +189,4 @@ def _watch(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)

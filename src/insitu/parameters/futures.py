@@ -1,4 +1,4 @@
-"""What a request comes to. Whoever waits for a future moves the client's connections meanwhile."""
+"""Results of requests that are under way. The thread that waits for one does the I/O for all of them."""
 
 from __future__ import annotations
 
@@ -6,90 +6,104 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+Drive = Callable[["Future[Any]", "float | None"], None]
+"""Does the client's I/O until the future is done; see `RequestClient.run_until_done`."""
 
 
 class Future(Generic[T]):
-    """The result of a request that is under way. Made by a `Client`; not to be waited for after its end."""
+    """The result of one request. A `Client` makes it; it can't be waited for once the client is closed."""
 
-    def __init__(self, pump: Callable[[Future[Any], float | None], None]) -> None:
-        self._pump = pump
+    def __init__(self, drive: Drive) -> None:
+        self._drive = drive
         self._done = False
         self._value: Any = None
         self._error: BaseException | None = None
-        self._after: list[Callable[[Future[Any]], None]] = []
+        self._callbacks: list[Callable[[Future[Any]], None]] = []
 
     def done(self) -> bool:
-        """Whether it is known, without waiting."""
+        """Return whether the request has succeeded or failed. Doesn't wait."""
         return self._done
 
     def result(self, timeout: float | None = None) -> T:
-        """The result, waited for; raises what the request failed with, ServerStalled after `timeout` seconds
-        (None: the client's stall timeout)."""
+        """Wait for the result and return it.
+
+        Raises the error that the request failed with, or ServerStalled after `timeout` seconds (None: the
+        client's stall timeout).
+        """
         if not self._done:
-            self._pump(self, timeout)
+            self._drive(self, timeout)
         if self._error is not None:
             raise self._error
         value: T = self._value
         return value
 
-    def resolve(self, value: Any) -> None:
+    def set_result(self, value: Any) -> None:
+        """Complete the future. Does nothing where it is done already."""
         if not self._done:
             self._done, self._value = True, value
-            self._run()
+            self._run_callbacks()
 
-    def fail(self, error: BaseException) -> None:
+    def set_exception(self, error: BaseException) -> None:
+        """Fail the future. Does nothing where it is done already."""
         if not self._done:
             self._done, self._error = True, error
-            self._run()
+            self._run_callbacks()
 
-    def then(self, call: Callable[[Future[Any]], None]) -> None:
-        """`call(self)` once it is known; at once where it is."""
+    def add_done_callback(self, callback: Callable[[Future[Any]], None]) -> None:
+        """Call `callback(self)` once the future is done, or at once where it is."""
         if self._done:
-            call(self)
+            callback(self)
         else:
-            self._after.append(call)
+            self._callbacks.append(callback)
 
-    def _run(self) -> None:
-        after, self._after = self._after, []
-        for call in after:
-            call(self)
+    def _run_callbacks(self) -> None:
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
 
     @property
     def error(self) -> BaseException | None:
+        """The error that the request failed with; None where it hasn't failed."""
         return self._error
 
     @property
     def value(self) -> Any:
-        """Of one that is done and hasn't failed."""
+        """The result of a future that is done and hasn't failed."""
         return self._value
 
 
-def gathered(
-    parts: list[Future[Any]],
-    pump: Callable[[Future[Any], float | None], None],
-    combine: Callable[[list[Any]], Any],
-) -> Future[Any]:
-    """One future of several: `combine(values)` once all are known; the first error where one fails."""
-    whole: Future[Any] = Future(pump)
+def gather(futures: list[Future[Any]], drive: Drive, combine: Callable[[list[Any]], Any]) -> Future[Any]:
+    """Return one future for several: `combine(values)` once all are done, or the first error among them."""
+    combined: Future[Any] = Future(drive)
 
-    def look(_: Future[Any]) -> None:
-        if all(part.done() for part in parts):
-            failed = next((part.error for part in parts if part.error is not None), None)
-            if failed is not None:
-                whole.fail(failed)
-                return
-            try:
-                value = combine([part.value for part in parts])
-            except Exception as error:
-                whole.fail(error)
-            else:
-                whole.resolve(value)
+    def combine_if_done(_: Future[Any]) -> None:
+        if not all(future.done() for future in futures):
+            return
+        error = next((future.error for future in futures if future.error is not None), None)
+        if error is not None:
+            combined.set_exception(error)
+            return
+        try:
+            value = combine([future.value for future in futures])
+        except Exception as failure:
+            combined.set_exception(failure)
+        else:
+            combined.set_result(value)
 
-    for part in parts:
-        part.then(look)
-    return whole
+    for future in futures:
+        future.add_done_callback(combine_if_done)
+    if not futures:
+        combine_if_done(combined)
+    return combined
 
 
-def pass_on(future: Future[Any], whole: Future[Any]) -> None:
-    """`whole` comes to what `future` comes to."""
-    future.then(lambda done: whole.resolve(done.value) if done.error is None else whole.fail(done.error))
+def chain_future(source: Future[Any], target: Future[Any]) -> None:
+    """Complete or fail `target` as `source` does."""
+
+    def copy_outcome(done: Future[Any]) -> None:
+        if done.error is None:
+            target.set_result(done.value)
+        else:
+            target.set_exception(done.error)
+
+    source.add_done_callback(copy_outcome)

@@ -1,26 +1,29 @@
-"""Mirrors: each server's state is kept on the next server too, and outlives either of them.
+"""Mirrors: each server's state is kept on the next server too, and survives the death of either.
 
     mirror                            primary
-    copy                        ->                      the mirror asks, whenever it has no copy
+    copy                        ->                      whenever the mirror has no copy
                                 <-    snapshot          and from then on, each change in order:
                                 <-    change n
     done n                      ->                      only now the worker is answered
 
-When the primary dies, the first worker that notices asks the mirror to `take_over`, which it does only once
-its own connection to the primary has ended; whatever the old primary still sends is refused, so that it can
-acknowledge nothing any more. A server that starts anew first asks the next one to `hand_over` what it holds
-of it, and is copied in turn. What was acknowledged is lost only where both die before one of them has been
-replaced, or where the network parts them and workers reach both.
+When the primary dies, the first worker that notices asks the mirror to `take_over`. It does so only once its
+own connection to the primary has closed. Changes that the old primary still sends are refused, so it can't
+acknowledge anything any more. A server that is started again first asks the next one to `hand_over` its
+state, and is mirrored in turn.
+
+Acknowledged updates are lost only if a server and its mirror both die before either is replaced, or if a
+network partition lets workers reach both.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,40 +31,45 @@ import numpy as np
 
 from insitu.errors import CheckpointError, InsituError, ServerLost, ServerMoved
 from insitu.parameters import snapshots
-from insitu.parameters.connection import Connection, Ended
-from insitu.parameters.greeting import call, card
-from insitu.parameters.holdings import Holdings
-from insitu.parameters.service import Service
-from insitu.parameters.wire import FAILURE, REPLY, REQUEST, Message, error_meta
+from insitu.parameters.connection import Connection, ConnectionClosed
+from insitu.parameters.event_loop import EventLoop
+from insitu.parameters.replication_log import ReplicationLog
+from insitu.parameters.request_handler import RequestHandler
+from insitu.parameters.rules import FAILURE, REPLY, REQUEST, Message, make_failure
+from insitu.parameters.server_handshake import connect_to_server, make_peer_info
+from insitu.parameters.server_state import ServerState
+from insitu.parameters.state_factory import StateFactory
 
 Role = Literal["starting", "primary", "mirror", "handed over"]
 _LOG = logging.getLogger("insitu")
-_RETRY = 0.1
-"""Seconds between two attempts to find the other server."""
-_DIALLING = 2.0
-WAIT_FOR_MIRROR = 10.0
-"""Seconds for which a new primary acknowledges nothing while it has no mirror, and for which a server that
-starts looks for one that holds its state."""
+_RETRY_INTERVAL = 0.1
+"""Seconds between two attempts to reach the other server."""
+_DIAL_TIMEOUT = 2.0
+"""Seconds that the other server has to answer one attempt."""
+MIRROR_TIMEOUT = 10.0
+"""Seconds for which a new primary without a mirror acknowledges nothing, and for which a server that starts
+looks for a mirror of its state."""
 
 
 @dataclass(slots=True)
-class Hosted:
-    """The state of one server, as this process has it. `early`: requests that came before it was ready."""
+class HostedServer:
+    """The state of one server in this process."""
 
-    service: Service
+    #: Handles the requests to the state.
+    handler: RequestHandler
+    #: Only a primary answers workers.
     role: Role
-    mirror: Connection | None = None
+    #: The server that it was handed over to, while that one has no mirror and so has acknowledged nothing.
     handed_to: Connection | None = None
-    """Whom it was handed over to. Dies that one before it has a mirror again, it has acknowledged nothing."""
-    changes: int = 0
-    expects_until: float = 0.0
-    """Until when (monotonic) changes wait for a mirror to come."""
+    #: Requests that came while the role was "starting", in order.
     early: list[tuple[Connection, Message]] = field(default_factory=list)
 
 
-class Mirrors:
-    """What one process of the servers holds, and its part in keeping mirrors. Not for several threads, except
-    for what it starts itself."""
+class MirrorManager:
+    """The states that one server's process holds, and its part in mirroring them.
+
+    Used by the event loop's thread alone. It dials other servers in threads of their own.
+    """
 
     def __init__(
         self,
@@ -69,44 +77,54 @@ class Mirrors:
         addresses: Sequence[str],
         backups: int,
         secret: bytes,
-        make: Callable[[int, Callable[[Message], int | None]], Service],
-        adopt: Callable[[socket.socket], Connection],
-        wake: Callable[[], None],
-        restore: Callable[[Holdings], None],
+        factory: StateFactory,
+        stall_timeout: float,
+        loop: EventLoop,
     ) -> None:
-        """`make(server, changed)` makes the service of new holdings, `adopt(socket)` has the loop look after
-        a connection that was dialled, `wake()` makes the loop call `tick` soon; `restore` puts a checkpoint
-        into new holdings, where there is one."""
-        self.hosted: dict[int, Hosted] = {}
+        #: States by the index of their server.
+        self.hosted: dict[int, HostedServer] = {}
         self._index = index
         self._addresses = list(addresses)
         self._backups = backups
         self._secret = secret
-        self._make = make
-        self._adopt = adopt
-        self._wake = wake
-        self._restore = restore
+        self._factory = factory
+        self._stall_timeout = stall_timeout
+        self._loop = loop
         self._next = (index + 1) % max(1, len(addresses))
-        self._before = (index - 1) % max(1, len(addresses))
+        self._previous = (index - 1) % max(1, len(addresses))
+        #: Results of dialling threads: the operation, and the socket or None.
         self._dialled: queue.SimpleQueue[tuple[str, socket.socket | None]] = queue.SimpleQueue()
+        #: Operations for which a thread dials.
         self._dialling: set[str] = set()
+        #: Time on the monotonic clock before which an operation isn't tried again.
         self._retry_at: dict[str, float] = {}
-        self._asked: dict[Connection, str] = {}
-        self._copied_over: Connection | None = None
-        self._give_up_at = time.monotonic() + WAIT_FOR_MIRROR
-        self._host(index, "starting" if backups else "primary")
+        #: Operations that another server was asked for and hasn't answered.
+        self._requested: dict[Connection, str] = {}
+        #: Connection to the server whose state is mirrored here, while it is up.
+        self._primary_connection: Connection | None = None
+        self._start_empty_at = time.monotonic() + MIRROR_TIMEOUT
+        own = self._host(index, "starting" if backups else "primary")
         if not backups:
-            self._restore(self.hosted[index].service.holdings)
+            factory.restore(own.handler.state)
 
-    def _host(self, server: int, role: Role) -> Hosted:
-        hosted = Hosted(self._make(server, lambda message: self._changed(server, message)), role)
-        self.hosted[server] = hosted
-        return hosted
+    def _host(self, server: int, role: Role) -> HostedServer:
+        handler = RequestHandler(
+            self._factory.make(server), self._stall_timeout, ReplicationLog(server), self._loop.watch_writer
+        )
+        self.hosted[server] = HostedServer(handler, role)
+        return self.hosted[server]
 
-    # Requests
+    def list_primaries(self) -> list[HostedServer]:
+        """Return the states that answer workers here."""
+        return [hosted for hosted in self.hosted.values() if hosted.role == "primary"]
+
+    # Messages
 
     def handle(self, connection: Connection, message: Message) -> None:
-        """A request of a worker or of another server. Raises Malformed."""
+        """Handle a request, or the answer of another server. Raises MalformedMessage."""
+        if message.kind != REQUEST:
+            self._handle_answer(connection, message)
+            return
         server = message.meta.get("of", self._index)
         operation = message.meta.get("op")
         hosted = self.hosted.get(server) if isinstance(server, int) else None
@@ -116,217 +134,210 @@ class Mirrors:
             elif message.meta.get("change"):
                 self._replicate(connection, message, hosted)
             elif hosted is None or hosted.role in ("mirror", "handed over"):
-                raise ServerMoved(f"Server {server} doesn't live here")
+                raise self._make_moved(server, "this process doesn't host it")
             elif hosted.role == "starting":
                 hosted.early.append((connection, message))
             else:
-                hosted.service.handle(connection, message)
+                hosted.handler.handle(connection, message)
         except InsituError as error:
-            self._send(connection, Message(FAILURE, message.request, dict(error_meta(error))))
+            self._send(connection, make_failure(message.request, error))
 
     @staticmethod
-    def _send(connection: Connection, message: Message) -> bool:
-        try:
+    def _send(connection: Connection, message: Message) -> None:
+        with contextlib.suppress(ConnectionClosed):  # the loop sees it too, and calls handle_closed
             connection.send(message)
-        except Ended:
-            return False  # the loop sees it too, and cleans up
-        return True
 
     def _take_over(
-        self, connection: Connection, message: Message, server: int, hosted: Hosted | None
+        self, connection: Connection, message: Message, server: int, hosted: HostedServer | None
     ) -> None:
+        """Become the primary of a state that is mirrored here."""
         if hosted is None or hosted.role == "starting":
-            raise ServerLost(f"Nothing of server {server} is held here", server=server)
+            raise ServerLost(
+                f"A mirror must hold the state of server {server} to take over: server {self._index} "
+                "has nothing of it. Start the job again from a checkpoint",
+                server=server,
+            )
         if hosted.role == "handed over":
-            raise ServerMoved(f"Server {server} is back at its own address")
-        if hosted.role == "mirror" and self._copied_over is not None:
-            # A worker that is late, or that can't reach it: the mirror can, and so it is no mirror's turn.
-            raise ServerMoved(f"Server {server} lives, at its own address")
+            raise self._make_moved(server, "it is back at its own address")
+        if hosted.role == "mirror" and self._primary_connection is not None:
+            # The worker is late, or can't reach the primary: the mirror can, so it must not take over.
+            raise self._make_moved(server, "it is up, at its own address")
         if hosted.role != "primary":
             _LOG.warning("Parameter server %d takes over from server %d", self._index, server)
             hosted.role = "primary"
         self._send(connection, Message(REPLY, message.request, {}))
 
-    def _copy(self, connection: Connection, message: Message, server: int, hosted: Hosted | None) -> None:
-        """Another server becomes the mirror."""
+    def _copy(
+        self, connection: Connection, message: Message, server: int, hosted: HostedServer | None
+    ) -> None:
+        """Make the server that asks the mirror of a state."""
         if hosted is None or hosted.role != "primary":
-            raise ServerMoved(f"Server {server} isn't ready here")
-        holdings = hosted.service.holdings
-        self._send_snapshot(connection, message, holdings)
-        hosted.mirror = connection
-        # Its answer says that the mirror has all that has happened so far.
-        self._changed(server, Message(REQUEST, 0, {"op": "noted", "of": server}))
+            raise self._make_moved(server, "this process isn't ready to serve it")
+        self._send_snapshot(connection, message, hosted.handler.state)
+        hosted.handler.replication.mirror = connection
+        # An empty change: the mirror acknowledges it once it has the snapshot.
+        hosted.handler.replication.append(Message(REQUEST, 0, {"op": "noted", "of": server}))
 
     def _hand_over(
-        self, connection: Connection, message: Message, server: int, hosted: Hosted | None
+        self, connection: Connection, message: Message, server: int, hosted: HostedServer | None
     ) -> None:
-        """The server whose state is held here has started anew."""
+        """Send a state to its own server, which was started again."""
         if hosted is None or hosted.role == "starting":
             self._send(connection, Message(REPLY, message.request, {"held": False}))
             return
         hosted.role, hosted.handed_to = "handed over", connection
-        hosted.service.abandon(ServerMoved(f"Server {server} is back at its own address"))
-        self._send_snapshot(connection, message, hosted.service.holdings)
+        hosted.handler.fail_waiting(self._make_moved(server, "it is back at its own address"))
+        self._send_snapshot(connection, message, hosted.handler.state)
         self._retry_at["copy"] = 0.0
 
-    def _send_snapshot(self, connection: Connection, message: Message, holdings: Holdings) -> None:
-        snapshot = snapshots.take(holdings)
+    def _send_snapshot(self, connection: Connection, message: Message, state: ServerState) -> None:
+        snapshot = snapshots.take_snapshot(state)
+        # Copies, as the next update may come before they are sent.
         arrays = [np.array(array) for array in snapshot.arrays.values()]
         meta = {"held": True, "snapshot": snapshot.meta, "names": list(snapshot.arrays)}
         self._send(connection, Message(REPLY, message.request, meta, arrays))
 
-    def _replicate(self, connection: Connection, message: Message, hosted: Hosted | None) -> None:
+    def _replicate(self, connection: Connection, message: Message, hosted: HostedServer | None) -> None:
+        """Make a change that the primary has made."""
         if hosted is None or hosted.role != "mirror":
-            raise ServerMoved(f"Server {self._index} isn't the mirror any more")
-        hosted.service.replicate(connection, message)
-
-    def _changed(self, server: int, message: Message) -> int | None:
-        """Tells the mirror of a change; the number that its answer must wait for."""
-        hosted = self.hosted[server]
-        if hosted.mirror is None:
-            if time.monotonic() >= hosted.expects_until:
-                return None
-            hosted.changes += 1
-            return hosted.changes
-        hosted.changes += 1
-        # The numbers may lie in a worker's memory, which is the worker's again before they are sent.
-        arrays = [np.array(array) for array in message.arrays]
-        told = Message(REQUEST, hosted.changes, {**message.meta, "change": True}, arrays)
-        if not self._send(hosted.mirror, told):
-            self._lose_mirror(hosted)
-            return None
-        return hosted.changes
-
-    def _lose_mirror(self, hosted: Hosted) -> None:
-        _LOG.warning(
-            "Server %d has no mirror any more, and goes on without until there is one again",
-            hosted.service.holdings.server,
-        )
-        hosted.mirror = None
-        hosted.expects_until = 0.0
-        hosted.service.mirrored = False
-        hosted.service.release(None)
+            raise self._make_moved(message.meta.get("of"), f"server {self._index} isn't its mirror any more")
+        hosted.handler.replicate(connection, message)
 
     # Answers of other servers
 
-    def answered(self, connection: Connection, message: Message) -> None:
-        """A REPLY or FAILURE came: of a mirror to a change, or of a server that was asked for its state."""
-        asked = self._asked.pop(connection, None)
-        if asked is not None:
-            self._got_state(connection, asked, message)
+    def _handle_answer(self, connection: Connection, message: Message) -> None:
+        """Handle a mirror's answer to a change, or the state that another server was asked for."""
+        operation = self._requested.pop(connection, None)
+        if operation is not None:
+            self._receive_state(connection, operation, message)
             return
-        for hosted in self.hosted.values():
-            if hosted.mirror is connection:
+        for server, hosted in self.hosted.items():
+            replication = hosted.handler.replication
+            if replication.mirror is connection:
                 if message.kind == FAILURE:
                     # The mirror has taken over: nothing may be acknowledged here any more.
-                    hosted.mirror = None
+                    replication.mirror = None
                     hosted.role = "handed over"
-                    hosted.service.abandon(ServerMoved("The mirror of this server has taken over"))
+                    hosted.handler.fail_waiting(self._make_moved(server, "its mirror has taken over"))
                 else:
-                    hosted.service.mirrored = True
-                    hosted.service.release(message.request)
+                    replication.acknowledge(message.request)
 
-    def _got_state(self, connection: Connection, asked: str, message: Message) -> None:
-        server = self._index if asked == "hand_over" else self._before
+    def _receive_state(self, connection: Connection, operation: str, message: Message) -> None:
+        server = self._index if operation == "hand_over" else self._previous
         if message.kind == FAILURE:
-            self._again(asked)
+            self._retry_later(operation)
             return
         hosted = self.hosted.get(server)
-        if asked == "copy":
+        if operation == "copy":
             if hosted is not None and hosted.role == "primary":
                 return
             hosted = self._host(server, "mirror")
-            self._copied_over = connection
+            self._primary_connection = connection
         if hosted is None:
             return
         if message.meta["held"]:
             arrays = dict(zip(message.meta["names"], message.arrays, strict=True))
+            snapshot = snapshots.Snapshot(message.meta["snapshot"], arrays)
             try:
-                snapshots.put(hosted.service.holdings, snapshots.Snapshot(message.meta["snapshot"], arrays))
+                snapshots.restore(hosted.handler.state, snapshot)
             except (CheckpointError, InsituError) as error:
-                if asked == "hand_over":
-                    raise  # Ends this process: half of a state must not be served, and the mirror has it all.
-                _LOG.error("The state of server %d can't be taken over: %s", server, error)
-        if asked == "hand_over":
-            self._ready(hosted, bool(message.meta["held"]))
+                if operation == "hand_over":
+                    raise  # ends this process, because half of a state must not be served
+                _LOG.error("The state of server %d can't be mirrored: %s", server, error)
+        if operation == "hand_over":
+            self._begin_serving(hosted, restored=bool(message.meta["held"]))
 
-    def _ready(self, hosted: Hosted, held: bool) -> None:
-        """This process's own server begins to answer."""
-        if not held:
-            self._restore(hosted.service.holdings)
+    def _begin_serving(self, hosted: HostedServer, *, restored: bool) -> None:
+        """Answer the requests to this process's own server from now on."""
+        if not restored:
+            self._factory.restore(hosted.handler.state)
         hosted.role = "primary"
-        hosted.expects_until = time.monotonic() + WAIT_FOR_MIRROR
+        hosted.handler.replication.mirror_expected_until = time.monotonic() + MIRROR_TIMEOUT
         early, hosted.early = hosted.early, []
         for connection, message in early:
             self.handle(connection, message)
 
-    # Looking for other servers
+    # Reaching other servers
 
     def tick(self, now: float) -> None:
-        """Call now and then, and after `wake`."""
-        while not self._dialled.empty():
-            self._ask(*self._dialled.get())
+        """Fail what has waited too long, and look for the other servers. Call it regularly."""
         for hosted in self.hosted.values():
-            if hosted.mirror is None and hosted.expects_until and now >= hosted.expects_until:
-                hosted.expects_until = 0.0
-                hosted.service.release(None)
+            hosted.handler.tick(now)
+            hosted.handler.replication.expire(now)
+        self._reach_other_servers(now)
+
+    def handle_wake(self) -> None:
+        """Take the results of dialling threads."""
+        self._reach_other_servers(time.monotonic())
+
+    def _reach_other_servers(self, now: float) -> None:
+        while not self._dialled.empty():
+            self._request_state(*self._dialled.get())
         if not self._backups:
             return
         own = self.hosted[self._index]
         if own.role == "starting":
-            if now >= self._give_up_at:
-                self._ready(own, False)
+            if now >= self._start_empty_at:
+                self._begin_serving(own, restored=False)
             else:
                 self._dial("hand_over", self._next, now)
-        before = self.hosted.get(self._before)
-        if self._copied_over is None and (before is None or before.role in ("mirror", "handed over")):
-            self._dial("copy", self._before, now)
+        previous = self.hosted.get(self._previous)
+        if self._primary_connection is None and (
+            previous is None or previous.role in ("mirror", "handed over")
+        ):
+            self._dial("copy", self._previous, now)
 
-    def _dial(self, what: str, server: int, now: float) -> None:
-        """Dials in a thread: the one that is called may be calling us."""
-        busy = what in self._dialling or what in self._asked.values()
-        if busy or now < self._retry_at.get(what, 0.0):
+    def _dial(self, operation: str, server: int, now: float) -> None:
+        """Dial in a thread, because two servers may dial each other at the same time."""
+        busy = operation in self._dialling or operation in self._requested.values()
+        if busy or now < self._retry_at.get(operation, 0.0):
             return
-        self._dialling.add(what)
-        mine = card("server", self._index)
+        self._dialling.add(operation)
+        own_info = make_peer_info("server", self._index)
 
         def run() -> None:
-            found: socket.socket | None = None
+            opened: socket.socket | None = None
             try:
-                deadline = time.monotonic() + _DIALLING
-                found, _ = call(self._addresses[server], self._secret, mine, deadline)
+                deadline = time.monotonic() + _DIAL_TIMEOUT
+                opened, _ = connect_to_server(self._addresses[server], self._secret, own_info, deadline)
             except (OSError, InsituError, ValueError) as error:
-                _LOG.debug("Server %d isn't there for server %d: %s", server, self._index, error)
-            self._dialled.put((what, found))
-            self._wake()
+                _LOG.debug("Server %d can't reach server %d: %s", self._index, server, error)
+            self._dialled.put((operation, opened))
+            self._loop.wake()
 
         threading.Thread(target=run, name=f"dial {server}", daemon=True).start()
 
-    def _ask(self, what: str, found: socket.socket | None) -> None:
-        self._dialling.discard(what)
-        if found is None:
-            self._again(what)
+    def _request_state(self, operation: str, opened: socket.socket | None) -> None:
+        self._dialling.discard(operation)
+        if opened is None:
+            self._retry_later(operation)
             return
-        connection = self._adopt(found)
-        self._asked[connection] = what
-        server = self._index if what == "hand_over" else self._before
-        self._send(connection, Message(REQUEST, 1, {"op": what, "of": server}))
+        connection = self._loop.adopt(opened)
+        self._requested[connection] = operation
+        server = self._index if operation == "hand_over" else self._previous
+        self._send(connection, Message(REQUEST, 1, {"op": operation, "of": server}))
 
-    def _again(self, what: str) -> None:
-        self._retry_at[what] = time.monotonic() + _RETRY
+    def _retry_later(self, operation: str) -> None:
+        self._retry_at[operation] = time.monotonic() + _RETRY_INTERVAL
 
-    def ended(self, connection: Connection) -> None:
-        """A connection has ended, of whomever."""
-        asked = self._asked.pop(connection, None)
-        if asked is not None:
-            self._again(asked)
-        if self._copied_over is connection:
-            self._copied_over = None
-            self._again("copy")
+    def handle_closed(self, connection: Connection) -> None:
+        """Forget a connection that was closed: of a worker, a mirror or a primary."""
+        operation = self._requested.pop(connection, None)
+        if operation is not None:
+            self._retry_later(operation)
+        if self._primary_connection is connection:
+            self._primary_connection = None
+            self._retry_later("copy")
         for hosted in self.hosted.values():
             hosted.early = [entry for entry in hosted.early if entry[0] is not connection]
-            hosted.service.forget(connection)
+            hosted.handler.forget(connection)
             if hosted.handed_to is connection and hosted.role == "handed over":
                 hosted.role, hosted.handed_to = "mirror", None
-            if hosted.mirror is connection:
-                self._lose_mirror(hosted)
+            if hosted.handler.replication.mirror is connection:
+                hosted.handler.replication.lose_mirror()
+
+    def _make_moved(self, server: object, reason: str) -> ServerMoved:
+        return ServerMoved(
+            f"The state of server {server} isn't served here: {reason}. Received: a request to server "
+            f"{self._index}. Ask at the server's other address; insitu's clients do so by themselves"
+        )

@@ -1,4 +1,4 @@
-"""Sweeps over large arrays, in compiled code where there is some (`kernels.c`), or NumPy: the same bits."""
+"""Loops over large arrays in C (`kernels.c`), or in NumPy without a C compiler, with the same bits."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from insitu.exchange.native import address_of
 
 Array = NDArray[Any]
 _SOURCE = Path(__file__).with_name("kernels.c")
-_PAST_CACHES = 1 << 18
-"""Elements from which copies are written past the caches."""
+_STREAMING_ELEMENTS = 1 << 18
+"""Elements from which copies bypass the caches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The functions of `kernels.c`, by address. Others may run Python meanwhile."""
+    """The functions of `kernels.c`, which take addresses. They release Python's lock."""
 
     finite: Callable[..., int]
     copy: Callable[..., int]
@@ -36,7 +36,7 @@ class Kernels:
 
 @functools.cache
 def kernels() -> Kernels | None:
-    """None where they can't be had."""
+    """Return the compiled functions; None where they can't be compiled."""
     return compiling.load(_SOURCE, _load)
 
 
@@ -59,21 +59,21 @@ def _load(library: Path) -> Kernels:
     return Kernels(**functions)
 
 
-def _fits(*arrays: Array) -> bool:
-    return all(a.dtype == np.float32 and _plain(a) for a in arrays)
+def _are_plain_float32(*arrays: Array) -> bool:
+    return all(a.dtype == np.float32 and _is_contiguous(a) for a in arrays)
 
 
-def _plain(array: Array) -> bool:
+def _is_contiguous(array: Array) -> bool:
     return array.flags.c_contiguous and array.flags.aligned
 
 
-def finite(values: Array) -> bool:
-    """Whether all are."""
+def all_finite(values: Array) -> bool:
+    """Return whether no value is NaN or infinite."""
     compiled = kernels()
-    if compiled is not None and _fits(values):
+    if compiled is not None and _are_plain_float32(values):
         return bool(compiled.finite(address_of(values), values.size))
     if values.dtype.itemsize >= 4:
-        # One pass, and a second one only where the sum of squares isn't finite.
+        # The sum of squares is one pass; a second one is needed only where it overflows.
         flat = values.reshape(-1)
         with np.errstate(over="ignore", invalid="ignore"):
             if np.isfinite(np.dot(flat, flat)):
@@ -81,70 +81,77 @@ def finite(values: Array) -> bool:
     return bool(np.isfinite(values).all())
 
 
-def copy(to: Array, source: Array, *, whole: int = 0) -> bool:
-    """Copies `source` to `to`, of the same shape and dtype; whether all of it is finite. `whole`: the
-    elements of what it is a part of."""
+def copy_and_check(to: Array, source: Array, *, whole: int = 0) -> bool:
+    """Copy `source` to `to`, of the same shape and dtype. Return whether all of it is finite.
+
+    `whole`: elements of the array that it is a part of, which decide whether caches are bypassed.
+    """
     compiled = kernels()
-    if compiled is not None and _fits(to, source):
-        past = max(whole, source.size) >= _PAST_CACHES
+    if compiled is not None and _are_plain_float32(to, source):
+        past = max(whole, source.size) >= _STREAMING_ELEMENTS
         return bool(compiled.copy(address_of(to), address_of(source), source.size, past))
     np.copyto(to, source)
-    return finite(source)
+    return all_finite(source)
 
 
-def descend(value: Array, gradient: Array, rate: float, to: Array | None) -> bool:
-    """`value -= rate * gradient`, in place, and what it comes to copied to `to`; all flat, of one size. False
-    where there is no compiled code for it: then nothing was done."""
+def update_sgd(value: Array, gradient: Array, rate: float, to: Array | None) -> bool:
+    """Compute `value -= rate * gradient` in place, and copy the result to `to`; all flat, of one size.
+
+    Return False where there is no compiled code for it: then nothing was done.
+    """
     compiled = kernels()
-    if compiled is None or not _fits(value, gradient, *(() if to is None else (to,))):
+    if compiled is None or not _are_plain_float32(value, gradient, *(() if to is None else (to,))):
         return False
     copied = None if to is None else address_of(to)
-    past = value.size >= _PAST_CACHES
+    past = value.size >= _STREAMING_ELEMENTS
     compiled.descend(address_of(value), address_of(gradient), copied, value.size, rate, past)
     return True
 
 
-# Rows of tables: their numbers are int32[n], distinct and within the table, or -1 where that is said.
+# Rows of tables: `numbers` are int32[n], distinct and within the table, or -1 where noted.
 
 
-def find(keys: Array, table: Array, known: Array, found: Array) -> int | None:
-    """Writes the number of the row of each of `keys`, int64[n], to `found`, -1 for those that aren't there:
-    see `insitu.parameters.index`. Returns how many aren't; None where there is no compiled code for it: then
-    nothing was done."""
+def find(keys: Array, buckets: Array, known: Array, found: Array) -> int | None:
+    """Write the row of each of `keys`, int64[n], to `found`, -1 for those that aren't there: see `KeyIndex`.
+
+    Return how many aren't; None where there is no compiled code for it: then nothing was done.
+    """
     compiled = kernels()
-    if compiled is None or not _plain(keys):
+    if compiled is None or not _is_contiguous(keys):
         return None
-    place = address_of(table), len(table) - 1
-    return int(compiled.find(address_of(keys), len(keys), *place, address_of(known), address_of(found)))
+    table = address_of(buckets), len(buckets) - 1
+    return int(compiled.find(address_of(keys), len(keys), *table, address_of(known), address_of(found)))
 
 
 def take(rows: Array, numbers: Array, out: Array) -> None:
-    """`out[i] = rows[numbers[i]]`; anything where the number is -1."""
+    """Compute `out[i] = rows[numbers[i]]`; anything where the number is -1."""
     compiled = kernels()
-    if compiled is not None and _plain(out):
+    if compiled is not None and _is_contiguous(out):
         size = out.strides[0]
         compiled.take(address_of(rows), address_of(numbers), len(numbers), size, address_of(out))
     else:
-        # Row 0 in the place of what has no number.
+        # Clipped, -1 reads row 0.
         np.take(rows, numbers, axis=0, out=out, mode="clip")
 
 
 def put(rows: Array, numbers: Array, source: Array) -> None:
-    """`rows[numbers[i]] = source[i]`."""
+    """Compute `rows[numbers[i]] = source[i]`."""
     compiled = kernels()
-    if compiled is not None and _plain(source):
+    if compiled is not None and _is_contiguous(source):
         size = source.strides[0]
         compiled.put(address_of(rows), address_of(numbers), len(numbers), size, address_of(source))
     else:
         rows[numbers] = source
 
 
-def descend_rows(rows: Array, numbers: Array, gradients: Array, rate: float) -> bool:
-    """`rows[numbers[i]] -= rate * gradients[i]`. False where there is no compiled code for it: then nothing
-    was done."""
+def update_sgd_rows(rows: Array, numbers: Array, gradients: Array, rate: float) -> bool:
+    """Compute `rows[numbers[i]] -= rate * gradients[i]`.
+
+    Return False where there is no compiled code for it: then nothing was done.
+    """
     compiled = kernels()
-    if compiled is None or rows.dtype != np.float32 or not _fits(gradients):
+    if compiled is None or rows.dtype != np.float32 or not _are_plain_float32(gradients):
         return False
-    place = address_of(rows), address_of(numbers), len(numbers), gradients.shape[1]
-    compiled.descend_rows(*place, address_of(gradients), rate)
+    table = address_of(rows), address_of(numbers), len(numbers), gradients.shape[1]
+    compiled.descend_rows(*table, address_of(gradients), rate)
     return True

@@ -1,55 +1,54 @@
-"""A parameter server: one thread that listens, and answers workers from what it holds."""
+"""A parameter server: holds variables and tables, and applies what workers push."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
-import selectors
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from insitu.errors import AuthenticationError, InputError, InsituError, ParameterError
+from insitu.errors import InputError
 from insitu.exchange import handshake
-from insitu.exchange.rendezvous import parse_address
-from insitu.parameters import checkpoints, snapshots
-from insitu.parameters.connection import Connection, Ended
-from insitu.parameters.greeting import Greeting, card, check_card
-from insitu.parameters.holdings import Holdings, MakeUpdater
-from insitu.parameters.mirroring import Mirrors
-from insitu.parameters.modes import Mode, Rules
-from insitu.parameters.service import Service
+from insitu.parameters.event_loop import EventLoop
+from insitu.parameters.mirroring import MirrorManager
+from insitu.parameters.rules import ConsistencyPolicy, Mode
+from insitu.parameters.server_state import MakeUpdater
+from insitu.parameters.state_factory import StateFactory
 from insitu.parameters.updaters import make_updater
-from insitu.parameters.wire import REQUEST, Malformed, Message
 
-_LOG = logging.getLogger("insitu")
-_TICK = 0.25
-"""Seconds between two looks at what has waited too long."""
-TELL_EVERY = 1.0
-"""Seconds between two accounts of what a server holds and has done."""
-_CALLERS = 256
-"""Handshakes under way at most."""
+_TICK_INTERVAL = 0.25
+"""Seconds between two searches for requests and handshakes that have waited too long."""
+REPORT_INTERVAL = 1.0
+"""Seconds between two reports of a server's statistics."""
 
 
 class ParameterServer:
-    """Holds variables and tables, and applies what workers push. See `insitu.parameters` for how.
+    """Holds variables and tables, and applies what workers push. See `insitu.parameters` for an example.
 
-    `address` is the `host:port` to listen on (port 0: any), bound at once; the attribute of that name says
-    where. `index` is this server's among `addresses`, all servers' in order (None: it is the only one).
-    `secret` is proved by both sides, never sent. `total_replicas` shards push; see `insitu.parameters.modes`
-    for `mode`, `replicas_to_aggregate` and `max_staleness`. `nan` says what becomes of a gradient that isn't
-    finite: "refuse", or "clip" to 0. `make_updater` makes the updater of the config that workers send.
-    With `backups` 1, what this server holds is mirrored on the next one, and it mirrors the one before.
-    `checkpoint` is a folder that `Client.checkpoint` wrote to: what the newest one there holds of this server
-    is what it starts with, unless a mirror has it. `stall_timeout` bounds every wait, in seconds. `tell` is
-    called by the serving thread with `account()`, each second and once it has ended.
+    Args:
+        address: `host:port` to listen on (port 0: any), bound at once. The attribute of this name has the
+            real port.
+        index: this server's place among `addresses`.
+        addresses: those of all servers, in order (None: it is the only one).
+        secret: proved by both sides of each connection, never sent.
+        mode: when pushes become updates; see `insitu.parameters.rules.modes`, also for the next three.
+        total_replicas: shards that push.
+        replicas_to_aggregate: pushes that make a step in mode sync (None: `total_replicas`).
+        max_staleness: most pushes that a shard may be ahead of the slowest in mode bounded.
+        nan: "refuse" gradients that aren't finite, or "clip" such elements to 0.
+        make_updater: makes the updater of the config that workers send.
+        backups: with 1, the next server mirrors what this one holds, and this one mirrors the one before.
+        checkpoint: folder that `Client.checkpoint` wrote to. The server starts with what the newest
+            checkpoint there holds of it, unless a mirror has its state.
+        stall_timeout: seconds after which a request that waits fails.
+        report: called by the serving thread with `stats()`, each second and once the server has ended.
 
-    Either call `serve()`, which returns after `stop()`; or use it as a context manager, and it serves in a
-    thread of its own. Raises InputError for what can't be, ParameterError where it can't listen.
+    Raises InputError for bad arguments, ParameterError where it can't listen.
+
+    Either call `serve()`, which returns after `stop()`, or use it as a context manager: then it serves in a
+    thread of its own.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class ParameterServer:
         backups: int = 0,
         checkpoint: str | os.PathLike[str] | None = None,
         stall_timeout: float = 600.0,
-        tell: Callable[[list[dict[str, Any]]], None] | None = None,
+        report: Callable[[list[dict[str, Any]]], None] | None = None,
     ) -> None:
         count = 1 if addresses is None else len(addresses)
         if not 0 <= index < count:
@@ -78,94 +77,71 @@ class ParameterServer:
                 f"backups must be 0, or 1 with two servers or more. Received: {backups} with {count}"
             )
         handshake.check_secret(secret)
-        rules = Rules(mode, total_replicas, replicas_to_aggregate, max_staleness)
-        Holdings(index, rules, nan=nan)
-        self._secret = secret
-        self._card = card("server", index)
-        self._checkpoint = None if checkpoint is None else Path(checkpoint)
-        self._tell = tell or (lambda account: None)
-        self._told = 0.0
-
-        def make(server: int, changed: Callable[[Message], int | None]) -> Service:
-            holdings = Holdings(server, rules, nan=nan, make_updater=make_updater)
-            return Service(holdings, stall_timeout, changed, self._write_behind)
-
-        self._selector = selectors.DefaultSelector()
-        self._listener = _listen(address)
-        self.address = "{}:{}".format(*self._listener.getsockname()[:2])
+        policy = ConsistencyPolicy(mode, total_replicas, replicas_to_aggregate, max_staleness)
+        folder = None if checkpoint is None else Path(checkpoint)
+        factory = StateFactory(policy, nan, make_updater, folder)
+        factory.make(index)  # raises for bad settings before anything is opened
         self.index = index
-        self._wake_out, self._wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._waking = threading.RLock()
-        """Who wakes mustn't write to what has got the pipe's number since. A signal's handler may."""
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._wake_out, selectors.EVENT_READ, self._woken)
-        self._greetings: set[Greeting] = set()
-        self._connections: set[Connection] = set()
-        self._writing: set[Connection] = set()
-        """Those with something left that the system didn't take at once."""
+        self._report = report or (lambda stats: None)
+        self._reported_at = 0.0
         self._stopping = False
         self._thread: threading.Thread | None = None
-        self._closed = False
-        self._mirrors = Mirrors(
-            index, addresses or [self.address], backups, secret, make, self._adopt, self._wake, self._restore
+        self._loop = EventLoop(address, index, secret)
+        #: The address that workers connect to, with its real port.
+        self.address = self._loop.address
+        self._mirrors = MirrorManager(
+            index, addresses or [self.address], backups, secret, factory, stall_timeout, self._loop
         )
-
-    # Life
+        self._loop.set_handler(self._mirrors)
 
     def serve(self) -> None:
-        """Answers until `stop` is called, by another thread or a signal handler."""
+        """Serve until `stop` is called, by another thread or a signal handler."""
         try:
-            ticked = time.monotonic()
+            ticked_at = time.monotonic()
             while not self._stopping:
-                for key, events in self._selector.select(_TICK):
-                    key.data(key.fileobj, events)
+                self._loop.poll(_TICK_INTERVAL)
                 now = time.monotonic()
-                if now - ticked >= _TICK:
-                    ticked = now
+                if now - ticked_at >= _TICK_INTERVAL:
+                    ticked_at = now
                     self._tick(now)
         finally:
             self.close()
-            self._tell(self.account())
+            self._report(self.stats())
 
-    def account(self) -> list[dict[str, Any]]:
-        """What `Client.stats` tells, of this server and of any other that it has taken over from. Not while
-        another thread serves."""
-        hosted = [h.service for h in self._mirrors.hosted.values() if h.role == "primary"]
-        return [{**service.holdings.describe(), "mirrored": service.mirrored} for service in hosted]
+    def _tick(self, now: float) -> None:
+        self._loop.expire_handshakes(now)
+        self._mirrors.tick(now)
+        self._loop.flush()
+        if now - self._reported_at >= REPORT_INTERVAL:
+            self._reported_at = now
+            self._report(self.stats())
+
+    def stats(self) -> list[dict[str, Any]]:
+        """Return what `Client.stats` returns, of this server and of any whose state it has taken over.
+
+        Don't call it while another thread serves.
+        """
+        return [hosted.handler.collect_stats() for hosted in self._mirrors.list_primaries()]
 
     def start(self) -> ParameterServer:
-        """Serves in a thread of its own from now on."""
+        """Serve in a thread of its own from now on."""
         if self._thread is None:
             self._thread = threading.Thread(target=self.serve, name=f"ps:{self.index}", daemon=True)
             self._thread.start()
         return self
 
     def stop(self) -> None:
-        """Ends `serve`, and waits for the thread that `start` began. May be called from a signal handler."""
+        """End `serve`, and wait for the thread that `start` began. A signal handler may call it."""
         self._stopping = True
-        self._wake()
+        self._loop.wake()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
             self._thread = None
 
     def close(self) -> None:
-        """Gives the address and all connections back. Called at the end of `serve`."""
-        with self._waking:
-            if self._closed:
-                return
-            self._closed = True
-        for key in list(self._selector.get_map().values()):
-            if isinstance(key.fileobj, Greeting):
-                key.fileobj.socket.close()
-            elif isinstance(key.fileobj, Connection):
-                key.fileobj.close()
-            elif isinstance(key.fileobj, checkpoints.Writing):
-                key.fileobj.stop()
-        self._selector.close()
-        self._listener.close()
-        os.close(self._wake_out)
-        os.close(self._wake_in)
+        """Close the listener and all connections. `serve` does so at its end."""
+        self._loop.close()
 
     def __enter__(self) -> ParameterServer:
         return self.start()
@@ -173,152 +149,3 @@ class ParameterServer:
     def __exit__(self, *_: object) -> None:
         self.stop()
         self.close()
-
-    # Connections
-
-    def _wake(self) -> None:
-        with self._waking, contextlib.suppress(OSError):
-            if not self._closed:
-                os.write(self._wake_in, b"x")
-
-    def _woken(self, *_: Any) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_out, 64)
-        self._mirrors.tick(time.monotonic())
-        self._attend()
-
-    def _tick(self, now: float) -> None:
-        for greeting in [g for g in self._greetings if g.deadline < now]:
-            self._hang_up(greeting)
-        for hosted in self._mirrors.hosted.values():
-            hosted.service.tick(now)
-        self._mirrors.tick(now)
-        self._attend()
-        if now - self._told >= TELL_EVERY:
-            self._told = now
-            self._tell(self.account())
-
-    def _accept(self, *_: Any) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            return
-        connection.setblocking(False)
-        if len(self._greetings) >= _CALLERS:
-            # Strangers who call and say nothing keep nobody out.
-            self._hang_up(min(self._greetings, key=lambda greeting: greeting.deadline))
-        greeting = Greeting(connection, handshake.accept(self._secret, self._card))
-        self._greetings.add(greeting)
-        self._selector.register(greeting, selectors.EVENT_READ, self._greet)
-
-    def _greet(self, greeting: Any, events: int) -> None:
-        if greeting not in self._greetings:
-            return  # hung up on since the system told of it
-        try:
-            if not greeting.go_on():
-                events = selectors.EVENT_WRITE if greeting.sending else selectors.EVENT_READ
-                self._selector.modify(greeting, events, self._greet)
-                return
-            check_card(greeting.card)
-        except AuthenticationError as error:
-            _LOG.warning("Somebody called server %d and was turned away: %s", self.index, error)
-            self._hang_up(greeting)
-        except (OSError, InsituError, ValueError) as error:
-            _LOG.info("A caller of server %d was turned away: %s", self.index, error)
-            self._hang_up(greeting)
-        else:
-            self._greetings.discard(greeting)
-            self._selector.unregister(greeting)
-            self._adopt(greeting.socket).context = greeting.card
-
-    def _adopt(self, opened: socket.socket) -> Connection:
-        connection = Connection(opened)
-        self._selector.register(connection, selectors.EVENT_READ, self._talk)
-        self._connections.add(connection)
-        return connection
-
-    def _hang_up(self, greeting: Greeting) -> None:
-        self._greetings.discard(greeting)
-        self._selector.unregister(greeting)
-        greeting.socket.close()
-
-    def _talk(self, connection: Any, events: int) -> None:
-        if connection not in self._connections:
-            return  # ended since the system told of it
-        try:
-            if events & selectors.EVENT_WRITE:
-                connection.flush()
-            if events & selectors.EVENT_READ:
-                for message in connection.receive():
-                    self._handle(connection, message)
-        except Ended:
-            self._end(connection)
-        except Malformed as error:
-            _LOG.warning("Server %d hangs up on a peer: %s", self.index, error)
-            self._end(connection)
-        self._attend()
-
-    def _handle(self, connection: Connection, message: Message) -> None:
-        if message.kind == REQUEST:
-            self._mirrors.handle(connection, message)
-        else:
-            self._mirrors.answered(connection, message)
-
-    def _attend(self) -> None:
-        """Sends what was answered, and asks to be told when connections with more of it can take that."""
-        for connection in list(self._connections):
-            if connection.sending or connection in self._writing:
-                try:
-                    connection.flush()
-                except Ended:
-                    self._end(connection)
-                    continue
-                self._watch(connection)
-
-    def _watch(self, connection: Connection) -> None:
-        if connection.sending != (connection in self._writing):
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.sending else 0)
-            self._selector.modify(connection, events, self._talk)
-            (self._writing.add if connection.sending else self._writing.discard)(connection)
-
-    def _end(self, connection: Connection) -> None:
-        if connection not in self._connections:
-            return
-        self._connections.discard(connection)
-        self._writing.discard(connection)
-        self._selector.unregister(connection)
-        self._mirrors.ended(connection)
-        connection.close()
-
-    # Checkpoints
-
-    def _restore(self, holdings: Holdings) -> None:
-        """Puts the newest checkpoint into new holdings, where there is one."""
-        if self._checkpoint is None:
-            return
-        snapshot = checkpoints.newest(self._checkpoint, holdings.server)
-        if snapshot is not None:
-            snapshots.put(holdings, snapshot)
-            snapshots.go_on_from(holdings)
-            _LOG.info("Server %d starts from checkpoint %d", holdings.server, snapshot.meta["number"])
-
-    def _write_behind(self, writing: checkpoints.Writing, done: Callable[[InsituError | None], None]) -> None:
-        """Has the loop look at a checkpoint that is being written."""
-
-        def ready(*_: Any) -> None:
-            self._selector.unregister(writing)
-            done(writing.end())
-            self._attend()
-
-        self._selector.register(writing, selectors.EVENT_READ, ready)
-
-
-def _listen(address: str) -> socket.socket:
-    host, port = parse_address(address, lowest=0)
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=128)
-    except OSError as error:
-        raise ParameterError(f"A parameter server can't listen on {address}: {error.strerror}") from error
-    listener.setblocking(False)
-    return listener

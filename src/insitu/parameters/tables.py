@@ -1,7 +1,7 @@
-"""A sparse table: rows by int64 key, made when a key is first used, updated row by row.
+"""Sparse tables: rows by int64 key, created when a key is first used, updated row by row.
 
-A row's first value is a pure function of (seed, table, key), so neither the order in which keys come nor the
-number of servers matters. A row that is evicted starts over from it.
+A row's first value is a pure function of (seed, table, key). So it depends neither on the order in which keys
+come nor on the number of servers, and a row that was evicted starts from it again.
 """
 
 from __future__ import annotations
@@ -15,30 +15,28 @@ from numpy.typing import NDArray
 
 from insitu.errors import InputError
 from insitu.parameters import native
-from insitu.parameters.growing import Growing
-from insitu.parameters.hashing import Initializer
-from insitu.parameters.index import Index, Keys, distinct
-from insitu.parameters.layout import as_dtype
-from insitu.parameters.moments import Moment, Notes
-from insitu.parameters.updaters import Elementwise, Updater, make_updater
+from insitu.parameters.copy_on_write import SavedRowIndex, TableSnapshot
+from insitu.parameters.growable_array import GrowableArray
+from insitu.parameters.key_index import KeyIndex, Keys, find_distinct
+from insitu.parameters.rules import Initializer, as_dtype
+from insitu.parameters.updaters import ElementwiseUpdater, Updater, make_updater
 
 Array = NDArray[Any]
 _BLOCK_BYTES = 1 << 17
-"""Bytes of the rows that are updated at a time."""
+"""Bytes of the rows that are updated at a time, so that they stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """Which rows go. Looked at after every `every` updates of the table.
+    """When rows of a table are removed. Raises InputError for bad values."""
 
-    A row goes that had no gradient for `max_age` updates and fewer than `min_count` in all (0: however
-    many). With `max_rows`, of those left the ones that had a gradient longest ago go until so many are left
-    on each server.
-    """
-
+    #: A row goes that had no gradient for so many updates of the table; None: no row goes for its age.
     max_age: int | None = None
+    #: A row with so many gradients or more doesn't go for its age; 0: any may.
     min_count: int = 0
+    #: Most rows on each server: those that had a gradient longest ago go; None: any number.
     max_rows: int | None = None
+    #: Updates of the table from one eviction to the next.
     every: int = 1000
 
     def __post_init__(self) -> None:
@@ -57,14 +55,21 @@ class Eviction:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What a table is. `width` elements a row; see `Initializer` and `make_updater` for the configs."""
+    """The definition of a table. Raises InputError for bad values."""
 
+    #: Unique among the tables of a job; 1 to 1000 characters.
     name: str
+    #: Elements of a row.
     width: int
+    #: float32, float64 or float16.
     dtype: str = "float32"
+    #: Config of an `Initializer`.
     initializer: Mapping[str, Any] | str = "uniform"
+    #: Config for `make_updater`.
     updater: Mapping[str, Any] | str = "sgd"
+    #: Seed of the first values.
     seed: int = 0
+    #: When rows are removed; None: never.
     eviction: Eviction | None = None
 
     def __post_init__(self) -> None:
@@ -78,37 +83,46 @@ class Table:
         make_updater(self.updater)
 
     def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` reads."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Table:
+        """Return the table that `to_json` described. Raises InputError, TypeError."""
         eviction = data.get("eviction")
         return cls(**{**data, "eviction": None if eviction is None else Eviction(**eviction)})
 
 
-class Rows:
-    """The rows of one table that one server holds."""
+class RowStore:
+    """The rows of one table on one server."""
 
     def __init__(self, table: Table, *, updater: Updater | None = None, limit: int | None = None) -> None:
-        """`limit` bytes may be used at most by each array (None: the machine's memory)."""
+        """`limit`: most bytes of each array (None: the machine's memory)."""
+        #: The definition.
         self.table = table
-        self.index = Index(limit)
+        #: The number of each key's row.
+        self.index = KeyIndex(limit)
+        #: Updates of this table on this server.
         self.updates = 0
-        """Updates of this table here."""
+        #: Rows evicted so far.
         self.evicted = 0
-        """Rows evicted so far."""
         self._limit = limit
-        self._moment: Moment | None = None
-        self._notes: Notes | None = None
+        #: The snapshot that is being read; rows are saved to it before they change.
+        self._snapshot: TableSnapshot | None = None
+        #: Kept from one snapshot to the next, with its memory.
+        self._saved_rows: SavedRowIndex | None = None
         self._dtype = as_dtype(table.dtype)
         self._initializer = Initializer(table.initializer, table.seed, table.name)
         self._updater = updater or make_updater(table.updater)
-        self._values = Growing((table.width,), self._dtype, limit=limit)
-        self._first = self._updater.row_slots()
-        self._slots = {slot: Growing((table.width,), self._dtype, limit=limit) for slot in self._first}
-        counted = table.eviction is not None
-        self._counts = Growing((), np.dtype(np.uint32), limit=limit) if counted else None
-        self._touched = Growing((), np.dtype(np.int64), limit=limit) if counted else None
+        self._values = GrowableArray((table.width,), self._dtype, limit=limit)
+        self._initial_slots = self._updater.row_slots()
+        self._slots = {
+            slot: GrowableArray((table.width,), self._dtype, limit=limit) for slot in self._initial_slots
+        }
+        #: How often, and at which update, each row last had a gradient; None without eviction.
+        tracks_use = table.eviction is not None
+        self._use_counts = GrowableArray((), np.dtype(np.uint32), limit=limit) if tracks_use else None
+        self._last_used = GrowableArray((), np.dtype(np.int64), limit=limit) if tracks_use else None
         self._block = max(1, _BLOCK_BYTES // (table.width * self._dtype.itemsize))
 
     def __len__(self) -> int:
@@ -116,23 +130,26 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in use, by rows, slots, keys, the index, and the account for evictions."""
+        """Bytes in use by rows, slots, keys, the index, and what evictions need."""
         row = self._values.array[:1].nbytes * (1 + len(self._slots))
-        return self.index.nbytes + len(self) * (row + (12 if self._counts is not None else 0))
+        return self.index.nbytes + len(self) * (row + (12 if self._use_counts is not None else 0))
 
-    def adjust(self, updater: Updater) -> None:
-        """Goes on with an updater of other settings. Raises InputError where its slots are others."""
-        if updater.row_slots().keys() != self._first.keys():
+    def set_updater(self, updater: Updater) -> None:
+        """Replace the updater by one of other settings. Raises InputError where it has other slots."""
+        if updater.row_slots().keys() != self._initial_slots.keys():
             raise InputError(
-                f"Table {self.table.name!r} has the slots {sorted(self._first)}; an updater with others "
-                f"can't go on with them. Received one with: {sorted(updater.row_slots())}"
+                f"An updater of table {self.table.name!r} must have the slots {sorted(self._initial_slots)}. "
+                f"Received one with: {sorted(updater.row_slots())}. Change its settings, not its kind"
             )
         self._updater = updater
 
     def pull(self, keys: Keys, out: Array, *, create: bool = True) -> None:
-        """Writes the rows of `keys`, int64[n], to `out`, [n, width]. Unknown keys get rows where `create`;
-        otherwise their first values are written and nothing is kept."""
-        found, missing = self.index.look_up(keys)
+        """Write the rows of `keys`, int64[n], to `out`, [n, width].
+
+        A key without a row gets one, unless `create` is False: then its first values are written and nothing
+        is kept.
+        """
+        found, missing = self.index.find_with_missing(keys)
         if missing.size and create:
             self._create(keys, found, missing)
         native.take(self._values.array, found, out)
@@ -142,136 +159,142 @@ class Rows:
             out[missing] = first
 
     def push(self, keys: Keys, gradients: Array) -> None:
-        """One update from `gradients`, [n, width], for `keys`, int64[n]: those of equal keys are added up
-        first, in the order given."""
+        """Make one update from `gradients`, [n, width], for `keys`, int64[n].
+
+        Those of equal keys are added up first, in the order given.
+        """
         if len(keys) > 1 and not bool((keys[1:] > keys[:-1]).all()):
-            keys, gradients = summed(keys, gradients)
-        found, missing = self.index.look_up(keys)
+            keys, gradients = sum_duplicates(keys, gradients)
+        found, missing = self.index.find_with_missing(keys)
         if missing.size:
             self._create(keys, found, missing)
-        self._keep(found)
+        self._save_rows(found)
         self._update(found, gradients)
         self.updates += 1
-        self._account(found)
+        self._record_use(found)
 
     def _update(self, found: NDArray[np.int32], gradients: Array) -> None:
         values, updater = self._values.array, self._updater
-        if isinstance(updater, Elementwise) and updater.sweep_rows(values, found, gradients, self.updates):
+        if isinstance(updater, ElementwiseUpdater) and updater.update_rows_compiled(
+            values, found, gradients, self.updates
+        ):
             return
-        held = {name: slot.array for name, slot in self._slots.items()}
-        moved = np.empty((min(len(found), self._block), *values.shape[1:]), values.dtype)
-        state = {name: np.empty_like(moved) for name in held}
+        slots = {name: slot.array for name, slot in self._slots.items()}
+        updated = np.empty((min(len(found), self._block), *values.shape[1:]), values.dtype)
+        state = {name: np.empty_like(updated) for name in slots}
         for low in range(0, len(found), self._block):
             rows = found[low : low + self._block]
             part = {name: array[: len(rows)] for name, array in state.items()}
-            native.take(values, rows, moved[: len(rows)])
-            for name, slot in held.items():
+            native.take(values, rows, updated[: len(rows)])
+            for name, slot in slots.items():
                 native.take(slot, rows, part[name])
-            updater.update_rows(moved[: len(rows)], gradients[low : low + len(rows)], part, self.updates)
-            native.put(values, rows, moved[: len(rows)])
-            for name, slot in held.items():
+            updater.update_rows(updated[: len(rows)], gradients[low : low + len(rows)], part, self.updates)
+            native.put(values, rows, updated[: len(rows)])
+            for name, slot in slots.items():
                 native.put(slot, rows, part[name])
 
     def _create(self, keys: Keys, found: NDArray[np.int32], missing: NDArray[np.intp]) -> None:
-        """Makes rows for keys[missing], and writes their numbers to `found`."""
-        new, which = distinct(keys[missing])
+        """Create rows for keys[missing], and write their numbers to `found`."""
+        new, which = find_distinct(keys[missing])
         first = len(self.index)
-        # Where rows were evicted, those that were there are overwritten.
-        self._keep(np.arange(first, first + len(new), dtype=np.int32))
+        # Where rows were evicted, the new ones overwrite memory that a snapshot may still read.
+        self._save_rows(np.arange(first, first + len(new), dtype=np.int32))
         self._extend(len(new))
         self._initializer.fill(new, self._values.array[first : first + len(new)])
         for name, slot in self._slots.items():
-            slot.array[first : first + len(new)] = self._first[name]
+            slot.array[first : first + len(new)] = self._initial_slots[name]
         found[missing] = self.index.add(new)[which]
 
     def _extend(self, count: int) -> None:
         first = self._values.extend(count)
         for slot in self._slots.values():
             slot.extend(count)
-        if self._counts is not None and self._touched is not None:
-            self._counts.extend(count)
-            self._touched.extend(count)
-            self._counts.array[first : first + count] = 0
-            self._touched.array[first : first + count] = self.updates
+        if self._use_counts is not None and self._last_used is not None:
+            self._use_counts.extend(count)
+            self._last_used.extend(count)
+            self._use_counts.array[first : first + count] = 0
+            self._last_used.array[first : first + count] = self.updates
 
     # Eviction
 
-    def _account(self, found: NDArray[np.int32]) -> None:
+    def _record_use(self, found: NDArray[np.int32]) -> None:
         eviction = self.table.eviction
-        if eviction is None or self._counts is None or self._touched is None:
+        if eviction is None or self._use_counts is None or self._last_used is None:
             return
-        self._counts.array[found] += np.uint32(1)
-        self._touched.array[found] = self.updates
+        self._use_counts.array[found] += np.uint32(1)
+        self._last_used.array[found] = self.updates
         if self.updates % eviction.every == 0:
-            self._evict(eviction, self._counts.array[: len(self)], self._touched.array[: len(self)])
+            self._evict(eviction, self._use_counts.array[: len(self)], self._last_used.array[: len(self)])
 
-    def _evict(self, eviction: Eviction, counts: Array, touched: Array) -> None:
+    def _evict(self, eviction: Eviction, use_counts: Array, last_used: Array) -> None:
         keep = np.ones(len(self), np.bool_)
         if eviction.max_age is not None:
-            keep = self.updates - touched < eviction.max_age
+            keep = self.updates - last_used < eviction.max_age
             if eviction.min_count:
-                keep |= counts >= eviction.min_count
+                keep |= use_counts >= eviction.min_count
         if eviction.max_rows is not None and int(keep.sum()) > eviction.max_rows:
             kept = np.flatnonzero(keep)
-            # Ties go by key, so that the order in which rows came doesn't matter.
-            order = np.lexsort((self.index.keys.array[: len(self)][kept], touched[kept]))
+            # Ties are broken by key, so that the order in which rows came doesn't matter.
+            order = np.lexsort((self.index.keys.array[: len(self)][kept], last_used[kept]))
             keep[kept[order[: len(kept) - eviction.max_rows]]] = False
         self._compact(keep)
 
     def _compact(self, keep: NDArray[np.bool_]) -> None:
-        """Moves the last rows that stay into the places of those that go."""
+        """Move the last rows that stay into the places of those that go."""
         left = int(keep.sum())
         if left == len(keep):
             return
         self.evicted += len(keep) - left
         holes = np.flatnonzero(~keep[:left])
         movers = np.flatnonzero(keep[left:]) + left
-        self._keep(holes)
-        for growing in self._all():
-            growing.array[holes] = growing.array[movers]
-            growing.shrink(left)
+        self._save_rows(holes)
+        for growable in self._list_arrays():
+            growable.array[holes] = growable.array[movers]
+            growable.truncate(left)
         self.index.rebuild()
 
-    def _all(self) -> list[Growing]:
-        account = [g for g in (self._counts, self._touched) if g is not None]
-        return [self.index.keys, self._values, *self._slots.values(), *account]
+    def _list_arrays(self) -> list[GrowableArray]:
+        use = [g for g in (self._use_counts, self._last_used) if g is not None]
+        return [self.index.keys, self._values, *self._slots.values(), *use]
 
     # Copies
 
     def arrays(self) -> dict[str, Array]:
-        """Everything that is kept, by name: keys, values, slots. Views, valid until the table changes."""
+        """Return all of the table by kind: keys, values, slots. Views, valid until the table changes."""
         count = len(self)
         named = {"keys": self.index.keys, "values": self._values}
         named |= {f"slot:{name}": slot for name, slot in self._slots.items()}
-        if self._counts is not None and self._touched is not None:
-            named |= {"counts": self._counts, "touched": self._touched}
-        return {name: growing.array[:count] for name, growing in named.items()}
+        if self._use_counts is not None and self._last_used is not None:
+            named |= {"counts": self._use_counts, "touched": self._last_used}
+        return {name: growable.array[:count] for name, growable in named.items()}
 
-    def moment(self) -> Moment:
-        """All rows as they are now, whatever becomes of them, until `let_go`. One at a time."""
-        self._notes = self._notes or Notes(self._limit)
-        self._moment = Moment(self.arrays(), self._notes, self._limit)
-        return self._moment
+    def begin_snapshot(self) -> TableSnapshot:
+        """Return all rows as they are now, to be read while the table changes, until `end_snapshot`. One at a
+        time."""
+        self._saved_rows = self._saved_rows or SavedRowIndex(self._limit)
+        self._snapshot = TableSnapshot(self.arrays(), self._saved_rows, self._limit)
+        return self._snapshot
 
-    def let_go(self) -> None:
-        """Nobody reads the moment that was taken any more."""
-        self._moment = None
+    def end_snapshot(self) -> None:
+        """Stop saving rows that change. The snapshot can't be read any more."""
+        self._snapshot = None
 
-    def _keep(self, numbers: NDArray[Any]) -> None:
-        """Rows are about to be changed."""
-        if self._moment is not None:
-            self._moment.keep(numbers)
+    def _save_rows(self, numbers: NDArray[Any]) -> None:
+        """Save rows that are about to change, where a snapshot is being read."""
+        if self._snapshot is not None:
+            self._snapshot.save(numbers)
 
     def load(self, arrays: Mapping[str, Array], *, updates: int | None = None) -> None:
-        """Puts rows in, over those of the same keys; the slots where they are given start anew otherwise.
+        """Set rows, in place of those of the same keys. New rows get fresh slots where none are given.
 
-        `arrays` as `arrays()` gives them; "keys", distinct, and "values" must be there.
+        `arrays` as `arrays()` returns them; "keys", distinct, and "values" must be there. `updates` sets the
+        count of updates.
         """
         keys = np.ascontiguousarray(arrays["keys"], np.int64)
-        found, missing = self.index.look_up(keys)
+        found, missing = self.index.find_with_missing(keys)
         if missing.size:
             self._create(keys, found, missing)
-        self._keep(found)
+        self._save_rows(found)
         for name, target in self.arrays().items():
             if name != "keys" and name in arrays:
                 target[found] = arrays[name]
@@ -279,8 +302,8 @@ class Rows:
             self.updates = updates
 
 
-def summed(keys: Keys, gradients: Array) -> tuple[Keys, Array]:
-    """(distinct keys ascending, the sum of each one's gradients in the order given)."""
+def sum_duplicates(keys: Keys, gradients: Array) -> tuple[Keys, Array]:
+    """Return (distinct keys ascending, the sum of each one's gradients in the order given)."""
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(keys) else order

@@ -1,11 +1,11 @@
-"""What turns gradients into updates on a server: NumPy, in place, in blocks that stay in the cache.
+"""Pure: updates values from gradients on a server, in NumPy, in place, in blocks that stay in the cache.
 
-An `Updater` is the seam: a strategy may bring another one, such as one that runs a Keras optimizer. Those
+`Updater` is the interface: a strategy may bring another one, such as one that runs a Keras optimizer. Those
 here compute what Keras' optimizers of the same name do. References: Adam, Kingma and Ba 2015; Adagrad, Duchi
 et al. 2011; FTRL-Proximal, McMahan et al. 2013.
 
-For rows of a sparse table the update is lazy: rows without a gradient in a push don't move and their slots
-don't decay, while `step` still counts updates of the whole table.
+For rows of a sparse table the update is lazy: rows without a gradient in a push don't change and their slots
+don't decay, while `step` counts updates of the whole table.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from insitu.parameters import native
 
 Array = NDArray[Any]
 BLOCK = 1 << 15
-"""Elements of a block: value, gradient, two slots and scratch of it stay in the second-level cache."""
+"""Elements of a block, so that its value, gradient, two slots and scratch memory stay in the second-level
+cache."""
 
 
 class Updater(Protocol):
-    """Changes values in place. Holds no state of its own that outlives a call: that is in `slots`."""
+    """Changes values in place. All state that outlives a call is in the slots, which the server keeps."""
 
     @property
     def elementwise(self) -> bool:
-        """Whether each element's update depends on that element's alone. Then `update` may be given all
-        pieces of one dtype as one flat array, which is faster."""
+        """True where an element's update depends on that element alone. Then `update` may get all pieces of
+        one dtype as one flat array, which is faster."""
 
     def slots(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, Array]:
-        """The slots of a new dense piece: new arrays, of any shapes and dtypes; elementwise, of its own."""
+        """Return new slots for a dense piece, of any shape and dtype; if elementwise, of the piece's own."""
 
     def row_slots(self) -> dict[str, float]:
-        """The slots of a table's rows, each of the shape and dtype of the row: its first value."""
+        """Return the first value of each slot of a table's row. A slot has the shape and dtype of the row."""
 
     def update(
         self,
@@ -46,32 +47,38 @@ class Updater(Protocol):
         slots: Mapping[str, Mapping[str, Array]],
         step: int,
     ) -> None:
-        """One update of all pieces of a server, by name. `step` counts updates from 0. `gradients` must not
-        be changed: they may be the worker's own, to be sent again if a server dies."""
+        """Update all pieces of a server, by name. `step` counts updates from 0.
+
+        `gradients` must not be changed: they may be the worker's memory, sent again if a server dies.
+        """
 
     def update_rows(self, values: Array, gradients: Array, slots: Mapping[str, Array], step: int) -> None:
-        """One update of some rows of a table, all [rows, ...]: copies, which are written back afterwards."""
+        """Update some rows of a table, all [rows, ...]: copies, which the caller writes back."""
 
 
 @runtime_checkable
-class Finalizing(Protocol):
-    """An updater that leaves something else behind than its last update."""
+class FinalizingUpdater(Protocol):
+    """An updater whose final values aren't those of its last update."""
 
     def finalize(self, values: Mapping[str, Array], slots: Mapping[str, Mapping[str, Array]]) -> None:
-        """A training has ended: puts into the pieces what it comes to, such as averages over its updates."""
+        """Write the final values of a training into the pieces, such as averages over its updates."""
 
 
-class Elementwise:
-    """What the updaters here share: weight decay, clipping, a learning rate that may be a schedule.
+class ElementwiseUpdater:
+    """Base of the updaters here: weight decay, clipping, and a learning rate that may be a schedule.
 
-    `learning_rate` is a number, or a function of the step that gives one. `weight_decay` is decoupled, as in
-    Keras: values shrink by `learning_rate * weight_decay` before the update. `clip_value` bounds each
-    element of a gradient.
+    Args:
+        learning_rate: a number, or a function of the step that returns one.
+        weight_decay: decoupled, as in Keras: values shrink by `learning_rate * weight_decay` before the
+            update.
+        clip_value: bound of each element of a gradient.
+
+    Raises InputError for bad settings.
     """
 
     elementwise = True
+    #: (name, first value) of each slot.
     state: tuple[tuple[str, float], ...] = ()
-    """(slot, first value)"""
 
     def __init__(
         self,
@@ -87,7 +94,7 @@ class Elementwise:
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
         self.clip_value = clip_value
-        self._spare: Array | None = None
+        self._scratch_memory: Array | None = None
 
     def slots(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, Array]:
         return {slot: np.full(shape, first, dtype) for slot, first in self.state}
@@ -103,57 +110,66 @@ class Elementwise:
         step: int,
         copies: Mapping[str, Array] | None = None,
     ) -> None:
-        """See `Updater`. What the values come to is copied to `copies` too, while it is in the cache."""
+        """See `Updater`. New values are copied to `copies` too, while they are in the cache."""
         for name, value in values.items():
             flat, gradient = value.reshape(-1), gradients[name].reshape(-1)
             copy = None if copies is None else copies[name].reshape(-1)
             own = {slot: array.reshape(-1) for slot, array in slots[name].items()}
-            if self._sweep(flat, gradient, step, copy):
+            if self._update_compiled(flat, gradient, step, copy):
                 continue
             for low in range(0, flat.size, BLOCK):
                 part = slice(low, low + BLOCK)
-                self._step(flat[part], gradient[part], {s: a[part] for s, a in own.items()}, step)
+                self._update_prepared(flat[part], gradient[part], {s: a[part] for s, a in own.items()}, step)
                 if copy is not None:
-                    native.copy(copy[part], flat[part], whole=flat.size)
+                    native.copy_and_check(copy[part], flat[part], whole=flat.size)
 
-    def _sweep(self, value: Array, gradient: Array, step: int, copy: Array | None) -> bool:
-        """Does all of it in compiled code, where that can."""
+    def _update_compiled(self, value: Array, gradient: Array, step: int, copy: Array | None) -> bool:
+        """Update all in compiled code. Return False where there is none for it: then nothing was done."""
         return False
 
-    def sweep_rows(self, rows: Array, numbers: Array, gradients: Array, step: int) -> bool:
-        """Updates rows of a table where they lie, by their numbers, in compiled code, where that can."""
+    def update_rows_compiled(self, rows: Array, numbers: Array, gradients: Array, step: int) -> bool:
+        """Update rows of a table in place, by their numbers, in compiled code.
+
+        Return False where there is none for it: then nothing was done.
+        """
         return False
 
     def update_rows(self, values: Array, gradients: Array, slots: Mapping[str, Array], step: int) -> None:
         self.update({"": values}, {"": gradients}, {"": slots}, step)
 
-    def _step(self, value: Array, gradient: Array, slots: Mapping[str, Array], step: int) -> None:
-        rate = self.rate(step)
-        first, second = self._scratch(value)
+    def _update_prepared(self, value: Array, gradient: Array, slots: Mapping[str, Array], step: int) -> None:
+        rate = self.get_rate(step)
+        first, second = self._get_scratch(value)
         if self.clip_value is not None:
             gradient = np.clip(gradient, -self.clip_value, self.clip_value, second)
         if self.weight_decay:
             np.multiply(value, value.dtype.type(rate * self.weight_decay), first)
             value -= first
-        self.move(value, gradient, slots, rate, step, first)
+        self.update_block(value, gradient, slots, rate, step, first)
 
-    def _scratch(self, value: Array) -> tuple[Array, Array]:
-        """Two arrays like `value`, which is one block."""
-        if self._spare is None or self._spare.dtype != value.dtype:
-            self._spare = np.empty((2, BLOCK), value.dtype)
-        return self._spare[0, : value.size], self._spare[1, : value.size]
+    def _get_scratch(self, value: Array) -> tuple[Array, Array]:
+        """Return two scratch arrays like `value`, which is one block."""
+        if self._scratch_memory is None or self._scratch_memory.dtype != value.dtype:
+            self._scratch_memory = np.empty((2, BLOCK), value.dtype)
+        return self._scratch_memory[0, : value.size], self._scratch_memory[1, : value.size]
 
-    def rate(self, step: int) -> float:
+    def get_rate(self, step: int) -> float:
         return float(self.learning_rate(step)) if callable(self.learning_rate) else self.learning_rate
 
-    def move(
-        self, value: Array, gradient: Array, slots: Mapping[str, Array], rate: float, step: int, spare: Array
+    def update_block(
+        self,
+        value: Array,
+        gradient: Array,
+        slots: Mapping[str, Array],
+        rate: float,
+        step: int,
+        scratch: Array,
     ) -> None:
-        """One block, in place; `spare` is scratch of its size."""
+        """Update one block in place. `scratch` is an array of its size and dtype to use."""
         raise NotImplementedError
 
 
-class SGD(Elementwise):
+class SGD(ElementwiseUpdater):
     """Gradient descent with `momentum`, and Nesterov's variant."""
 
     def __init__(
@@ -172,35 +188,41 @@ class SGD(Elementwise):
         self.nesterov = nesterov
         self.state = (("momentum", 0.0),) if momentum else ()
 
-    def _sweep(self, value: Array, gradient: Array, step: int, copy: Array | None) -> bool:
-        return self._plain and native.descend(value, gradient, self.rate(step), copy)
+    def _update_compiled(self, value: Array, gradient: Array, step: int, copy: Array | None) -> bool:
+        return self._is_plain and native.update_sgd(value, gradient, self.get_rate(step), copy)
 
-    def sweep_rows(self, rows: Array, numbers: Array, gradients: Array, step: int) -> bool:
-        return self._plain and native.descend_rows(rows, numbers, gradients, self.rate(step))
+    def update_rows_compiled(self, rows: Array, numbers: Array, gradients: Array, step: int) -> bool:
+        return self._is_plain and native.update_sgd_rows(rows, numbers, gradients, self.get_rate(step))
 
     @property
-    def _plain(self) -> bool:
+    def _is_plain(self) -> bool:
         return not self.momentum and not self.weight_decay and self.clip_value is None
 
-    def move(
-        self, value: Array, gradient: Array, slots: Mapping[str, Array], rate: float, step: int, spare: Array
+    def update_block(
+        self,
+        value: Array,
+        gradient: Array,
+        slots: Mapping[str, Array],
+        rate: float,
+        step: int,
+        scratch: Array,
     ) -> None:
-        np.multiply(gradient, value.dtype.type(rate), spare)
+        np.multiply(gradient, value.dtype.type(rate), scratch)
         if not self.momentum:
-            value -= spare
+            value -= scratch
             return
         velocity = slots["momentum"]
         velocity *= value.dtype.type(self.momentum)
-        velocity -= spare
+        velocity -= scratch
         if self.nesterov:
-            value -= spare
-            np.multiply(velocity, value.dtype.type(self.momentum), spare)
-            value += spare
+            value -= scratch
+            np.multiply(velocity, value.dtype.type(self.momentum), scratch)
+            value += scratch
         else:
             value += velocity
 
 
-class Adam(Elementwise):
+class Adam(ElementwiseUpdater):
     """Adam; with `weight_decay` it is AdamW."""
 
     state = (("momentum", 0.0), ("velocity", 0.0))
@@ -218,28 +240,34 @@ class Adam(Elementwise):
         super().__init__(learning_rate, weight_decay=weight_decay, clip_value=clip_value)
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
 
-    def move(
-        self, value: Array, gradient: Array, slots: Mapping[str, Array], rate: float, step: int, spare: Array
+    def update_block(
+        self,
+        value: Array,
+        gradient: Array,
+        slots: Mapping[str, Array],
+        rate: float,
+        step: int,
+        scratch: Array,
     ) -> None:
         kind = value.dtype.type
         momentum, velocity = slots["momentum"], slots["velocity"]
         alpha = rate * math.sqrt(1 - self.beta_2 ** (step + 1)) / (1 - self.beta_1 ** (step + 1))
-        np.subtract(gradient, momentum, spare)
-        spare *= kind(1 - self.beta_1)
-        momentum += spare
-        np.multiply(gradient, gradient, spare)
-        spare -= velocity
-        spare *= kind(1 - self.beta_2)
-        velocity += spare
-        np.sqrt(velocity, spare)
-        spare += kind(self.epsilon)
-        np.divide(momentum, spare, spare)
-        spare *= kind(alpha)
-        value -= spare
+        np.subtract(gradient, momentum, scratch)
+        scratch *= kind(1 - self.beta_1)
+        momentum += scratch
+        np.multiply(gradient, gradient, scratch)
+        scratch -= velocity
+        scratch *= kind(1 - self.beta_2)
+        velocity += scratch
+        np.sqrt(velocity, scratch)
+        scratch += kind(self.epsilon)
+        np.divide(momentum, scratch, scratch)
+        scratch *= kind(alpha)
+        value -= scratch
 
 
-class Adagrad(Elementwise):
-    """Adagrad, its accumulators starting at `initial_accumulator_value`."""
+class Adagrad(ElementwiseUpdater):
+    """Adagrad, whose accumulators start at `initial_accumulator_value`."""
 
     def __init__(
         self,
@@ -254,22 +282,28 @@ class Adagrad(Elementwise):
         self.epsilon = epsilon
         self.state = (("accumulator", initial_accumulator_value),)
 
-    def move(
-        self, value: Array, gradient: Array, slots: Mapping[str, Array], rate: float, step: int, spare: Array
+    def update_block(
+        self,
+        value: Array,
+        gradient: Array,
+        slots: Mapping[str, Array],
+        rate: float,
+        step: int,
+        scratch: Array,
     ) -> None:
         kind = value.dtype.type
         accumulator = slots["accumulator"]
-        np.multiply(gradient, gradient, spare)
-        accumulator += spare
-        np.add(accumulator, kind(self.epsilon), spare)
-        np.sqrt(spare, spare)
-        np.divide(gradient, spare, spare)
-        spare *= kind(rate)
-        value -= spare
+        np.multiply(gradient, gradient, scratch)
+        accumulator += scratch
+        np.add(accumulator, kind(self.epsilon), scratch)
+        np.sqrt(scratch, scratch)
+        np.divide(gradient, scratch, scratch)
+        scratch *= kind(rate)
+        value -= scratch
 
 
-class Ftrl(Elementwise):
-    """FTRL-Proximal with `l1` and `l2`, as Keras has it (`beta` added to the adaptive rate)."""
+class Ftrl(ElementwiseUpdater):
+    """FTRL-Proximal, as Keras has it (`beta` is added to the adaptive rate)."""
 
     def __init__(
         self,
@@ -290,8 +324,14 @@ class Ftrl(Elementwise):
         self.shrinkage, self.beta = l2_shrinkage_regularization_strength, beta
         self.state = (("accumulator", initial_accumulator_value), ("linear", 0.0))
 
-    def move(
-        self, value: Array, gradient: Array, slots: Mapping[str, Array], rate: float, step: int, spare: Array
+    def update_block(
+        self,
+        value: Array,
+        gradient: Array,
+        slots: Mapping[str, Array],
+        rate: float,
+        step: int,
+        scratch: Array,
     ) -> None:
         kind = value.dtype.type
         accumulator, linear = slots["accumulator"], slots["linear"]
@@ -305,7 +345,7 @@ class Ftrl(Elementwise):
         accumulator[...] = grown
 
 
-KINDS: dict[str, type[Elementwise]] = {
+UPDATERS: dict[str, type[ElementwiseUpdater]] = {
     "sgd": SGD,
     "adam": Adam,
     "adamw": Adam,
@@ -314,16 +354,16 @@ KINDS: dict[str, type[Elementwise]] = {
 }
 
 
-def make_updater(config: Mapping[str, Any] | str) -> Elementwise:
-    """The updater of a config such as `{"name": "adam", "learning_rate": 0.001}`, or of a name alone.
+def make_updater(config: Mapping[str, Any] | str) -> ElementwiseUpdater:
+    """Return the updater of a config such as `{"name": "adam", "learning_rate": 0.001}`, or of a name alone.
 
     Raises InputError for a name that isn't known or an argument that the updater doesn't take.
     """
     settings = {"name": config} if isinstance(config, str) else dict(config)
     name = str(settings.pop("name", "")).lower()
-    if name not in KINDS:
-        raise InputError(f"An updater is one of {', '.join(sorted(KINDS))}. Received: {name!r}")
+    if name not in UPDATERS:
+        raise InputError(f"An updater is one of {', '.join(sorted(UPDATERS))}. Received: {name!r}")
     try:
-        return KINDS[name](**settings)
+        return UPDATERS[name](**settings)
     except TypeError as error:
         raise InputError(f"The updater {name} doesn't take these settings: {error}") from error

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from insitu.cli import console, main
-from insitu.cli.console import OutputPrinter, duration, print_table, wants_colour, where
+from insitu.cli.console import OutputPrinter, format_duration, format_position, print_table, wants_colour
 from insitu.errors import InputError
 
 
@@ -28,13 +28,13 @@ def put_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 
 def test_where_a_task_is_before_it_trains_is_nowhere() -> None:
-    assert where({"epoch": 2, "step": 17}) == "epoch 2 step 17"
-    assert [where(None), where({"epoch": -1, "step": -1})] == ["-", "-"]
+    assert format_position({"epoch": 1, "step": 16}) == "epoch 2 step 17"
+    assert [format_position(None), format_position({"epoch": -1, "step": -1})] == ["-", "-"]
 
 
 def test_durations_are_short() -> None:
     seconds = (-1, 0, 59.9, 60, 3599, 3600, 86_399, 86_400, 200_000)
-    shown = [duration(s) for s in seconds]
+    shown = [format_duration(s) for s in seconds]
     assert shown == ["0s", "0s", "59s", "1m00s", "59m59s", "1h00m", "23h59m", "1d0h", "2d7h"]
 
 
@@ -64,6 +64,11 @@ def test_what_insitu_says_goes_to_stderr(capsysbinary: pytest.CaptureFixture[byt
     assert capsysbinary.readouterr() == (b"a\n", b"[insitu] job finished\n")
 
 
+def test_all_of_it_goes_to_stdout_where_that_is_asked_for(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    OutputPrinter(prefix=True, all_to_stdout=True).print([b"[worker:0] a", b"[insitu] job finished"])
+    assert capsysbinary.readouterr() == (b"[worker:0] a\n[insitu] job finished\n", b"")
+
+
 @pytest.mark.parametrize(("error", "code"), [(InputError("what"), 2), (KeyboardInterrupt(), 130)])
 def test_errors_become_exit_codes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int
@@ -82,6 +87,11 @@ def test_errors_become_exit_codes(
     assert capsys.readouterr().err == ("error: what\n" if code == 2 else "")
 
 
-def test_complaints_are_plain_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    console.complain("wrong")
+def test_errors_are_plain_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_error("wrong")
     assert capsys.readouterr().err == "error: wrong\n"
+
+
+def test_errors_do_not_drive_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_error("a\n\tb é \x1b[31m\x89PNG\r\0")
+    assert capsys.readouterr().err == "error: a\n\tb é \\x1b[31m\\x89PNG\\r\\x00\n"

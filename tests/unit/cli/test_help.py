@@ -27,9 +27,8 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_each_example_can_be_copied_from_a_line_of_its_own(command: str) -> None:
-    shown = subprocess.run(
+def help_of(command: str) -> str:
+    return subprocess.run(
         [sys.executable, "-m", "insitu", command, "--help"],
         env={**os.environ, "COLUMNS": "200"},
         capture_output=True,
@@ -37,6 +36,16 @@ def test_each_example_can_be_copied_from_a_line_of_its_own(command: str) -> None
         check=True,
         timeout=60,
     ).stdout
+
+
+@pytest.mark.parametrize("command", ["import", "up", "start", "nodes"])
+def test_commands_that_store_something_say_where(command: str) -> None:
+    assert "the folder $INSITU_HOME, by default ~/.insitu." in " ".join(help_of(command).split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_example_can_be_copied_from_a_line_of_its_own(command: str) -> None:
+    shown = help_of(command)
     examples = [line.strip() for line in shown.splitlines() if re.search(rf"insitu {command}\b", line)][1:]
     assert examples, "the first is the usage"
     for example in examples:

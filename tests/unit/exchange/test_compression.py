@@ -1,4 +1,4 @@
-"""bfloat16 on the wire, with error feedback."""
+"""bfloat16 between hosts, with error feedback."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import pytest
 from exchange_ranks import in_threads
 
 from insitu import exchange
-from insitu.exchange.compression import Rounding
+from insitu.exchange.compression import ErrorFeedback
 
 
-def test_what_rounding_takes_away_comes_back() -> None:
+def test_rounding_errors_are_added_back() -> None:
     row = np.random.default_rng(0).standard_normal(70_001).astype(np.float32)
-    rounding = Rounding(row.size)
+    rounding = ErrorFeedback(row.size)
     total = np.zeros(row.size, np.float64)
     for _ in range(64):
         rounding.round(row)
@@ -22,8 +22,8 @@ def test_what_rounding_takes_away_comes_back() -> None:
     assert error.max() < 2**-9 / 32
 
 
-def test_what_is_not_finite_leaves_no_trace() -> None:
-    rounding = Rounding(3)
+def test_elements_that_are_not_finite_leave_no_error() -> None:
+    rounding = ErrorFeedback(3)
     rounding.round(np.array([np.nan, np.inf, 1.0], np.float32))
     assert np.isnan(rounding.rounded[0].astype(float)) and np.isinf(rounding.rounded[1].astype(float))
     rounding.round(np.array([1.0, 2.0, 1.0], np.float32))
@@ -31,7 +31,7 @@ def test_what_is_not_finite_leaves_no_trace() -> None:
 
 
 @pytest.mark.parametrize("length", [10, 100_000])
-def test_all_ranks_get_the_same_and_nearly_the_sum(length: int) -> None:
+def test_all_ranks_get_the_same_bits_near_the_sum(length: int) -> None:
     rows = np.random.default_rng(length).standard_normal((3, length)).astype(np.float32)
 
     def run(rank: int, addresses: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

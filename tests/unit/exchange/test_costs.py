@@ -1,23 +1,25 @@
-"""Which way of reducing over TCP is taken when."""
+"""The choice of an algorithm to reduce over TCP."""
 
 from __future__ import annotations
 
 import pytest
 
-from insitu.exchange.costs import Costs, Line, choose
-from insitu.exchange.transport import Members
+from insitu.exchange.plan.costs import Costs, LinearCost, choose_algorithm
+from insitu.exchange.plan.transport import Members
 
 CHUNK = 256 * 1024
 
 
-def costs_of(latency: float, bandwidth: float, size: int, shards: int = 1) -> Costs:
+def make_costs(latency: float, bandwidth: float, size: int, shards: int = 1) -> Costs:
     """Of `size` hosts with a processor and `shards` shards each: latency in seconds per message, bandwidth in
     bytes per second out of one of them."""
     others = size - 1
     return {
-        "gather": Line(latency, others * shards / bandwidth),
-        "star": Line(2 * latency, others * (shards + 1) / bandwidth),
-        "direct": Line(2 * latency, 2 * others / size * (shards + 1) / bandwidth),  # too short to overlap
+        "gather": LinearCost(latency, others * shards / bandwidth),
+        "star": LinearCost(2 * latency, others * (shards + 1) / bandwidth),
+        "direct": LinearCost(
+            2 * latency, 2 * others / size * (shards + 1) / bandwidth
+        ),  # too short to overlap
     }
 
 
@@ -27,42 +29,47 @@ def one_shard_each(size: int) -> Members:
 
 @pytest.mark.parametrize(("latency", "bandwidth"), [(20e-6, 6e9), (100e-6, 1.2e9)])
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_small_buffers_go_to_everybody_and_large_ones_are_shared_out(
-    size: int, latency: float, bandwidth: float
-) -> None:
-    costs = costs_of(latency, bandwidth, size)
-    assert choose(one_shard_each(size), 1024, CHUNK, costs) == "gather"
-    assert choose(one_shard_each(size), 100_000_000, CHUNK, costs) == "direct"
+def test_gather_for_small_rows_and_direct_for_large_ones(size: int, latency: float, bandwidth: float) -> None:
+    costs = make_costs(latency, bandwidth, size)
+    assert choose_algorithm(one_shard_each(size), 1024, CHUNK, costs) == "gather"
+    assert choose_algorithm(one_shard_each(size), 100_000_000, CHUNK, costs) == "direct"
 
 
-def test_where_sending_is_what_takes_time_small_buffers_go_through_one_member() -> None:
+def test_star_where_members_share_processors() -> None:
     """Figures of 8 ranks on 2 processors."""
     costs: Costs = {
-        "gather": Line(280e-6, 11e-9),
-        "star": Line(94e-6, 2.7e-9),
-        "direct": Line(320e-6, 2.3e-9),
+        "gather": LinearCost(280e-6, 11e-9),
+        "star": LinearCost(94e-6, 2.7e-9),
+        "direct": LinearCost(320e-6, 2.3e-9),
     }
-    assert choose(one_shard_each(8), 1024, CHUNK, costs) == "star"
-    assert choose(one_shard_each(8), 262_144, CHUNK, costs) == "star"
-    assert choose(one_shard_each(8), 4_000_000, CHUNK, costs) == "direct"
+    assert choose_algorithm(one_shard_each(8), 1024, CHUNK, costs) == "star"
+    assert choose_algorithm(one_shard_each(8), 262_144, CHUNK, costs) == "star"
+    assert choose_algorithm(one_shard_each(8), 4_000_000, CHUNK, costs) == "direct"
 
 
 @pytest.mark.parametrize("favourite", ["gather", "star"])
-def test_no_member_holds_everybodys_large_rows(favourite: str) -> None:
-    costs = {way: Line(0.0 if way == favourite else 0.1, 1e-9) for way in ("gather", "star", "direct")}
+def test_direct_where_all_rows_would_need_too_much_memory(favourite: str) -> None:
+    costs = {
+        algorithm: LinearCost(0.0 if algorithm == favourite else 0.1, 1e-9)
+        for algorithm in ("gather", "star", "direct")
+    }
     scattered = Members(0, ((0, 4), (1, 5), (2, 6), (3, 7)), 8)  # so that there is no chain
-    assert choose(scattered, 1_000_000, CHUNK, costs) == favourite  # type: ignore[arg-type]
-    assert choose(scattered, 100_000_000, CHUNK, costs) == "direct"  # type: ignore[arg-type]
+    assert choose_algorithm(scattered, 1_000_000, CHUNK, costs) == favourite  # type: ignore[arg-type]
+    assert choose_algorithm(scattered, 100_000_000, CHUNK, costs) == "direct"  # type: ignore[arg-type]
 
 
-def test_what_has_no_elements_needs_no_middle() -> None:
-    costs: Costs = {"gather": Line(1.0, 0.0), "star": Line(0.0, 0.0), "direct": Line(0.0, 0.0)}
-    assert choose(one_shard_each(4), 0, CHUNK, costs) == "gather"
+def test_gather_for_rows_without_elements() -> None:
+    costs: Costs = {
+        "gather": LinearCost(1.0, 0.0),
+        "star": LinearCost(0.0, 0.0),
+        "direct": LinearCost(0.0, 0.0),
+    }
+    assert choose_algorithm(one_shard_each(4), 0, CHUNK, costs) == "gather"
 
 
-def test_hosts_of_many_shards_pass_on_a_running_sum() -> None:
+def test_chain_for_hosts_with_many_shards() -> None:
     members = Members(0, (tuple(range(8)), tuple(range(8, 16))), 16)
-    costs = costs_of(100e-6, 1.2e9, 2, 8)
-    assert choose(members, 100_000_000, CHUNK, costs) == "chain"
+    costs = make_costs(100e-6, 1.2e9, 2, 8)
+    assert choose_algorithm(members, 100_000_000, CHUNK, costs) == "chain"
     scattered = Members(0, (tuple(range(0, 16, 2)), tuple(range(1, 16, 2))), 16)
-    assert choose(scattered, 100_000_000, CHUNK, costs) == "direct"
+    assert choose_algorithm(scattered, 100_000_000, CHUNK, costs) == "direct"

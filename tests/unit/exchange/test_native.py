@@ -1,78 +1,80 @@
-"""Where compiled code comes from, and that nothing depends on it."""
+"""The compiled sums have the bits of NumPy's."""
 
 from __future__ import annotations
 
-import os
-import shutil
-from pathlib import Path
-
+import numpy as np
 import pytest
+from exchange_sessions import shm_sessions
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from insitu.exchange import compiling, memory, native
+from insitu.exchange import native
+from insitu.exchange.plan.arithmetic import PAGE, ReduceOp, Reducer, compute_factors
 
-
-@pytest.fixture
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where a library is kept for this user, while none can be beside the source."""
-    monkeypatch.setattr(compiling, "_beside", lambda source: Path("/proc/nowhere"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "insitu"
+pytestmark = pytest.mark.skipif(native.load_kernels() is None, reason="no C compiler")
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_it_is_compiled_once_and_kept_for_this_user(cache: Path) -> None:
-    assert native.kernels.__wrapped__() is not None
-    assert cache.stat().st_mode & 0o077 == 0
-    (library,) = cache.iterdir()
-    made = library.stat().st_mtime_ns
-    assert native.kernels.__wrapped__() is not None
-    assert [path.stat().st_mtime_ns for path in cache.iterdir()] == [made]
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 6),
+    st.integers(1, 3000),
+    st.sampled_from(["float32", "float64", "int32", "int64"]),
+    st.sampled_from(["sum", "mean", "weighted_mean"]),
+)
+def test_compiled_sum_has_the_bits_of_numpy(shards: int, length: int, name: str, op: ReduceOp) -> None:
+    kernels, dtype = native.load_kernels(), np.dtype(name)
+    op = "sum" if dtype.kind == "i" else op
+    assert kernels is not None
+    rows = (np.random.default_rng(length).standard_normal((shards, length)) * 1e6).astype(dtype)
+    given_factors = compute_factors([float(s % 3) + (shards == 1) for s in range(shards)], dtype)
+    factors = np.array(given_factors, np.float64) if op == "weighted_mean" else None
+    want, got, scratch = np.empty(length, dtype), np.empty(length, dtype), np.empty(PAGE, np.uint8)
+    used = given_factors if op == "weighted_mean" else None
+    Reducer(op, dtype, shards, length).reduce(list(rows), want, used)
+    with shm_sessions([list(range(shards))]) as (session,):
+        words = np.zeros(2, np.uint64)
+        prepared = native.prepare_region_reduction(
+            session.barrier.struct_address,
+            native.describe_sum(op, dtype, shards, factors),
+            (1, 2),
+            (0, length),
+            PAGE // dtype.itemsize,
+            list(rows),
+            [got],
+            scratch,
+            (native.address_of(words), native.address_of(words) + 8),
+        )
+        assert kernels.barrier_and_reduce_region(prepared.address, 1) == native.ARRIVED
+    assert got.tobytes() == want.tobytes()
 
 
-@pytest.mark.parametrize("compiler", [None, "/bin/false", "/bin/true"])
-def test_without_a_compiler_that_works_there_is_none(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, compiler: str | None
-) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: compiler)
-    assert native.kernels.__wrapped__() is None
-    assert not list(cache.glob("*"))
+def test_evicted_member_stops() -> None:
+    kernels, rows = native.load_kernels(), [np.ones(10, np.float32)]
+    assert kernels is not None
+    result, words = np.zeros(10, np.float32), np.array([0, 1], np.uint64)
+    with shm_sessions([[0]]) as (session,):
+        prepared = native.prepare_region_reduction(
+            session.barrier.struct_address,
+            native.describe_sum("sum", result.dtype, 1, None),
+            (1, 2),
+            (0, 10),
+            10,
+            rows,
+            [result],
+            np.empty(PAGE, np.uint8),
+            (native.address_of(words), native.address_of(words) + 8),
+        )
+        assert kernels.reduce_region(prepared.address, 1) == native.EVICTED
+    assert not result.any()
 
 
-def test_what_cannot_be_loaded_is_as_good_as_none(cache: Path) -> None:
-    made = compiling._library(native._SOURCE, compiling._cache(native._SOURCE))
-    if made is not None:
-        made.write_bytes(b"not a library")
-    assert native.kernels.__wrapped__() is None
+@given(st.integers(0, 1 << 45))
+def test_progress_of_a_row_fits_into_its_bits(row_bytes: int) -> None:
+    pieces = -(-row_bytes // native.choose_piece_bytes(row_bytes))
+    assert 2 * pieces < 1 << native.PIECE_BITS
 
 
-def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("INSITU_NATIVE", "0")
-    assert native.kernels.__wrapped__() is None
-
-
-def _raise(error: Exception) -> None:
-    raise error
-
-
-@pytest.mark.parametrize("error", [AttributeError("insitu_meet"), RuntimeError("no home directory")])
-def test_a_damaged_library_or_no_home_is_as_good_as_none(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    monkeypatch.setattr(compiling, "_cache", lambda source: _raise(error))
-    assert native.kernels.__wrapped__() is None
-
-
-def test_nothing_is_loaded_from_where_others_can_write(cache: Path) -> None:
-    cache.mkdir()
-    cache.chmod(0o777)
-    assert native.kernels.__wrapped__() is None
-    assert not list(cache.iterdir())
-
-
-@pytest.mark.skipif(not memory.supported(), reason="no shared memory")
-def test_a_segment_is_its_owners_alone() -> None:
-    file = memory.create("insitu-test", 10)
-    try:
-        assert os.fstat(file).st_mode & 0o777 == 0o600
-    finally:
-        os.close(file)
+def test_supported_dtypes() -> None:
+    assert native.supports(np.dtype(np.float32))
+    assert not native.supports(np.dtype(np.float16))
+    assert not native.supports(np.dtype(np.float32).newbyteorder())

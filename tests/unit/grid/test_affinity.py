@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.errors import InputError
-from insitu.grid.affinity import (
+from insitu.grid.layout.affinity import (
     check_split,
     hash_integers,
     hash_rows,

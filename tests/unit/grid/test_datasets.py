@@ -2,49 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from grid_jobs import ROWS, context, job_context, write_own_map
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from insitu.context import Context
-from insitu.errors import GridError, InputError, UnknownCache
+from insitu.errors import InputError, UnknownCache
 from insitu.grid import Catalog, Dataset, bring_up, dataset, import_cache
 from insitu.grid.reads import READS
-from insitu.grid.shards import read_shard_map, shard_map_to_json
 from insitu.grid.structure import ArraySpec
 from insitu.paths import Paths
-from insitu.spec import NodeId, ShardMap, TaskId
-
-ROWS = 1000
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(0)
-    np.savez(
-        tmp_path / "a.npz",
-        x=rng.integers(0, 255, (ROWS, 3, 2), dtype=np.uint8),
-        id=np.arange(ROWS),
-        name=np.array([f"row {i}" for i in range(ROWS)]),
-        label=(np.arange(ROWS) % 10).astype(np.int32),
-    )
-    return tmp_path / "a.npz"
-
-
-@pytest.fixture
-def cache(paths: Paths, source: Path) -> str:
-    import_cache(paths, "a", [str(source)], partitions=6)
-    return "a"
-
-
-def context(paths: Paths, shards: tuple[int, ...] = (0,), num_shards: int = 1, **more: Any) -> Context:
-    return Context(paths=paths, shards=shards, num_shards=num_shards, **more)
 
 
 def ids(ds: Dataset, shard: int, epoch: int, start: int = 0) -> list[list[int]]:
@@ -237,77 +209,6 @@ def test_its_repr_tells_what_it_is(paths: Paths, cache: str) -> None:
     text = repr(ds)
     for part in ("'a'", "shuffle(7)", "batch(32)", "map(len)", "x: uint8[3, 2]", "1,000 rows in 2 shard(s)"):
         assert part in text
-
-
-def job_context(paths: Paths, task: str = "worker:0", **more: Any) -> Context:
-    return context(paths, job_id="job-1", task=TaskId.parse(task), cache="a", node=NodeId("node-0"), **more)
-
-
-def write_own_map(paths: Paths, homes: tuple[str, ...], shards: tuple[tuple[int, ...], ...]) -> None:
-    path = paths.job("job-1").shard_map("a")
-    path.parent.mkdir(parents=True)
-    nodes = tuple(NodeId(home) for home in homes)
-    path.write_text(shard_map_to_json(ShardMap("a", 1, shards), nodes))
-
-
-def test_in_a_job_the_shards_are_those_that_were_written(paths: Paths, source: Path) -> None:
-    import_cache(paths, "a", [str(source)], partitions=4)
-    Catalog(paths).pin("a", 1, "job-1")
-    write_own_map(paths, ("node-0", "node-0"), ((0, 3), (1, 2)))
-    import_cache(paths, "a", [str(source)], partitions=4, overwrite=True)
-    ds = dataset("a", context=job_context(paths, num_shards=2))
-    assert ds.shard_map.shards == ((0, 3), (1, 2)) and ds.cache.version == 1
-    with pytest.raises(GridError, match="has 2 shards, this task was told of 3"):
-        dataset("a", context=job_context(paths, num_shards=3))
-
-
-def test_another_cache_is_agreed_upon_once_and_pinned(paths: Paths, source: Path) -> None:
-    bring_up(paths, 2)
-    import_cache(paths, "a", [str(source)], partitions=4)
-    import_cache(paths, "b", [str(source)], partitions=5)
-    write_own_map(paths, ("node-1", "node-0"), ((1, 3), (0, 2)))
-    first = dataset("b", context=job_context(paths, num_shards=2))
-    assert first.shard_map.shards == ((1, 3), (0, 2, 4))
-    assert Catalog(paths).pinned_by("b", 1) == ["job-1"]
-    import_cache(paths, "b", [str(source)], partitions=7, overwrite=True)
-    second = dataset("b", context=job_context(paths, "worker:1", num_shards=2))
-    assert second.shard_map == first.shard_map and second.rows == ROWS
-    found = read_shard_map(paths.job("job-1").shard_map("b"))
-    assert found is not None and found[1] == ("node-1", "node-0")
-    assert list(second.batch(100))
-
-
-def test_a_damaged_shard_map_is_named(paths: Paths, cache: str) -> None:
-    write_own_map(paths, ("node-0",), ((0,),))
-    paths.job("job-1").shard_map("a").write_text("{}")
-    with pytest.raises(GridError, match=r"shard map at .* can't be read"):
-        dataset("a", context=job_context(paths))
-
-
-def test_bytes_are_counted_by_where_they_lie(
-    paths: Paths, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from insitu.grid.reads import ReadCounter
-
-    counter = ReadCounter()
-    monkeypatch.setattr("insitu.grid.datasets.READS", counter)
-    monkeypatch.setattr("insitu.grid.table.READS", counter)
-    bring_up(paths, 2)
-    import_cache(paths, "a", [str(source)], partitions=2)
-    write_own_map(paths, ("node-0",), ((0, 1),))
-    spec = Catalog(paths).get("a")
-    ds = dataset("a", features="x", context=job_context(paths)).shuffle().batch(64)
-    for _ in ds:
-        pass
-    here = sum(p.rows for p in spec.partitions if p.owners == ("node-0",))
-    written = json.loads(paths.job("job-1").reads(TaskId("worker", 0)).read_text())
-    assert written == {
-        "local_bytes": here * 10,
-        "remote_bytes": (ROWS - here) * 10,
-        "local_rows": here,
-        "remote_rows": ROWS - here,
-    }
-    assert 0 < here < ROWS
 
 
 def test_a_backup_on_the_own_node_is_read_rather_than_a_primary_elsewhere(paths: Paths, source: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from insitu import durable
 from insitu.errors import CacheBusy, StorageFull
 from insitu.grid import files
 from insitu.paths import Paths
@@ -58,7 +59,7 @@ def test_a_full_disk_leaves_nothing_and_the_old_as_it_was(
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr(durable.os, "fsync", full)
     for publish in (files.publish_file, files.publish_first):
         with pytest.raises(StorageFull):
             publish(target, b"new")

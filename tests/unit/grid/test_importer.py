@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from insitu.errors import CacheBusy, CacheExists, InputError, SourceError, StorageFull
 from insitu.grid import Catalog, bring_up, import_cache
-from insitu.grid.affinity import hash_integers, hash_rows, partition_of_rows, split_of_rows
 from insitu.grid.checksum import file_checksum
 from insitu.grid.importer import sweep
+from insitu.grid.layout.affinity import hash_integers, hash_rows, partition_of_rows, split_of_rows
 from insitu.grid.partition import Partition
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, Column
@@ -42,11 +42,11 @@ def column(paths: Paths, cache: CacheSpec, name: str) -> list[Any]:
 
 
 def everything(paths: Paths) -> list[str]:
-    """All files below home, locks and catalogue left out."""
+    """All files below home; locks, catalogue and records of verified files left out."""
     return sorted(
         str(p.relative_to(paths.home))
         for p in paths.home.rglob("*")
-        if p.is_file() and p.parent.name != "locks" and p != paths.catalog
+        if p.is_file() and p.parent.name != "locks" and p != paths.catalog and p.suffix != ".verified"
     )
 
 

@@ -116,7 +116,7 @@ def test_order_and_batches_do_not_matter(rows: list[int], size: int) -> None:
     ledger = ShardLedger(0, 0)
     for start in range(0, 200, size):
         ledger.add(4, np.array(rows[start : start + size]))
-    account = ledger.accounts[4]
+    account = ledger.counts[4]
     assert (account.rows, account.checksum) == (200, checksum_of_all_rows(200))
 
 
@@ -127,7 +127,7 @@ def test_large_counts_fold_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None
     for start in range(0, 100, 5):
         ledger.add(0, np.arange(start, start + 5))
         assert ledger._pending_rows < 10
-    assert ledger.accounts[0].checksum == checksum_of_rows(np.arange(100)) == _sum_in_chunks(100)
+    assert ledger.counts[0].checksum == checksum_of_rows(np.arange(100)) == _sum_in_chunks(100)
 
 
 def _sum_in_chunks(rows: int) -> int:
@@ -148,7 +148,7 @@ def test_a_ledger_survives_json_and_the_disk(paths: Paths) -> None:
     assert [ledger.to_json() for ledger in restored[:2]] == [ledger.to_json() for ledger in ledgers()]
     again = ShardLedger.from_json(json.loads(json.dumps(ledgers()[0].to_json())))
     again.add(0, np.array([1]))
-    assert again.accounts[0].rows == 11
+    assert again.counts[0].rows == 11
     assert [epoch.complete for epoch in audit(CACHE, MAP, restored)] == [True, False]
 
 

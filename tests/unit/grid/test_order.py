@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.errors import InputError
-from insitu.grid.order import BatchPlan, ShuffledPlan, batch_sizes, shuffled, steps_of_shard
+from insitu.grid.layout.order import BatchPlan, ShuffledPlan, batch_sizes, shuffled, steps_of_shard
 
 
 def test_the_order_is_that_of_every_release() -> None:
@@ -60,15 +60,15 @@ def test_batches_hold_each_row_once(lengths: list[int], size: int, shuffle: bool
     assert plan.steps == steps_of_shard(starts[-1], size)
     seen: list[tuple[int, int]] = []
     for step in range(plan.steps):
-        pieces = plan.pieces(step)
+        pieces = plan.rows_of_batch(step)
         if not shuffle:
             ranges = BatchPlan(starts, size).ranges(step)
             assert ranges == [(k, rows[0], rows[-1] + 1) for k, rows in pieces]
         rows = [(k, int(row)) for k, of_partition in pieces for row in of_partition]
         assert len(rows) == min(size, starts[-1] - step * size)
         assert [k for k, _ in pieces] == sorted({k for k, _ in pieces})
-        places = sorted(starts[k] + row for k, row in rows)
-        assert places == sorted(order[step * size : (step + 1) * size].tolist())
+        positions = sorted(starts[k] + row for k, row in rows)
+        assert positions == sorted(order[step * size : (step + 1) * size].tolist())
         seen += rows
     assert sorted(seen) == [(k, row) for k, length in enumerate(lengths) for row in range(length)]
 
@@ -76,9 +76,9 @@ def test_batches_hold_each_row_once(lengths: list[int], size: int, shuffle: bool
 def test_any_step_can_be_the_first() -> None:
     order = shuffled(10_000, 0, 0, 0)
     through = ShuffledPlan([0, 4000, 10_000], 32, order)
-    expected = [through.pieces(step) for step in range(through.steps)]
+    expected = [through.rows_of_batch(step) for step in range(through.steps)]
     for step in (300, 0, 17, 312, 16):
-        pieces = ShuffledPlan([0, 4000, 10_000], 32, order).pieces(step)
+        pieces = ShuffledPlan([0, 4000, 10_000], 32, order).rows_of_batch(step)
         assert [(k, rows.tolist()) for k, rows in pieces] == [
             (k, rows.tolist()) for k, rows in expected[step]
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -347,6 +348,52 @@ def bad_folder(path: Path) -> Path:
     return path
 
 
+def bad_images(path: Path) -> Path:
+    for name in ("a.png", "b.PNG", "c.txt"):
+        (path / name).touch()
+    return path
+
+
+def bad_fifo(path: Path) -> Path:
+    os.mkfifo(path / "a.csv")
+    return path / "a.csv"
+
+
+def bad_utf16(path: Path) -> Path:
+    (path / "a.csv").write_bytes("x,y\n1,é\n".encode("utf-16"))
+    return path / "a.csv"
+
+
+def bad_utf16_gz(path: Path) -> Path:
+    (path / "a.csv.gz").write_bytes(gzip.compress("x,y\n1,é\n".encode("utf-16")))
+    return path / "a.csv.gz"
+
+
+def bad_utf16_unmarked(path: Path) -> Path:
+    (path / "a.csv").write_bytes("x,y\n1,a\n".encode("utf-16-le"))
+    return path / "a.csv"
+
+
+def bad_latin1(path: Path) -> Path:
+    (path / "a.csv").write_bytes("x,y\n1,é\n".encode("latin1"))
+    return path / "a.csv"
+
+
+def bad_latin1_late(path: Path) -> Path:
+    (path / "a.csv").write_bytes(b"x,y\n" + b"1,e\n" * 40_000 + "1,é\n".encode("latin1"))
+    return path / "a.csv"
+
+
+def bad_png_as_csv(path: Path) -> Path:
+    (path / "a.csv").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
+    return path / "a.csv"
+
+
+def bad_not_gz(path: Path) -> Path:
+    (path / "a.csv.gz").write_bytes(b"x\n1\n")
+    return path / "a.csv.gz"
+
+
 def bad_mixed_shapes(path: Path) -> Path:
     np.save(path / "a.npy", np.zeros((3, 4)))
     np.save(path / "b.npy", np.zeros((3, 5)))
@@ -387,10 +434,19 @@ def bad_mixed_formats(path: Path) -> Path:
         (bad_not_npz, r"not a whole \.npy"),
         (bad_dates, "timestamp"),
         (bad_twice, "name of its own"),
-        (bad_unknown, "format .* is unknown.*--format"),
+        (bad_unknown, "format .* is unknown.*--format.*JSON lines.*aren't supported"),
         (bad_missing, "doesn't exist"),
         (bad_glob, "No file matches"),
         (bad_folder, "holds no file"),
+        (bad_images, r"Received: 2 \.png, 1 \.txt\. Images, TFRecord, JSON lines.*aren't supported"),
+        (bad_fifo, "must be a file or a folder. Received: a FIFO"),
+        (bad_utf16, "encoded in UTF-8. Received: the mark of UTF-16.*iconv -f UTF-16"),
+        (bad_utf16_gz, "encoded in UTF-8. Received: the mark of UTF-16"),
+        (bad_utf16_unmarked, "must be CSV.*UTF-16 without its mark"),
+        (bad_latin1, "encoded in UTF-8. Received: .* at byte 6.*iconv -f LATIN1"),
+        (bad_latin1_late, "encoded in UTF-8.*iconv -f LATIN1"),
+        (bad_png_as_csv, "must be CSV.*binary data"),
+        (bad_not_gz, "can't be unpacked"),
         (bad_mixed_shapes, r"a\.npy has x float64\[4\].*b\.npy has x float64\[5\]"),
         (bad_mixed_dtypes, "float32.*float64"),
         (bad_mixed_formats, "several formats: csv, npy"),
@@ -402,6 +458,53 @@ def test_bad_sources_say_what_is_wrong(make: Callable[[Path], Path], message: st
         for source in open_sources(find_sources([str(path)], None), SourceOptions()):
             for _ in source.blocks(1 << 20):
                 pass
+
+
+def test_all_columns_of_types_that_a_cache_cannot_hold_are_named_at_once(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "tags": [["a"], ["b", "c"]],
+            "n": [1, 2],
+            "when": pa.array([0, 1], pa.timestamp("us")),
+            "box": [[[{"a": 1}]], [[{"a": 2}]]],
+            "name": pa.array(["a", "b"]).dictionary_encode(),
+            "mixed": pa.array([{"a": 1}, {"a": 2}]),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(SourceError) as caught:
+        opened(tmp_path / "a.parquet")
+    message = str(caught.value)
+    assert "column 'tags' is of type list<element: string>, column 'when' is of type timestamp[us]" in message
+    assert "'box'" in message and "'mixed'" in message and "'n'" not in message and "'name'" not in message
+
+
+def test_all_arrays_that_cannot_be_columns_are_named_at_once(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", a=np.array([{}], dtype=object), b=np.zeros(1, complex), c=np.zeros(1))
+    with pytest.raises(
+        SourceError, match=r"(?s)column 'a' holds Python objects.*column 'b' has dtype complex"
+    ):
+        opened(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("", "A SOURCE is a file, a folder or a glob.*Received: ''"),
+        ("s3://bucket/a.parquet", "Remote addresses aren't supported.*Received: s3://bucket/a.parquet"),
+        ("https://host/a.csv", "Remote addresses aren't supported"),
+        ("/dev/zero", "must be a file or a folder. Received: a device"),
+    ],
+)
+def test_what_is_no_local_file_is_named(source: str, message: str) -> None:
+    with pytest.raises(SourceError, match=message):
+        find_sources([source], "csv")
+
+
+def test_a_csv_may_hold_bytes_0_below_its_header(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"x,t\n1,a\0b\n")
+    (block,) = opened(tmp_path / "a.csv").blocks(1 << 20)
+    assert block.columns["t"].to_pylist() == ["a\0b"]
 
 
 def test_unknown_format_lists_the_known_ones() -> None:

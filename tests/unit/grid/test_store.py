@@ -102,18 +102,3 @@ def test_another_schema_or_row_count_is_found_without_the_checksum(paths: Paths,
         Partition(path, (Column("x", "int64"),), 2999)
     with pytest.raises(CorruptPartition, match="unlike those expected"):
         Partition(path, (Column("x", "int32"),), 3000)
-
-
-def test_a_file_is_read_in_full_once_per_process(
-    paths: Paths, source: str, alone: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import insitu.grid.store as store
-
-    import_cache(paths, "a", [source], partitions=3)
-    read: list[Path] = []
-    checksum = store.file_checksum
-    monkeypatch.setattr(store, "file_checksum", lambda path: (read.append(path), checksum(path))[1])
-    for _ in range(2):
-        for _ in dataset("a", context=alone).batch(100):
-            pass
-    assert len(read) == 3

@@ -1,4 +1,4 @@
-"""What a server does with the state that its mirror gives back."""
+"""Servers that take their state back from their mirror."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 
 from insitu.errors import CheckpointError
 from insitu.parameters import ParameterServer
-from insitu.parameters.wire import REPLY, Message
+from insitu.parameters.rules.wire import REPLY, Message
 
 
-def test_a_server_that_cannot_take_its_state_back_does_not_serve() -> None:
+def test_a_server_that_cannot_restore_its_state_does_not_serve() -> None:
     server = ParameterServer(index=0, addresses=["127.0.0.1:1", "127.0.0.1:2"], backups=1)
-    told: dict[str, Any] = {"held": True, "snapshot": {"format": -1, "server": 0}, "names": []}
+    answer: dict[str, Any] = {"held": True, "snapshot": {"format": -1, "server": 0}, "names": []}
     try:
-        with pytest.raises(CheckpointError, match="can't be held"):
-            server._mirrors._got_state(None, "hand_over", Message(REPLY, 1, told))  # type: ignore[arg-type]
+        with pytest.raises(CheckpointError, match="can only restore a snapshot of its own"):
+            server._mirrors._receive_state(None, "hand_over", Message(REPLY, 1, answer))  # type: ignore[arg-type]
         assert server._mirrors.hosted[0].role == "starting"
     finally:
         server.close()

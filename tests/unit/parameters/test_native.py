@@ -1,4 +1,4 @@
-"""Sweeps in compiled code have the bits of NumPy's, and see each value that isn't finite."""
+"""Compiled loops have the bits of NumPy's, and find each value that isn't finite."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from insitu.parameters import Table, make_updater, native
-from insitu.parameters.tables import Rows
+from insitu.parameters.tables import RowStore
 
 SIZES = [0, 1, 15, 16, 2048, 5000, (1 << 18) + 37]
 """Below, at and above a block, and large enough to be written past the caches."""
@@ -30,25 +30,25 @@ def compiled(request: Any) -> Iterator[bool]:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("offset", [0, 1])
-def test_a_copy_is_one(compiled: bool, size: int, offset: int):
+def test_a_copy_equals_its_source(compiled: bool, size: int, offset: int):
     source = np.random.default_rng(size).normal(size=size + 2).astype("f4")
     target = np.zeros(size + 2, "f4")
-    assert native.copy(target[offset : offset + size], source[1 : 1 + size])
+    assert native.copy_and_check(target[offset : offset + size], source[1 : 1 + size])
     np.testing.assert_array_equal(target[offset : offset + size], source[1 : 1 + size])
     assert not target[:offset].any() and not target[offset + size :].any()
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "f2"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_seen_wherever_it_is(compiled: bool, dtype: str, bad: float):
+def test_a_value_that_is_not_finite_is_found_at_each_position(compiled: bool, dtype: str, bad: float):
     values = np.full(5000, np.finfo(dtype).max, dtype)
     values[1::2] = np.finfo(dtype).smallest_subnormal
     target = np.empty_like(values)
-    assert native.finite(values) and native.copy(target, values)
+    assert native.all_finite(values) and native.copy_and_check(target, values)
     for place in (0, 2047, 2048, 4999):
         kept, values[place] = values[place], bad
-        assert not native.finite(values)
-        assert not native.copy(target, values)
+        assert not native.all_finite(values)
+        assert not native.copy_and_check(target, values)
         np.testing.assert_array_equal(target, values)
         values[place] = kept
 
@@ -75,7 +75,7 @@ def test_updates_are_copied_and_have_numpy_s_bits(
     for sweeps in (True, False):
         updater, values, copy = make_updater(config), first.copy(), np.zeros_like(first)
         slots = updater.slots("v", values.shape, values.dtype)
-        with mock.patch.object(native, "descend", native.descend if sweeps else lambda *_: False):
+        with mock.patch.object(native, "update_sgd", native.update_sgd if sweeps else lambda *_: False):
             for step in range(3):
                 updater.update({"v": values}, {"v": gradient}, {"v": slots}, step, {"v": copy})
         np.testing.assert_array_equal(copy, values)
@@ -85,13 +85,13 @@ def test_updates_are_copied_and_have_numpy_s_bits(
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("updater", ["sgd", "adam", "adagrad", {"name": "sgd", "momentum": 0.5}], ids=str)
-def test_rows_of_tables_are_the_same_rows(dtype: str, updater: Any):
+def test_rows_of_tables_have_the_same_bits(dtype: str, updater: Any):
     rng = np.random.default_rng(3)
     batches = [np.unique(rng.integers(-(2**62), 2**62, 300) // 2**53 * 2**53 + 1) for _ in range(6)]
     pulled: list[list[Any]] = []
     for kernels in (native.kernels, lambda: None):
         with mock.patch.object(native, "kernels", kernels):
-            rows, seen = Rows(Table("t", 5, dtype=dtype, updater=updater)), []
+            rows, seen = RowStore(Table("t", 5, dtype=dtype, updater=updater)), []
             for keys in batches:
                 rows.push(keys, (keys[:, None] // 2**53 % [3, 5, 7, 11, 13]).astype(dtype))
                 for create in (False, True):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from insitu.errors import InputError
-from insitu.parameters.histogram import Histogram
 from insitu.parameters.updaters import BLOCK, make_updater
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -36,7 +35,9 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "settings", "keras_settings"), CASES)
-def test_an_updater_is_keras_optimizer(name: str, settings: dict[str, Any], keras_settings: dict[str, Any]):
+def test_an_updater_computes_what_keras_optimizer_does(
+    name: str, settings: dict[str, Any], keras_settings: dict[str, Any]
+):
     import keras
 
     rng = np.random.default_rng(0)
@@ -57,7 +58,7 @@ def test_an_updater_is_keras_optimizer(name: str, settings: dict[str, Any], kera
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adagrad", "ftrl"])
 @pytest.mark.parametrize("dtype", ["f4", "f8", "f2"])
-def test_cuts_change_nothing(name: str, dtype: str):
+def test_updating_in_parts_changes_no_bits(name: str, dtype: str):
     rng = np.random.default_rng(0)
     whole = rng.normal(size=2 * BLOCK + 17).astype(dtype)
     gradient = rng.normal(size=whole.size).astype(dtype)
@@ -80,16 +81,6 @@ def test_a_schedule_gives_the_rate_of_each_step():
 @pytest.mark.parametrize(
     "settings", [{"learning_rate": -1}, {"learning_rate": float("nan")}, {"momentum": 2}, {"clip_value": 0}]
 )
-def test_settings_that_cannot_be(settings: dict[str, float]):
+def test_bad_settings_are_refused(settings: dict[str, float]):
     with pytest.raises(InputError, match="must be"):
         make_updater({"name": "sgd", **settings})
-
-
-def test_staleness_is_counted_by_powers_of_two():
-    histogram = Histogram()
-    for staleness in (0, 0, 1, 2, 3, 9):
-        histogram.add(staleness)
-    assert histogram.rows() == [("0", 2), ("1", 1), ("2-3", 2), ("4-7", 0), ("8-15", 1)]
-    assert histogram.largest == 9
-    assert histogram.mean == 2.5
-    assert Histogram.from_json(histogram.to_json()) == histogram

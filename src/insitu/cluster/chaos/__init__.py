@@ -1,4 +1,4 @@
-"""Faults on purpose: what `insitu chaos` and the tests do to running jobs.
+"""Injects faults into running jobs, for `insitu chaos` and the tests.
 
 It may import every other room of `cluster`. Begin reading with `injector.py`.
 """
@@ -11,26 +11,33 @@ from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.cluster.chaos.injector import (
-        Disturber,
-        Injected,
-        chaos_faults,
-        leftovers,
-        results_of,
-        wait_until_over,
+        FaultInjector,
+        InjectedFault,
+        find_leftovers,
+        plan_faults,
+        read_results,
+        wait_until_ended,
     )
 
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
-        "injector": ("Disturber", "Injected", "chaos_faults", "leftovers", "results_of", "wait_until_over"),
+        "injector": (
+            "FaultInjector",
+            "InjectedFault",
+            "plan_faults",
+            "find_leftovers",
+            "read_results",
+            "wait_until_ended",
+        ),
     },
 )
 
 __all__ = [
-    "Disturber",
-    "Injected",
-    "chaos_faults",
-    "leftovers",
-    "results_of",
-    "wait_until_over",
+    "FaultInjector",
+    "InjectedFault",
+    "find_leftovers",
+    "plan_faults",
+    "read_results",
+    "wait_until_ended",
 ]

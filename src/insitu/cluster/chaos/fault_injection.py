@@ -1,4 +1,4 @@
-"""What chaos does to a process from outside: its connections end or go deaf, its disk is full.
+"""Harms a process from outside: ends its connections, makes them black holes, fills its disk.
 
 A socket of another process is reached by pidfd_getfd(2), which needs Linux 5.6 and the right to trace the
 process (its own user where the system allows that, or root). A full disk is a limit on the size of files,
@@ -25,8 +25,8 @@ _RETURN = 0x06
 _ESTABLISHED = "01"
 
 
-def established(pid: int) -> list[int]:
-    """Numbers of the process's descriptors that are established TCP connections."""
+def find_connections(pid: int) -> list[int]:
+    """Return the process's descriptors that are established TCP connections."""
     inodes = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
@@ -41,23 +41,30 @@ def established(pid: int) -> list[int]:
 
 
 def _sockets(pid: int) -> Iterator[socket.socket]:
-    """Second descriptors, in this process, of the connections. Raises ClusterError where there is none."""
+    """Yield this process's own descriptors of those connections. Raises ClusterError where there is none."""
     libc = ctypes.CDLL(None, use_errno=True)
     reached = False
     handle = os.pidfd_open(pid)
     try:
-        for number in established(pid):
+        for number in find_connections(pid):
             descriptor = libc.syscall(_PIDFD_GETFD, handle, number, 0)
             if descriptor < 0:
                 why = os.strerror(ctypes.get_errno())
-                raise ClusterError(f"connections of process {pid} can't be reached: {why}")
+                raise ClusterError(
+                    f"connections of process {pid} can't be reached: {why}. Run this as root, or allow "
+                    "processes "
+                    "to trace each other (kernel.yama.ptrace_scope=0)"
+                )
             reached = True
             with socket.socket(fileno=descriptor) as connection:
                 yield connection
     finally:
         os.close(handle)
     if not reached:
-        raise ClusterError(f"process {pid} has no TCP connection")
+        raise ClusterError(
+            f"process {pid} has no TCP connection: tasks of one host exchange by shared memory; ask for "
+            "another fault"
+        )
 
 
 def drop_connections(pid: int) -> int:
@@ -65,33 +72,33 @@ def drop_connections(pid: int) -> int:
 
     Raises ClusterError, OSError.
     """
-    dropped = 0
+    count = 0
     for connection in _sockets(pid):
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
-            dropped += 1
-    return dropped
+            count += 1
+    return count
 
 
-def deafen_connections(pid: int) -> int:
-    """Nothing that is sent to the process over a connection of now arrives any more, and nobody is told.
+def blackhole_connections(pid: int) -> int:
+    """Drop all that arrives for the process over its present connections, without telling either side.
 
-    So each connection is half open, as after a cable was pulled. Returns how many. Raises ClusterError,
+    So each connection is half open, as after a cable was pulled. Returns their number. Raises ClusterError,
     OSError.
     """
-    deaf = 0
+    count = 0
     # A packet filter of one instruction: keep 0 bytes.
     instruction = ctypes.create_string_buffer(struct.pack("HBBI", _RETURN, 0, 0, 0))
     program = struct.pack("HL", 1, ctypes.addressof(instruction))
     for connection in _sockets(pid):
         connection.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
-        deaf += 1
-    return deaf
+        count += 1
+    return count
 
 
 @contextlib.contextmanager
-def full_disk(pids: Iterable[int]) -> Iterator[None]:
-    """Meanwhile the processes can write no byte to any file: EFBIG, which is told as a full disk is."""
+def simulate_full_disk(pids: Iterable[int]) -> Iterator[None]:
+    """Let the processes write no byte to any file meanwhile: EFBIG, which is reported as a full disk."""
     before: dict[int, tuple[int, int]] = {}
     try:
         for pid in pids:

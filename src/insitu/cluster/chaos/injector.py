@@ -1,4 +1,4 @@
-"""Faults on purpose: a job is disturbed, by a seed or a list, and must end as if nothing had happened."""
+"""Injects faults into a running job, drawn from a seed or given one by one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from insitu.cluster.chaos.fault_injection import deafen_connections, drop_connections, full_disk
-from insitu.cluster.client import exit_code, scale_job
-from insitu.cluster.decide import ENDED, JobState, Steps, TaskState, furthest
-from insitu.cluster.job_files import Journal, holder, is_locked, read_placement, read_spec, signal_holder
+from insitu.cluster.chaos.fault_injection import blackhole_connections, drop_connections, simulate_full_disk
+from insitu.cluster.client import read_exit_code, scale_job
+from insitu.cluster.decide import ENDED, EpochStep, JobState, TaskState, find_furthest
+from insitu.cluster.job_files import (
+    Journal,
+    is_locked,
+    read_controller_pid,
+    read_placement,
+    read_spec,
+    signal_controller,
+)
 from insitu.errors import ClusterError, InputError, InsituError
 from insitu.paths import JobPaths, Paths
 from insitu.progress import read_progress
@@ -27,28 +34,29 @@ Kind = Literal[
     "kill", "stop", "delay", "drop", "half-open", "disk", "scale", "controller", "checkpoint", "node"
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-ALWAYS: tuple[Kind, ...] = ("kill", "kill", "stop", "delay", "controller", "checkpoint")
-"""What faults are drawn from where nothing is said; the others need rights or copies that a job may lack."""
+DEFAULT_KINDS: tuple[Kind, ...] = ("kill", "kill", "stop", "delay", "controller", "checkpoint")
+"""The kinds that faults are drawn from by default; the others need rights or copies that a job may lack."""
 WITHOUT_TASK: tuple[Kind, ...] = ("controller", "checkpoint", "disk", "scale")
-DELAY = 0.5
-"""Seconds for which `delay` suspends a task, and for which the disk is full."""
-_PAUSE = 0.01
+SUSPEND_SECONDS = 0.5
+"""Seconds for which `delay` suspends a task and `disk` fills the disk."""
+_POLL_INTERVAL = 0.01
 _FAULT = re.compile(r"(?P<kind>[a-z-]+)(?:[ ](?P<task>[a-z]+:\d+))?(?:[ ](?P<epoch>\d+)\.(?P<step>\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One disturbance. It comes once the job is at `at` (epoch, step), or `steps` after the last one and once
-    all have recovered from that; with 0 steps at once.
+    """One fault, and when it is injected."""
 
-    `anyone`: another task is hit where `task` doesn't train.
-    """
-
+    #: What is done.
     kind: Kind
+    #: The task that is hit; None for kinds that hit no single one.
     task: TaskId | None = None
-    at: Steps | None = None
+    #: The (epoch, step) at which it is due; None where `steps` decide.
+    at: EpochStep | None = None
+    #: Steps after the last fault, once all tasks have recovered from that; 0 is at once.
     steps: int = 1
-    anyone: bool = False
+    #: Another task is hit where `task` doesn't train.
+    any_task: bool = False
 
     def __str__(self) -> str:
         task = f" {self.task}" if self.task else ""
@@ -56,17 +64,25 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Injected:
-    """What was done when; `note` says why nothing could be done, or what was hit."""
+class InjectedFault:
+    """The outcome of one fault."""
 
+    #: The fault.
     fault: Fault
-    at: Steps | None
+    #: Where the job was then.
+    at: EpochStep | None
+    #: It was injected.
     done: bool
+    #: What was hit, or why nothing could be done.
     note: str
 
 
 def parse_fault(text: str) -> Fault:
-    """`kill worker:1 2.5`: worker 1 is killed in epoch 2 at step 5. Raises InputError."""
+    """Return the fault that `text` names: `kill worker:1 2.5` kills worker 1 in epoch 2 at step 5, both from
+    0.
+
+    Raises InputError.
+    """
     found = _FAULT.fullmatch(text.strip())
     if found is None or found["kind"] not in KINDS:
         raise InputError(
@@ -78,23 +94,26 @@ def parse_fault(text: str) -> Fault:
     return Fault(kind, TaskId.parse(found["task"]) if found["task"] else None, at)
 
 
-def draw_faults(seed: int, count: int, workers: int, kinds: Sequence[Kind] = ALWAYS) -> list[Fault]:
-    """`count` faults that follow from `seed` alone."""
+def draw_faults(seed: int, count: int, workers: int, kinds: Sequence[Kind] = DEFAULT_KINDS) -> list[Fault]:
+    """Return `count` faults that follow from `seed` alone."""
     chooser = random.Random(seed)
     faults = []
     for _ in range(count):
         kind = chooser.choice(list(kinds))
         worker = TaskId("worker", chooser.randrange(workers))
         task = None if kind in WITHOUT_TASK else worker
-        faults.append(Fault(kind, task, steps=chooser.randint(0, 6), anyone=True))
+        faults.append(Fault(kind, task, steps=chooser.randint(0, 6), any_task=True))
     return faults
 
 
-def chaos_faults(given: Sequence[str], seed: int, count: int, workers: int, kinds: str | None) -> list[Fault]:
-    """The faults that a command line asks for: those `given`, else `count` drawn ones. Raises InputError."""
+def plan_faults(given: Sequence[str], seed: int, count: int, workers: int, kinds: str | None) -> list[Fault]:
+    """Return the faults that a command line asks for: those `given`, else `count` drawn ones.
+
+    Raises InputError.
+    """
     if given:
         return [parse_fault(text) for text in given]
-    named = kinds.split(",") if kinds else list(ALWAYS)
+    named = kinds.split(",") if kinds else list(DEFAULT_KINDS)
     unknown = sorted(set(named) - set(KINDS))
     if unknown or count < 0:
         raise InputError(
@@ -103,119 +122,124 @@ def chaos_faults(given: Sequence[str], seed: int, count: int, workers: int, kind
     return draw_faults(seed, count, workers, [k for name in named for k in KINDS if k == name])
 
 
-class Disturber:
+class FaultInjector:
     """Injects faults into one running job, one after the other."""
 
-    def __init__(self, paths: Paths, job: JobPaths, patience: float) -> None:
+    def __init__(self, paths: Paths, job: JobPaths, timeout: float) -> None:
         self._paths = paths
         self._job = job
-        self._patience = patience
+        self._timeout = timeout
         self._journal = Journal(job.journal)
-        self._begun = (-1, -1)
+        self._last_position = (-1, -1)
 
-    def run(self, faults: Sequence[Fault], tell: Callable[[Injected], None]) -> list[Injected]:
-        """Ends with the last fault or with the job."""
-        done: list[Injected] = []
+    def run(self, faults: Sequence[Fault], report: Callable[[InjectedFault], None]) -> list[InjectedFault]:
+        """Inject the faults in order, until the last one or the job's end. Returns their outcomes."""
+        done: list[InjectedFault] = []
         for fault in faults:
-            here = self._await(fault)
+            here = self._wait_for(fault)
             if here is None:
                 break
             try:
                 note, worked = self._inject(fault), True
             except (InsituError, OSError) as error:
                 note, worked = str(error), False
-            done.append(Injected(fault, here, worked, note))
-            tell(done[-1])
-            self._begun = here
+            done.append(InjectedFault(fault, here, worked, note))
+            report(done[-1])
+            self._last_position = here
         return done
 
     def _state(self) -> JobState:
         return self._journal.state()
 
-    def _await(self, fault: Fault) -> Steps | None:
-        """Where the job is when the fault is due; None once it has ended or nothing moves any more."""
-        deadline = time.monotonic() + self._patience
+    def _wait_for(self, fault: Fault) -> EpochStep | None:
+        """Wait until the fault is due.
+
+        Returns where the job is then; None where it has ended or stands still.
+        """
+        deadline = time.monotonic() + self._timeout
         moves = 0
-        before = self._begun
+        before = self._last_position
         while time.monotonic() < deadline:
             state = self._state()
             if state.phase in ENDED or not is_locked(self._job.controller):
                 return None
             records = {t.task: read_progress(self._job.progress(t.task)) for t in state.members}
-            here = furthest(records)
+            here = find_furthest(records)
             trained = [r for r in records.values() if r is not None and r.step >= 0]
-            there = fault.task is None or self._victim(fault, state) is not None
+            there = fault.task is None or self._choose_victim(fault, state) is not None
             whole = len(trained) == len(records) > 0 or fault.steps == 0
             if here is not None and here > before:
                 moves, before = moves + 1, here
             if here is not None and there and whole and self._is_due(fault, here, moves):
                 return here
-            time.sleep(_PAUSE)
+            time.sleep(_POLL_INTERVAL)
         return None
 
-    def _is_due(self, fault: Fault, here: Steps, moves: int) -> bool:
+    def _is_due(self, fault: Fault, here: EpochStep, moves: int) -> bool:
         if fault.at is not None:
             return here >= fault.at
         return moves >= fault.steps
 
     def _inject(self, fault: Fault) -> str:
-        """Returns what was hit. Raises ClusterError, OSError."""
+        """Inject the fault. Returns what was hit. Raises ClusterError, OSError."""
         match fault.kind:
             case "kill":
                 return self._signal(fault, signal.SIGKILL)
             case "stop":
                 return self._signal(fault, signal.SIGSTOP)
             case "delay":
-                victim = self._hit(fault)
+                victim = self._find_victim(fault)
                 os.kill(victim.pid, signal.SIGSTOP)
-                time.sleep(DELAY)
+                time.sleep(SUSPEND_SECONDS)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(victim.pid, signal.SIGCONT)
-                return _named(victim)
+                return _format_victim(victim)
             case "controller":
-                if not signal_holder(self._job.controller, signal.SIGKILL):
-                    raise ClusterError("no controller runs")
+                if not signal_controller(self._job.controller, signal.SIGKILL):
+                    raise ClusterError(
+                        "no controller runs: the job has ended, or a new one is about to begin"
+                    )
                 return "the controller"
             case "checkpoint":
                 return self._corrupt_checkpoint()
             case "node":
                 return self._lose_node(fault)
             case "drop":
-                victim = self._hit(fault)
-                return f"{drop_connections(victim.pid)} connections of {_named(victim)}"
+                victim = self._find_victim(fault)
+                return f"{drop_connections(victim.pid)} connections of {_format_victim(victim)}"
             case "half-open":
-                victim = self._hit(fault)
-                return f"{deafen_connections(victim.pid)} connections of {_named(victim)}"
+                victim = self._find_victim(fault)
+                return f"{blackhole_connections(victim.pid)} connections of {_format_victim(victim)}"
             case "scale":
                 return self._scale()
             case "disk":
                 return self._fill_disk(fault)
 
     @staticmethod
-    def _victim(fault: Fault, state: JobState) -> TaskState | None:
-        """The task that the fault hits, if it runs."""
+    def _choose_victim(fault: Fault, state: JobState) -> TaskState | None:
+        """Return the task that the fault hits, if it runs."""
         alive = [t for t in state.members if t.alive and t.pid]
         named = next((t for t in alive if t.task == fault.task), None)
-        if named is None and fault.anyone and fault.task is not None and alive:
+        if named is None and fault.any_task and fault.task is not None and alive:
             return alive[fault.task.index % len(alive)]
         return named
 
-    def _hit(self, fault: Fault) -> TaskState:
-        victim = self._victim(fault, self._state())
+    def _find_victim(self, fault: Fault) -> TaskState:
+        victim = self._choose_victim(fault, self._state())
         if victim is None:
-            raise ClusterError(f"{fault.task} doesn't run just now")
+            raise ClusterError(f"{fault.task} doesn't run just now; give the fault a later EPOCH.STEP")
         return victim
 
     def _signal(self, fault: Fault, number: int) -> str:
-        victim = self._hit(fault)
+        victim = self._find_victim(fault)
         os.kill(victim.pid, number)
-        return _named(victim)
+        return _format_victim(victim)
 
     def _corrupt_checkpoint(self) -> str:
         """Flips one bit in the middle of the newest checkpoint's largest file."""
         files = [p for p in self._job.checkpoints.rglob("*") if p.is_file() and p.stat().st_size]
         if not files:
-            raise ClusterError("there is no checkpoint yet")
+            raise ClusterError("there is no checkpoint yet; give the fault a later EPOCH.STEP")
         newest = max(files, key=lambda p: (p.stat().st_mtime_ns, p.stat().st_size))
         with newest.open("r+b") as file:
             file.seek(newest.stat().st_size // 2)
@@ -225,9 +249,9 @@ class Disturber:
         return str(newest.relative_to(self._job.root))
 
     def _lose_node(self, fault: Fault) -> str:
-        """The store of the task's node is deleted and all of the job's tasks there are killed."""
+        """Delete the store of the task's node and kill all of the job's tasks there."""
         state = self._state()
-        node = self._hit(fault).node if fault.task else state.members[0].node
+        node = self._find_victim(fault).node if fault.task else state.members[0].node
         _, cache = read_placement(self._job)
         alone = [p.index for p in cache.partitions if p.owners == (node,)]
         if node is None or alone:
@@ -240,34 +264,40 @@ class Disturber:
         return f"{node} with {', '.join(str(t.task) for t in victims)}"
 
     def _scale(self) -> str:
-        """One worker fewer; from one, as many as shards. Raises InputError, JobEnded, ClusterError."""
+        """Ask for one worker fewer; from one, for as many as shards.
+
+        Raises InputError, JobEnded, ClusterError.
+        """
         now = len(self._state().members)
         return scale_job(self._job, now - 1 if now > 1 else read_spec(self._job).shards)
 
     def _fill_disk(self, fault: Fault) -> str:
-        """Of the task, or of all tasks and of the controller. What they start meanwhile has room."""
-        pids = [self._hit(fault).pid] if fault.task else [t.pid for t in self._state().alive if t.pid]
-        if not fault.task and (controller := holder(self._job.controller)):
+        """Fill the disk for the task, or for all tasks and the controller.
+
+        What they start meanwhile has room.
+        """
+        pids = [self._find_victim(fault).pid] if fault.task else [t.pid for t in self._state().alive if t.pid]
+        if not fault.task and (controller := read_controller_pid(self._job.controller)):
             pids.append(controller)
-        with full_disk(pids):
-            time.sleep(DELAY)
+        with simulate_full_disk(pids):
+            time.sleep(SUSPEND_SECONDS)
         return f"{len(pids)} processes"
 
 
-def _named(victim: TaskState) -> str:
+def _format_victim(victim: TaskState) -> str:
     return f"{victim.task}, process {victim.pid}"
 
 
-def results_of(job: JobPaths) -> list[str]:
-    """What the job's tasks said in lines that begin with RESULT, each once."""
+def read_results(job: JobPaths) -> list[str]:
+    """Return the lines of the job's tasks that begin with RESULT, each once."""
     lines = job.output.read_text(errors="replace").splitlines()
     return sorted(
         {line.partition("] ")[2] for line in lines if line.partition("] ")[2].startswith("RESULT ")}
     )
 
 
-def leftovers(paths: Paths, job: JobPaths) -> list[str]:
-    """What a job that has ended should not have left: processes, shared memory, half-written files."""
+def find_leftovers(paths: Paths, job: JobPaths) -> list[str]:
+    """Return what a job that has ended should not have left: processes, shared memory, half-written files."""
     found = []
     mark = f"INSITU_JOB_ID={job.root.name}".encode()
     for entry in Path("/proc").iterdir():
@@ -282,14 +312,17 @@ def leftovers(paths: Paths, job: JobPaths) -> list[str]:
 
 
 def _is_staged(path: Path) -> bool:
-    return path.is_file() and bool(re.search(r"\.(json|progress)\.\w+$", path.name))
+    return path.is_file() and bool(re.search(r"\.(json|progress)(\.\w+)+$", path.name))
 
 
-def wait_until_over(job: JobPaths, patience: float) -> int:
-    """The job's exit code. Raises ClusterError where it goes on for too long."""
-    deadline = time.monotonic() + patience
+def wait_until_ended(job: JobPaths, timeout: float) -> int:
+    """Return the job's exit code once it has ended. Raises ClusterError where that takes too long."""
+    deadline = time.monotonic() + timeout
     while is_locked(job.controller):
         if time.monotonic() > deadline:
-            raise ClusterError(f"{job.root.name} has not ended in {patience:g} s", logs=str(job.output))
+            raise ClusterError(
+                f"{job.root.name} has not ended in {timeout:g} s. Raise --patience, or see where it stands",
+                logs=str(job.output),
+            )
         time.sleep(0.05)
-    return exit_code(job)
+    return read_exit_code(job)

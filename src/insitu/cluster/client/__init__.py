@@ -1,4 +1,4 @@
-"""What a command of the user does: submit a job, ask how it is, stop, resume or scale it.
+"""Submits jobs, reads how they are, stops, resumes and scales them: what commands of the user do.
 
 Runs in the process of the command line. Begin reading with `submission.py`.
 """
@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING
 from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
-    from insitu.cluster.client.job_requests import resume_job, scale_job
+    from insitu.cluster.client.job_requests import resume_job, scale_job, stop_job
     from insitu.cluster.client.status import (
         BrokenJob,
         JobStatus,
-        exit_code,
         find_job,
         is_running,
-        job_ids,
+        list_job_ids,
         list_jobs,
+        read_exit_code,
         read_status,
-        stop_job,
     )
     from insitu.cluster.client.straggler_watch import watch_stragglers
     from insitu.cluster.client.submission import Request, submit
@@ -28,17 +27,16 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
-        "job_requests": ("resume_job", "scale_job"),
+        "job_requests": ("resume_job", "scale_job", "stop_job"),
         "status": (
             "BrokenJob",
             "JobStatus",
-            "exit_code",
+            "read_exit_code",
             "find_job",
             "is_running",
-            "job_ids",
+            "list_job_ids",
             "list_jobs",
             "read_status",
-            "stop_job",
         ),
         "straggler_watch": ("watch_stragglers",),
         "submission": ("Request", "submit"),
@@ -49,11 +47,11 @@ __all__ = [
     "BrokenJob",
     "JobStatus",
     "Request",
-    "exit_code",
     "find_job",
     "is_running",
-    "job_ids",
+    "list_job_ids",
     "list_jobs",
+    "read_exit_code",
     "read_status",
     "resume_job",
     "scale_job",

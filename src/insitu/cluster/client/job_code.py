@@ -1,4 +1,4 @@
-"""Takes the job's own copy of JOB_DIR: a folder or a .zip. Later edits don't reach a running job."""
+"""Copies JOB_DIR, a folder or a .zip, for a job: later edits don't reach a job that runs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 
 from insitu.errors import JobSpecError
 
-MOST_BYTES = 256 * 1024 * 1024
-MOST_FILES = 20_000
+MAX_BYTES = 256 * 1024 * 1024
+MAX_FILES = 20_000
 IGNORED = frozenset(
     {
         *(".git", ".hg", ".svn", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"),
@@ -31,13 +31,13 @@ class _Budget:
 
     def add_file(self) -> None:
         self._files += 1
-        if self._files > MOST_FILES:
-            raise self._too_much(f"more than {MOST_FILES} files")
+        if self._files > MAX_FILES:
+            raise self._too_much(f"more than {MAX_FILES} files")
 
     def add_bytes(self, count: int) -> None:
         self._bytes += count
-        if self._bytes > MOST_BYTES:
-            raise self._too_much(f"more than {MOST_BYTES // 2**20} MiB")
+        if self._bytes > MAX_BYTES:
+            raise self._too_much(f"more than {MAX_BYTES // 2**20} MiB")
 
     def _too_much(self, what: str) -> JobSpecError:
         return JobSpecError(
@@ -51,6 +51,11 @@ def copy_code(source: Path, destination: Path, leave_out: Path) -> None:
 
     Raises JobSpecError; then `destination` may be half-made.
     """
+    if source.resolve() in (Path("/"), Path(os.path.expanduser("~")).resolve()):
+        raise JobSpecError(
+            "JOB_DIR is copied for each job, so it can't be the root or the home folder: put the script into "
+            f"a folder of its own and name that. Received: {source}"
+        )
     if source.is_dir():
         destination.mkdir()
         _copy_folder(source, destination, _Budget(source), leave_out.resolve(), (source.resolve(),))
@@ -66,7 +71,7 @@ def copy_code(source: Path, destination: Path, leave_out: Path) -> None:
 def _copy_folder(
     source: Path, destination: Path, budget: _Budget, leave_out: Path, above: tuple[Path, ...]
 ) -> None:
-    """Links are followed; one that leads back to a folder it lies in is refused."""
+    """Copies a folder. Links are followed; one that leads back to a folder it lies in is refused."""
     for entry in _entries(source):
         path = Path(entry.path)
         if entry.is_dir():
@@ -122,7 +127,7 @@ def _extract(archive: Path, destination: Path) -> None:
 
 
 def _checked(opened: zipfile.ZipFile, archive: Path) -> Iterator[tuple[zipfile.ZipInfo, PurePosixPath]]:
-    """Each entry with its name, known to stay inside. Raises JobSpecError before any is written."""
+    """Yield each entry with its name, known to stay inside. Raises JobSpecError before any is written."""
     for entry in opened.infolist():
         name = PurePosixPath(entry.filename)
         mode = entry.external_attr >> 16

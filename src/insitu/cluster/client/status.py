@@ -1,49 +1,52 @@
-"""Answers about jobs: which there are, how each is doing, stopping one. Reads folders, asks no process."""
+"""Finds jobs and reads their state from their folders; asks no process."""
 
 from __future__ import annotations
 
 import os
-import signal
 from dataclasses import dataclass
 
-from insitu.cluster.decide import ENDED, ControllerLost, JobState, Steps, advance
-from insitu.cluster.job_files import Journal, is_locked, read_spec, signal_holder
-from insitu.errors import ClusterError, JobEnded, UnknownJob
+from insitu.cluster.decide import ENDED, ControllerLostEvent, EpochStep, JobState, advance
+from insitu.cluster.job_files import Journal, is_locked, read_spec
+from insitu.errors import ClusterError, UnknownJob
 from insitu.paths import JobPaths, Paths
 from insitu.progress import read_progress
-from insitu.spec import JobSpec
+from insitu.spec import JobSpec, is_simple_name
 
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """One job as it stands. `running` is True until the last of its processes has ended.
+    """One job as it stands."""
 
-    `steps` is the furthest (epoch, step) that a task of the present attempt has reported, or None.
-    """
-
+    #: What was asked for.
     spec: JobSpec
+    #: The newest state in its journal.
     state: JobState
+    #: True until the last of its processes has ended.
     running: bool
-    steps: Steps | None
+    #: The furthest (epoch, step) that a task of the present attempt has reported, or None.
+    steps: EpochStep | None
 
 
-def job_ids(paths: Paths) -> list[str]:
-    """All jobs, by name; whatever else lies in the folder is passed over."""
+def list_job_ids(paths: Paths) -> list[str]:
+    """Return the ids of all jobs, sorted. Folders whose name can't be that of a job are passed over."""
     try:
         with os.scandir(paths.jobs) as found:
-            return sorted(e.name for e in found if not e.name.startswith(".") and e.is_dir())
+            return sorted(e.name for e in found if is_simple_name(e.name) and e.is_dir())
     except FileNotFoundError:
         return []
 
 
 def find_job(paths: Paths, text: str) -> JobPaths:
-    """The job whose id is `text` or alone begins with it. Raises UnknownJob."""
-    ids = job_ids(paths)
+    """Return the job whose id is `text` or alone begins with it. Raises UnknownJob."""
+    ids = list_job_ids(paths)
     matches = [i for i in ids if i == text] or [i for i in ids if text and i.startswith(text)]
     if len(matches) == 1:
         return paths.job(matches[0])
     if matches:
-        raise UnknownJob(f"{text!r} could be any of these jobs: {', '.join(matches)}. Give more of its id")
+        raise UnknownJob(
+            f"{text!r} could be any of these jobs: {', '.join(matches)}. Give more of its id",
+            matches=tuple(matches),
+        )
     import difflib
 
     near = difflib.get_close_matches(text, ids, n=3, cutoff=0.5)
@@ -52,36 +55,37 @@ def find_job(paths: Paths, text: str) -> JobPaths:
 
 
 def is_running(job: JobPaths) -> bool:
+    """Whether a process of the job is left."""
     return is_locked(job.controller)
 
 
 def read_status(job: JobPaths) -> JobStatus:
-    """Raises ClusterError where the job's folder can't be read."""
+    """Return how the job stands. Raises ClusterError where its folder can't be read."""
     # The lock first: a job that ends between the two looks has then written its last state.
     running = is_running(job)
     state = Journal(job.journal).state()
     if not running and state.phase not in ENDED:
-        state, _ = advance(state, ControllerLost(), _last_sign(job))
+        state, _ = advance(state, ControllerLostEvent(), _read_last_write_time(job))
     records = [read_progress(job.progress(t.task)) for t in state.tasks]
     steps = max(((r.epoch, r.step) for r in records if r is not None), default=None)
     return JobStatus(read_spec(job), state, running, steps)
 
 
-def _last_sign(job: JobPaths) -> float:
-    """When the job last wrote anything down, in seconds since 1970."""
+def _read_last_write_time(job: JobPaths) -> float:
+    """Return when the job last wrote its journal or output, in seconds since 1970."""
     return max(p.stat().st_mtime for p in (job.journal, job.output) if p.exists())
 
 
 def list_jobs(paths: Paths, *, all_jobs: bool = False) -> list[JobStatus | BrokenJob]:
-    """The running jobs, or all, oldest first; one whose folder can't be read is named with the reason."""
+    """Return the running jobs, or all, oldest first; one whose folder can't be read comes with the reason."""
     found: list[JobStatus | BrokenJob] = []
-    for job_id in job_ids(paths):
+    for job_id in list_job_ids(paths):
         job = paths.job(job_id)
-        if not all_jobs and not is_running(job):
-            continue
         try:
+            if not all_jobs and not is_running(job):
+                continue
             found.append(read_status(job))
-        except ClusterError as error:
+        except (ClusterError, OSError) as error:
             found.append(BrokenJob(job_id, str(error)))
     return sorted(found, key=lambda s: s.spec.created if isinstance(s, JobStatus) else 0.0)
 
@@ -90,21 +94,13 @@ def list_jobs(paths: Paths, *, all_jobs: bool = False) -> list[JobStatus | Broke
 class BrokenJob:
     """A job whose folder can't be read."""
 
+    #: Its folder's name.
     job_id: str
+    #: What could not be read, for the user.
     reason: str
 
 
-def stop_job(job: JobPaths) -> None:
-    """Asks the controller to end the job; asked a second time, its tasks are killed at once.
-
-    Raises JobEnded where the job has ended already.
-    """
-    if not signal_holder(job.controller, signal.SIGTERM):
-        status = read_status(job)
-        raise JobEnded(f"{job.root.name} has ended already: {status.state.phase}")
-
-
-def exit_code(job: JobPaths) -> int:
-    """The exit code of a job that has ended."""
+def read_exit_code(job: JobPaths) -> int:
+    """Return the exit code of a job that has ended."""
     code = read_status(job).state.exit_code
     return 1 if code is None else code

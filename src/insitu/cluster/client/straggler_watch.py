@@ -14,7 +14,7 @@ from insitu.spec import TaskId
 def watch_stragglers(
     job: JobPaths, tasks: Sequence[TaskId], seconds: float = 0.5, pause: float = 0.0005
 ) -> list[Straggler]:
-    """Looks at the records of `tasks` for a while."""
+    """Return the stragglers among `tasks`, from their progress records over some seconds."""
     samples: list[Mapping[TaskId, Progress | None]] = []
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Makes a job: checks what was asked for, lays it out, writes its folder, starts its supervisor.
+"""Makes a job: checks the request, places the tasks, writes the job's folder, starts its supervisor.
 
 Until the folder is renamed into place nothing of the job is visible, and whatever fails before leaves
 nothing behind. A folder whose maker was killed is removed by the next `start`.
@@ -22,8 +22,15 @@ from pathlib import Path
 from typing import Literal
 
 from insitu.cluster.client.job_code import copy_code
+from insitu.cluster.client.role_check import check_roles
 from insitu.cluster.control import clean_up, staged_folder
-from insitu.cluster.decide import default_threads, default_workers, holders_of_shards, new_job, place
+from insitu.cluster.decide import (
+    choose_thread_count,
+    choose_worker_count,
+    find_shard_holders,
+    new_job,
+    place_tasks,
+)
 from insitu.cluster.job_files import Journal, take_lock
 from insitu.cluster.task import resolve_command
 from insitu.config import DeviceSettings
@@ -39,31 +46,45 @@ _supervisors: list[subprocess.Popen[bytes]] = []
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What `insitu start` was given. None: the default, which depends on the cache and the machine.
+    """What `insitu start` was given. None stands for a default that depends on the cache and the machine."""
 
-    `shards` defaults to `workers`, `workers` to the number of nodes that own data, `threads` to the machine's
-    cores divided by the tasks that compute. `ps` None is one on each node: tables of a cache that is spread
-    over these want all of their memory. `stall_timeout` is in seconds.
-    """
-
+    #: Name of the cache to train on.
     cache: str
+    #: Folder or .zip that holds the script.
     job_dir: Path
+    #: JOB_CMD and its arguments.
     command: tuple[str, ...]
+    #: Number of workers; None: the number of nodes that own data.
     workers: int | None = None
+    #: Number of shards; None: as many as workers.
     shards: int | None = None
+    #: Number of ps tasks; None: one on each node, since large tables want the memory of all.
     ps: int | None = 0
+    #: Other ps tasks that mirror each one.
     ps_backups: int = 0
+    #: Whether there is a chief task beside the workers.
     chief: bool = False
+    #: Whether there is an evaluator task.
     evaluator: bool = False
+    #: What runs the tasks.
     engine: str = "local"
+    #: Beginning of the job's id; None: the last part of the cache's name.
     name: str | None = None
+    #: Failures after which the job isn't tried again.
     max_restarts: int = 3
+    #: All randomness follows from it.
     seed: int = 0
+    #: Backend threads of each replica; None: the machine's cores divided by the tasks that compute.
     threads: int | None = None
+    #: Seconds without progress after which the job has failed.
     stall_timeout: float = 600.0
+    #: How tasks set up devices.
     settings: DeviceSettings = field(default_factory=DeviceSettings)
+    #: What is done about a lost worker.
     on_loss: Literal["replace", "adopt", "restart"] = "replace"
+    #: Preloaded processes that can take a lost task's place; None: one where memory allows.
     standby: int | None = None
+    #: Whether tasks keep checkpoints in memory, too.
     memory_checkpoint: bool = False
 
 
@@ -75,14 +96,15 @@ def submit(paths: Paths, request: Request) -> str:
     cache = Catalog(paths).get(request.cache)
     topology = load_topology(paths)
     spec = _spec(request, cache, topology)
-    placement = place(spec, cache, topology)
+    placement = place_tasks(spec, cache, topology)
     clean_up(paths, cache.name)
     job = paths.job(spec.job_id)
     lock = -1
     try:
         with _staged(paths, spec.job_id) as (staged, lock):
             copy_code(request.job_dir, staged.code, paths.home)
-            resolve_command(staged.code, spec.command, sys.executable)
+            command = resolve_command(staged.code, spec.command, sys.executable)
+            check_roles(staged.code, command, chief=spec.chief, evaluator=spec.evaluator)
             _write(staged, spec, placement, cache)
             Catalog(paths).pin(cache.name, cache.version, spec.job_id)
             staged.root.rename(job.root)
@@ -92,7 +114,11 @@ def submit(paths: Paths, request: Request) -> str:
         shutil.rmtree(job.root, ignore_errors=True)
         if isinstance(error, OSError):
             kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else ClusterError
-            raise kind(f"Can't make the job's folder in {paths.jobs}: {error}") from error
+            raise kind(
+                f"Can't make the job's folder in {paths.jobs}: {error}. Make room there and allow writing, "
+                "or set "
+                "INSITU_HOME to another folder"
+            ) from error
         raise
     finally:
         if lock >= 0:
@@ -105,13 +131,13 @@ def _spec(request: Request, cache: CacheSpec, topology: Topology) -> JobSpec:
         raise JobSpecError(
             f"--engine must be local; ray isn't available in this version. Received: {request.engine}"
         )
-    workers = default_workers(cache, topology) if request.workers is None else request.workers
+    workers = choose_worker_count(cache, topology) if request.workers is None else request.workers
     if request.workers is None and request.shards is not None:
         workers = min(workers, max(1, request.shards))
     name = request.name or re.sub(r"[^A-Za-z0-9_.-]", "-", cache.name.rpartition("/")[2])
     check_simple_name("A job's name (--name)", name)
     cores = len(os.sched_getaffinity(0))
-    threads = default_threads(cores, max(1, workers), request.evaluator)
+    threads = choose_thread_count(cores, max(1, workers), request.evaluator)
     return JobSpec(
         job_id=f"{name[:90]}-{secrets.token_hex(3)}",
         name=name,
@@ -138,7 +164,7 @@ def _spec(request: Request, cache: CacheSpec, topology: Topology) -> JobSpec:
 
 @contextlib.contextmanager
 def _staged(paths: Paths, job_id: str) -> Iterator[tuple[JobPaths, int]]:
-    """A folder for the job that nobody sees, and its lock; gone after an error."""
+    """Yield a folder for the job that isn't visible yet, and its lock; remove it after an error."""
     paths.jobs.mkdir(parents=True, exist_ok=True)
     staged = staged_folder(paths, job_id)
     staged.root.mkdir(mode=0o700)
@@ -150,24 +176,24 @@ def _staged(paths: Paths, job_id: str) -> Iterator[tuple[JobPaths, int]]:
 
 
 def _write(job: JobPaths, spec: JobSpec, placement: Placement, cache: CacheSpec) -> None:
-    """Everything that the controller and the tasks read."""
+    """Write everything that the controller and the tasks read."""
     secret = os.open(job.secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(secret, "wb") as file:
         file.write(secrets.token_bytes(SECRET_BYTES))
     job.spec.write_text(json.dumps(spec.to_json(), indent=1))
     tasks = [{"task": str(t.task), "node": t.node, "shards": t.shards} for t in placement.tasks]
     job.placement.write_text(
-        json.dumps({"tasks": tasks, "homes": placement.homes, "cache": cache.to_json()}, indent=1)
+        json.dumps({"tasks": tasks, "homes": placement.home_nodes, "cache": cache.to_json()}, indent=1)
     )
     job.shard_maps.mkdir()
-    shards = {**asdict(placement.shard_map), "homes": placement.homes}
+    shards = {**asdict(placement.shard_map), "homes": placement.home_nodes}
     job.shard_map(cache.name).write_text(json.dumps(shards, indent=1))
     for task in placement.tasks:
         job.task(task.task).mkdir(parents=True)
     job.checkpoints.mkdir()
     job.ledger.mkdir()
     job.output.touch(0o600)
-    holders = holders_of_shards(placement.shard_map, placement.homes, cache)
+    holders = find_shard_holders(placement.shard_map, placement.home_nodes, cache)
     state = new_job(placement.tasks, spec.max_restarts, spec.on_loss, holders, mirrored=spec.ps_backups > 0)
     Journal(job.journal).create(state)
 
@@ -192,6 +218,10 @@ def start_supervisor(job: JobPaths, lock: int, *, resume: bool = False) -> None:
                 start_new_session=True,
             )
         except OSError as error:
-            raise ClusterError(f"Can't start the job's supervisor: {error}") from error
+            raise ClusterError(
+                f"Can't start the job's supervisor: {error}. Check the memory and the number of processes "
+                "that "
+                "this user may have (ulimit -u)"
+            ) from error
     # Those that have ended by now are reaped, for a process that starts many jobs.
     _supervisors[:] = [s for s in (*_supervisors, started) if s.poll() is None]

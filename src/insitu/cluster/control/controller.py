@@ -2,24 +2,23 @@
 
 It is a child of the job's supervisor (see `supervisor.py`), which holds the tasks. So it may die:
 every event is in the journal before it is acted upon, and the next controller reads there what was decided,
-asks the supervisor what runs, and does what is missing. SIGTERM stops the job; SIGUSR1 says that there is a
-wish to be read.
+asks the supervisor what runs, and does what is missing. Requests of users come through `request_inbox.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from insitu.cluster.control.channel import Channel
-from insitu.cluster.control.supervised_tasks import LifeEnded, SupervisedTasks, SupervisorGone, Tasks
+from insitu.cluster.control.request_inbox import Inbox, JobRequest, ReplyBook, RequestInbox
+from insitu.cluster.control.supervised_tasks import SupervisedTasks, SupervisorLost, TaskExit, Tasks
 from insitu.cluster.decide import (
     ENDED,
     Action,
@@ -27,84 +26,88 @@ from insitu.cluster.decide import (
     Finish,
     JobState,
     Launch,
-    Launched,
-    LaunchFailed,
-    PeersParted,
+    LaunchedEvent,
+    LaunchFailedEvent,
+    Log,
+    PeersLostEvent,
     Publish,
-    Ready,
-    Recovered,
-    Resumed,
-    Say,
-    ScaleRequested,
+    ReadyEvent,
+    RecoveredEvent,
+    Reply,
+    ResumedEvent,
+    ScaleRequestedEvent,
     Signal,
-    Stalled,
+    StalledEvent,
     StallWatch,
-    StopRequested,
-    Submitted,
-    TakenOver,
-    TaskExited,
+    StopRequestedEvent,
+    SubmittedEvent,
+    TakenOverEvent,
+    TaskExitedEvent,
     TaskState,
-    Tick,
+    TickEvent,
     advance,
-    contiguous,
-    furthest,
+    assign_contiguous_shards,
+    build_task_environment,
+    find_disconnected,
+    find_furthest,
+    find_ready_to_join,
     has_recovered,
-    parted,
-    ready_to_join,
-    task_environment,
 )
-from insitu.cluster.engines import Command
-from insitu.cluster.job_files import Journal, Merged, read_placement, read_spec, write_holder
-from insitu.cluster.task import read_failure
+from insitu.cluster.engines import Channel, Command, Wakeup
+from insitu.cluster.job_files import Journal, MergedLog, read_placement, read_spec, write_controller_pid
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths
-from insitu.processes import die_with_parent, is_stopped, memory_available, memory_of
-from insitu.progress import IDLE, Progress, read_progress
-from insitu.roster import RECOVERING, Member, Roster, read_roster, write_roster
-from insitu.spec import NodeId, TaskId
+from insitu.processes import die_with_parent
+from insitu.progress import IDLE, Progress
+from insitu.roster import RECOVERING, Member, Roster
+from insitu.spec import NodeId, TaskId, TaskSpec
 
-RETRY_PAUSE = 1.0
+RETRY_INTERVAL = 1.0
 """Seconds between two tries to write to a journal that refused it."""
-PATIENCE = 600.0
+JOURNAL_TIMEOUT = 600.0
 """Seconds for which a job that is over waits for its journal, unless it is asked to stop."""
-CLOSE_LOOK = 0.02
+FAST_POLL_INTERVAL = 0.02
 """Seconds between two looks at the tasks' progress while they recover or newcomers are awaited."""
-LOOK = 0.25
-PARTED_GRACE = 1.0
+POLL_INTERVAL = 0.25
+LOST_PEERS_GRACE = 1.0
 """Seconds within which the death of a task explains why others say that they have lost a peer."""
 
 
 class Controller:
-    """Runs one job to its end. `wake` is the descriptor that signals make readable.
+    """Runs one job to its end.
+
+    What it knows of its tasks and of nodes it knows through `tasks`: they may be on other machines. Its own
+    files are the job's journal, specification and placement, and the merged output.
 
     A full disk doesn't end a job: what can't be written to the journal is tried again until it can, at the
-    job's end for `PATIENCE` seconds.
+    job's end for `JOURNAL_TIMEOUT` seconds.
     """
 
-    def __init__(self, job: JobPaths, tasks: Tasks, wake: int) -> None:
+    def __init__(self, job: JobPaths, tasks: Tasks, inbox: Inbox) -> None:
         self._job = job
         self._home = job.root.parent.parent
         self._tasks = tasks
-        self._wake = wake
+        self._inbox = inbox
         self._spec = read_spec(job)
         self._placement, self._cache = read_placement(job)
         self._journal = Journal(job.journal)
         self._state: JobState = self._journal.state()
-        self._merged = Merged(job)
-        self._roster = read_roster(job.roster) or Roster(0, ())
+        self._merged = MergedLog(job)
+        self._roster = tasks.published_roster() or Roster(0, ())
         self._reserved: dict[tuple[TaskId, int], str] = {}
         self._watch = StallWatch(self._spec.stall_timeout)
-        self._stall_every = min(5.0, max(0.1, self._spec.stall_timeout / 10))
+        self._stall_interval = min(5.0, max(0.1, self._spec.stall_timeout / 10))
         self._started, self._started_monotonic = time.time(), time.monotonic()
-        self._last_look = self._last_stall_look = self._now()
-        self._parted_since: float | None = None
+        self._last_poll = self._last_stall_check = self._now()
+        self._peers_lost_since: float | None = None
         self._standby_for = -1
         self._unpublished = False
         self._events: deque[Event] = deque()
         self._unwritten: deque[tuple[float, Event, list[Action], JobState]] = deque()
-        self._unacknowledged: list[LifeEnded] = []
-        self._begun: dict[tuple[TaskId, int], int] = {}
-        """Process ids of lives that the controller before began; 0 where they have ended."""
+        self._unacknowledged: list[TaskExit] = []
+        self._replies = ReplyBook(inbox, self._journal)
+        self._launched_before: dict[tuple[TaskId, int], int] = {}
+        """Process ids of incarnations that the controller before launched; 0 where they have ended."""
 
     def _now(self) -> float:
         """Seconds since 1970, but never going back."""
@@ -113,32 +116,33 @@ class Controller:
     def run(self, *, resume: bool = False) -> int:
         """Returns the job's exit code."""
         if resume:
-            self._feed(Resumed())
+            self._feed(ResumedEvent())
         elif self._state.phase != "pending":
             self._take_over()
-        self._feed(Submitted())
+        self._feed(SubmittedEvent())
         while self._state.phase not in ENDED:
-            for ended in self._tasks.wait(self._timeout()):
-                self._ended(ended)
-            self._hear_signals()
-            self._look()
+            for ended in self._tasks.wait(self._compute_timeout()):
+                self._handle_exit(ended)
+            self._handle_requests()
+            self._poll_tasks()
             if self._state.due is not None and self._now() >= self._state.due:
-                self._feed(Tick())
-            self._write_down()
-        self._write_the_rest()
+                self._feed(TickEvent())
+            self._write_journal()
+        self._drain_journal()
+        self._replies.send(is_journal_written=True)
         return self._state.exit_code or 0
 
-    def _timeout(self) -> float | None:
+    def _compute_timeout(self) -> float | None:
         times = [] if self._state.due is None else [self._state.due]
         if self._state.alive:
-            times.append(self._last_look + self._look_every())
+            times.append(self._last_poll + self._poll_interval())
         if self._unwritten or self._unpublished:
-            times.append(self._now() + RETRY_PAUSE)
+            times.append(self._now() + RETRY_INTERVAL)
         return max(0.0, min(times) - self._now()) if times else None
 
-    # What the journal has
+    # Journal
 
-    def _write_down(self) -> None:
+    def _write_journal(self) -> None:
         """Writes what the journal lacks, in order, as far as it goes; then a roster that is due."""
         if self._unpublished:
             self._publish(self._state.generation)
@@ -149,13 +153,14 @@ class Controller:
             for ended in self._unacknowledged:
                 self._tasks.acknowledge(ended)
             self._unacknowledged.clear()
+        self._replies.send(is_journal_written=not self._unwritten)
 
-    def _write_the_rest(self) -> None:
+    def _drain_journal(self) -> None:
         """Raises ClusterError where the job's end can't be written down."""
-        deadline = time.monotonic() + PATIENCE
-        while self._unwritten and time.monotonic() < deadline and not self._signals():
-            time.sleep(RETRY_PAUSE)
-            self._write_down()
+        deadline = time.monotonic() + JOURNAL_TIMEOUT
+        while self._unwritten and time.monotonic() < deadline and not self._handle_requests():
+            time.sleep(RETRY_INTERVAL)
+            self._write_journal()
         if self._unwritten:
             self._journal.record(*self._unwritten[0])
 
@@ -169,31 +174,30 @@ class Controller:
             self._state, actions = advance(before, event, now)
             if self._state != before or actions:
                 self._unwritten.append((now, event, actions, self._state))
-                self._write_down()
+                self._write_journal()
             for action in actions:
                 self._perform(action)
 
     def _take_over(self) -> None:
         """Another controller has begun this job: does what it decided and didn't come to do."""
-        self._feed(TakenOver())
-        living = self._tasks.living()
+        self._feed(TakenOverEvent())
+        running = self._tasks.running()
         if self._roster.generation < self._state.generation:
             self._publish(self._state.generation)
         for task in self._state.alive:
-            if task.task in living and task.asked:
-                self._tasks.signal(task.task, task.asked)
-        ends = self._tasks.wait(0.0)
-        self._begun = {(t, attempt): pid for t, (attempt, pid) in living.items()}
-        self._begun |= {(e.task, e.attempt): 0 for e in ends}
-        unbegun = [t for t in self._state.alive if (t.task, t.attempt) not in self._begun]
-        for ended in ends:
-            self._ended(ended)
-        missing = [t.task for t in unbegun if self._state.task(t.task) == t]
+            if task.task in running and task.signal_sent:
+                self._tasks.signal(task.task, task.signal_sent)
+        exits = self._tasks.wait(0.0)
+        self._launched_before = {(t, incarnation): pid for t, (incarnation, pid) in running.items()}
+        self._launched_before |= {(e.task, e.incarnation): 0 for e in exits}
+        unlaunched = [t for t in self._state.alive if (t.task, t.incarnation) not in self._launched_before]
+        for ended in exits:
+            self._handle_exit(ended)
+        missing = [t.task for t in unlaunched if self._state.task(t.task) == t]
         if missing:
             self._launch(missing)
-        self._hear_wish()
 
-    # Doing what was decided
+    # Performing actions
 
     def _perform(self, action: Action) -> None:
         match action:
@@ -203,164 +207,179 @@ class Controller:
                 self._launch(action.tasks)
             case Signal():
                 self._tasks.signal(action.task, action.name)
-            case Say():
-                self._merged.say(action.text)
+            case Log():
+                self._merged.log(action.text)
+            case Reply():
+                self._replies.note(action)
             case Finish():
                 pass
 
     def _publish(self, generation: int) -> None:
-        """Writes the roster that follows from the state. A life keeps its address; a new one gets its own,
-        except for that of one server alone."""
+        """Write the roster that follows from the state.
+
+        A running task keeps its address; a new incarnation gets its own, except for that of a single server.
+        """
         named = [t for t in self._state.tasks if (t.member and not t.released) or t.task.role != "worker"]
         before = (*self._roster.members, *self._roster.others)
-        addresses = {(m.task, m.attempt): m.address for m in before} | self._reserved
+        addresses = {(m.task, m.incarnation): m.address for m in before} | self._reserved
         # Workers and the other servers look for a server that comes back where it was.
         lived = {m.task: m.address for m in before if m.task.role == "ps"}
         back = [t for t in named if t.replacement and t.task in lived]
-        addresses = {(t.task, t.attempt): lived[t.task] for t in back} | addresses
+        addresses = {(t.task, t.incarnation): lived[t.task] for t in back} | addresses
         try:
-            self._reserve([t for t in named if (t.task, t.attempt) not in addresses])
+            self._reserve([t for t in named if (t.task, t.incarnation) not in addresses])
             addresses |= self._reserved
-            members = [Member(t.task, t.attempt, addresses[t.task, t.attempt], t.shards) for t in named]
+            members = [
+                Member(t.task, t.incarnation, addresses[t.task, t.incarnation], t.shards) for t in named
+            ]
             workers = tuple(m for m in members if m.task.role == "worker")
             others = tuple(m for m in members if m.task.role != "worker")
             self._roster = Roster(generation, workers, others)
             self._reserved.clear()
-            write_roster(self._job.roster, self._roster)
+            self._tasks.publish_roster(self._roster)
             self._unpublished = False
-        except (ClusterError, OSError) as error:
+        except ClusterError as error:
             if not self._unpublished:
-                self._merged.say(f"the roster of generation {generation} can't be written yet: {error}")
+                self._merged.log(f"the roster of generation {generation} can't be written yet: {error}")
             self._unpublished = True
 
     def _reserve(self, tasks: Sequence[TaskState]) -> None:
         if tasks:
-            found = self._tasks.reserve([t.task for t in tasks])
-            self._reserved |= {(t.task, t.attempt): found[t.task] for t in tasks}
+            found = self._tasks.reserve([_task_spec(t) for t in tasks])
+            self._reserved |= {(t.task, t.incarnation): found[t.task] for t in tasks}
 
     def _launch(self, names: Sequence[TaskId]) -> None:
-        self._watch.begin(names, self._stopped())
+        self._watch.begin(names, self._find_suspended())
         tasks = {name: self._state.task(name) for name in names}
         # The controller before began these, and died while it could not write that down.
-        launched = [(n, self._begun[n, t.attempt]) for n, t in tasks.items() if (n, t.attempt) in self._begun]
-        names = [n for n, t in tasks.items() if (n, t.attempt) not in self._begun]
+        launched = [
+            (n, self._launched_before[n, t.incarnation])
+            for n, t in tasks.items()
+            if (n, t.incarnation) in self._launched_before
+        ]
+        names = [n for n, t in tasks.items() if (n, t.incarnation) not in self._launched_before]
         try:
+            self._tasks.clear_records(names)
             for task in map(self._state.task, names):
-                for trace in (self._job.progress, self._job.failure, self._job.reads):
-                    trace(task.task).unlink(missing_ok=True)
-            for task in map(self._state.task, names):
-                pid = self._tasks.launch(
-                    task.task, task.attempt, task.node or NodeId(""), self._command(task)
-                )
+                pid = self._tasks.launch(_task_spec(task), task.incarnation, self._build_command(task))
                 launched.append((task.task, pid))
-        except (ClusterError, OSError) as error:
+        except ClusterError as error:
             missing = tuple(n for n in names if n not in dict(launched))
-            self._events.append(LaunchFailed(missing, str(error), self._elastic(self._records())))
+            self._events.append(
+                LaunchFailedEvent(missing, str(error), self._find_elastic(self._read_records()))
+            )
         if launched:
-            self._events.append(Launched(tuple(launched)))
+            self._events.append(LaunchedEvent(tuple(launched)))
 
-    def _command(self, task: TaskState) -> Command:
-        self._job.task(task.task).mkdir(parents=True, exist_ok=True)
+    def _build_command(self, task: TaskState) -> Command:
         address = ""
         if self._roster.rank(task.task) is None and task.task.role == "worker":
             self._reserve([task])
-            address = self._reserved[task.task, task.attempt]
+            address = self._reserved[task.task, task.incarnation]
             if not task.shards:
                 # What it will run is settled once it is ready; until then its data are those of its index.
-                layout = contiguous(self._state.wanted, self._spec.shards)
+                layout = assign_contiguous_shards(self._state.target_workers, self._spec.shards)
                 task = replace(task, shards=layout[task.task.index])
-        environment = task_environment(self._spec, self._roster, task, address, self._home, os.environ)
+        environment = build_task_environment(self._spec, self._roster, task, address, self._home, os.environ)
         arguments = (sys.executable, "-P", "-m", "insitu.cluster.task.entry", *self._spec.command)
-        return Command(arguments, environment, self._job.code)
+        return Command(arguments, environment)
 
-    # Seeing what happens
+    # Observing tasks
 
-    def _ended(self, ended: LifeEnded) -> None:
+    def _handle_exit(self, ended: TaskExit) -> None:
         self._unacknowledged.append(ended)
-        records = self._records()
-        living = {t.task for t in self._state.alive} - {ended.task}
+        records = self._read_records()
+        running = {t.task for t in self._state.alive} - {ended.task}
         self._feed(
-            TaskExited(
+            TaskExitedEvent(
                 ended.task,
                 ended.code,
-                read_failure(self._job.failure(ended.task)) if ended.code else None,
-                furthest(records),
-                tuple(sorted(t for t, r in records.items() if t in living and r and r.place != IDLE)),
-                tuple(t for t in self._elastic(records) if t != ended.task),
-                self._lost_nodes(),
-                ended.attempt,
-                tuple(sorted(t for t, r in records.items() if t in living and r and r.place == RECOVERING)),
+                self._tasks.read_failure(ended.task) if ended.code else None,
+                find_furthest(records),
+                tuple(sorted(t for t, r in records.items() if t in running and r and r.place != IDLE)),
+                tuple(t for t in self._find_elastic(records) if t != ended.task),
+                self._find_lost_nodes(),
+                ended.incarnation,
+                tuple(sorted(t for t, r in records.items() if t in running and r and r.place == RECOVERING)),
             )
         )
 
-    def _records(self) -> dict[TaskId, Progress | None]:
-        return {t.task: read_progress(self._job.progress(t.task)) for t in self._state.tasks}
+    def _read_records(self) -> dict[TaskId, Progress | None]:
+        found = self._tasks.read_progress([t.task for t in self._state.tasks])
+        return {t.task: found.get(t.task) for t in self._state.tasks}
 
-    def _elastic(self, records: dict[TaskId, Progress | None]) -> tuple[TaskId, ...]:
-        living = {t.task for t in self._state.alive}
-        return tuple(sorted(t for t, r in records.items() if t in living and r and r.elastic))
+    def _find_elastic(self, records: dict[TaskId, Progress | None]) -> tuple[TaskId, ...]:
+        running = {t.task for t in self._state.alive}
+        return tuple(sorted(t for t, r in records.items() if t in running and r and r.elastic))
 
-    def _lost_nodes(self) -> tuple[NodeId, ...]:
+    def _find_lost_nodes(self) -> tuple[NodeId, ...]:
         """Nodes that owned partitions of the job's cache and have lost their store."""
         owners = {owner for partition in self._cache.partitions for owner in partition.owners}
-        nodes = self._home / "nodes"
-        return tuple(sorted(node for node in owners if nodes.exists() and not (nodes / node).exists()))
+        states = self._tasks.node_states(sorted(owners))
+        return tuple(sorted(node for node, state in states.items() if not state.has_store))
 
-    def _look_every(self) -> float:
+    def _poll_interval(self) -> float:
         awaited = any(not t.member and not t.released for t in self._state.alive)
-        return CLOSE_LOOK if awaited or self._is_recovering() else min(LOOK, self._stall_every)
+        return (
+            FAST_POLL_INTERVAL
+            if awaited or self._is_recovering()
+            else min(POLL_INTERVAL, self._stall_interval)
+        )
 
     def _is_recovering(self) -> bool:
         begun = self._state.attempts[-1].started if self._state.attempts else 0.0
         return any(r.ended is None and r.at >= begun for r in self._state.recoveries)
 
-    def _look(self) -> None:
-        """What the tasks say of themselves becomes events."""
+    def _poll_tasks(self) -> None:
+        """Reads what the tasks report, and feeds the events that follow."""
         now = self._now()
-        if not self._state.alive or now - self._last_look < self._look_every():
+        if not self._state.alive or now - self._last_poll < self._poll_interval():
             return
-        self._last_look = now
-        records = self._records()
-        if new := ready_to_join(self._state, records):
-            self._feed(Ready(new, furthest(records)))
+        self._last_poll = now
+        records = self._read_records()
+        if new := find_ready_to_join(self._state, records):
+            self._feed(ReadyEvent(new, find_furthest(records)))
         if self._is_recovering() and has_recovered(self._state, records):
-            self._feed(Recovered(self._state.generation))
-        self._look_for_parting(records, now)
-        if now - self._last_stall_look >= self._stall_every:
-            self._last_stall_look = now
-            self._look_for_stall(records, now)
+            self._feed(RecoveredEvent(self._state.generation))
+        self._check_lost_peers(records, now)
+        if now - self._last_stall_check >= self._stall_interval:
+            self._last_stall_check = now
+            self._check_stall(records, now)
             self._keep_standby(records)
 
-    def _look_for_parting(self, records: dict[TaskId, Progress | None], now: float) -> None:
-        apart = parted(self._state, records)
-        if not apart:
-            self._parted_since = None
-        elif self._parted_since is None:
-            self._parted_since = now
-        elif now - self._parted_since >= PARTED_GRACE:
-            self._parted_since = None
-            self._feed(PeersParted(apart, furthest(records), self._elastic(records)))
+    def _check_lost_peers(self, records: dict[TaskId, Progress | None], now: float) -> None:
+        disconnected = find_disconnected(self._state, records)
+        if not disconnected:
+            self._peers_lost_since = None
+        elif self._peers_lost_since is None:
+            self._peers_lost_since = now
+        elif now - self._peers_lost_since >= LOST_PEERS_GRACE:
+            self._peers_lost_since = None
+            self._feed(PeersLostEvent(disconnected, find_furthest(records), self._find_elastic(records)))
 
-    def _look_for_stall(self, records: dict[TaskId, Progress | None], now: float) -> None:
-        living = {t.task for t in self._state.alive}
+    def _check_stall(self, records: dict[TaskId, Progress | None], now: float) -> None:
+        running = {t.task for t in self._state.alive}
         stall = self._watch.observe(
-            {t: record for t, record in records.items() if t in living},
+            {t: record for t, record in records.items() if t in running},
             now,
             idle_too=self._state.goal == "finish",
-            stopped=self._stopped,
+            stopped=self._find_suspended,
         )
         if stall is not None:
-            self._feed(Stalled(stall.text, furthest(records), stall.culprits, self._elastic(records)))
+            self._feed(
+                StalledEvent(stall.text, find_furthest(records), stall.culprits, self._find_elastic(records))
+            )
 
-    def _stopped(self) -> set[TaskId]:
+    def _find_suspended(self) -> set[TaskId]:
         """Tasks whose processes are suspended."""
-        return {t.task for t in self._state.alive if t.pid and is_stopped(t.pid)}
+        states = self._tasks.process_states([t.task for t in self._state.alive])
+        return {task for task, state in states.items() if state.suspended}
 
     def _keep_standby(self, records: dict[TaskId, Progress | None]) -> None:
         """Asks for processes that stand by, once all members train and as often as one has been used."""
         members = self._state.members
         steady = self._state.phase == "running" and not self._is_recovering()
-        used = sum(t.attempt for t in self._state.tasks)
+        used = sum(t.incarnation for t in self._state.tasks)
         if not steady or self._standby_for == used or self._spec.standby == 0:
             return
         if self._state.on_loss == "restart" or not all(
@@ -370,57 +389,64 @@ class Controller:
         self._standby_for = used
         count = self._spec.standby
         if count is None:
-            most = max((memory_of(t.pid) for t in members), default=0)
-            count = int(memory_available() > 2 * most > 0)
-        self._tasks.keep_standby(count, self._command(members[-1]))
+            count = int(self._has_room_for_standby([t.task for t in members], members[-1].node))
+        self._tasks.keep_standby(count, self._build_command(members[-1]))
 
-    # Being told
+    def _has_room_for_standby(self, members: Sequence[TaskId], node: NodeId | None) -> bool:
+        processes = self._tasks.process_states(members).values()
+        nodes = self._tasks.node_states([node] if node else []).values()
+        most = max((state.resident_bytes for state in processes), default=0)
+        available = min((state.available_bytes for state in nodes), default=0)
+        return available > 2 * most > 0
 
-    def _signals(self) -> bytes:
-        """Numbers of the signals that have come since the last look."""
-        with contextlib.suppress(BlockingIOError):
-            return os.read(self._wake, 64)
-        return b""
+    # Requests of users
 
-    def _hear_signals(self) -> None:
-        numbers = self._signals()
-        if signal.SIGTERM in numbers or signal.SIGINT in numbers:
-            self._feed(StopRequested())
-        if signal.SIGUSR1 in numbers:
-            self._hear_wish()
+    def _handle_requests(self) -> bool:
+        """Handles the requests that have come. Returns True where one of them was to stop."""
+        requests = self._inbox.receive()
+        for request in requests:
+            self._handle_request(request)
+        return any(request.action == "stop" for request in requests)
 
-    def _hear_wish(self) -> None:
-        try:
-            wish = json.loads(self._job.wish.read_text())
-            self._job.wish.unlink()
-            workers, token = int(wish["workers"]), str(wish["token"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return
-        records = self._records()
-        self._feed(ScaleRequested(workers, token, furthest(records), self._elastic(records)))
+    def _handle_request(self, request: JobRequest) -> None:
+        """Decides about `request`, unless that was done before and it has been sent again."""
+        if self._replies.find(request.token) is None:
+            self._feed(self._event_of(request))
+        self._replies.queue(request, self._state.phase)
+        self._replies.send(is_journal_written=not self._unwritten)
+
+    def _event_of(self, request: JobRequest) -> Event:
+        if request.action == "stop":
+            return StopRequestedEvent(request.token)
+        records = self._read_records()
+        return ScaleRequestedEvent(
+            request.workers, request.token, find_furthest(records), self._find_elastic(records)
+        )
 
 
-def control(job: JobPaths, lock: int, channel: Channel, *, resume: bool) -> int:
-    """The whole life of a controller, in a process that the supervisor forked. Returns its exit code."""
-    wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, lambda *_: None)
+def _task_spec(task: TaskState) -> TaskSpec:
+    return TaskSpec(task.task, task.node or NodeId(""), task.shards)
+
+
+def control(job: JobPaths, lock: int, channel: Channel, listener: socket.socket, *, resume: bool) -> int:
+    """Runs a controller in a process that the supervisor forked. Returns its exit code."""
+    wakeup = Wakeup(signal.SIGTERM, signal.SIGINT)
+    inbox = RequestInbox(listener, wakeup)
     for number in (signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.SIG_IGN)
     die_with_parent(signal.SIGKILL, os.getppid())
-    write_holder(lock)
+    write_controller_pid(lock)
     try:
-        tasks = SupervisedTasks(channel, wake)
+        tasks = SupervisedTasks(channel, wakeup.fileno())
         code = 1
         try:
-            code = Controller(job, tasks, wake).run(resume=resume)
+            code = Controller(job, tasks, inbox).run(resume=resume)
         except ClusterError as error:
             # What can't be done now can't be done by another controller either.
             sys.stderr.write(f"insitu: {error}\n")
             sys.stderr.flush()
-        tasks.done(code)
-    except SupervisorGone:
+        tasks.finish(code)
+    except SupervisorLost:
         return 1
     except Exception:
         import traceback

@@ -1,4 +1,4 @@
-"""Settles the affairs of jobs that are over, also of those whose controller could not."""
+"""Releases what ended jobs still hold, also those whose controller could not."""
 
 from __future__ import annotations
 
@@ -7,49 +7,50 @@ import os
 import shutil
 import time
 
-from insitu.cluster.decide import ControllerLost, Say, advance
-from insitu.cluster.job_files import Journal, Merged, is_locked
+from insitu.cluster.decide import ControllerLostEvent, Log, advance
+from insitu.cluster.job_files import Journal, MergedLog, is_locked
 from insitu.errors import ClusterError
 from insitu.grid import Catalog
 from insitu.paths import JobPaths, Paths
 
-STAGED = "."
+STAGED_PREFIX = "."
 """What the name of a folder begins with in which a job is being made."""
-_YOUNG = 60.0
+_STAGING_GRACE = 60.0
 """Seconds within which a folder may not have its lock yet."""
 
 
-def settle(job: JobPaths) -> None:
-    """To be called once nothing of the job runs any more.
+def finalize_job(job: JobPaths) -> None:
+    """Release what a job holds of which nothing runs any more: its pin of the cache, its checkpoints in
+    memory.
 
-    Lets go of the cache version that it held on to, and of checkpoints in memory. Where the job had not come
-    to an end, that is written down as the loss of its controller.
+    Where the journal has no end of the job, the loss of its controller is recorded.
     """
     journal = Journal(job.journal)
     now = time.time()
-    state, actions = advance(journal.state(), ControllerLost(), now)
+    state, actions = advance(journal.state(), ControllerLostEvent(), now)
     if actions:
-        journal.record(now, ControllerLost(), actions, state)
+        journal.record(now, ControllerLostEvent(), actions, state)
         for action in actions:
-            if isinstance(action, Say):
-                Merged(job).say(action.text)
+            if isinstance(action, Log):
+                MergedLog(job).log(action.text)
     shutil.rmtree(job.memory, ignore_errors=True)
     Catalog(Paths(job.root.parent.parent)).unpin(job.root.name)
 
 
 def staged_folder(paths: Paths, job_id: str) -> JobPaths:
-    """Where a job is made before anybody sees it."""
-    return JobPaths(paths.jobs / f"{STAGED}{job_id}")
+    """Return the folder in which a job is made before it is visible."""
+    return JobPaths(paths.jobs / f"{STAGED_PREFIX}{job_id}")
 
 
 def clean_up(paths: Paths, cache: str) -> None:
-    """Removes half-made jobs whose maker was killed; settles jobs on `cache` that died with their machine."""
+    """Removes half-made jobs whose maker was killed; finalizes jobs on `cache` that died with their
+    machine."""
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(paths.jobs):
-            staged = staged_folder(paths, entry.name.removeprefix(STAGED))
-            if entry.name.startswith(STAGED) and not is_locked(staged.controller):
+            staged = staged_folder(paths, entry.name.removeprefix(STAGED_PREFIX))
+            if entry.name.startswith(STAGED_PREFIX) and not is_locked(staged.controller):
                 with contextlib.suppress(FileNotFoundError):
-                    if time.time() - entry.stat().st_mtime > _YOUNG:
+                    if time.time() - entry.stat().st_mtime > _STAGING_GRACE:
                         shutil.rmtree(staged.root, ignore_errors=True)
     catalog = Catalog(paths)
     for job_id in catalog.pinned_by(cache):
@@ -60,6 +61,6 @@ def clean_up(paths: Paths, cache: str) -> None:
         if not job.root.exists():
             catalog.unpin(job_id)
             continue
-        # What can't be read can't be settled either; `describe` tells why.
+        # What can't be read can't be finalized either; `describe` shows why.
         with contextlib.suppress(ClusterError):
-            settle(job)
+            finalize_job(job)

@@ -3,62 +3,75 @@
 `python -P -m insitu.cluster.control.supervisor JOB_FOLDER LOCK [resume]` is the parent of every task and of
 the controller, which runs the job and tells it by messages what to do. It decides nothing: it starts
 processes, writes what they print into the logs, and keeps each end until the controller has written it down.
-A controller that dies is started again, at most `CONTROLLERS` times within `WHILE` seconds, and takes over.
-Whatever a task leaves behind becomes a child of this process; when the job is over nothing of it stays. When
-this process dies the system kills its tasks.
+A controller that dies is started again, at most `MAX_CONTROLLERS` times within `CONTROLLER_WINDOW` seconds,
+and takes over. Whatever a task leaves behind becomes a child of this process; when the job is over nothing of
+it stays. When this process dies the system kills its tasks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
+import socket
 import sys
 import time
 from collections import deque
 from pathlib import Path
 
-from insitu.cluster.control.channel import Channel, ChannelClosed, Message, channel_pair
 from insitu.cluster.control.controller import control
-from insitu.cluster.control.job_cleanup import settle
-from insitu.cluster.engines import Command, Ended, LocalEngine, Output
-from insitu.cluster.job_files import JobLogs
-from insitu.cluster.task import PARENT_ENV
+from insitu.cluster.control.job_cleanup import finalize_job
+from insitu.cluster.engines import (
+    Channel,
+    ChannelClosed,
+    Ended,
+    Engine,
+    Message,
+    Output,
+    Wakeup,
+    decode_command,
+    open_channel_pair,
+    open_engine,
+    reply_to_call,
+)
+from insitu.cluster.job_files import JobLogs, listen_for_requests, read_spec
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths
 from insitu.processes import adopt_orphans, end_all_children
 from insitu.spec import NodeId, TaskId, TaskSpec
 
-CONTROLLERS = 60
-WHILE = 60.0
-GAVE_UP = 1
+MAX_CONTROLLERS = 60
+CONTROLLER_WINDOW = 60.0
+GAVE_UP_CODE = 1
 
 
 class Supervisor:
     """Does what the controller at the other end of a channel says."""
 
-    def __init__(self, job: JobPaths, engine: LocalEngine) -> None:
+    def __init__(self, job: JobPaths, engine: Engine) -> None:
         self._engine = engine
         self._logs = JobLogs(job)
         self._channel: Channel | None = None
-        self._lives: dict[TaskId, int] = {}
-        self._ends: dict[tuple[TaskId, int], int] = {}
+        self._running: dict[TaskId, tuple[int, int]] = {}
+        """(incarnation, process id) of each running task."""
+        self._roster: Message | None = None
+        """The newest roster, for the next controller."""
+        self._exits: dict[tuple[TaskId, int], int] = {}
         self.code: int | None = None
         """The job's exit code once it is over."""
 
     def connect(self, channel: Channel | None) -> None:
-        """A new controller is there, or none."""
+        """Serves a new controller, or none, from now on."""
         if self._channel is not None:
             self._channel.close()
         self._channel = channel
         if channel is None:
             return
-        pids = self._engine.processes
         self._send(
             {
-                "living": [(str(t), attempt, pids.get(t, 0)) for t, attempt in self._lives.items()],
-                "ends": [(str(t), attempt, code) for (t, attempt), code in self._ends.items()],
+                "roster": self._roster,
+                "running": [(str(t), *running) for t, running in self._running.items()],
+                "exits": [(str(t), incarnation, code) for (t, incarnation), code in self._exits.items()],
             }
         )
 
@@ -69,20 +82,22 @@ class Supervisor:
             if isinstance(happened, Output):
                 self._logs.write(happened.task, happened.data, now)
             else:
-                self._ended(happened)
-        self.listen()
+                self._handle_exit(happened)
+        self.handle_messages()
 
-    def listen(self) -> None:
-        """Does what the controller has said so far."""
+    def handle_messages(self) -> None:
+        """Performs the calls that the controller has sent so far."""
         with contextlib.suppress(ChannelClosed):
-            for message in self._channel.receive() if self._channel else []:
-                self._do(message)
+            if self._channel is not None:
+                self._channel.flush()
+                for message in self._channel.receive():
+                    self._handle(message)
 
-    def _ended(self, ended: Ended) -> None:
+    def _handle_exit(self, ended: Ended) -> None:
         self._logs.close(ended.task)
-        attempt = self._lives.pop(ended.task)
-        self._ends[ended.task, attempt] = ended.code
-        self._send({"ended": str(ended.task), "attempt": attempt, "code": ended.code})
+        incarnation, _ = self._running.pop(ended.task)
+        self._exits[ended.task, incarnation] = ended.code
+        self._send({"ended": str(ended.task), "incarnation": incarnation, "code": ended.code})
 
     def _send(self, message: Message) -> None:
         # What can't be sent is told to the next controller.
@@ -90,102 +105,73 @@ class Supervisor:
             if self._channel is not None:
                 self._channel.send(message)
 
-    def _do(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         match message["do"]:
             case "launch":
                 self._send(self._launch(message))
-            case "reserve":
-                self._send(self._reserve(message))
             case "signal":
                 self._engine.signal(TaskId.parse(message["task"]), message["name"])
             case "standby":
-                self._engine.keep_standby(int(message["count"]), _command(message))
+                self._engine.keep_standby(int(message["count"]), decode_command(message))
             case "acknowledge":
-                self._ends.pop((TaskId.parse(message["task"]), int(message["attempt"])), None)
-            case "done":
+                self._exits.pop((TaskId.parse(message["task"]), int(message["incarnation"])), None)
+            case "finish":
                 self.code = int(message["code"])
-
-    def _reserve(self, message: Message) -> Message:
-        tasks = [TaskSpec(TaskId.parse(t), NodeId("")) for t in message["tasks"]]
-        try:
-            return {"addresses": {str(t): a for t, a in self._engine.reserve(tasks).items()}}
-        except ClusterError as error:
-            return {"error": str(error)}
+            case call:
+                reply = reply_to_call(self._engine, message)
+                if call == "roster" and "error" not in reply:
+                    self._roster = message["roster"]
+                self._send(reply)
 
     def _launch(self, message: Message) -> Message:
-        task, attempt = TaskId.parse(message["task"]), int(message["attempt"])
-        if task in self._lives:
+        task, incarnation = TaskId.parse(message["task"]), int(message["incarnation"])
+        if task in self._running:
             # Of a controller that nothing is known of: the next try finds room.
             self._engine.signal(task, "kill")
             return {"error": f"{task} lives already"}
         try:
-            self._logs.open(task, attempt)
-            self._engine.launch(TaskSpec(task, NodeId(message["node"])), _command(message))
+            self._logs.open(task, incarnation)
+            pid = self._engine.launch(TaskSpec(task, NodeId(message["node"])), decode_command(message))
         except (ClusterError, OSError) as error:
             self._logs.close(task)
             return {"error": str(error)}
-        self._lives[task] = attempt
-        return {"pid": self._engine.processes[task]}
+        self._running[task] = incarnation, pid
+        return {"pid": pid}
 
     def close(self) -> None:
         self._engine.close()
         self._logs.finish()
 
 
-def _command(message: Message) -> Command:
-    environment = {**message["environment"], PARENT_ENV: str(os.getpid())}
-    return Command(tuple(message["arguments"]), environment, Path(message["folder"]))
-
-
-class _Waking:
-    """One descriptor that becomes readable when a child has ended or the controller says something."""
-
-    def __init__(self) -> None:
-        self._epoll = select.epoll()
-        self._reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._epoll.register(self._reader, select.EPOLLIN)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-
-    def fileno(self) -> int:
-        return self._epoll.fileno()
-
-    def clear(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._reader, 4096)
-
-    def watch(self, channel: Channel) -> None:
-        self._epoll.register(channel, select.EPOLLIN)
-
-
-def supervise(job: JobPaths, lock: int, *, resume: bool) -> int:
-    """Runs the job to its end. Returns its exit code."""
-    waking = _Waking()
-    engine = LocalEngine(waking.fileno())
+def supervise(job: JobPaths, lock: int, listener: socket.socket, *, resume: bool) -> int:
+    """Runs the job to its end. Returns its exit code. `listener` takes the requests of users."""
+    wakeup = Wakeup(signal.SIGCHLD)
+    engine = open_engine(read_spec(job).engine, job, wakeup.fileno())
     supervisor = Supervisor(job, engine)
-    begun: deque[float] = deque(maxlen=CONTROLLERS)
+    begun: deque[float] = deque(maxlen=MAX_CONTROLLERS)
     controller = 0
     try:
         while supervisor.code is None:
             if controller == 0:
-                if len(begun) == CONTROLLERS and time.monotonic() - begun[0] < WHILE:
-                    sys.stderr.write(f"{CONTROLLERS} controllers died within {WHILE:g} s\n")
-                    return GAVE_UP
+                if len(begun) == MAX_CONTROLLERS and time.monotonic() - begun[0] < CONTROLLER_WINDOW:
+                    sys.stderr.write(f"{MAX_CONTROLLERS} controllers died within {CONTROLLER_WINDOW:g} s\n")
+                    return GAVE_UP_CODE
                 begun.append(time.monotonic())
-                engine.reserve([])  # lets go of ports that a child would hold on to
-                mine, its = channel_pair()
+                with contextlib.suppress(ClusterError):
+                    engine.reserve([])  # lets go of ports that a child would hold on to
+                mine, its = open_channel_pair()
                 controller = os.fork()
                 if not controller:
                     mine.close()
-                    os._exit(control(job, lock, its, resume=resume))
+                    os._exit(control(job, lock, its, listener, resume=resume))
                 its.close()
                 resume = False
-                waking.watch(mine)
+                wakeup.watch(mine)
                 supervisor.connect(mine)
             supervisor.serve()
-            waking.clear()
-            if _reap(engine.pids, controller):
-                supervisor.listen()
+            wakeup.take_signals()
+            if _has_ended(controller):
+                supervisor.handle_messages()
                 # Closed before the next one is forked, which would inherit it.
                 supervisor.connect(None)
                 controller = 0
@@ -194,18 +180,9 @@ def supervise(job: JobPaths, lock: int, *, resume: bool) -> int:
     return supervisor.code
 
 
-def _reap(tasks: set[int], controller: int) -> bool:
-    """Reaps orphans; tasks are left to their engine. True where the controller has ended."""
-    ended = False
-    while True:
-        try:
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return ended
-        if found is None or found.si_pid in tasks:
-            return ended
-        os.waitpid(found.si_pid, 0)
-        ended = ended or found.si_pid == controller
+def _has_ended(child: int) -> bool:
+    """Reaps the child if it has ended."""
+    return os.waitpid(child, os.WNOHANG)[0] == child
 
 
 def main(arguments: list[str]) -> int:
@@ -216,9 +193,16 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         # Not SIG_IGN, which tasks would inherit.
         signal.signal(number, lambda *_: None)
-    code = supervise(job, lock, resume="resume" in arguments[2:])
+    try:
+        listener = listen_for_requests(job)
+    except OSError as error:
+        sys.stderr.write(f"insitu: the socket for requests can't be opened: {error}\n")
+        return GAVE_UP_CODE
+    with listener:
+        code = supervise(job, lock, listener, resume="resume" in arguments[2:])
+    job.requests.unlink(missing_ok=True)
     end_all_children()
-    settle(job)
+    finalize_job(job)
     return code
 
 

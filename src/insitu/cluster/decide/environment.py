@@ -1,4 +1,4 @@
-"""What a task finds in its environment. Pure."""
+"""Builds the environment of a task. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from insitu.cluster.decide.job_state import TaskState
+from insitu.cluster.decide.job_state import (
+    TaskState,
+)
 from insitu.context import (
     ATTEMPT_ENV,
     CACHE_ENV,
@@ -28,14 +30,14 @@ from insitu.roster import Roster
 from insitu.spec import JobSpec, TaskId
 
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NPROC")
-"""What sizes the pools that share the work of one operation: of OpenMP (PyTorch, NumPy's BLAS), TensorFlow,
-and XLA on CPUs. Their sizes change rounding, so they are the job's."""
+"""Variables that set the sizes of thread pools that share one operation: of OpenMP (PyTorch, NumPy's BLAS),
+TensorFlow, and XLA on CPUs. The sizes change rounding, so they belong to the job."""
 
 
-def tf_config(roster: Roster, task: TaskId, address: str = "") -> dict[str, Any]:
-    """The value of TF_CONFIG for `task`, whose `address` matters where the roster doesn't name it yet.
+def build_tf_config(roster: Roster, task: TaskId, address: str = "") -> dict[str, Any]:
+    """Return the value of TF_CONFIG for `task`; `address` is its own where the roster doesn't name it yet.
 
-    As TensorFlow has it, an evaluator is no part of the cluster that trains: it sees itself, nobody else
+    As TensorFlow has it, an evaluator is no part of the cluster that trains: it sees itself, no other task
     sees it.
     """
     cluster: dict[str, list[str]] = {}
@@ -50,8 +52,8 @@ def tf_config(roster: Roster, task: TaskId, address: str = "") -> dict[str, Any]
     return {"cluster": cluster, "task": {"type": task.role, "index": task.index}}
 
 
-def interop_threads(job: JobSpec) -> int:
-    """Operations that TensorFlow may run side by side; their number changes no rounding.
+def count_interop_threads(job: JobSpec) -> int:
+    """Return how many operations TensorFlow may run side by side; the number changes no rounding.
 
     With ps tasks an operation waits for others in other tasks, holding its thread: with fewer threads than
     peers, TensorFlow's parameter servers stand still.
@@ -59,7 +61,7 @@ def interop_threads(job: JobSpec) -> int:
     return job.threads if job.ps == 0 else max(job.threads, job.workers + job.ps + int(job.chief) + 1)
 
 
-def task_environment(
+def build_task_environment(
     job: JobSpec,
     roster: Roster,
     task: TaskState,
@@ -67,7 +69,8 @@ def task_environment(
     home: Path,
     inherited: Mapping[str, str],
 ) -> dict[str, str]:
-    """The whole environment of one life of a task: `inherited` with the contract's names on top.
+    """Return the whole environment of one incarnation of a task: `inherited` with the contract's names on
+    top.
 
     `address` is where it listens if `roster` doesn't name it yet.
 
@@ -77,7 +80,7 @@ def task_environment(
     environment = dict(inherited)
     environment.update(
         {
-            TF_CONFIG_ENV: json.dumps(tf_config(roster, task.task, address)),
+            TF_CONFIG_ENV: json.dumps(build_tf_config(roster, task.task, address)),
             HOME_ENV: str(home),
             JOB_ID_ENV: job.job_id,
             CACHE_ENV: job.cache,
@@ -86,14 +89,14 @@ def task_environment(
             NODE_ENV: task.node or "",
             PS_BACKUPS_ENV: str(job.ps_backups),
             SEED_ENV: str(job.seed),
-            ATTEMPT_ENV: str(task.attempt),
+            ATTEMPT_ENV: str(task.incarnation),
             GENERATION_ENV: str(roster.generation),
             STALL_TIMEOUT_ENV: repr(job.stall_timeout),
             MEMORY_CHECKPOINT_ENV: "1" if job.memory_checkpoint else "",
             "PYTHONUNBUFFERED": "1",
             **job.settings,
             **{name: str(job.threads) for name in THREAD_SETTINGS},
-            "TF_NUM_INTEROP_THREADS": str(interop_threads(job)),
+            "TF_NUM_INTEROP_THREADS": str(count_interop_threads(job)),
         }
     )
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

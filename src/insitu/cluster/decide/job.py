@@ -1,12 +1,12 @@
-"""A job's life as a pure function: (state, event, now) -> (state, actions).
+"""Decides about a job, as a pure function: (state, event, now) -> (state, actions).
 
     pending ──> running ──> stopping ──> finished | failed | stopped
                    ^            │                      │ resumed
                    └─ restarting ┘ <───────────────────┘
 
 While `running`, a task that dies is replaced alone where the others can go on without it meanwhile (see
-`insitu.cluster.decide.recovery`). Otherwise its death puts the job into `stopping`: the rest is asked to end
-(SIGTERM), and made to (SIGKILL) after a grace. Once nothing runs, `goal` decides what comes next. `now` is in
+`insitu.cluster.decide.recovery`). Otherwise its death puts the job into `stopping`: the rest gets SIGTERM,
+and SIGKILL after a grace. Once nothing runs, `goal` decides what comes next. `now` is in
 seconds and never goes back. When training is over:
 
 - without a chief, when every worker has ended with 0; with one, when the chief has. Then
@@ -15,6 +15,9 @@ seconds and never goes back. When training is over:
   after `WORKER_GRACE`;
 - ps tasks, which never end by themselves, are stopped once no worker is left;
 - the evaluator has `EVALUATOR_GRACE` from then on to end by itself.
+
+The evaluator trains nothing, so its end never stops, restarts or fails the job. While the job runs it is
+launched again as often as `max_restarts` allows, counted apart from the job's failures, and then given up.
 """
 
 from __future__ import annotations
@@ -25,40 +28,42 @@ from dataclasses import replace
 from itertools import pairwise
 
 from insitu.cluster.decide import recovery
+from insitu.cluster.decide.events import (
+    Action,
+    ControllerLostEvent,
+    Event,
+    Finish,
+    Launch,
+    LaunchedEvent,
+    LaunchFailedEvent,
+    Log,
+    PeersLostEvent,
+    Publish,
+    ReadyEvent,
+    RecoveredEvent,
+    Result,
+    ResumedEvent,
+    ScaleRequestedEvent,
+    Signal,
+    StalledEvent,
+    StopRequestedEvent,
+    SubmittedEvent,
+    TakenOverEvent,
+    TaskExitedEvent,
+    TickEvent,
+)
 from insitu.cluster.decide.job_state import (
     ENDED,
-    Action,
     Attempt,
     Bug,
     Cause,
-    ControllerLost,
-    Event,
-    Finish,
     Goal,
     JobState,
-    Launch,
-    Launched,
-    LaunchFailed,
     OnLoss,
-    PeersParted,
     Phase,
-    Publish,
-    Ready,
-    Recovered,
-    Result,
-    Resumed,
-    Say,
-    ScaleRequested,
-    Signal,
-    Stalled,
-    StopRequested,
-    Submitted,
-    TakenOver,
-    TaskExited,
     TaskState,
-    Tick,
 )
-from insitu.cluster.decide.layout import Holders, contiguous, home_of
+from insitu.cluster.decide.layout import ShardHolders, assign_contiguous_shards, choose_node
 from insitu.cluster.decide.recovery import describe_exit
 from insitu.spec import TaskId, TaskSpec
 
@@ -67,10 +72,13 @@ TERM_GRACE = 10.0
 DUMP_GRACE = 2.0
 """Seconds that stalled tasks have to write their stacks before they are stopped."""
 WORKER_GRACE = 10.0
+"""Seconds that workers which don't train have to end once training is over."""
 EVALUATOR_GRACE = 30.0
-LONGEST_PAUSE = 30.0
+"""Seconds that the evaluator has to end once training is over."""
 STALL_CODE = 124
 """Exit code of a job that stood still, as that of timeout(1)."""
+SYSTEM_EXIT = "SystemExit"
+"""Type of the failure of a script that has chosen its exit code: its own doing, like an exception."""
 STOPPED_CODE = 128 + signal.SIGTERM
 
 
@@ -78,59 +86,61 @@ def new_job(
     tasks: Sequence[TaskSpec],
     max_restarts: int,
     on_loss: OnLoss = "replace",
-    holders: Holders = (),
+    holders: ShardHolders = (),
     *,
     mirrored: bool = False,
 ) -> JobState:
+    """Return the state of a job that is to begin."""
     states = tuple(TaskState(t.task, t.node, t.shards) for t in tasks)
     wanted = sum(t.task.role == "worker" for t in tasks)
     return JobState(max_restarts, states, on_loss, wanted, holders, mirrored=mirrored)
 
 
 def advance(state: JobState, event: Event, now: float) -> Result:
-    """The state after `event` and what to do about it. An event that no longer matters changes nothing."""
-    if isinstance(event, Resumed):
-        return _resumed(state, now)
+    """Return the state after `event`, and what to do. An event that no longer matters changes nothing."""
+    if isinstance(event, ResumedEvent):
+        return _handle_resume(state, now)
     if state.phase in ENDED:
         return state, []
     match event:
-        case Submitted():
-            return _launch(state, now) if state.phase == "pending" else (state, [])
-        case TaskExited():
-            return _task_exited(state, event, now)
-        case LaunchFailed():
-            return _launch_failed(state, event, now)
-        case Launched():
+        case SubmittedEvent():
+            return _launch_all(state, now) if state.phase == "pending" else (state, [])
+        case TaskExitedEvent():
+            return _handle_task_exit(state, event, now)
+        case LaunchFailedEvent():
+            return _handle_launch_failure(state, event, now)
+        case LaunchedEvent():
             pids = dict(event.processes)
             return state.with_task(*(replace(state.task(t), pid=pid) for t, pid in pids.items())), []
-        case Stalled():
-            return _stalled(state, event, now)
-        case StopRequested():
-            return _stop_requested(state, now)
-        case ControllerLost():
-            return _controller_lost(state, now)
-        case TakenOver():
-            return state, [Say("the job's controller died; a new one has taken over, training goes on")]
-        case Tick():
-            return _tick(state, now)
-        case Ready():
-            return recovery.ready(state, event, now)
-        case Recovered():
-            return recovery.recovered(state, event, now)
-        case ScaleRequested():
+        case StalledEvent():
+            return _handle_stall(state, event, now)
+        case StopRequestedEvent():
+            state, actions = _handle_stop_request(state, now)
+            return state, [*recovery.reply(event.token, "stopping every task"), *actions]
+        case ControllerLostEvent():
+            return _handle_controller_loss(state, now)
+        case TakenOverEvent():
+            return state, [Log("the job's controller died; a new one has taken over, training goes on")]
+        case TickEvent():
+            return _handle_tick(state, now)
+        case ReadyEvent():
+            return recovery.add_ready_tasks(state, event, now)
+        case RecoveredEvent():
+            return recovery.close_recoveries(state, event, now)
+        case ScaleRequestedEvent():
             return recovery.scale(state, event, now)
-        case PeersParted():
-            parted = recovery.peers_parted(state, event, now)
-            return parted or _fail_attempt(state, recovery.parted_cause(event), now)
+        case PeersLostEvent():
+            reconnected = recovery.reconnect_peers(state, event, now)
+            return reconnected or _fail_attempt(state, recovery.describe_lost_peers(event), now)
 
 
-def _launch(state: JobState, now: float, why: str = "") -> Result:
-    """All tasks begin a new life."""
+def _launch_all(state: JobState, now: float, why: str = "") -> Result:
+    """Launch a new incarnation of every task: the next attempt."""
     number = len(state.attempts) + 1
-    layout = contiguous(state.wanted, len(state.holders)) if state.holders else ()
+    layout = assign_contiguous_shards(state.target_workers, len(state.holders)) if state.holders else ()
     tasks = []
     for task in state.tasks:
-        if task.task.role == "worker" and task.task.index >= state.wanted:
+        if task.task.role == "worker" and task.task.index >= state.target_workers:
             tasks.append(replace(task, member=False, released=True, shards=(), launch_at=None))
             continue
         shards, node = task.shards, task.node
@@ -138,73 +148,76 @@ def _launch(state: JobState, now: float, why: str = "") -> Result:
             shards = layout[task.task.index]
             node = (
                 node
-                if node and node not in state.lost
-                else home_of(shards, state.holders, state.lost) or node
+                if node and node not in state.lost_nodes
+                else choose_node(shards, state.holders, state.lost_nodes) or node
             )
-        begun = recovery.next_life(task, now)
-        tasks.append(replace(begun, node=node, shards=shards, member=True, released=False, replacement=False))
+        task = recovery.begin_incarnation(task, now)
+        tasks.append(replace(task, node=node, shards=shards, member=True, released=False, replacement=False))
     attempts = (*state.attempts, Attempt(number, now))
     generation = state.generation + 1
     state = replace(
-        state, phase="running", goal="", tasks=tuple(tasks), attempts=attempts, died=(), stall=None,
+        state, phase="running", goal="", tasks=tuple(tasks), attempts=attempts, died=(), stop_cause=None,
         restart_at=None, generation=generation,
     )  # fmt: skip
     why = why or f"restart {state.failures} of {state.max_restarts}"
-    said = [] if number == 1 else [Say(f"attempt {number} starts ({why})")]
-    return state, [*said, Publish(generation), Launch(tuple(t.task for t in state.alive))]
+    logs = [] if number == 1 else [Log(f"attempt {number} starts ({why})")]
+    return state, [*logs, Publish(generation), Launch(tuple(t.task for t in state.alive))]
 
 
-def _resumed(state: JobState, now: float) -> Result:
+def _handle_resume(state: JobState, now: float) -> Result:
     if state.phase == "finished" or state.phase not in ENDED:
         return state, []
-    tasks = tuple(replace(t, died_at=None, streak=0) for t in state.tasks)
-    state = replace(state, exit_code=None, reason="", failures=0, bug=None, tasks=tasks)
-    return _launch(state, now, "resumed from the last checkpoint")
+    tasks = tuple(replace(t, progress_at_death=None, failures_in_a_row=0) for t in state.tasks)
+    state = replace(state, exit_code=None, reason="", failures=0, evaluator_failures=0, bug=None, tasks=tasks)
+    return _launch_all(state, now, "resumed from the last checkpoint")
 
 
-def _task_exited(state: JobState, event: TaskExited, now: float) -> Result:
+def _handle_task_exit(state: JobState, event: TaskExitedEvent, now: float) -> Result:
     before = state.task(event.task)
-    if not before.alive or event.attempt not in (None, before.attempt):
+    if not before.alive or event.incarnation not in (None, before.incarnation):
         return state, []
     after = replace(before, alive=False, code=event.code, failure=event.failure, escalate_at=None)
     state = state.with_progress(event.progress).with_task(after)
-    lost = (*state.lost, *(node for node in event.lost if node not in state.lost))
-    state = replace(state, died=(*state.died, event.task), lost=lost)
+    lost = (*state.lost_nodes, *(node for node in event.lost if node not in state.lost_nodes))
+    state = replace(state, died=(*state.died, event.task), lost_nodes=lost)
     actions: list[Action] = []
-    if event.code != 0 and not before.asked:
-        actions.append(Say(describe_exit(after)))
-    if _training_is_over(state) and (state.phase == "running" or state.goal == "finish"):
-        state = recovery.without_launches(replace(state, phase="stopping", goal="finish"))
-        state, more = _release(state, event.reporting, now)
+    if event.code != 0 and not before.signal_sent:
+        actions.append(Log(describe_exit(after)))
+    if _is_training_over(state) and (state.phase == "running" or state.goal == "finish"):
+        state = recovery.cancel_launches(replace(state, phase="stopping", goal="finish"))
+        state, more = _release_surplus_tasks(state, event.reporting, now)
+        actions += more
+    elif state.phase == "running" and event.task.role == "evaluator":
+        state, more = recovery.retry_evaluator(state, after, now) if event.code != 0 else (state, [])
         actions += more
     elif state.phase == "running":
-        done = recovery.task_ended(state, after, event, now)
+        done = recovery.handle_task_exit(state, after, event, now)
         if done is None:
-            missing = recovery.missing(state, event) if event.code == 0 else ()
+            missing = recovery.find_stranded_members(state, event) if event.code == 0 else ()
             if missing:
-                text = f"{', '.join(map(str, missing))} had not come back when {event.task} ended"
-                state = replace(state, stall=Cause(text, 1))
-            state, more = _ask_all(
-                recovery.without_launches(replace(state, phase="stopping", goal="decide")), now
+                text = f"{_join(missing)} had not come back when {event.task} ended"
+                state = replace(state, stop_cause=Cause(text, 1))
+            state, more = _terminate_all(
+                recovery.cancel_launches(replace(state, phase="stopping", goal="decide")), now
             )
         else:
             state, more = done
         actions += more
-    return _settle(state, actions, now)
+    return _conclude_if_stopped(state, actions, now)
 
 
-def _training_is_over(state: JobState) -> bool:
+def _is_training_over(state: JobState) -> bool:
     chief = [t for t in state.tasks if t.task.role == "chief"]
     needed = chief or state.members
     return all(not t.alive and t.code == 0 for t in needed)
 
 
-def _release(state: JobState, reporting: Sequence[TaskId], now: float) -> Result:
-    """Lets go of the tasks that training no longer needs, in the order told at the top."""
+def _release_surplus_tasks(state: JobState, reporting: Sequence[TaskId], now: float) -> Result:
+    """Stop the tasks that training no longer needs, in the order given at the top."""
     actions: list[Action] = []
     workers_left = any(t.task.role == "worker" for t in state.alive)
     for task in state.alive:
-        if task.asked or task.escalate_at is not None:
+        if task.signal_sent or task.escalate_at is not None:
             continue
         if task.task.role == "worker" and not task.member:
             state, more = _escalate(state, task, now)
@@ -219,77 +232,85 @@ def _release(state: JobState, reporting: Sequence[TaskId], now: float) -> Result
     return state, actions
 
 
-def _launch_failed(state: JobState, event: LaunchFailed, now: float) -> Result:
+def _handle_launch_failure(state: JobState, event: LaunchFailedEvent, now: float) -> Result:
     for name in event.tasks:
         state = state.with_task(replace(state.task(name), alive=False, code=None, escalate_at=None))
-    text = f"{', '.join(map(str, event.tasks))} could not be started: {event.message}"
-    if state.phase == "running":
-        done = recovery.launch_failed(state, event, now)
-        if done is not None:
-            return done[0], [Say(text), *done[1]]
+    actions: list[Action] = [Log(f"{_join(event.tasks)} could not be started: {event.message}")]
+    if state.phase != "running":
+        return _conclude_if_stopped(state, actions, now)
+    for name in (name for name in event.tasks if name.role == "evaluator"):
+        state, more = recovery.retry_evaluator(state, state.task(name), now)
+        actions += more
+    event = replace(event, tasks=tuple(name for name in event.tasks if name.role != "evaluator"))
+    if not event.tasks:
+        return state, actions
+    done = recovery.handle_launch_failure(state, event, now)
+    if done is None:
         cause = Cause(f"{event.tasks[0]} could not be started: {event.message}", 1, event.tasks[0])
-        state, actions = _fail_attempt(state, cause, now)
-        return state, [Say(text), *actions]
-    return _settle(state, [Say(text)], now)
+        done = _fail_attempt(state, cause, now)
+    return done[0], [*actions, *done[1]]
+
+
+def _join(tasks: Sequence[TaskId]) -> str:
+    return ", ".join(map(str, tasks))
 
 
 def _fail_attempt(state: JobState, cause: Cause, now: float) -> Result:
-    """Everything is stopped because of `cause`, which no task's end tells."""
-    stopping = recovery.without_launches(replace(state, phase="stopping", goal="decide", stall=cause))
-    state, actions = _ask_all(stopping, now)
-    return _settle(state, actions, now)
+    """Stop all tasks because of `cause`, which no task's end shows."""
+    stopping = recovery.cancel_launches(replace(state, phase="stopping", goal="decide", stop_cause=cause))
+    state, actions = _terminate_all(stopping, now)
+    return _conclude_if_stopped(state, actions, now)
 
 
-def _stalled(state: JobState, event: Stalled, now: float) -> Result:
-    if state.phase not in ("running", "stopping") or state.stall:
+def _handle_stall(state: JobState, event: StalledEvent, now: float) -> Result:
+    if state.phase not in ("running", "stopping") or state.stop_cause:
         return state, []
-    if any(t.asked or t.stalled for t in state.alive):
+    if any(t.signal_sent or t.stall_reason for t in state.alive):
         return state, []
     state = state.with_progress(event.progress)
-    actions: list[Action] = [Say(f"{event.text}; every task's stacks are in its log")]
+    actions: list[Action] = [Log(f"{event.text}; every task's stacks are in its log")]
     actions += [Signal(t.task, "dump") for t in state.alive]
     if recovery.can_kill_stuck(state, event):
         for name in event.culprits:
-            task = replace(state.task(name), escalate_at=now + DUMP_GRACE, stalled=event.text)
+            task = replace(state.task(name), escalate_at=now + DUMP_GRACE, stall_reason=event.text)
             state = state.with_task(task)
         return state, actions
     goal: Goal = "finish" if state.goal == "finish" else "decide"
     cause = Cause(event.text, STALL_CODE)
-    state = recovery.without_launches(replace(state, phase="stopping", goal=goal, stall=cause))
+    state = recovery.cancel_launches(replace(state, phase="stopping", goal=goal, stop_cause=cause))
     for task in state.alive:
         state = state.with_task(replace(task, escalate_at=now + DUMP_GRACE))
-    return _settle(state, actions, now)
+    return _conclude_if_stopped(state, actions, now)
 
 
-def _stop_requested(state: JobState, now: float) -> Result:
+def _handle_stop_request(state: JobState, now: float) -> Result:
     if state.goal == "stop":
         actions: list[Action] = []
         for task in state.alive:
-            if task.asked != "kill":
-                state = state.with_task(replace(task, asked="kill", escalate_at=None))
+            if task.signal_sent != "kill":
+                state = state.with_task(replace(task, signal_sent="kill", escalate_at=None))
                 actions.append(Signal(task.task, "kill"))
         return state, actions
     if state.goal == "finish":
-        return _ask_all(state, now)
-    told: list[Action] = [Say("stop was asked for; stopping every task")]
+        return _terminate_all(state, now)
     stopping = replace(state, phase="stopping", goal="stop", restart_at=None)
-    state, asked = _ask_all(recovery.without_launches(stopping), now)
-    return _settle(state, told + asked, now)
+    state, actions = _terminate_all(recovery.cancel_launches(stopping), now)
+    return _conclude_if_stopped(state, [Log("stop was asked for; stopping every task"), *actions], now)
 
 
-def _controller_lost(state: JobState, now: float) -> Result:
+def _handle_controller_loss(state: JobState, now: float) -> Result:
     text = (
         "the job's processes were all ended from outside, its controller included; `insitu resume` goes on "
         "from the last checkpoint"
     )
     tasks = tuple(replace(t, alive=False, escalate_at=None, launch_at=None) for t in state.tasks)
     state = replace(state, tasks=tasks)
-    return _end(state, "failed", 1, text, Cause(text, 1), now)
+    return _end_job(state, "failed", 1, text, Cause(text, 1), now)
 
 
-def _tick(state: JobState, now: float) -> Result:
+def _handle_tick(state: JobState, now: float) -> Result:
     if state.restart_at is not None and now >= state.restart_at:
-        return _launch(state, now)
+        return _launch_all(state, now)
     actions: list[Action] = []
     for task in state.alive:
         if task.escalate_at is not None and now >= task.escalate_at:
@@ -297,110 +318,117 @@ def _tick(state: JobState, now: float) -> Result:
             actions += more
     due = [t.task for t in state.tasks if t.launch_at is not None and now >= t.launch_at]
     if due:
-        state, more = recovery.begin(state, due, now)
+        state, more = recovery.relaunch(state, due, now)
         actions += more
     return state, actions
 
 
-def _ask_all(state: JobState, now: float) -> Result:
+def _terminate_all(state: JobState, now: float) -> Result:
     actions: list[Action] = []
     for task in state.alive:
-        if not task.asked:
+        if not task.signal_sent:
             state, more = _escalate(state, task, now)
             actions += more
     return state, actions
 
 
 def _escalate(state: JobState, task: TaskState, now: float) -> Result:
-    """SIGTERM first; SIGKILL where that has been tried."""
-    if task.stalled:
+    """Send SIGTERM to a task, or SIGKILL where that has been sent."""
+    if task.stall_reason:
         # It has had its time to write its stacks, and others wait for its place.
-        return state.with_task(replace(task, asked="kill", escalate_at=None)), [Signal(task.task, "kill")]
-    if task.asked == "":
-        asked = replace(task, asked="term", escalate_at=now + TERM_GRACE)
-        return state.with_task(asked), [Signal(task.task, "term")]
-    killed = replace(task, asked="kill", escalate_at=None)
+        return state.with_task(replace(task, signal_sent="kill", escalate_at=None)), [
+            Signal(task.task, "kill")
+        ]
+    if task.signal_sent == "":
+        terminated = replace(task, signal_sent="term", escalate_at=now + TERM_GRACE)
+        return state.with_task(terminated), [Signal(task.task, "term")]
+    killed = replace(task, signal_sent="kill", escalate_at=None)
     return state.with_task(killed), [
-        Say(f"{task.task} did not end within {TERM_GRACE:g} s of SIGTERM; killing it"),
+        Log(f"{task.task} did not end within {TERM_GRACE:g} s of SIGTERM; killing it"),
         Signal(task.task, "kill"),
     ]
 
 
-def _settle(state: JobState, actions: list[Action], now: float) -> Result:
-    """Once nothing runs, what `goal` asks for."""
+def _conclude_if_stopped(state: JobState, actions: list[Action], now: float) -> Result:
+    """Do what `goal` asks for once nothing of a stopping job runs."""
     if state.phase != "stopping" or state.alive:
         return state, actions
     if state.goal == "finish":
-        state, more = _end(state, "finished", 0, "", None, now)
+        state, more = _end_job(state, "finished", 0, "", None, now)
     elif state.goal == "stop":
-        state, more = _end(state, "stopped", STOPPED_CODE, "stopped as asked", None, now)
+        state, more = _end_job(state, "stopped", STOPPED_CODE, "stopped as asked", None, now)
     else:
-        state, more = _decide(state, now)
+        state, more = _restart_or_give_up(state, now)
     return state, actions + more
 
 
-def _decide(state: JobState, now: float) -> Result:
-    """Restart, or give up."""
+def _restart_or_give_up(state: JobState, now: float) -> Result:
+    """Restart all tasks after a pause, or end the job as failed."""
     cause = find_cause(state)
     progress = state.attempts[-1].progress or (-1, -1)
     started = state.task(cause.task).started if cause.task else now
     if recovery.is_same_bug(state, cause.fingerprint, started, progress):
-        text = f"{cause.text}; the same traceback twice without progress in between, so it is not tried again"
-        return _end(state, "failed", cause.code, text, cause, now)
+        failure = state.task(cause.task).failure if cause.task else None
+        same = "exit" if failure and failure.type == SYSTEM_EXIT else "traceback"
+        text = f"{cause.text}; the same {same} twice without progress in between, so it is not tried again"
+        return _end_job(state, "failed", cause.code, text, cause, now)
     if state.failures >= state.max_restarts:
         text = f"{cause.text}; {state.failures} of {state.max_restarts} restarts were used"
-        return _end(state, "failed", cause.code, text, cause, now)
-    pause = min(LONGEST_PAUSE, 2.0 ** _in_vain(state))
+        return _end_job(state, "failed", cause.code, text, cause, now)
+    pause = min(recovery.MAX_RESTART_DELAY, 2.0 ** _count_fruitless_attempts(state))
     bug = Bug(cause.fingerprint, progress, now) if cause.fingerprint else state.bug
     state = _close_attempt(replace(state, bug=bug, failures=state.failures + 1), cause, now)
-    state = replace(state, phase="restarting", goal="", stall=None, restart_at=now + pause)
+    state = replace(state, phase="restarting", goal="", stop_cause=None, restart_at=now + pause)
     return state, [
-        Say(f"{cause.text}; restarting every task in {pause:g} s ({state.failures} of {state.max_restarts})")
+        Log(f"{cause.text}; restarting every task in {pause:g} s ({state.failures} of {state.max_restarts})")
     ]
 
 
-def _in_vain(state: JobState) -> int:
-    """How many attempts in a row, up to now, came no further than the one before each."""
+def _count_fruitless_attempts(state: JobState) -> int:
+    """Count the attempts in a row, up to now, that came no further than the one before."""
     reached = [a.progress or (-1, -1) for a in reversed(state.attempts)]
     gains = (later > earlier for later, earlier in pairwise(reached))
     return next((number for number, gained in enumerate(gains) if gained), len(reached) - 1)
 
 
 def find_cause(state: JobState) -> Cause:
-    """What the attempt ended of: not those whom it took down with it.
+    """Return why the attempt ended: the task that failed, not those that failed because of it.
 
-    A stall or a failed launch counts first. Then tasks that ended before they were asked to, or by a
-    signal that wasn't ours; those that only lost a peer come last; else whoever was first.
+    A stall or a failed launch counts first. Then tasks that ended before they were signalled, or by a signal
+    that wasn't ours; those that only lost a peer come last; else the one that ended last.
     """
-    if state.stall:
-        return state.stall
+    if state.stop_cause:
+        return state.stop_cause
+    dead = [state.task(name) for name in state.died if name.role != "evaluator"]
     suspects = [
         task
-        for task in (state.task(name) for name in state.died)
-        if task.code and (not task.asked or (task.code < 0 and not _is_ours(task)))
+        for task in dead
+        if task.code and (not task.signal_sent or (task.code < 0 and not _ended_by_our_signal(task)))
     ]
     suspects.sort(key=lambda t: bool(t.failure and t.failure.peer_lost))
-    guilty = suspects[0] if suspects else state.task(state.died[-1])
+    guilty = suspects[0] if suspects else dead[-1]
     # Losing a peer is no bug of the script, however often it looks the same.
     fingerprint = guilty.failure.fingerprint if guilty.failure and not guilty.failure.peer_lost else ""
-    return Cause(describe_exit(guilty), exit_code_of(guilty.code or 0), guilty.task, fingerprint)
+    return Cause(describe_exit(guilty), to_exit_code(guilty.code or 0), guilty.task, fingerprint)
 
 
-def _is_ours(task: TaskState) -> bool:
-    sent = {"term": {signal.SIGTERM}, "kill": {signal.SIGTERM, signal.SIGKILL}, "": set()}[task.asked]
+def _ended_by_our_signal(task: TaskState) -> bool:
+    sent = {"term": {signal.SIGTERM}, "kill": {signal.SIGTERM, signal.SIGKILL}, "": set()}[task.signal_sent]
     return -(task.code or 0) in sent
 
 
-def exit_code_of(code: int) -> int:
-    """The shell's way: 128 + the signal's number for a task that a signal ended."""
+def to_exit_code(code: int) -> int:
+    """Return an exit code as the shell has it: 128 + the signal's number for a task that a signal ended."""
     return 128 - code if code < 0 else code
 
 
-def _end(state: JobState, phase: Phase, code: int, reason: str, cause: Cause | None, now: float) -> Result:
+def _end_job(
+    state: JobState, phase: Phase, code: int, reason: str, cause: Cause | None, now: float
+) -> Result:
     state = _close_attempt(state, cause, now)
     state = replace(state, phase=phase, goal="", restart_at=None, exit_code=code, reason=reason)
-    told = f"job {phase}{f' with exit code {code}: {reason}' if phase == 'failed' else ''}"
-    return state, [Say(told), Finish(code)]
+    text = f"job {phase}{f' with exit code {code}: {reason}' if phase == 'failed' else ''}"
+    return state, [Log(text), Finish(code)]
 
 
 def _close_attempt(state: JobState, cause: Cause | None, now: float) -> JobState:

@@ -1,7 +1,7 @@
-"""Who runs which shards when workers come and go. Pure: the same values give the same layout.
+"""Assigns shards to workers that come and go. Pure: the same values give the same assignment.
 
-Which rows a shard holds never changes, so any layout trains to the same bits; a good one reads its rows from
-the node it runs on and moves few shards.
+Which rows a shard holds never changes, so any assignment trains to the same bits; a good one reads its rows
+from the node it runs on and moves few shards.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 from insitu.spec import CacheSpec, NodeId, ShardMap, TaskId
 
-Holders = tuple[tuple[NodeId, ...], ...]
-"""For each shard the nodes that hold partitions of it, primary or backup, the one it is at home on first."""
+ShardHolders = tuple[tuple[NodeId, ...], ...]
+"""For each shard the nodes that hold partitions of it, primary or backup, its home node first."""
 
 
-def holders_of_shards(shard_map: ShardMap, homes: Sequence[NodeId], cache: CacheSpec) -> Holders:
-    """Nodes by how many of each shard's rows they hold, after the shard's home."""
+def find_shard_holders(shard_map: ShardMap, homes: Sequence[NodeId], cache: CacheSpec) -> ShardHolders:
+    """Return, for each shard, its home node, then the others by how many of its rows they hold."""
     found = []
     for home, partitions in zip(homes, shard_map.shards, strict=True):
         rows: Counter[NodeId] = Counter()
@@ -28,13 +28,13 @@ def holders_of_shards(shard_map: ShardMap, homes: Sequence[NodeId], cache: Cache
     return tuple(found)
 
 
-def contiguous(workers: int, shards: int) -> tuple[tuple[int, ...], ...]:
-    """Shards of each worker at a start: worker w of W runs [w*S/W, (w+1)*S/W)."""
+def assign_contiguous_shards(workers: int, shards: int) -> tuple[tuple[int, ...], ...]:
+    """Return the shards of each worker at a start: worker w of W runs [w*S/W, (w+1)*S/W)."""
     return tuple(tuple(range(w * shards // workers, (w + 1) * shards // workers)) for w in range(workers))
 
 
-def home_of(shards: Sequence[int], holders: Holders, lost: Collection[NodeId] = ()) -> NodeId | None:
-    """The node to run `shards` on: where most of them are at home, else where most have a backup.
+def choose_node(shards: Sequence[int], holders: ShardHolders, lost: Collection[NodeId] = ()) -> NodeId | None:
+    """Return the node to run `shards` on: the home of most of them, else where most have a backup.
 
     `lost` nodes are left out; None where no other holds any of them.
     """
@@ -45,9 +45,9 @@ def home_of(shards: Sequence[int], holders: Holders, lost: Collection[NodeId] = 
 
 
 def reassign(
-    held: Mapping[TaskId, Sequence[int]], nodes: Mapping[TaskId, NodeId | None], holders: Holders
+    held: Mapping[TaskId, Sequence[int]], nodes: Mapping[TaskId, NodeId | None], holders: ShardHolders
 ) -> dict[TaskId, tuple[int, ...]]:
-    """The shards of each task of `held` once these, and nobody else, run all shards.
+    """Return the shards of each task of `held` once these, and no others, run all shards.
 
     `held[t]` is what task t runs now (nothing: it is new), `nodes[t]` where it runs. Loads end up differing
     by one at most; within that a task keeps what it has, and a shard that must move goes to a task on a node

@@ -1,6 +1,6 @@
-"""Lays a job out on the nodes. Pure: the same values give the same placement.
+"""Places a job's tasks on the nodes. Pure: the same values give the same placement.
 
-Where shards are at home follows from (number of shards, cache, topology) alone, and which partitions
+The home nodes of shards follow from (number of shards, cache, topology) alone, and which partitions
 they hold follows from that. So a job of S shards trains on the same shards whether one worker runs all of
 them or S workers run one each, which is what makes their weights equal.
 """
@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 
-from insitu.cluster.decide.layout import contiguous
+from insitu.cluster.decide.layout import assign_contiguous_shards
 from insitu.errors import PlacementError
 from insitu.spec import CacheSpec, JobSpec, NodeId, Placement, ShardMap, TaskId, TaskSpec, Topology
 
 
-def rows_by_node(cache: CacheSpec, topology: Topology) -> dict[NodeId, int]:
-    """Rows whose primary owner each node is, for the nodes that own any partition, in the topology's order.
+def count_rows_by_node(cache: CacheSpec, topology: Topology) -> dict[NodeId, int]:
+    """Return the rows that each node is the primary owner of, for nodes that own any, in the topology's
+    order.
 
     Raises PlacementError where a partition's primary owner isn't a node of the cluster.
     """
@@ -33,13 +34,14 @@ def rows_by_node(cache: CacheSpec, topology: Topology) -> dict[NodeId, int]:
     return {node: rows[node] for node in topology.nodes if node in rows}
 
 
-def default_workers(cache: CacheSpec, topology: Topology) -> int:
-    """One worker for each node that owns data."""
-    return len(rows_by_node(cache, topology))
+def choose_worker_count(cache: CacheSpec, topology: Topology) -> int:
+    """Return the default number of workers: one for each node that owns data."""
+    return len(count_rows_by_node(cache, topology))
 
 
-def default_threads(cores: int, workers: int, evaluator: bool) -> int:
-    """Backend threads per replica when `cores` are shared by the tasks that compute: workers and evaluator.
+def choose_thread_count(cores: int, workers: int, evaluator: bool) -> int:
+    """Return the default backend threads per replica: `cores` shared by the tasks that compute, workers and
+    evaluator.
 
     A chief beside workers coordinates and ps tasks apply updates; neither is counted.
     """
@@ -47,7 +49,7 @@ def default_threads(cores: int, workers: int, evaluator: bool) -> int:
 
 
 def apportion(count: int, weights: Sequence[int]) -> list[int]:
-    """`count` things dealt out in proportion to `weights`, by largest remainders (ties: the earlier).
+    """Deal out `count` things in proportion to `weights`, by largest remainders (ties: the earlier).
 
     Where `count` allows it every weight gets at least one; where it doesn't, the `count` heaviest get
     one each.
@@ -65,20 +67,20 @@ def apportion(count: int, weights: Sequence[int]) -> list[int]:
     return shares
 
 
-def homes_of_shards(shards: int, cache: CacheSpec, topology: Topology) -> tuple[NodeId, ...]:
-    """The node that each shard is at home on: shards dealt to the owning nodes by their rows."""
-    rows = rows_by_node(cache, topology)
+def choose_home_nodes(shards: int, cache: CacheSpec, topology: Topology) -> tuple[NodeId, ...]:
+    """Return the home node of each shard: shards are dealt to the owning nodes by their rows."""
+    rows = count_rows_by_node(cache, topology)
     shares = apportion(shards, list(rows.values()))
     return tuple(node for node, share in zip(rows, shares, strict=True) for _ in range(share))
 
 
-def place(job: JobSpec, cache: CacheSpec, topology: Topology) -> Placement:
-    """The tasks of `job` on nodes of `topology`, and the shards of `cache` on its workers.
+def place_tasks(job: JobSpec, cache: CacheSpec, topology: Topology) -> Placement:
+    """Place the tasks of `job` on nodes of `topology`, and the shards of `cache` on its workers.
 
-    Worker w of W runs shards [w*S/W, (w+1)*S/W) on the node that most of them are at home on. The ps
+    Worker w of W runs shards [w*S/W, (w+1)*S/W) on the home node of most of them. The ps
     tasks go round-robin over the nodes; chief and evaluator run beside worker 0. Raises PlacementError.
     """
-    from insitu.grid.affinity import shard_partitions
+    from insitu.grid.layout import shard_partitions
 
     if job.shards > len(cache.partitions):
         raise PlacementError(
@@ -87,9 +89,9 @@ def place(job: JobSpec, cache: CacheSpec, topology: Topology) -> Placement:
             f"{len(cache.partitions)} workers, or import the cache again with --partitions {job.shards} or "
             f"more."
         )
-    homes = homes_of_shards(job.shards, cache, topology)
+    homes = choose_home_nodes(job.shards, cache, topology)
     workers = []
-    for worker, shards in enumerate(contiguous(job.workers, job.shards)):
+    for worker, shards in enumerate(assign_contiguous_shards(job.workers, job.shards)):
         node = Counter(homes[s] for s in shards).most_common(1)[0][0]
         workers.append(TaskSpec(TaskId("worker", worker), node, shards))
     first = workers[0].node

@@ -1,10 +1,13 @@
-"""What the records of tasks tell about a recovery. Pure: state and records are passed in."""
+"""Finds out from the tasks' records how a recovery goes. Pure: state and records are passed in."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from insitu.cluster.decide.job_state import JobState, Steps
+from insitu.cluster.decide.job_state import (
+    EpochStep,
+    JobState,
+)
 from insitu.progress import IDLE, Progress
 from insitu.roster import JOINING, RECOVERING
 from insitu.spec import TaskId
@@ -12,13 +15,13 @@ from insitu.spec import TaskId
 Records = Mapping[TaskId, Progress | None]
 
 
-def furthest(records: Records) -> Steps | None:
-    """The furthest (epoch, step) that any task has reported, or None."""
+def find_furthest(records: Records) -> EpochStep | None:
+    """Return the furthest (epoch, step) that any task has reported, or None."""
     return max(((r.epoch, r.step) for r in records.values() if r is not None), default=None)
 
 
-def ready_to_join(state: JobState, records: Records) -> tuple[TaskId, ...]:
-    """Newcomers that wait for a roster that names them."""
+def find_ready_to_join(state: JobState, records: Records) -> tuple[TaskId, ...]:
+    """Return the newcomers that wait for a roster that names them."""
     if state.phase != "running":
         return ()
     waiting = [t.task for t in state.alive if t.task.role == "worker" and not t.member and not t.released]
@@ -41,8 +44,8 @@ def has_recovered(state: JobState, records: Records) -> bool:
     return True
 
 
-def parted(state: JobState, records: Records) -> tuple[TaskId, ...]:
-    """Members that say that they have lost a peer of the newest generation."""
+def find_disconnected(state: JobState, records: Records) -> tuple[TaskId, ...]:
+    """Return the members that report that they have lost a peer of the newest generation."""
     if state.phase != "running" or any(t.launch_at is not None for t in state.members):
         return ()
     return tuple(

@@ -1,7 +1,7 @@
-"""Notices a job that stands still, and whom it waits for. Pure: records and the time are passed in.
+"""Finds that a job stands still, and which task it waits for. Pure: records and the time are passed in.
 
-Only tasks that say how far they are (see `insitu.progress`) can be judged, from their first step until they
-say that they are idle: what a script does beside training may take as long as it likes.
+Only tasks that report how far they are (see `insitu.progress`) can be judged, from their first step until
+they report that they are idle: what a script does beside training may take as long as it likes.
 """
 
 from __future__ import annotations
@@ -13,32 +13,37 @@ from insitu.progress import IDLE, Progress
 from insitu.roster import JOINING, RECOVERING
 from insitu.spec import TaskId
 
-WAITING = frozenset({"exchange", "join", RECOVERING, JOINING})
-"""Places at which a task can do nothing but wait for others."""
-_FOR_A_ROSTER = frozenset({RECOVERING, JOINING})
-"""Places at which a task waits for others that may not have begun."""
+WAITING_ACTIVITIES = frozenset({"exchange", "join", RECOVERING, JOINING})
+"""Activities (`Progress.place`) in which a task can do nothing but wait for others."""
+WAITING_FOR_ROSTER = frozenset({RECOVERING, JOINING})
+"""Activities in which a task waits for others that may not have begun."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """`text` says what stands where; `culprits` are those that the others wait for, empty if unknown."""
+    """A job that stands still."""
 
+    #: Names the tasks and where each stands, for the user.
     text: str
+    #: The tasks that the others wait for; empty if unknown.
     culprits: tuple[TaskId, ...] = ()
 
 
 class StallWatch:
-    """Remembers when each task's record last changed, in the time of whoever observes."""
+    """Keeps when each task's record last changed, by the clock of its caller."""
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
         self._seen: dict[TaskId, tuple[Progress, float]] = {}
 
     def begin(self, tasks: Collection[TaskId], stopped: Collection[TaskId] = ()) -> None:
-        """These tasks begin anew. They get the whole time again, and so does who waits for them; but not one
-        that is `stopped`: the others may come and go because of it, and it would never be found."""
+        """Restart the clock of these tasks, which are launched, and of tasks that wait for a roster.
+
+        The clock of a task that is `stopped` goes on: the others may come and go because of it, and it would
+        never be found.
+        """
         for task, (record, _) in list(self._seen.items()):
-            if task in tasks or (record.place in _FOR_A_ROSTER and task not in stopped):
+            if task in tasks or (record.place in WAITING_FOR_ROSTER and task not in stopped):
                 del self._seen[task]
 
     def observe(
@@ -49,11 +54,11 @@ class StallWatch:
         idle_too: bool = False,
         stopped: Callable[[], Collection[TaskId]] = tuple,
     ) -> Stall | None:
-        """Looks at the living tasks' records.
+        """Compare the records of the tasks alive with those before. Returns a stall, or None.
 
-        A stall is when nobody moved for the timeout, or when somebody that all others wait for didn't.
-        `idle_too`: training is over, so idle tasks are only waited for, and judged as well. `stopped` tells
-        whose process is suspended.
+        A stall is when no task moved for the timeout, or when one that all others wait for didn't.
+        `idle_too`: training is over, so idle tasks are only waited for, and judged as well. `stopped` returns
+        the tasks whose process is suspended.
         """
         for task in self._seen.keys() - records.keys():
             del self._seen[task]
@@ -67,7 +72,7 @@ class StallWatch:
             if seen[0].step >= 0 and (idle_too or seen[0].place != IDLE)
         }
         still = {task for task, (_, since) in training.items() if now - since >= self.timeout}
-        busy = {task for task in training if training[task][0].place not in WAITING}
+        busy = {task for task in training if training[task][0].place not in WAITING_ACTIVITIES}
         if not still or (still != training.keys() and not busy <= still):
             return None
         if still == training.keys():
@@ -89,4 +94,5 @@ class StallWatch:
 
 
 def _place(task: TaskId, record: Progress) -> str:
-    return f"{task} at epoch {record.epoch} step {record.step} ({record.place or 'place unknown'})"
+    """Return where a task stands, for the user: counted from 1, as Keras prints it."""
+    return f"{task} at epoch {record.epoch + 1} step {record.step + 1} ({record.place or 'place unknown'})"

@@ -1,4 +1,4 @@
-"""What starts processes on nodes, behind one seam.
+"""Starts the processes of tasks on nodes and watches them, behind one seam.
 
 Begin reading with `engine.py`, the seam; `local.py` is the engine of this machine.
 """
@@ -10,21 +10,64 @@ from typing import TYPE_CHECKING
 from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
-    from insitu.cluster.engines.engine import Command, Ended, Output, SignalName
+    from insitu.cluster.engines.channel import Channel, ChannelClosed, Message, open_channel_pair
+    from insitu.cluster.engines.engine import (
+        Command,
+        Ended,
+        Engine,
+        NodeState,
+        Output,
+        ProcessState,
+        SignalName,
+        TaskObserver,
+        TaskSetup,
+    )
     from insitu.cluster.engines.local import LocalEngine
+    from insitu.cluster.engines.messages import EngineCalls, decode_command, encode_command, reply_to_call
+    from insitu.cluster.engines.selection import open_engine
+    from insitu.cluster.engines.wakeup import Wakeup
 
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
-        "engine": ("Command", "Ended", "Output", "SignalName"),
+        "channel": ("Channel", "ChannelClosed", "Message", "open_channel_pair"),
+        "engine": (
+            "Command",
+            "Ended",
+            "Engine",
+            "NodeState",
+            "Output",
+            "ProcessState",
+            "SignalName",
+            "TaskObserver",
+            "TaskSetup",
+        ),
         "local": ("LocalEngine",),
+        "messages": ("EngineCalls", "reply_to_call", "decode_command", "encode_command"),
+        "selection": ("open_engine",),
+        "wakeup": ("Wakeup",),
     },
 )
 
 __all__ = [
+    "Channel",
+    "ChannelClosed",
     "Command",
     "Ended",
+    "Engine",
+    "EngineCalls",
     "LocalEngine",
+    "Message",
+    "NodeState",
     "Output",
+    "ProcessState",
     "SignalName",
+    "TaskObserver",
+    "TaskSetup",
+    "Wakeup",
+    "decode_command",
+    "encode_command",
+    "open_channel_pair",
+    "open_engine",
+    "reply_to_call",
 ]

@@ -1,13 +1,20 @@
-"""The seam between the controller and what runs tasks on nodes."""
+"""The seam between a job's supervisor and what runs its tasks on nodes.
+
+An engine is made of three parts: `ProcessControl` starts and ends processes, `TaskSetup` prepares what they
+find, `TaskObserver` says how they are. All of them are used from one thread. Whoever uses an engine learns
+nothing of the tasks by another way: they may run on another machine.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, Protocol
 
-from insitu.spec import TaskId, TaskSpec
+from insitu.cluster.decide import Failure
+from insitu.progress import Progress
+from insitu.roster import Roster
+from insitu.spec import NodeId, TaskId, TaskSpec
 
 SignalName = Literal["term", "kill", "dump"]
 
@@ -33,27 +40,82 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What one task runs: a whole argument list, a whole environment, and a folder to run in."""
+    """What one task runs: a whole argument list and a whole environment. The engine knows the folder."""
 
     arguments: tuple[str, ...]
     environment: dict[str, str]
-    folder: Path
 
 
-class Engine(Protocol):
-    """Starts processes beside their data and watches them. Used from one thread."""
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """The process of a running task, as its node sees it."""
 
-    def reserve(self, tasks: Sequence[TaskSpec]) -> dict[TaskId, str]:
-        """A distinct `host:port` for each task on its node, held until the task is launched."""
+    #: Suspended by SIGSTOP or a debugger.
+    suspended: bool
+    #: Bytes of physical memory that it has.
+    resident_bytes: int
 
-    def launch(self, task: TaskSpec, command: Command) -> None:
-        """Starts the task. Raises ClusterError where that can't be done."""
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """A node, as seen on it."""
+
+    #: Bytes of memory that processes may still get.
+    available_bytes: int
+    #: False once the folder that holds the node's partitions is gone.
+    has_store: bool
+
+
+class ProcessControl(Protocol):
+    """Starts processes beside their data and ends them."""
+
+    def launch(self, task: TaskSpec, command: Command) -> int:
+        """Starts the task. Returns its process id on its node. Raises ClusterError."""
+
+    def keep_standby(self, count: int, command: Command) -> None:
+        """Keeps `count` warmed processes from now on that can become tasks of `command`."""
 
     def signal(self, task: TaskId, name: SignalName) -> None:
         """Sends to the task (`dump`) or to it and all it has started (`term`, `kill`); no-op once ended."""
 
     def wait(self, timeout: float | None) -> list[Output | Ended]:
-        """What happened, as soon as anything has, or nothing after `timeout` seconds (None: no limit)."""
+        """Returns what happened, as soon as anything has; nothing after `timeout` seconds, if given."""
 
     def close(self) -> None:
         """Kills what still runs and lets go of everything."""
+
+
+class TaskSetup(Protocol):
+    """Prepares what tasks find when they begin."""
+
+    def reserve(self, tasks: Sequence[TaskSpec]) -> dict[TaskId, str]:
+        """Returns a distinct `host:port` for each task on its node, held until the task is launched.
+
+        Addresses of an earlier call that weren't used are let go of. Raises ClusterError.
+        """
+
+    def publish_roster(self, roster: Roster) -> None:
+        """Replaces the roster that tasks see, on all nodes. Raises ClusterError."""
+
+    def clear_records(self, tasks: Sequence[TaskId]) -> None:
+        """Removes what earlier incarnations of these tasks wrote about themselves. Raises ClusterError."""
+
+
+class TaskObserver(Protocol):
+    """Says how tasks and nodes are. What can't be found out is left out; nothing raises."""
+
+    def read_progress(self, tasks: Sequence[TaskId]) -> dict[TaskId, Progress]:
+        """Returns the last progress record of each task that has written one."""
+
+    def read_failure(self, task: TaskId) -> Failure | None:
+        """Returns what the task wrote about the exception that ended it."""
+
+    def process_states(self, tasks: Sequence[TaskId]) -> dict[TaskId, ProcessState]:
+        """Returns the state of each of these tasks that runs."""
+
+    def node_states(self, nodes: Sequence[NodeId]) -> dict[NodeId, NodeState]:
+        """Returns the state of each of these nodes."""
+
+
+class Engine(ProcessControl, TaskSetup, TaskObserver, Protocol):
+    """What a supervisor needs of an engine."""

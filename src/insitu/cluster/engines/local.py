@@ -9,12 +9,17 @@ import signal
 import socket
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 
-from insitu.cluster.engines.engine import Command, Ended, Output, SignalName
-from insitu.cluster.engines.standby import Standby, Standbys, start_process
+from insitu.cluster.engines.engine import Command, Ended, NodeState, Output, ProcessState, SignalName
+from insitu.cluster.engines.standby import Standby, StandbyPool, start_process
+from insitu.cluster.engines.task_files import TaskFiles
+from insitu.cluster.task import PARENT_ENV
 from insitu.errors import ClusterError
+from insitu.paths import JobPaths, Paths
 from insitu.ports import hold_port
-from insitu.spec import TaskId, TaskSpec
+from insitu.processes import is_stopped, read_available_bytes, read_resident_bytes
+from insitu.spec import NodeId, TaskId, TaskSpec
 
 HOST = "127.0.0.1"
 _CHUNK = 64 * 1024
@@ -34,7 +39,7 @@ class _Running:
         os.set_blocking(self.pipe.fileno(), False)
 
     def read(self) -> bytes | None:
-        """What lies ready; b"" at the end of the stream, None where nothing is ready."""
+        """Returns the output that is ready; b"" at the end of the stream, None where nothing is ready."""
         try:
             return os.read(self.pipe.fileno(), _CHUNK)
         except BlockingIOError:
@@ -45,55 +50,53 @@ class _Running:
             os.killpg(self.process.pid, number)
 
 
-class LocalEngine:
-    """`wake` is a descriptor that makes `wait` return when it becomes readable; its owner reads it."""
+class LocalEngine(TaskFiles):
+    """Runs the tasks of one job. `wake` makes `wait` return when it becomes readable; its owner reads it.
 
-    def __init__(self, wake: int | None = None) -> None:
+    With `reap_orphans` it also reaps children of this process that it didn't start: processes that tasks
+    left behind, where this process adopts orphans. Children of this process's own session are left alone.
+    """
+
+    def __init__(self, job: JobPaths, wake: int | None = None, *, reap_orphans: bool = False) -> None:
+        super().__init__(job)
+        self._paths = Paths(job.root.parent.parent)
+        self._reaps_orphans = reap_orphans
         self._selector = selectors.DefaultSelector()
         if wake is not None:
             self._selector.register(wake, selectors.EVENT_READ, None)
         self._running: dict[TaskId, _Running] = {}
-        self._held: dict[TaskId, socket.socket] = {}
-        self._standbys = Standbys(self._selector)
-
-    @property
-    def processes(self) -> dict[TaskId, int]:
-        """The process id of each running task."""
-        return {task: running.process.pid for task, running in self._running.items()}
-
-    @property
-    def pids(self) -> set[int]:
-        """Of all processes that this engine looks after."""
-        return {*self.processes.values(), *self._standbys.pids}
+        self._held_ports: dict[TaskId, socket.socket] = {}
+        self._standbys = StandbyPool(self._selector, job.code)
 
     def keep_standby(self, count: int, command: Command) -> None:
-        """From now on `count` warmed processes are to stand by for tasks of `command`."""
-        self._standbys.keep(count, command)
+        self._standbys.keep(count, _tied_to_this_process(command))
 
     def reserve(self, tasks: Sequence[TaskSpec]) -> dict[TaskId, str]:
         self._release_ports()
         for spec in tasks:
-            self._held[spec.task] = hold_port(HOST)
-        addresses = {task: f"{HOST}:{held.getsockname()[1]}" for task, held in self._held.items()}
-        for task in self._held.keys() & self._running.keys():
+            self._held_ports[spec.task] = hold_port(HOST)
+        addresses = {task: f"{HOST}:{held.getsockname()[1]}" for task, held in self._held_ports.items()}
+        for task in self._held_ports.keys() & self._running.keys():
             # It lives already, of a controller that died before it could name it, and will listen itself.
-            self._held.pop(task).close()
+            self._held_ports.pop(task).close()
         return addresses
 
-    def launch(self, task: TaskSpec, command: Command) -> None:
-        held = self._held.pop(task.task, None)
+    def launch(self, task: TaskSpec, command: Command) -> int:
+        command = _tied_to_this_process(command)
+        held = self._held_ports.pop(task.task, None)
         if held is not None:
             held.close()
-        process = self._standbys.become(command)
+        process = self._standbys.activate(command)
         if process is None:
             try:
-                process = start_process(command)
+                process = start_process(command, self._job.code)
             except OSError as error:
                 raise ClusterError(f"Can't start {task.task}: {error}") from error
         running = _Running(task.task, process)
         self._running[task.task] = running
         self._selector.register(running.pidfd, selectors.EVENT_READ, running)
         self._selector.register(running.pipe, selectors.EVENT_READ, running)
+        return process.pid
 
     def signal(self, task: TaskId, name: SignalName) -> None:
         running = self._running.get(task)
@@ -108,6 +111,9 @@ class LocalEngine:
             running.kill_group(signal.SIGCONT)
 
     def wait(self, timeout: float | None) -> list[Output | Ended]:
+        if self._reaps_orphans:
+            # Before the wait: one that ends from now on makes `wake` readable.
+            self._reap_orphans()
         ready = self._selector.select(None if timeout is None else max(0.0, timeout))
         happened: list[Output | Ended] = []
         ended: list[_Running] = []
@@ -116,7 +122,7 @@ class LocalEngine:
             if running is None:
                 continue
             if isinstance(running, Standby):
-                self._standbys.see_to(running)
+                self._standbys.handle_output(running)
                 continue
             if key.fd == running.pidfd:
                 ended.append(running)
@@ -154,10 +160,30 @@ class LocalEngine:
         running.pipe.close()
         del self._running[running.task]
 
+    def _reap_orphans(self) -> None:
+        own = {*(r.process.pid for r in self._running.values()), *self._standbys.pids}
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if found is None or found.si_pid in own or os.getsid(found.si_pid) == os.getsid(0):
+                    return
+                os.waitpid(found.si_pid, 0)
+            except (ChildProcessError, ProcessLookupError):
+                return
+
+    def process_states(self, tasks: Sequence[TaskId]) -> dict[TaskId, ProcessState]:
+        pids = {task: self._running[task].process.pid for task in tasks if task in self._running}
+        return {task: ProcessState(is_stopped(pid), read_resident_bytes(pid)) for task, pid in pids.items()}
+
+    def node_states(self, nodes: Sequence[NodeId]) -> dict[NodeId, NodeState]:
+        available = read_available_bytes()
+        have_stores = self._paths.nodes.exists()
+        return {n: NodeState(available, not have_stores or self._paths.node(n).exists()) for n in nodes}
+
     def _release_ports(self) -> None:
-        for held in self._held.values():
+        for held in self._held_ports.values():
             held.close()
-        self._held.clear()
+        self._held_ports.clear()
 
     def close(self) -> None:
         for running in list(self._running.values()):
@@ -167,3 +193,8 @@ class LocalEngine:
         self._standbys.close()
         self._release_ports()
         self._selector.close()
+
+
+def _tied_to_this_process(command: Command) -> Command:
+    """Returns `command`, whose process then ends with this one."""
+    return replace(command, environment={**command.environment, PARENT_ENV: str(os.getpid())})

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
 from insitu.cluster.engines.engine import Command
 from insitu.cluster.task import STANDBY_OPTION
@@ -20,16 +21,18 @@ from insitu.context import CONTRACT_ENVS, JOB_ID_ENV
 from insitu.paths import HOME_ENV
 from insitu.processes import raise_priority
 
-_MOST_FAILURES = 3
-"""Standbys that may end of themselves before no more are started: then the script can't be warmed up for."""
+_MAX_FAILURES = 3
+"""Standbys that may end by themselves before no more are started: then the script can't be preloaded."""
 
 
-def start_process(command: Command, *, inherit: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
-    """A process of its own session whose output comes through one pipe. Raises OSError."""
+def start_process(
+    command: Command, folder: Path, *, inherit: tuple[int, ...] = ()
+) -> subprocess.Popen[bytes]:
+    """Starts a process of its own session whose output comes through one pipe. Raises OSError."""
     return subprocess.Popen(
         command.arguments,
         env=command.environment,
-        cwd=command.folder,
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -48,30 +51,31 @@ class Standby:
     fits: Command
 
 
-def what_must_fit(command: Command) -> Command:
-    """`command` without what a process that runs already can still be told: the contract's names."""
+def select_fixed_part(command: Command) -> Command:
+    """Returns `command` without what a running process can still be given: the contract's names."""
     rest = {name: value for name, value in command.environment.items() if name not in CONTRACT_ENVS}
-    return Command(command.arguments, rest, command.folder)
+    return Command(command.arguments, rest)
 
 
-class Standbys:
-    """Keeps as many as asked for; owned by an engine, in whose selector their pipes are."""
+class StandbyPool:
+    """Keeps as many as asked for in `folder`; owned by an engine, in whose selector their pipes are."""
 
-    def __init__(self, selector: selectors.BaseSelector) -> None:
+    def __init__(self, selector: selectors.BaseSelector, folder: Path) -> None:
         self._selector = selector
-        self._standing: list[Standby] = []
+        self._folder = folder
+        self._processes: list[Standby] = []
         self._failures = 0
 
     @property
     def pids(self) -> set[int]:
-        return {standby.process.pid for standby in self._standing}
+        return {standby.process.pid for standby in self._processes}
 
     def keep(self, count: int, command: Command) -> None:
-        fits = what_must_fit(command)
-        for standby in list(self._standing):
-            if standby.fits != fits or len(self._standing) > count:
+        fits = select_fixed_part(command)
+        for standby in list(self._processes):
+            if standby.fits != fits or len(self._processes) > count:
                 self._end(standby)
-        while len(self._standing) < count and self._failures < _MOST_FAILURES:
+        while len(self._processes) < count and self._failures < _MAX_FAILURES:
             try:
                 self._start(command, fits)
             except OSError:
@@ -88,7 +92,7 @@ class Standbys:
             # (interpreter, -P, -m, module) then the option; JOB_CMD follows.
             arguments = (*command.arguments[:4], STANDBY_OPTION, str(number), *command.arguments[4:])
             try:
-                process = start_process(Command(arguments, environment, command.folder), inherit=(number,))
+                process = start_process(Command(arguments, environment), self._folder, inherit=(number,))
             except OSError:
                 ours.close()
                 raise
@@ -96,16 +100,16 @@ class Standbys:
         if process.stdout is not None:
             os.set_blocking(process.stdout.fileno(), False)
             self._selector.register(process.stdout, selectors.EVENT_READ, standby)
-        self._standing.append(standby)
+        self._processes.append(standby)
 
-    def become(self, command: Command) -> subprocess.Popen[bytes] | None:
-        """A process that turns into `command` now, or None where none stands by that could."""
-        fits = what_must_fit(command)
-        for standby in list(self._standing):
+    def activate(self, command: Command) -> subprocess.Popen[bytes] | None:
+        """Returns a process that turns into `command` now, or None where none stands by that could."""
+        fits = select_fixed_part(command)
+        for standby in list(self._processes):
             if standby.fits != fits:
                 continue
             self._drop_output(standby)
-            self._standing.remove(standby)
+            self._processes.remove(standby)
             if standby.process.stdout is not None:
                 self._selector.unregister(standby.process.stdout)
             message = json.dumps({"environment": command.environment}).encode()
@@ -122,15 +126,15 @@ class Standbys:
             return standby.process
         return None
 
-    def see_to(self, standby: Standby) -> None:
+    def handle_output(self, standby: Standby) -> None:
         """Its pipe is readable: it printed something, or has ended."""
-        if standby in self._standing and self._drop_output(standby):
+        if standby in self._processes and self._drop_output(standby):
             self._failures += 1
             self._end(standby)
 
     @staticmethod
     def _drop_output(standby: Standby) -> bool:
-        """True where the end of the stream was reached."""
+        """Returns True where the end of the stream was reached."""
         if standby.process.stdout is None:
             return True
         with contextlib.suppress(BlockingIOError):
@@ -140,7 +144,7 @@ class Standbys:
         return False
 
     def _end(self, standby: Standby) -> None:
-        self._standing.remove(standby)
+        self._processes.remove(standby)
         if standby.process.stdout is not None:
             self._selector.unregister(standby.process.stdout)
         standby.connection.close()
@@ -155,5 +159,5 @@ class Standbys:
             standby.process.stdout.close()
 
     def close(self) -> None:
-        for standby in list(self._standing):
+        for standby in list(self._processes):
             self._end(standby)

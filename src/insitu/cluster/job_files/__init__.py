@@ -11,20 +11,38 @@ from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.cluster.job_files.journal import Journal
-    from insitu.cluster.job_files.lock import holder, is_locked, signal_holder, take_lock, write_holder
-    from insitu.cluster.job_files.logs import JobLogs, Merged
+    from insitu.cluster.job_files.lock import (
+        is_locked,
+        read_controller_pid,
+        signal_controller,
+        take_lock,
+        write_controller_pid,
+    )
+    from insitu.cluster.job_files.logs import JobLogs, MergedLog
     from insitu.cluster.job_files.output import split_prefix
     from insitu.cluster.job_files.records import read_placement, read_spec
+    from insitu.cluster.job_files.request_socket import (
+        connect_for_requests,
+        is_from_owner,
+        listen_for_requests,
+    )
     from insitu.cluster.job_files.tail import follow
 
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
         "journal": ("Journal",),
-        "lock": ("holder", "is_locked", "signal_holder", "take_lock", "write_holder"),
-        "logs": ("JobLogs", "Merged"),
+        "lock": (
+            "read_controller_pid",
+            "is_locked",
+            "signal_controller",
+            "take_lock",
+            "write_controller_pid",
+        ),
+        "logs": ("JobLogs", "MergedLog"),
         "output": ("split_prefix",),
         "records": ("read_placement", "read_spec"),
+        "request_socket": ("connect_for_requests", "is_from_owner", "listen_for_requests"),
         "tail": ("follow",),
     },
 )
@@ -32,14 +50,17 @@ __getattr__, __dir__ = lazy_door(
 __all__ = [
     "JobLogs",
     "Journal",
-    "Merged",
+    "MergedLog",
+    "connect_for_requests",
     "follow",
-    "holder",
+    "is_from_owner",
     "is_locked",
+    "listen_for_requests",
+    "read_controller_pid",
     "read_placement",
     "read_spec",
-    "signal_holder",
+    "signal_controller",
     "split_prefix",
     "take_lock",
-    "write_holder",
+    "write_controller_pid",
 ]

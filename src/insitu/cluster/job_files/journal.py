@@ -1,4 +1,4 @@
-"""The account of a job: every event, what was decided, and the state that followed, in one SQLite file."""
+"""Keeps a job's journal: every event, what was decided, and the state that followed, in one SQLite file."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from insitu.cluster.decide import Action, Event, JobState, plain
-from insitu.errors import ClusterError
+from insitu.cluster.decide import (
+    Action,
+    Event,
+    JobState,
+    decode_job,
+    encode_action,
+    encode_event,
+    encode_job,
+)
+from insitu.errors import ClusterError, InputError
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (
@@ -19,23 +27,32 @@ CREATE TABLE IF NOT EXISTS entries (
     at REAL NOT NULL,       -- seconds since 1970
     event TEXT NOT NULL,    -- {"event": NAME, ...}
     actions TEXT NOT NULL,  -- [{"action": NAME, ...}, ...]
-    state TEXT NOT NULL     -- JobState.to_json()
+    state TEXT NOT NULL     -- encode_job()
 );
 PRAGMA user_version = 1;
 """
 
+_PRIMARY_CODE = 0xFF
+"""The bits of an SQLite error code that name its kind; the others say more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One event and the actions that it led to, as JSON objects. `at` is in seconds since 1970."""
+    """One event and the actions that it led to."""
 
+    #: When it was recorded, in seconds since 1970.
     at: float
+    #: The event, as `encode_event` has it.
     event: dict[str, Any]
+    #: The actions, as `encode_action` has them.
     actions: list[dict[str, Any]]
 
 
 class Journal:
-    """Only the job's controller writes; anybody may read meanwhile. Raises ClusterError."""
+    """One job's journal.
+
+    Only the job's controller writes; any process may read meanwhile. Raises ClusterError.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,7 +64,11 @@ class Journal:
             with closing(sqlite3.connect(uri, uri=True, timeout=30.0)) as connection:
                 yield connection
         except sqlite3.Error as error:
-            raise ClusterError(f"The job's journal can't be used: {error}", logs=str(self.path)) from error
+            raise ClusterError(
+                f"The job's journal can't be used: {error}. Where the disk is full free some space; a "
+                "journal that is damaged can't be mended, so start the job anew",
+                logs=str(self.path),
+            ) from error
 
     def create(self, state: JobState) -> None:
         """Makes the journal, with `state` as its first entry."""
@@ -56,10 +77,10 @@ class Journal:
             self._insert(connection, 0.0, {"event": "Created"}, [], state)
 
     def record(self, at: float, event: Event, actions: Sequence[Action], state: JobState) -> None:
-        """One transaction: all of it is on disk, or nothing."""
-        acts = [{"action": type(a).__name__, **plain(asdict(a))} for a in actions]
+        """Append an event and what followed, in one transaction: all of it is on disk, or nothing."""
+        acts = [encode_action(action) for action in actions]
         with self._open("rw") as connection:
-            self._insert(connection, at, {"event": type(event).__name__, **plain(asdict(event))}, acts, state)
+            self._insert(connection, at, encode_event(event), acts, state)
 
     @staticmethod
     def _insert(
@@ -69,20 +90,46 @@ class Journal:
         actions: list[dict[str, Any]],
         state: JobState,
     ) -> None:
-        values = (at, json.dumps(event), json.dumps(actions), json.dumps(state.to_json()))
+        values = (at, json.dumps(event), json.dumps(actions), json.dumps(encode_job(state)))
         with connection:
             connection.execute("INSERT INTO entries (at, event, actions, state) VALUES (?, ?, ?, ?)", values)
 
+    def _select(self, query: str, *parameters: str) -> list[Any]:
+        try:
+            with self._open("ro") as connection:
+                return connection.execute(query, parameters).fetchall()
+        except ClusterError as error:
+            code = getattr(error.__cause__, "sqlite_errorcode", 0)
+            if code & _PRIMARY_CODE != sqlite3.SQLITE_READONLY:
+                raise
+        # A controller was killed in the middle of a transaction, which only a writer can roll back.
+        with self._open("rw") as connection:
+            return connection.execute(query, parameters).fetchall()
+
     def state(self) -> JobState:
-        """The latest state."""
-        with self._open("ro") as connection:
-            row = connection.execute("SELECT state FROM entries ORDER BY sequence DESC LIMIT 1").fetchone()
-        if row is None:
-            raise ClusterError("The job's journal is empty", logs=str(self.path))
-        return JobState.from_json(json.loads(row[0]))
+        """Return the latest state."""
+        rows = self._select("SELECT state FROM entries ORDER BY sequence DESC LIMIT 1")
+        if not rows:
+            raise ClusterError(
+                "The job's journal is empty: it was never started. Start the job anew", logs=str(self.path)
+            )
+        try:
+            return decode_job(json.loads(rows[0][0]))
+        except (ValueError, KeyError, TypeError, InputError) as error:
+            raise ClusterError(
+                f"The job's journal holds no state of this version of insitu: {error}. Use the version that "
+                "started the job, or start the job anew",
+                logs=str(self.path),
+            ) from error
+
+    def find_reply(self, token: str) -> dict[str, Any] | None:
+        """Return the `Reply` to the request `token` as a JSON object, or None where there is none."""
+        query = "SELECT actions FROM entries WHERE instr(actions, ?) ORDER BY sequence DESC"
+        rows = self._select(query, json.dumps(token))
+        actions = [action for (text,) in rows for action in json.loads(text)]
+        return next((a for a in actions if a["action"] == "Reply" and a["token"] == token), None)
 
     def entries(self) -> list[Entry]:
-        """Everything that happened, in order."""
-        with self._open("ro") as connection:
-            rows = connection.execute("SELECT at, event, actions FROM entries ORDER BY sequence").fetchall()
+        """Return everything that happened, in order."""
+        rows = self._select("SELECT at, event, actions FROM entries ORDER BY sequence")
         return [Entry(at, json.loads(event), json.loads(actions)) for at, event, actions in rows]

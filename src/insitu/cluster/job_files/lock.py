@@ -1,4 +1,4 @@
-"""The lock of a job: held from the moment its folder is made until the last of its processes has ended.
+"""Locks a job: the lock is held from the moment its folder is made until the last of its processes has ended.
 
 It is an flock(2) on `controller.json`, so the system drops it with its last holder, however that ends.
 """
@@ -13,23 +13,27 @@ from pathlib import Path
 
 from insitu.errors import ClusterError
 
-_WAIT_FOR_PID = 10.0
-_WAIT_FOR_LOOKERS = 1.0
+_PID_TIMEOUT = 10.0
+_SHARED_LOCK_TIMEOUT = 1.0
 
 
 def take_lock(path: Path) -> int:
     """Makes `path` and locks it. Returns the descriptor; whoever inherits it holds the lock too."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline = time.monotonic() + _WAIT_FOR_LOOKERS
+    deadline = time.monotonic() + _SHARED_LOCK_TIMEOUT
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return descriptor
         except BlockingIOError as error:
-            # Whoever only looks (`is_locked`) holds it for a moment.
+            # A process that only tests it (`is_locked`) holds it for a moment.
             if time.monotonic() > deadline:
                 os.close(descriptor)
-                raise ClusterError(f"{path} is locked by another process") from error
+                raise ClusterError(
+                    f"{path} is locked by another process: the job runs. Stop it with `insitu stop`, or wait "
+                    "for "
+                    "its end"
+                ) from error
             time.sleep(0.01)
 
 
@@ -48,30 +52,30 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def write_holder(descriptor: int) -> None:
-    """Notes this process as the controller, for `signal_holder`."""
+def write_controller_pid(descriptor: int) -> None:
+    """Write this process's id into the lock's file, for `signal_controller`."""
     record = json.dumps({"pid": os.getpid(), "started": time.time()}).encode()
     os.pwrite(descriptor, record, 0)
     os.ftruncate(descriptor, len(record))
 
 
-def holder(path: Path) -> int | None:
-    """The controller's process id, where one runs and has said so."""
+def read_controller_pid(path: Path) -> int | None:
+    """Return the controller's process id, or None where none runs or has written it yet."""
     try:
         return int(json.loads(path.read_text())["pid"]) if is_locked(path) else None
     except (ValueError, KeyError, OSError):
         return None
 
 
-def signal_holder(path: Path, number: int) -> bool:
-    """Sends a signal to the controller. False where no controller is left.
+def signal_controller(path: Path, number: int) -> bool:
+    """Sends a signal to the controller. Returns False where no controller is left.
 
     The process is opened before the lock is looked at, so a number that was given to another process
-    meanwhile is never signalled. Raises ClusterError where the controller doesn't say who it is.
+    meanwhile is never signalled. Raises ClusterError where the controller hasn't written its process id.
     """
     import signal
 
-    deadline = time.monotonic() + _WAIT_FOR_PID
+    deadline = time.monotonic() + _PID_TIMEOUT
     while time.monotonic() < deadline:
         try:
             descriptor = os.pidfd_open(int(json.loads(path.read_text())["pid"]))
@@ -90,4 +94,9 @@ def signal_holder(path: Path, number: int) -> bool:
             time.sleep(0.02)
         finally:
             os.close(descriptor)
-    raise ClusterError("The job's controller holds its lock but can't be reached", logs=str(path))
+    raise ClusterError(
+        "The job's controller holds its lock but can't be reached: it may be suspended, or run on another "
+        "machine. "
+        "Try again, or end its processes",
+        logs=str(path),
+    )

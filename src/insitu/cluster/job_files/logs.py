@@ -5,28 +5,31 @@ from __future__ import annotations
 import contextlib
 from typing import BinaryIO
 
-from insitu.cluster.job_files.output import LineAssembler, merged
+from insitu.cluster.job_files.output import LineAssembler, format_merged
 from insitu.paths import JobPaths
 from insitu.spec import TaskId
 
-OWN_SOURCE = "insitu"
-"""Stands in the place of a task before lines that insitu itself says."""
+INSITU_SOURCE = "insitu"
+"""Stands in the place of a task before insitu's own lines."""
 
 
-class Merged:
-    """What insitu itself says in the merged output, beside the tasks' lines that others write."""
+class MergedLog:
+    """Writes insitu's own lines into the merged output, to which `JobLogs` writes those of the tasks."""
 
     def __init__(self, job: JobPaths) -> None:
         self._path = job.output
 
-    def say(self, text: str) -> None:
-        """A line of insitu's own, for each line of `text`. A full disk costs the line."""
+    def log(self, text: str) -> None:
+        """Write a line of insitu's own, for each line of `text`. A full disk costs the line."""
         with contextlib.suppress(OSError), self._path.open("ab", buffering=0) as file:
-            file.write(merged(OWN_SOURCE, text.encode().splitlines()))
+            file.write(format_merged(INSITU_SOURCE, text.encode().splitlines()))
 
 
 class JobLogs:
-    """Owned by the supervisor. A full disk costs lines, never the job; the loss is told once it can be."""
+    """Writes a job's logs, in its supervisor.
+
+    A full disk costs lines, never the job; the loss is logged later.
+    """
 
     def __init__(self, job: JobPaths) -> None:
         self._job = job
@@ -34,9 +37,9 @@ class JobLogs:
         self._tasks: dict[TaskId, tuple[BinaryIO, LineAssembler]] = {}
         self._lost = 0
 
-    def open(self, task: TaskId, attempt: int) -> None:
-        """A new attempt of `task` begins."""
-        path = self._job.task_log(task, attempt)
+    def open(self, task: TaskId, incarnation: int) -> None:
+        """Open the log of a new incarnation of `task`."""
+        path = self._job.task_log(task, incarnation)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._tasks[task] = (path.open("ab", buffering=0), LineAssembler())
 
@@ -44,21 +47,21 @@ class JobLogs:
         raw, assembler = self._tasks[task]
         self._put(raw, data)
         if lines := assembler.feed(data, now):
-            self._put_merged(merged(str(task), lines))
+            self._put_merged(format_merged(str(task), lines))
 
     def close(self, task: TaskId) -> None:
-        """The task has ended: what it left unfinished becomes a line."""
+        """Close the log of a task that has ended: what it left unfinished becomes a line."""
         opened = self._tasks.pop(task, None)
         if opened is not None:
             raw, assembler = opened
             raw.close()
-            self._put_merged(merged(str(task), assembler.flush()))
+            self._put_merged(format_merged(str(task), assembler.flush()))
 
     def _put_merged(self, data: bytes) -> None:
         if self._lost:
             note = f"{self._lost} bytes of output could not be written: no room was left"
             lost, self._lost = self._lost, 0
-            if not self._put(self._merged, merged(OWN_SOURCE, [note.encode()])):
+            if not self._put(self._merged, format_merged(INSITU_SOURCE, [note.encode()])):
                 self._lost = lost
         self._put(self._merged, data)
 

@@ -5,9 +5,9 @@ A line of `output.log` is `[worker:0] text`. Text is kept as bytes: it is neithe
 
 from __future__ import annotations
 
-LONGEST_LINE = 16 * 1024
+MAX_LINE_BYTES = 16 * 1024
 """Bytes of one line; a longer one is cut into several."""
-REDRAW_PAUSE = 1.0
+REDRAW_INTERVAL = 1.0
 """Seconds between two states of a progress bar (text that ends in a carriage return) in the merged output."""
 
 
@@ -24,7 +24,7 @@ class LineAssembler:
         self._drawn_at = float("-inf")
 
     def feed(self, data: bytes, now: float) -> list[bytes]:
-        """The lines that `data` completes, without their ends."""
+        """Return the lines that `data` completes, without their ends."""
         lines: list[bytes] = []
         *whole, self._rest = (self._rest + data).split(b"\n")
         for line in whole:
@@ -32,27 +32,27 @@ class LineAssembler:
         if b"\r" in self._rest[:-1]:
             *states, self._rest = self._split_keeping_last_return(self._rest)
             lines += self._redrawn(b"\r".join(states), now, complete=False)
-        while len(self._rest) > LONGEST_LINE:
+        while len(self._rest) > MAX_LINE_BYTES:
             head, self._rest = _cut(self._rest)
             lines.append(head)
         return lines
 
     def flush(self) -> list[bytes]:
-        """What is left when the stream has ended."""
+        """Return what is left when the stream has ended."""
         rest, self._rest = self._rest, b""
         return self._redrawn(rest.rstrip(b"\r"), 0.0, complete=True) if rest or self._drawn else []
 
     @staticmethod
     def _split_keeping_last_return(text: bytes) -> list[bytes]:
-        """The states that have been drawn over; last, what may still grow (a return at its end stays)."""
+        """Return the states that were drawn over; last, what may still grow (a return at its end stays)."""
         head, _, tail = text[:-1].rpartition(b"\r")
         return [*head.split(b"\r"), tail + text[-1:]]
 
     def _redrawn(self, text: bytes, now: float, *, complete: bool) -> list[bytes]:
-        """The lines to print for `text`, whose carriage returns part it into states of one line."""
+        """Return the lines to print for `text`, whose carriage returns part it into states of one line."""
         last = next((state for state in reversed(text.split(b"\r")) if state), b"")
         if not complete:
-            if not last or now - self._drawn_at < REDRAW_PAUSE:
+            if not last or now - self._drawn_at < REDRAW_INTERVAL:
                 self._drawn = last or self._drawn
                 return []
             self._drawn, self._drawn_at = b"", now
@@ -64,28 +64,28 @@ class LineAssembler:
 
 def _pieces(line: bytes) -> list[bytes]:
     pieces = []
-    while len(line) > LONGEST_LINE:
+    while len(line) > MAX_LINE_BYTES:
         head, line = _cut(line)
         pieces.append(head)
     return [*pieces, line]
 
 
 def _cut(line: bytes) -> tuple[bytes, bytes]:
-    """`line` in two, the first part of at most LONGEST_LINE bytes and not ending inside a UTF-8 character."""
-    end = LONGEST_LINE
-    while end > LONGEST_LINE - 4 and line[end] & 0xC0 == 0x80:
+    """Cut `line` in two, the first of at most MAX_LINE_BYTES bytes and no UTF-8 character cut."""
+    end = MAX_LINE_BYTES
+    while end > MAX_LINE_BYTES - 4 and line[end] & 0xC0 == 0x80:
         end -= 1
     return line[:end], line[end:]
 
 
-def merged(source: str, lines: list[bytes]) -> bytes:
-    """`lines` of `source` as they stand in the merged output."""
+def format_merged(source: str, lines: list[bytes]) -> bytes:
+    """Return `lines` of `source` as they stand in the merged output."""
     prefix = f"[{source}] ".encode()
     return b"".join(prefix + line + b"\n" for line in lines)
 
 
 def split_prefix(line: bytes) -> tuple[str, bytes]:
-    """(source, text) of one line of the merged output."""
+    """Return (source, text) of one line of the merged output."""
     source, found, text = line.partition(b"] ")
     if not found or not source.startswith(b"["):
         return "", line

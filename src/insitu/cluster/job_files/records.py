@@ -1,24 +1,27 @@
-"""What a job's folder says about it, read back."""
+"""Reads a job's specification and placement from its folder."""
 
 from __future__ import annotations
 
 import json
 
-from insitu.errors import ClusterError
+from insitu.errors import ClusterError, InputError
 from insitu.paths import JobPaths
 from insitu.spec import CacheSpec, JobSpec, NodeId, Placement, ShardMap, TaskId, TaskSpec
 
 
 def read_spec(job: JobPaths) -> JobSpec:
-    """Raises ClusterError where the folder doesn't hold a job."""
+    """Return the job's specification. Raises ClusterError where the folder doesn't hold a job."""
     try:
         return JobSpec.from_json(json.loads(job.spec.read_text()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ClusterError(f"The job's specification can't be read: {error}", logs=str(job.spec)) from error
+    except (OSError, ValueError, KeyError, TypeError, InputError) as error:
+        raise ClusterError(
+            f"The job's specification can't be read: {error}. Start the job anew; this folder is of no use",
+            logs=str(job.spec),
+        ) from error
 
 
 def read_placement(job: JobPaths) -> tuple[Placement, CacheSpec]:
-    """The placement, and the cache as it was when the job was started. Raises ClusterError."""
+    """Return the placement, and the cache as it was when the job was started. Raises ClusterError."""
     try:
         data = json.loads(job.placement.read_text())
         cache = CacheSpec.from_json(data["cache"])
@@ -28,5 +31,8 @@ def read_placement(job: JobPaths) -> tuple[Placement, CacheSpec]:
         )
         shard_map = ShardMap(cache.name, cache.version, tuple(map(tuple, shards)))
         return Placement(tasks, shard_map, tuple(map(NodeId, data["homes"]))), cache
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ClusterError(f"The job's placement can't be read: {error}", logs=str(job.placement)) from error
+    except (OSError, ValueError, KeyError, TypeError, InputError) as error:
+        raise ClusterError(
+            f"The job's placement can't be read: {error}. Start the job anew; this folder is of no use",
+            logs=str(job.placement),
+        ) from error

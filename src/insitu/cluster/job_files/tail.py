@@ -1,4 +1,4 @@
-"""Reads a growing log from its start, and goes on until whoever writes it is done."""
+"""Reads a growing log from its start until its writer is done."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-PAUSE = 0.05
-"""Seconds between two looks at a log that hasn't grown."""
+POLL_INTERVAL = 0.05
+"""Seconds between two reads of a log that hasn't grown."""
 _CHUNK = 1 << 20
 
 
 def follow(
-    path: Path, is_over: Callable[[], bool], pause: float = PAUSE, start: int = 0
+    path: Path, is_over: Callable[[], bool], poll_interval: float = POLL_INTERVAL, start: int = 0
 ) -> Iterator[list[bytes]]:
     """Yields the whole lines of `path` from byte `start` on, without their ends, in batches as they come.
 
@@ -30,6 +30,6 @@ def follow(
                     yield lines
             if over:
                 break
-            time.sleep(pause)
+            time.sleep(poll_interval)
     if rest:
         yield [rest]

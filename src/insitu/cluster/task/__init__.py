@@ -1,4 +1,4 @@
-"""What runs inside a task process, around the user's script.
+"""Runs inside a task process, around the user's script.
 
 Begin reading with `entry.py`.
 """
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
-    from insitu.cluster.task.command import resolve_command
+    from insitu.cluster.task.command import ResolvedCommand, resolve_command
     from insitu.cluster.task.entry import PARENT_ENV, STANDBY_OPTION
     from insitu.cluster.task.failure import read_failure
 
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
-        "command": ("resolve_command",),
+        "command": ("ResolvedCommand", "resolve_command"),
         "entry": ("PARENT_ENV", "STANDBY_OPTION"),
         "failure": ("read_failure",),
     },
@@ -26,6 +26,7 @@ __getattr__, __dir__ = lazy_door(
 __all__ = [
     "PARENT_ENV",
     "STANDBY_OPTION",
+    "ResolvedCommand",
     "read_failure",
     "resolve_command",
 ]

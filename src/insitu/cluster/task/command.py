@@ -1,4 +1,4 @@
-"""What JOB_CMD means in a job's folder. Looks at files, runs nothing."""
+"""Resolves JOB_CMD in a job's folder. Reads the folder, runs nothing."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
-    """`arguments[0]` is a script for this interpreter when `script` is True, else a program to execute."""
+class ResolvedCommand:
+    """How to run JOB_CMD."""
 
+    #: True for a script that this interpreter runs, False for a program to execute.
     script: bool
+    #: The script or program by its absolute path, then its arguments.
     arguments: tuple[str, ...]
 
 
-def resolve_command(folder: Path, command: Sequence[str], interpreter: str) -> Resolved:
-    """How to run `command` in `folder`. Raises JobSpecError, which says what is wrong and what is there.
+def resolve_command(folder: Path, command: Sequence[str], interpreter: str) -> ResolvedCommand:
+    """Return how to run `command` in `folder`. Raises JobSpecError, which names what is wrong and what is
+    there.
 
     - `train.py`, `python train.py`, `python3 train.py`: the script, by this interpreter;
     - `python` with options (`-m`, `-c`, ...): this interpreter, executed;
@@ -33,12 +36,12 @@ def resolve_command(folder: Path, command: Sequence[str], interpreter: str) -> R
     first, *rest = command
     if _PYTHON.fullmatch(first):
         if rest and not rest[0].startswith("-"):
-            return Resolved(True, (_script(folder, rest[0]), *rest[1:]))
+            return ResolvedCommand(True, (_script(folder, rest[0]), *rest[1:]))
         if rest:
-            return Resolved(False, (interpreter, *rest))
+            return ResolvedCommand(False, (interpreter, *rest))
         raise JobSpecError(f"{first} alone runs nothing: name a script of JOB_DIR, such as {first} train.py")
     if first.endswith(".py"):
-        return Resolved(True, (_script(folder, first), *rest))
+        return ResolvedCommand(True, (_script(folder, first), *rest))
     inside = folder / first
     if inside.is_file():
         if not os.access(inside, os.X_OK):
@@ -46,14 +49,14 @@ def resolve_command(folder: Path, command: Sequence[str], interpreter: str) -> R
                 f"{first} of JOB_DIR is not executable, and its name doesn't end in .py. Run chmod +x on it, "
                 f"or name its interpreter, such as: bash {first}"
             )
-        return Resolved(False, (str(inside.absolute()), *rest))
+        return ResolvedCommand(False, (str(inside.absolute()), *rest))
     program = shutil.which(first) if "/" not in first or Path(first).is_absolute() else None
     if program is None:
         raise JobSpecError(
             f"{first!r} is neither a file of JOB_DIR nor a program on PATH. "
             f"{_listing(folder)}{_quoted(first)}"
         )
-    return Resolved(False, (program, *rest))
+    return ResolvedCommand(False, (program, *rest))
 
 
 def _script(folder: Path, name: str) -> str:

@@ -1,7 +1,7 @@
 """Entry of every task process: `python -P -m insitu.cluster.task.entry JOB_CMD [JOB_ARGS...]`.
 
 Its environment is the contract already; this sets up what an environment can't: the tie to the
-supervisor's life, the stack dumps, the seed and the account of a failure. Loads the standard library only.
+supervisor's life, the stack dumps, the seed and the record of a failure. Loads the standard library only.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import types
 from typing import NoReturn
 
 PARENT_ENV = "INSITU_SUPERVISOR_PID"
-"""Process id of the job's supervisor: a task can tell that it was orphaned before it could be tied."""
+"""Process id of the job's supervisor: a task finds out by it that it was orphaned before it was tied to
+that."""
 
 STANDBY_OPTION = "--standby"
-"""Before a descriptor and JOB_CMD: warm up, and wait until told to be a task."""
+"""Before a descriptor and JOB_CMD: preload the script's imports and wait to become a task."""
 
 
 def main() -> None:
@@ -41,13 +42,13 @@ def main() -> None:
         resolved = resolve_command(Path.cwd(), sys.argv[1:], sys.executable)
     except JobSpecError as error:
         sys.exit(str(error))
-    from insitu.lazy_imports import load_lightly
+    from insitu.lazy_imports import install_lazy_imports
 
-    load_lightly()
+    install_lazy_imports()
     if descriptor:
-        from insitu.cluster.task.preload import stand_by
+        from insitu.cluster.task.preload import wait_as_standby
 
-        stand_by(descriptor, Path(resolved.arguments[0]) if resolved.script else None)
+        wait_as_standby(descriptor, Path(resolved.arguments[0]) if resolved.script else None)
     if not resolved.script:
         execute(resolved.arguments)
     faulthandler.enable()
@@ -64,7 +65,7 @@ def main() -> None:
 
 
 def execute(arguments: tuple[str, ...]) -> NoReturn:
-    """Becomes the program. It can't dump Python stacks, so the signal for that does nothing to it."""
+    """Replace this process by the program. It can't dump Python stacks, so it ignores the signal for that."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         os.execv(arguments[0], arguments)
@@ -76,7 +77,7 @@ def run_script(arguments: tuple[str, ...]) -> None:
     """Runs the script in this interpreter as `python SCRIPT ARGS...` would."""
     import io
 
-    from insitu.lazy_imports import in_two, without_garbage
+    from insitu.lazy_imports import gc_paused, split_imports
 
     script = arguments[0]
     sys.argv[:] = [os.path.relpath(script), *arguments[1:]]
@@ -88,17 +89,19 @@ def run_script(arguments: tuple[str, ...]) -> None:
     sys.modules["__main__"] = module
     try:
         with io.open_code(script) as file:
-            begins, rest = in_two(file.read(), script)
-        with without_garbage():
-            exec(begins, module.__dict__)
+            prologue, rest = split_imports(file.read(), script)
+        with gc_paused():
+            exec(prologue, module.__dict__)
         exec(rest, module.__dict__)
-    except SystemExit:
-        raise
     except BaseException as error:
         # The first frame is this function's; the user's begins after it.
         error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
         from insitu.cluster.task.failure import write_failure
 
+        if isinstance(error, SystemExit):
+            if error.code is not None and error.code != 0:
+                write_failure(error)
+            raise
         write_failure(error)
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1)

@@ -1,23 +1,23 @@
-"""A task's account of the exception that ended it: what the controller decides by."""
+"""Records the exception that ended a task, for the controller to decide by."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
-import os
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
 from insitu.cluster.decide import Failure
 from insitu.context import context
+from insitu.durable import replace_file
 
-LONGEST_MESSAGE = 2000
+MAX_MESSAGE_LENGTH = 2000
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """`error`, then what it was raised from or during, each once."""
+    """Yield `error`, then what it was raised from or during, each once."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -26,12 +26,22 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
 
 
-def fingerprint(error: BaseException) -> str:
-    """Equal for equal tracebacks: the types of the chain and each frame's file, line and function.
+def _is_bare_exit(error: BaseException) -> bool:
+    """Whether the script ended itself with a number, as by `sys.exit(3)`."""
+    return isinstance(error, SystemExit) and isinstance(error.code, int)
 
-    Messages are left out, since they may hold addresses and numbers that differ from run to run.
+
+def compute_fingerprint(error: BaseException) -> str:
+    """Return a digest of the types of the chain and of each frame's file, line and function.
+
+    It is equal for equal tracebacks.
+
+    Messages are left out, since they may hold addresses and numbers that differ from run to run. A code that
+    the script has chosen to exit with is none of these.
     """
     digest = hashlib.sha256()
+    if _is_bare_exit(error):
+        digest.update(f"exit {error}\n".encode())
     for link in _chain(error):
         digest.update(f"{type(link).__module__}.{type(link).__qualname__}\n".encode())
         for frame in traceback.extract_tb(link.__traceback__):
@@ -44,31 +54,27 @@ def describe_failure(error: BaseException) -> Failure:
 
     return Failure(
         type=type(error).__name__,
-        message=str(error)[:LONGEST_MESSAGE],
-        fingerprint=fingerprint(error),
+        # The exit code is known anyway.
+        message="" if _is_bare_exit(error) else str(error)[:MAX_MESSAGE_LENGTH],
+        fingerprint=compute_fingerprint(error),
         peer_lost=any(isinstance(link, PeerLost) for link in _chain(error)),
     )
 
 
 def write_failure(error: BaseException) -> None:
-    """Publishes the account of `error`; outside a job, or on a full disk, the traceback must do."""
+    """Publishes the record of `error`. Outside a job, or on a full disk, the traceback must do."""
     me = context()
     if me.job is None:
         return
     path = me.job.failure(me.task)
     failure = describe_failure(error)
     record = {name: getattr(failure, name) for name in ("type", "message", "fingerprint", "peer_lost")}
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
-        try:
-            staged.write_text(json.dumps(record))
-            staged.replace(path)
-        finally:
-            staged.unlink(missing_ok=True)
+        replace_file(path, json.dumps(record).encode())
 
 
 def read_failure(path: Path) -> Failure | None:
-    """The account at `path`, or None where there is none that can be read."""
+    """Return the record at `path`, or None where there is none that can be read."""
     try:
         return Failure(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):

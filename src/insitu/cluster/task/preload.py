@@ -1,4 +1,4 @@
-"""What a standby does in its own process: loads what the script will import, then waits to become a task.
+"""Runs a standby: loads what the script will import, then waits to become a task.
 
 The script's own code isn't run, nor that of other files of JOB_DIR, which may look at the environment of a
 task: their top-level imports are read off their source, and what is installed beside them is imported. What
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from insitu import preload_hooks
 from insitu.context import CONTRACT_ENVS
-from insitu.lazy_imports import without_garbage
+from insitu.lazy_imports import gc_paused
 
 LOWEST_PRIORITY = 19
 _LARGEST = 1 << 20
@@ -29,30 +29,35 @@ _LARGEST = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """`module`, and the `attribute` of it that the script takes, or ""."""
+    """An import of the script."""
 
+    #: The module, by its absolute name.
     module: str
+    #: The attribute of it that the script takes, or "".
     attribute: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A name that the script sets in its environment; `default`: only where it isn't set yet."""
+    """A variable that the script sets in its environment."""
 
+    #: Its name.
     name: str
+    #: Its value.
     value: str
+    #: It is set only where it isn't set yet.
     default: bool
 
 
-Step = Import | Setting
+PreloadAction = Import | Setting
 
 
-def steps_of_script(script: Path) -> Iterator[Step]:
-    """What can safely be done of what `script` does first, in its order."""
-    yield from _steps(script, script.parent, set())
+def find_preload_actions(script: Path) -> Iterator[PreloadAction]:
+    """Yield what of `script`'s first statements can safely be done ahead, in order."""
+    yield from _find_actions(script, script.parent, set())
 
 
-def _steps(file: Path, folder: Path, seen: set[Path]) -> Iterator[Step]:
+def _find_actions(file: Path, folder: Path, seen: set[Path]) -> Iterator[PreloadAction]:
     seen.add(file)
     try:
         tree = ast.parse(file.read_text())
@@ -65,7 +70,7 @@ def _steps(file: Path, folder: Path, seen: set[Path]) -> Iterator[Step]:
                 if local is None:
                     yield found
                 elif local not in seen:
-                    yield from _steps(local, folder, seen)
+                    yield from _find_actions(local, folder, seen)
         elif setting := _setting(statement):
             yield setting
         elif _touches_environment(statement):
@@ -89,7 +94,7 @@ def _imports(statement: ast.Import | ast.ImportFrom) -> Iterator[Import]:
 
 
 def _local_file(folder: Path, module: str) -> Path | None:
-    """The file of JOB_DIR that `module` is, or None."""
+    """Return the file of JOB_DIR that `module` is, or None."""
     base = folder.joinpath(*module.split("."))
     if base.with_suffix(".py").is_file():
         return base.with_suffix(".py")
@@ -106,7 +111,8 @@ def _is_environ(node: ast.expr) -> bool:
 
 
 def _setting(statement: ast.stmt) -> Setting | None:
-    """`os.environ["A"] = "b"` and `os.environ.setdefault("A", "b")`."""
+    """Return what `os.environ["A"] = "b"` or `os.environ.setdefault("A", "b")` sets, None for other
+    statements."""
     match statement:
         case ast.Assign(
             targets=[ast.Subscript(value=place, slice=ast.Constant(value=str(name)))],
@@ -124,7 +130,7 @@ def _setting(statement: ast.stmt) -> Setting | None:
 
 
 def _touches_environment(statement: ast.stmt) -> bool:
-    """Whether it may write to the environment; reading it harms nobody."""
+    """Whether the statement may write to the environment; reading it does no harm."""
     for node in ast.walk(statement):
         if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and _is_environ(node.value):
             return True
@@ -137,31 +143,32 @@ def _touches_environment(statement: ast.stmt) -> bool:
 
 
 def _attributes_of_insitu(tree: ast.Module) -> Iterator[Import]:
-    """`insitu.X` wherever it stands: the package loads its parts when they are first named."""
+    """Yield `insitu.X` wherever it stands: the package loads its parts when they are first named."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "insitu":
             yield Import("insitu", node.attr)
 
 
-def warm_up(script: Path) -> None:
-    """Does what `steps_of_script` finds. What can't be imported is left for the script to fail by."""
-    for step in steps_of_script(script):
+def preload_script(script: Path) -> None:
+    """Does what `find_preload_actions` finds. What can't be imported the script will fail at."""
+    for action in find_preload_actions(script):
         with contextlib.suppress(Exception):
-            if isinstance(step, Import):
-                module = importlib.import_module(step.module)
-                if step.attribute and step.module == "insitu":
-                    getattr(module, step.attribute)
-                elif step.attribute and not hasattr(module, step.attribute):
-                    importlib.import_module(f"{step.module}.{step.attribute}")
-            elif step.default:
-                os.environ.setdefault(step.name, step.value)
+            if isinstance(action, Import):
+                module = importlib.import_module(action.module)
+                if action.attribute and action.module == "insitu":
+                    getattr(module, action.attribute)
+                elif action.attribute and not hasattr(module, action.attribute):
+                    importlib.import_module(f"{action.module}.{action.attribute}")
+            elif action.default:
+                os.environ.setdefault(action.name, action.value)
             else:
-                os.environ[step.name] = step.value
-    preload_hooks.warm_up()
+                os.environ[action.name] = action.value
+    preload_hooks.run_preloads()
 
 
-def stand_by(descriptor: int, script: Path | None) -> None:
-    """Warms up, then waits until this process is to become a task, whose environment it then has.
+def wait_as_standby(descriptor: int, script: Path | None) -> None:
+    """Preload the script's imports, wait until this process is to become a task, and take the task's
+    environment.
 
     Ends the process where it is never needed.
     """
@@ -169,8 +176,8 @@ def stand_by(descriptor: int, script: Path | None) -> None:
     with socket.socket(fileno=descriptor) as connection:
         connection.set_inheritable(False)
         if script is not None:
-            with without_garbage():
-                warm_up(script)
+            with gc_paused():
+                preload_script(script)
         text = b""
         while data := connection.recv(_LARGEST):
             text += data
@@ -187,7 +194,7 @@ def stand_by(descriptor: int, script: Path | None) -> None:
 
 
 def _lower_priority() -> bool:
-    """Lets the job's tasks go first, where this process may go back to its priority later."""
+    """Lower this process's priority below that of tasks, where it may be raised again later."""
     import resource
 
     if os.getpriority(os.PRIO_PROCESS, 0) != 0:
@@ -200,7 +207,7 @@ def _lower_priority() -> bool:
 
 
 def _restore_priority() -> None:
-    """Of every thread: those that imports have started inherited the low one."""
+    """Restore the priority of every thread: those that imports have started inherited the low one."""
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, int(thread), 0)

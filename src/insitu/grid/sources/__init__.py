@@ -1,9 +1,12 @@
-"""The files that `import` reads: finding them, choosing their format, checking that they agree."""
+"""The files that `import` reads: finds them, chooses their format, checks that they agree."""
 
 from __future__ import annotations
 
 import glob
 import os
+import re
+import stat
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -21,10 +24,14 @@ FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "arrow": ("ipc", "IpcSource", (".arrow", ".feather", ".ipc", ".arrows")),
 }
 """Format -> (module, class, suffixes). A test checks it against the classes."""
+_CONVERT = (
+    "Images, TFRecord, JSON lines and other formats aren't supported: convert them, such as images to one "
+    ".npy [rows, height, width, channels] per class, and tables to Parquet"
+)
 
 
 def find_sources(sources: Sequence[str], format: str | None) -> list[tuple[Path, str]]:
-    """(file, format) of all files that `sources` name, each once, in the order of their absolute paths.
+    """Returns (file, format) of all files that `sources` name, each once, ordered by their absolute paths.
 
     A source is a file, a folder (all its files of a known format, at any depth, but those whose name or
     folder starts with `.` or `_`) or a glob. `format` overrules the suffixes. Raises SourceError.
@@ -47,31 +54,89 @@ def find_sources(sources: Sequence[str], format: str | None) -> list[tuple[Path,
 
 
 def _expand(source: str, format: str | None) -> list[tuple[Path, str]]:
+    _refuse_addresses(source)
     path = Path(source)
-    if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.is_file() and not _hidden(p.relative_to(path)))
-        known = [(p, kind) for p in files if (kind := _format_of(p)) and format in (None, kind)]
+    mode = _mode(path)
+    if mode is None:
+        if not glob.has_magic(source):
+            raise SourceError(f"{source} doesn't exist")
+        matches = sorted(glob.glob(source, recursive=True))
+        if not matches:
+            raise SourceError(f"No file matches {source}")
+        return [pair for match in matches for pair in _expand(match, format)]
+    if stat.S_ISDIR(mode):
+        known = [(p, kind) for p in _files_below(path) if (kind := _format_of(p)) and format in (None, kind)]
         if not known:
-            raise SourceError(f"Folder {source} holds no file that ends in {_suffixes(format)}")
-        return known
-    if path.exists():
-        kind = format or _format_of(path)
-        if kind is None:
             raise SourceError(
-                f"The format of {source} is unknown: its name ends in none of {_suffixes(None)}. Name "
-                f"it with --format {'|'.join(FORMATS)}"
+                f"Folder {source} holds no file that ends in {_suffixes(format)}. Received: "
+                f"{_describe_files(_files_below(path))}. {_CONVERT}"
             )
-        return [(path, kind)]
-    if not glob.has_magic(source):
-        raise SourceError(f"{source} doesn't exist")
-    matches = sorted(glob.glob(source, recursive=True))
-    if not matches:
-        raise SourceError(f"No file matches {source}")
-    return [pair for match in matches for pair in _expand(match, format)]
+        return known
+    if not stat.S_ISREG(mode):
+        raise SourceError(
+            f"{source} must be a file or a folder. Received: {_kind_of_file(mode)}. Write what comes from it "
+            f"to a file first"
+        )
+    kind = format or _format_of(path)
+    if kind is None:
+        raise SourceError(
+            f"The format of {source} is unknown: its name ends in none of {_suffixes(None)}. If it has one "
+            f"of these formats, name it with --format {'|'.join(FORMATS)}. {_CONVERT}"
+        )
+    return [(path, kind)]
 
 
-def _hidden(path: Path) -> bool:
-    return any(part.startswith((".", "_")) for part in path.parts)
+def _refuse_addresses(source: str) -> None:
+    """Raises SourceError for what is no path: nothing at all, or the address of something elsewhere."""
+    if not source.strip():
+        raise SourceError(
+            f"A SOURCE is a file, a folder or a glob; `.` is the current folder. Received: {source!r}"
+        )
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", source) and not Path(source).exists():
+        raise SourceError(
+            f"Remote addresses aren't supported yet. Received: {source}. Copy the data to a local disk, or "
+            f"mount it there, and give its path"
+        )
+
+
+def _kind_of_file(mode: int) -> str:
+    if stat.S_ISFIFO(mode):
+        return "a FIFO"
+    return "a socket" if stat.S_ISSOCK(mode) else "a device"
+
+
+def _describe_files(files: Sequence[Path]) -> str:
+    """Returns such as `12 .png, 1 .txt`, the most frequent first."""
+    counts = Counter(path.suffix.lower() or "without a suffix" for path in files)
+    named = [f"{count} {suffix}" for suffix, count in counts.most_common(5)]
+    return ", ".join(named) + (", ..." if len(counts) > 5 else "") if files else "no files"
+
+
+def _mode(path: Path) -> int | None:
+    """Returns what kind of file `path` is, as in `stat`; None where there is none. Raises SourceError."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise SourceError(f"{path} can't be read: {error.strerror}") from error
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """Returns all files at any depth but hidden ones. Raises SourceError where a folder can't be listed."""
+
+    def refuse(error: OSError) -> None:
+        raise SourceError(f"Folder {error.filename} can't be read: {error.strerror}") from error
+
+    found = []
+    for parent, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not _is_hidden(name)]
+        found += [Path(parent) / name for name in names if not _is_hidden(name)]
+    return sorted(path for path in found if path.is_file())
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith((".", "_"))
 
 
 def _format_of(path: Path) -> str | None:
@@ -86,7 +151,7 @@ def _suffixes(format: str | None) -> str:
 
 
 def stem(path: Path) -> str:
-    """A file's name without the suffix of its format."""
+    """Returns a file's name without the suffix of its format."""
     kind = _format_of(path)
     suffixes = FORMATS[kind][2] if kind else (path.suffix,)
     ends = [s for s in suffixes if path.name.lower().endswith(s)]

@@ -1,4 +1,4 @@
-"""What `import` reads rows from: one Source per file, one module per format."""
+"""The sources that `import` reads rows from: one Source per file, one module per format."""
 
 from __future__ import annotations
 
@@ -21,37 +21,34 @@ DTYPES = (
     "float32",
     "float64",
 )
-"""What NumPy's dtypes a column may have, besides text."""
+"""The dtypes of NumPy that a column may have, besides text."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What the user says about sources that don't say it themselves.
+    """What the user adds to what is in the files."""
 
-    `column` names the values of a .npy; `float_columns` are to be read as float64 where a file's types are
-    only inferred.
-    """
-
+    #: The name of the column that a .npy holds.
     column: str = "x"
+    #: Columns to read as float64 in files whose types are only inferred.
     float_columns: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some consecutive rows. Per column a NumPy array [rows, *shape] in native byte order, or an Arrow
-    array of large strings for text; valid until the next block is asked for. `source_bytes` says how
-    much of the file has been read by the end of the block.
-    """
+    """Some consecutive rows. Valid until the next block is asked for."""
 
+    #: By name: a NumPy array [rows, *shape] in native byte order; for text an Arrow array of large strings.
     columns: Mapping[str, Any]
     rows: int
+    #: Bytes of the file that have been read by the end of the block.
     source_bytes: int
 
 
 class Source(Protocol):
     """One file of rows. Made with (path, options), which reads the header alone and keeps nothing open.
 
-    Raises SourceError, when it is made or while it is read, where the file is not what it says to be.
+    Raises SourceError, when it is made or while it is read, where the file is damaged or of another format.
     """
 
     format: ClassVar[str]
@@ -62,12 +59,12 @@ class Source(Protocol):
     def __init__(self, path: Path, options: SourceOptions) -> None: ...
 
     def blocks(self, block_bytes: int) -> Iterator[Block]:
-        """All rows in order, in blocks of about `block_bytes` bytes, one row at least."""
+        """Yields all rows in order, in blocks of about `block_bytes` bytes, one row at least."""
         ...
 
 
 def check_column(path: Path, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Column:
-    """The column for NumPy values of `dtype`, with `shape` per row. Raises SourceError."""
+    """Returns the column for NumPy values of `dtype`, with `shape` per row. Raises SourceError."""
     if not name:
         raise SourceError(f"{path} has a column without a name")
     if dtype.hasobject:
@@ -92,23 +89,23 @@ def check_column(path: Path, name: str, dtype: np.dtype[Any], shape: tuple[int, 
 
 
 def rows_per_block(row_bytes: float, block_bytes: int) -> int:
-    """How many rows of that size make about `block_bytes`; 1 at least."""
+    """Returns how many rows of that size make about `block_bytes`; 1 at least."""
     return max(1, int(block_bytes / max(1, row_bytes)))
 
 
 def native(values: Any) -> Any:
-    """`values` as an array in the machine's byte order, contiguous."""
+    """Returns `values` as an array in the machine's byte order, contiguous."""
     return np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
 
 
 def raw_bytes(values: npt.NDArray[Any]) -> memoryview:
-    """The bytes of a contiguous array, in place."""
+    """Returns the bytes of a contiguous array, in place."""
     flat: Any = values.reshape(-1).view(np.uint8)
     return memoryview(flat)
 
 
 def describe_columns(columns: tuple[Column, ...]) -> str:
-    """`x uint8[28,28], label int64`, for messages."""
+    """Returns such as `x uint8[28,28], label int64`, for messages."""
     return ", ".join(
         f"{c.name} {'text' if c.dtype == TEXT else c.dtype}{list(c.shape) if c.shape else ''}"
         for c in columns

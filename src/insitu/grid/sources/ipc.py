@@ -27,7 +27,7 @@ class IpcSource:
         with path.open("rb") as file:
             magic = file.read(len(_FILE_MAGIC))
         if magic.startswith(_FEATHER_1_MAGIC):
-            raise SourceError(f"{path} is of Feather's old version 1. Write it anew as version 2 or Parquet")
+            raise SourceError(f"{path} is of Feather's old version 1. Write it again as version 2 or Parquet")
         self._is_file = magic == _FILE_MAGIC
         with arrow_errors(path):
             first = next((batch for batch, *_ in self._batches() if batch.num_rows), None)
@@ -45,7 +45,7 @@ class IpcSource:
                     drop_pages()
 
     def _batches(self) -> Iterator[tuple[Any, int, Callable[[], None]]]:
-        """(batch, bytes of the file so far, a function that gives the pages read so far back to the kernel).
+        """Yields (batch, bytes of the file so far, a function that drops the pages read so far).
 
         Mapped, so that a batch larger than memory is no trouble.
         """

@@ -20,11 +20,13 @@ from insitu.spec import Column
 
 @dataclass(frozen=True, slots=True)
 class ArrayHeader:
-    """What the header of a `.npy` says. `start` is where the values begin, in bytes."""
+    """The header of a `.npy`."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    #: Whether the values lie in column order.
     fortran: bool
+    #: The byte at which the values begin.
     start: int
 
     @property
@@ -41,7 +43,7 @@ class ArrayHeader:
 
 
 def read_header(file: IO[bytes], path: object) -> ArrayHeader:
-    """The header that `file` is at the start of. `path` is for the messages. Raises SourceError."""
+    """Reads the header at the start of `file`. `path` is for the messages. Raises SourceError."""
     try:
         version = np.lib.format.read_magic(file)
         read = (
@@ -87,12 +89,12 @@ class NpySource:
 
 
 def values_of_column(values: npt.NDArray[Any], column: Column) -> Any:
-    """`values` in the form that a Block holds."""
+    """Returns `values` in the form that a Block holds."""
     return pa.array(values.tolist(), pa.large_utf8()) if column.dtype == TEXT else native(values)
 
 
 def array_blocks(file: IO[bytes], header: ArrayHeader, rows: int, path: object) -> Iterator[npt.NDArray[Any]]:
-    """The values of a `.npy`, `rows` rows at a time, from `file`, which can seek.
+    """Yields the values of a `.npy`, `rows` rows at a time, from `file`, which can seek.
 
     The same memory holds each block in turn.
     """

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, ClassVar, cast
 
@@ -19,7 +19,7 @@ from insitu.grid.sources.npy import ArrayHeader, array_blocks, read_header, valu
 from insitu.spec import Column
 
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
-"""What zipfile raises for a damaged, encrypted or unknown member."""
+"""The errors of zipfile for a damaged, encrypted or unknown member."""
 
 
 class NpzSource:
@@ -41,9 +41,7 @@ class NpzSource:
             raise SourceError(f"{path}: all arrays must have the same number of rows. Received: {counts}")
         self._headers = headers
         self._rows = next(iter(rows.values()))
-        self.columns: tuple[Column, ...] = tuple(
-            check_column(path, name, header.dtype, header.shape[1:]) for name, header in headers.items()
-        )
+        self.columns: tuple[Column, ...] = _columns(path, headers)
 
     def blocks(self, block_bytes: int) -> Iterator[Block]:
         size = self.path.stat().st_size
@@ -64,6 +62,19 @@ class NpzSource:
                 yield Block(values, len(parts[0]), size * done // self._rows)
 
 
+def _columns(path: Path, headers: Mapping[str, ArrayHeader]) -> tuple[Column, ...]:
+    """Returns the columns of all arrays. Raises SourceError with what is wrong with each."""
+    columns, problems = [], []
+    for name, header in headers.items():
+        try:
+            columns.append(check_column(path, name, header.dtype, header.shape[1:]))
+        except SourceError as error:
+            problems.append(error.message)
+    if problems:
+        raise SourceError("\n".join(problems))
+    return tuple(columns)
+
+
 def _checked_blocks(
     member: IO[bytes], header: ArrayHeader, rows: int, path: str
 ) -> Iterator[npt.NDArray[Any]]:
@@ -74,7 +85,7 @@ def _checked_blocks(
 def _member(
     members: contextlib.ExitStack, archive: zipfile.ZipFile, name: str, header: ArrayHeader
 ) -> IO[bytes]:
-    """An array's bytes. One in column order needs random access: it is unpacked into
+    """Opens an array's bytes. One in column order needs random access: it is unpacked into
     a temporary file that has no name.
     """
     entry = name if name in archive.namelist() else f"{name}.npy"

@@ -23,7 +23,7 @@ from insitu.spec import Column
 
 
 def is_of_the_system(error: Exception) -> bool:
-    """Whether it is the system's own, such as a file that may not be read, and not Arrow's judgement."""
+    """Returns whether an error comes from the system, such as for missing permission, and not from Arrow."""
     return isinstance(error, OSError) and error.errno is not None
 
 
@@ -41,13 +41,14 @@ def arrow_errors(path: Path) -> Iterator[None]:
 
 
 def columns_of_batch(batch: Any, path: Path) -> tuple[Column, ...]:
-    """The columns of all rows of a file, from its first batch, which has rows. Raises SourceError."""
+    """Returns the columns of all rows of a file, from its first batch, which has rows. Raises SourceError."""
     names = batch.schema.names
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise SourceError(f"{path} has several columns of one name: {', '.join(twice)}")
     if not names:
         raise SourceError(f"{path} has no columns")
+    _refuse_types(batch.schema, path)
     columns = []
     for name, values in zip(names, batch.columns, strict=True):
         if _is_text(values.type):
@@ -59,7 +60,7 @@ def columns_of_batch(batch: Any, path: Path) -> tuple[Column, ...]:
 
 
 def values_of_batch(batch: Any, columns: tuple[Column, ...], path: Path) -> dict[str, Any]:
-    """The values of a batch in the form that a Block holds. Raises SourceError where rows differ in shape."""
+    """Returns a batch's values as a Block holds them. Raises SourceError where rows differ in shape."""
     found: dict[str, Any] = {}
     for column in columns:
         values = batch.column(batch.schema.get_field_index(column.name))
@@ -76,6 +77,29 @@ def values_of_batch(batch: Any, columns: tuple[Column, ...], path: Path) -> dict
     return found
 
 
+def _refuse_types(schema: Any, path: Path) -> None:
+    """Raises SourceError, which names every column of a type that a cache can't hold."""
+    bad = [field for field in schema if not (_is_text(field.type) or _is_tensor(field.type))]
+    if bad:
+        named = ", ".join(f"column {field.name!r} is of type {field.type}" for field in bad)
+        raise SourceError(
+            f"{path}: {named}, which a cache can't hold. Convert {'it' if len(bad) == 1 else 'them'} to "
+            f"numbers, bools, text, or lists of equal length of numbers or bools, or leave "
+            f"{'it' if len(bad) == 1 else 'them'} out of the file"
+        )
+
+
+def _is_tensor(kind: Any) -> bool:
+    """Returns whether values of an Arrow type are numbers, bools, or lists of them at any depth."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return isinstance(kind, pa.FixedShapeTensorType)
+    if pa.types.is_dictionary(kind):
+        return _is_tensor(kind.value_type)
+    if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _is_tensor(kind.value_type)
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
 def _is_text(kind: Any) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
@@ -90,11 +114,9 @@ def _texts(values: Any, name: str, path: Path) -> Any:
 
 
 def _tensor(values: Any, name: str, path: Path) -> Any:
-    """`values` as one array [rows, ...]. Raises SourceError."""
+    """Returns `values`, of a type that `_is_tensor`, as one array [rows, ...]. Raises SourceError."""
     kind = values.type
     if isinstance(kind, pa.BaseExtensionType):
-        if not isinstance(kind, pa.FixedShapeTensorType):
-            raise SourceError(f"{path}: column {name!r} is of type {kind}, which a cache can't hold")
         if kind.permutation and list(kind.permutation) != sorted(kind.permutation):
             raise SourceError(f"{path}: column {name!r} holds permuted tensors. Store them in row order")
         flat = _tensor(values.storage, name, path)
@@ -107,11 +129,6 @@ def _tensor(values: Any, name: str, path: Path) -> Any:
         return inner.reshape(len(values), kind.list_size, *inner.shape[1:])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _equal_lists(values, name, path)
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-        raise SourceError(
-            f"{path}: column {name!r} is of type {kind}, which a cache can't hold. Convert it to numbers, "
-            f"bools, text, or lists of equal length of numbers or bools"
-        )
     if pa.types.is_floating(kind) and values.null_count:
         values = pc.fill_null(values, pa.scalar(float("nan"), kind))
     _refuse_missing(values, name, path)

@@ -101,7 +101,7 @@ def list_devices(backend: str | None = None) -> list[Device]:
     if backend not in config.BACKENDS:
         raise InputError(f"A backend is one of {', '.join(config.BACKENDS)}. Received: {backend!r}")
     if backend not in sys.modules and importlib.util.find_spec(backend) is None:
-        raise InputError(f"{backend} isn't installed: pip install 'insitu[{backend}]'.")
+        raise InputError(f"The backend {backend!r} isn't installed. Install it: pip install {backend}")
     importlib.import_module(backend)
     config.apply_device_settings()
     make = {"tensorflow": _of_tensorflow, "jax": _of_jax, "torch": _of_torch}[backend]

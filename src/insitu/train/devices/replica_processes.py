@@ -24,7 +24,7 @@ from typing import IO
 from insitu import config
 from insitu.context import TASK_ENV, Context
 from insitu.errors import TrainingError
-from insitu.parent_death import PARENT_PIPE_ENV, ReplicaIdentity, replica_identity
+from insitu.parent_death import PARENT_PIPE_ENV, ReplicaConfig, get_replica_config
 from insitu.ports import hold_port
 from insitu.spec import TaskId
 from insitu.train.devices.names import Device
@@ -74,7 +74,7 @@ class ReplicaProcesses:
             )
         finally:
             os.close(end)
-        os.write(own, ReplicaIdentity(replica, self.devices, self.addresses, self.secret).to_line())
+        os.write(own, ReplicaConfig(replica, self.devices, self.addresses, self.secret).to_line())
 
     def check(self, wait: float = 0.0) -> None:
         """Raise TrainingError where a replica has ended, with the last lines of its output. Waits `wait`
@@ -142,14 +142,14 @@ def join_replicas(devices: Sequence[Device], context: Context) -> tuple[Device, 
     replica 0 starts the others. Raises TrainingError for other devices than before."""
     global _replica_processes
     names = tuple(device.name for device in devices)
-    identity = replica_identity()
+    identity = get_replica_config()
     if identity is not None:
         _check_same(names, identity.devices)
     else:
         if _replica_processes is None:
             _replica_processes = ReplicaProcesses(names)
         _check_same(names, _replica_processes.devices)
-        identity = ReplicaIdentity(0, names, _replica_processes.addresses, _replica_processes.secret)
+        identity = ReplicaConfig(0, names, _replica_processes.addresses, _replica_processes.secret)
     if devices[0].kind == "cpu":
         _divide_cores(len(devices))
     here = replace(

@@ -83,7 +83,7 @@ class Bookkeeper:
                 if at_once:
                     raise
                 if not self._retry_at:
-                    _LOG.warning("%s Training goes on; it is tried again.", full)
+                    _LOG.warning("%s. Training goes on; it is tried again.", full)
                 self._retry_at = time.monotonic() + _RETRY_INTERVAL
                 return
             del self._unpublished[key]
@@ -137,5 +137,5 @@ class Bookkeeper:
         So a fit that is taken up where it had ended has no ledger of an epoch that it doesn't have.
         """
         job = self._membership.context.job
-        if ledger.accounts or (job is not None and job.epoch_ledger(ledger.epoch, ledger.shard).exists()):
+        if ledger.counts or (job is not None and job.epoch_ledger(ledger.epoch, ledger.shard).exists()):
             self._publish(ledger)

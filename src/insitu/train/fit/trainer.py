@@ -26,6 +26,7 @@ from insitu.train.fit.callbacks import EpochCallbacks, own_callbacks
 from insitu.train.fit.feed import Feed
 from insitu.train.fit.fit_strategy import FitStrategy, StepExecutor
 from insitu.train.fit.keras_patch import TRAINER_ATTRIBUTE, merge_kwargs, patch_model
+from insitu.train.fit.labels import check_labels
 from insitu.train.fit.loop_state import LoopState
 from insitu.train.fit.sources import make_feed
 from insitu.train.replica import (
@@ -128,6 +129,7 @@ class KerasTrainer:
         """Return a feed of the data in `arguments`, which are taken out; part of it goes to validation."""
         split = arguments.pop("validation_split", 0.0)
         data = tuple(arguments.pop(name) for name in ("x", "y", "sample_weight"))
+        check_labels(self.model, data[0], "fit")
         if split and arguments["validation_data"] is None:
             data, arguments["validation_data"] = array_slicing.train_validation_split(
                 data, validation_split=split
@@ -229,6 +231,7 @@ class KerasTrainer:
 
     def _evaluate(self, arguments: dict[str, Any]) -> Any:
         data = tuple(arguments.pop(name) for name in ("x", "y", "sample_weight"))
+        check_labels(self.model, data[0], "evaluate")
         options = self.strategy.evaluation_options(data[0])
         feed = make_feed(*data, batch_size=arguments.pop("batch_size"), **options)
         executor = self.prepare(feed.example(), feed.part_rows)

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 from insitu.context import Context
 from insitu.errors import InsituError, TrainingError
 from insitu.grid.files import publish_file
-from insitu.parameters import ParameterServer, Rules
-from insitu.parameters.holdings import check_nan
+from insitu.parameters import ConsistencyPolicy, ParameterServer
+from insitu.parameters.gradients import check_nan_policy
 from insitu.train.parameter_server.updater import make_model_updater
 
 _LOG = logging.getLogger("insitu")
@@ -26,7 +26,7 @@ _LOG = logging.getLogger("insitu")
 class ServerConfig:
     """The configuration of the servers, the same in each task of a job."""
 
-    rules: Rules
+    rules: ConsistencyPolicy
     """The mode, and its numbers."""
     nan: str
     """How non-finite gradients are treated: `"refuse"` or `"clip"`."""
@@ -48,12 +48,12 @@ class ServerConfig:
         )
 
 
-def serve_or_configure(context: Context, rules: Rules, nan: str, need: str) -> ServerConfig:
+def serve_or_configure(context: Context, rules: ConsistencyPolicy, nan: str, need: str) -> ServerConfig:
     """Return the configuration of the servers. In a `ps` task, serve instead, and never return.
 
     Raises TrainingError that begins with `need` in a job without such tasks, InputError for `nan`.
     """
-    check_nan(nan)
+    check_nan_policy(nan)
     config = ServerConfig(rules, nan)
     if context.role == "ps":
         serve_until_stopped(context, config)
@@ -76,7 +76,7 @@ def serve_until_stopped(context: Context, config: ServerConfig) -> NoReturn:
             addresses=context.servers,
             backups=context.server_backups,
             checkpoint=job.server_checkpoints if job is not None else None,
-            tell=writer.publish,
+            report=writer.publish,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())

@@ -20,7 +20,7 @@ import insitu.parameters
 from insitu.context import Context
 from insitu.errors import InsituError, ParameterError, ServerStalled, TrainingError
 from insitu.parameters import Client, Eviction, Future, ParameterServer, Table
-from insitu.parameters.hashing import stream
+from insitu.parameters.rules import stable_hash
 from insitu.train.parameter_server.dense_slices import match_dense_slices
 from insitu.train.parameter_server.layers import Embedding, embeddings_of
 from insitu.train.parameter_server.lookup import Batch, Keys, find_key_inputs
@@ -224,7 +224,7 @@ class ParameterServerSession:
         self.sequence += 1
         if self.sequence <= self._applied_sequence:
             return self.pull()
-        together = self._client.pulls_behind_pushes
+        together = self._client.can_pipeline_pulls
         pushes = [self._push(push, together, pulls=together and push is outgoing[-1]) for push in outgoing]
         pulls = self._request_values() if together else []
         outcomes = [push.result() for push in pushes]
@@ -247,8 +247,8 @@ class ParameterServerSession:
             shard=push.shard,
             tables=tables or None,
             finite=push.finite,
-            hold=hold,
-            pulls=pulls,
+            defer_send=hold,
+            pull_follows=pulls,
         )
 
     def push_rows_of(self, outgoing: Sequence[ShardPush]) -> list[Future[str]]:
@@ -372,7 +372,7 @@ class ParameterServerSession:
         rows. The others wait until the rows are there. Raises ServerStalled."""
         client = self._client
         client.define_tables([_FIT_ENDS])
-        key = np.array([-1 - stream("begun", name) // 4], np.int64)
+        key = np.array([-1 - stable_hash("begun", name) // 4], np.int64)
         deadline = time.monotonic() + self._context.stall_timeout
         while not self._are_marked(key).all():
             if client.is_chief:

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.parameters.native import copy
+from insitu.parameters.native import copy_and_check
 from insitu.train.elastic import LoopPosition
 from insitu.train.parameter_server.lookup import TableLookup
 from insitu.train.parameter_server.loss_scale import LossScale
@@ -146,7 +146,7 @@ class _FiniteCheckingCopy:
 
     def __call__(self, to: NDArray[Any], source: NDArray[Any]) -> None:
         self._size += source.size
-        self._finite &= copy(to, source)
+        self._finite &= copy_and_check(to, source)
 
     def finite(self, size: int) -> bool:
         """Return True if all of `size` elements were copied since the last `reset`, and are finite."""

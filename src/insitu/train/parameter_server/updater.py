@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.parameters import Finalizing, Updater, make_updater
+from insitu.parameters import FinalizingUpdater, Updater, make_updater
 from insitu.train.parameter_server.keras_optimizer import KerasUpdater, make_optimizer
 from insitu.train.parameter_server.model_spec import STATE_PREFIX, strip_worker_settings, to_float
 
@@ -73,7 +73,7 @@ class ModelUpdater:
             self._inner.update(rest, gradients, slots, step)
 
     def finalize(self, values: Arrays, slots: Mapping[str, Arrays]) -> None:
-        if isinstance(self._inner, Finalizing):
+        if isinstance(self._inner, FinalizingUpdater):
             self._inner.finalize({n: v for n, v in values.items() if not n.startswith(STATE_PREFIX)}, slots)
 
     def update_rows(self, values: NDArray[Any], gradients: NDArray[Any], slots: Arrays, step: int) -> None:

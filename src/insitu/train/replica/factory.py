@@ -7,12 +7,12 @@ from typing import Any
 
 from insitu.config import BACKENDS
 from insitu.errors import TrainingError
-from insitu.preload_hooks import on_warm_up
+from insitu.preload_hooks import register_preload
 from insitu.train.replica.fused import FusedReplica
 from insitu.train.replica.preload import warm_up
 from insitu.train.replica.protocol import Logs, Replica
 
-on_warm_up(warm_up)
+register_preload(warm_up)
 
 
 def make_replica(model: Any, data: Any) -> Replica:

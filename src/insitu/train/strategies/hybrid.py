@@ -10,7 +10,7 @@ import keras
 from insitu.context import Context
 from insitu.context import context as read_context
 from insitu.errors import TrainingError
-from insitu.parameters import Rules
+from insitu.parameters import ConsistencyPolicy
 from insitu.train.custom_loop import LoopAggregation
 from insitu.train.fit import StepExecutor, TwoPhaseStep
 from insitu.train.parameter_server import (
@@ -56,7 +56,7 @@ class HybridStrategy(Strategy):
         self, *, nan: str = "refuse", table_optimizer: Any = None, context: Context | None = None
     ) -> None:
         context = context or read_context()
-        rules = Rules("async", context.num_shards)
+        rules = ConsistencyPolicy("async", context.num_shards)
         self._server_config = serve_or_configure(
             context, rules, nan, "A HybridStrategy keeps tables in ps tasks."
         )

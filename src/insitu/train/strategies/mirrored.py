@@ -10,7 +10,7 @@ import numpy as np
 
 from insitu.context import Context
 from insitu.context import context as read_context
-from insitu.parent_death import replica_identity
+from insitu.parent_death import get_replica_config
 from insitu.train.custom_loop import LoopStep, StepModel
 from insitu.train.devices import Device, can_start_replicas, join_replicas, resolve_all
 from insitu.train.fit import StepExecutor
@@ -21,29 +21,32 @@ class MirroredStrategy(MultiDeviceStrategy):
     """A replica on each device of this machine, each with its own copy of the variables; a step's gradient is
     the mean over all rows of the global batch.
 
-    - TensorFlow: one function for all devices of the process. On CPUs gradients are added in the order of
-      the devices, as those of as many shards under `MultiWorkerMirroredStrategy`, with the same weights but
-      for rounding (TensorFlow optimises the larger graph in its own way; seen: the last bit of BatchNorm's
-      averages). On GPUs NCCL adds.
-    - JAX: one program over a mesh of the devices, which computes what one device would for the global batch.
-    - PyTorch: a process for each device. Outside a job this process takes the first and starts the others:
-      they run the same script with the same arguments, silently, up to where it ends here; what they write is
-      shown only if one fails. The weights are the bits of as many shards under `MultiWorkerMirroredStrategy`.
-      What a script does beside training it does in each, so let `insitu.context().is_chief` guard what
-      writes files. A script is started for one list of devices. In a job, at a prompt, in a notebook and
-      with a `context` it is one process instead, with one copy of the variables, which further devices copy
-      in each step; on CPUs one replica then follows the other.
+    A step's gradient is the mean over all rows of the global batch.
 
-    GPUs are not verified.
+    - TensorFlow: one function for all devices of the process. It copies the gradients between the devices and
+      adds them in the order of the devices. The weights are those of as many shards under
+      `MultiWorkerMirroredStrategy`, but for rounding, because TensorFlow optimises the larger graph
+      differently (seen: the last bit of BatchNorm's averages). Collectives such as NCCL are not used, also
+      not on GPUs.
+    - JAX: one program over a mesh of the devices. It computes what one device would for the global batch.
+    - PyTorch: a process for each device. Outside a job this process takes the first device and starts the
+      others. They run the same script with the same arguments, up to where it ends here; their output is
+      shown only if one fails. The weights have the bits of as many shards under
+      `MultiWorkerMirroredStrategy`. Whatever else the script does, it does in each process, so write files
+      only if `insitu.context().is_chief`. A script can do this for one list of devices. In a job, at a
+      prompt, in a notebook and with a `context`, there is one process instead, with one copy of the
+      variables, which further devices copy in each step; on CPUs the replicas then run one after the other.
 
-    In a job of several workers each has all its devices; between them is insitu's exchange.
+    In a job of several workers each worker has all its devices; insitu's exchange connects the workers.
+
+    Nothing of this has been run on GPUs.
 
     Args:
-        devices: all devices of the best kind by default; some by name, such as `["gpu:0", "gpu:2"]`.
-        context: who this process is; read from the environment by default.
+        devices: names, such as `["gpu:0", "gpu:2"]`; by default all devices of the best kind.
+        context: this process' place in a job; by default read from the environment.
 
     Raises:
-        InputError: for a device that isn't there; the message lists those that are.
+        InputError: for a device that doesn't exist; the message lists those that do.
     """
 
     def __init__(
@@ -79,4 +82,4 @@ def _uses_processes(devices: Sequence[Device]) -> bool:
         return False
     here = read_context()
     outside = here.job_id is None and not here.workers
-    return outside and (replica_identity() is not None or can_start_replicas())
+    return outside and (get_replica_config() is not None or can_start_replicas())

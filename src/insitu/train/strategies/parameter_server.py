@@ -14,8 +14,8 @@ from insitu.context import context as read_context
 from insitu.errors import TrainingError
 from insitu.grid import Dataset
 from insitu.grid.files import publish_file
-from insitu.parameters import MIN_PIECE_BYTES, Mode, Rules
-from insitu.parameters.layout import check_min_piece_bytes
+from insitu.parameters import MIN_PIECE_BYTES, ConsistencyPolicy, Mode
+from insitu.parameters.rules import check_min_piece_bytes
 from insitu.train.custom_loop import LoopAggregation, LoopStep, StepModel, make_loop_replica
 from insitu.train.fit import StepExecutor
 from insitu.train.parameter_server import (
@@ -88,7 +88,7 @@ class ParameterServerStrategy(Strategy):
         context: Context | None = None,
     ) -> None:
         context = context or read_context()
-        rules = Rules(mode, context.num_shards, replicas_to_aggregate, max_staleness)
+        rules = ConsistencyPolicy(mode, context.num_shards, replicas_to_aggregate, max_staleness)
         check_min_piece_bytes(min_piece_bytes)
         self._server_config = serve_or_configure(
             context, rules, nan, "A ParameterServerStrategy needs ps tasks."
@@ -151,7 +151,7 @@ class ParameterServerStrategy(Strategy):
         """See `Strategy.run`. Unless a step takes the gradients of all replicas, each replica's is the mean
         over its own rows, and no call waits for those of other workers."""
         rules = self._server_config.rules
-        waits_for_all = rules.mode == "sync" and rules.needed == rules.total_replicas
+        waits_for_all = rules.mode == "sync" and rules.pushes_per_step == rules.total_replicas
         return ServerAggregation(self._membership if waits_for_all else None)
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from insitu import config
@@ -75,3 +77,12 @@ def test_a_device_is_a_place_to_put_things():
 def test_an_unknown_backend_is_refused():
     with pytest.raises(InputError, match="A backend is one of"):
         list_devices("theano")
+
+
+def test_a_backend_that_is_not_installed_is_an_error_whose_advice_works(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    # insitu isn't on a package index, so its extras can't be the advice.
+    with pytest.raises(InputError, match=r"'torch' isn't installed\. Install it: pip install torch$"):
+        list_devices("torch")

@@ -32,7 +32,7 @@ class Disk:
         def refuse(ledger: ShardLedger, job: JobPaths) -> None:
             if self.refusals:
                 self.refusals -= 1
-                raise StorageFull("No room is left.")
+                raise StorageFull("No room is left")
             publish(ledger, job)
 
         monkeypatch.setattr(ShardLedger, "publish", refuse)
@@ -61,7 +61,7 @@ def step(epoch: int, *, last: bool = True) -> Any:
 
 def rows(job: JobPaths, epoch: int) -> int | None:
     ledger = ShardLedger.published(job, epoch, 0)
-    return None if ledger is None else sum(account.rows for account in ledger.accounts.values())
+    return None if ledger is None else sum(account.rows for account in ledger.counts.values())
 
 
 def test_a_full_disk_does_not_end_training_and_the_ledger_is_written_later(
@@ -76,7 +76,7 @@ def test_a_full_disk_does_not_end_training_and_the_ledger_is_written_later(
     assert rows(job, 0) is None
     books.record(step(1, last=False))
     assert rows(job, 0) == 3
-    assert len(caplog.records) == 1 and "tried again" in caplog.text
+    assert len(caplog.records) == 1 and "is left. Training goes on; it is tried again." in caplog.text
     books.record(step(1))
     assert rows(job, 1) == 9
     books.end()

@@ -10,10 +10,10 @@ import pytest
 from models import in_shards
 
 from insitu.errors import InputError, TrainingError
-from insitu.parameters import Rules
+from insitu.parameters import ConsistencyPolicy
 from insitu.train.parameter_server.server_task import _StatusWriter, serve_or_configure
 
-RULES = Rules("async", 1)
+RULES = ConsistencyPolicy("async", 1)
 
 
 def test_the_last_status_is_in_the_file_when_the_writer_is_done(tmp_path: Path) -> None:

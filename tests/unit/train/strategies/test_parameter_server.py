@@ -15,7 +15,7 @@ from models import image_model, in_shards, same_bits, weights
 
 from insitu.errors import InputError, NotFinite, ParameterError, TrainingError
 from insitu.exchange.pages import aligned_empty
-from insitu.parameters import Rules
+from insitu.parameters import ConsistencyPolicy
 from insitu.train import HybridStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy
 from insitu.train.fit.trainer import trainer_of
 from insitu.train.parameter_server.keras_optimizer import KerasUpdater, serialize_optimizer
@@ -68,7 +68,7 @@ class TestSync:
         context = in_shards((0, 1), 2)
         expected = trained(MultiWorkerMirroredStrategy(context=context), rows, optimizer=optimizer())
         with contextlib.ExitStack() as stack:
-            config = ServerConfig(Rules("sync", total_replicas=2), "refuse")
+            config = ServerConfig(ConsistencyPolicy("sync", total_replicas=2), "refuse")
             servers = [config.server("127.0.0.1:0", context, index=i, addresses=["", ""]) for i in (0, 1)]
             addresses = tuple(stack.enter_context(server).address for server in servers)
             context = dataclasses.replace(context, servers=addresses)

@@ -1,0 +1,182 @@
+"""Takes the requests of users: messages at the job's socket, and signals to the controller.
+
+A client connects and sends one line, `{"id": TOKEN, "do": "stop"}` or `{"id": TOKEN, "do": "scale",
+"workers": N}`. It gets one line back: `{"ok": true, "text": TEXT}` or `{"error": KIND, "text": TEXT}`, where
+KIND is `refused`, `ended` or `invalid`. Then the connection is closed. Whoever loses it before may send the
+same line again: the id tells that it is the same request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from insitu.cluster.decide import Reply
+from insitu.cluster.engines import Channel, ChannelClosed, Message, Wakeup
+from insitu.cluster.job_files import Journal, is_from_owner
+from insitu.errors import ClusterError
+
+MAX_REQUEST_BYTES = 4096
+MAX_CONNECTIONS = 64
+"""With more than these the one that has been silent for longest is closed."""
+_MAX_TOKEN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """One request of a user."""
+
+    #: What to do.
+    action: Literal["stop", "scale"]
+    #: Identifies the request, also when it is sent again; "" for a signal, which gets no reply.
+    token: str = ""
+    #: The number of workers to scale to.
+    workers: int = 0
+
+
+class Inbox(Protocol):
+    """Gives a controller the requests of users."""
+
+    def receive(self) -> list[JobRequest]:
+        """Returns the requests that have come since the last call, without waiting."""
+
+    def reply(self, token: str, message: Message) -> None:
+        """Replies to all who sent the request `token`."""
+
+
+class RequestInbox:
+    """Reads requests off connections to `listener`. `wakeup` becomes readable when there may be some."""
+
+    def __init__(self, listener: socket.socket, wakeup: Wakeup) -> None:
+        self._listener = listener
+        self._wakeup = wakeup
+        self._silent: list[Channel] = []
+        """Connections that have sent no request yet, oldest first."""
+        self._waiting: dict[str, list[Channel]] = {}
+        """Connections that wait for the reply to a request."""
+        wakeup.watch(listener)
+
+    def receive(self) -> list[JobRequest]:
+        signals = self._wakeup.take_signals()
+        requests = []
+        if signal.SIGTERM in signals or signal.SIGINT in signals:
+            requests.append(JobRequest("stop"))
+        self._accept()
+        for channel in list(self._silent):
+            with contextlib.suppress(ChannelClosed):
+                messages = channel.receive()
+                if not messages:
+                    continue
+                if request := self._read(channel, messages[0]):
+                    requests.append(request)
+                    continue
+            self._drop(channel)
+        return requests
+
+    def reply(self, token: str, message: Message) -> None:
+        for channel in self._waiting.pop(token, []):
+            with contextlib.suppress(ChannelClosed):
+                channel.send(message)
+            channel.close()
+
+    def close(self) -> None:
+        for channel in (*self._silent, *(c for waiting in self._waiting.values() for c in waiting)):
+            channel.close()
+        self._silent.clear()
+        self._waiting.clear()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        # It ends with BlockingIOError once nobody else waits.
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                if not is_from_owner(connection):
+                    connection.close()
+                    continue
+                channel = Channel(connection, MAX_REQUEST_BYTES)
+                self._wakeup.watch(channel)
+                self._silent.append(channel)
+                if len(self._silent) > MAX_CONNECTIONS:
+                    self._drop(self._silent[0])
+
+    def _read(self, channel: Channel, message: Message) -> JobRequest | None:
+        """Returns the request in the first message of `channel`, which then waits for the reply, or None."""
+        request = parse_request(message)
+        if request is None:
+            with contextlib.suppress(ChannelClosed):
+                channel.send({"error": "invalid", "text": f"not a request to this job: {str(message)[:200]}"})
+            return None
+        self._silent.remove(channel)
+        self._wakeup.unwatch(channel)
+        self._waiting.setdefault(request.token, []).append(channel)
+        return request
+
+    def _drop(self, channel: Channel) -> None:
+        self._silent.remove(channel)
+        channel.close()
+
+
+def parse_request(message: Message) -> JobRequest | None:
+    """Returns the request that `message` is, or None."""
+    token, workers = message.get("id"), message.get("workers", 0)
+    if not isinstance(token, str) or not token.isalnum() or len(token) > _MAX_TOKEN:
+        return None
+    match message.get("do"):
+        case "stop":
+            return JobRequest("stop", token)
+        case "scale" if type(workers) is int:
+            return JobRequest("scale", token, workers)
+    return None
+
+
+class ReplyBook:
+    """Keeps a controller's replies to requests.
+
+    A reply is sent once the next controller would give it too. A request sent again gets the same reply.
+    """
+
+    def __init__(self, inbox: Inbox, journal: Journal) -> None:
+        self._inbox = inbox
+        self._journal = journal
+        self._replies: dict[str, Message] = {}
+        """By the tokens of requests that this controller has decided about."""
+        self._unsent: list[tuple[JobRequest, Message]] = []
+
+    def note(self, reply: Reply) -> None:
+        """Keeps the decision about a request."""
+        self._replies[reply.token] = _encode_reply(reply.text, refused=reply.refused)
+
+    def find(self, token: str) -> Message | None:
+        """Returns what this controller or one before it has decided about the request."""
+        if token and token not in self._replies:
+            with contextlib.suppress(ClusterError):
+                if found := self._journal.find_reply(token):
+                    return _encode_reply(found["text"], refused=found["refused"])
+        return self._replies.get(token)
+
+    def queue(self, request: JobRequest, phase: str) -> None:
+        """Has the reply sent; where nothing was decided, the job is over, in `phase`."""
+        if request.token:
+            reply = self.find(request.token) or {"error": "ended", "text": phase}
+            self._unsent.append((request, reply))
+
+    def send(self, *, is_journal_written: bool) -> None:
+        """Sends the replies that may be sent. A decision not in the journal is lost with this controller.
+
+        The reply to a `stop` is sent in any case: a full disk must not keep a user from stopping a job.
+        """
+        held = []
+        for request, reply in self._unsent:
+            if is_journal_written or request.action == "stop":
+                self._inbox.reply(request.token, reply)
+            else:
+                held.append((request, reply))
+        self._unsent = held
+
+
+def _encode_reply(text: str, *, refused: bool) -> Message:
+    return {"error": "refused", "text": text} if refused else {"ok": True, "text": text}

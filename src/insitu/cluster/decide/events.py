@@ -1,0 +1,220 @@
+"""What can happen to a job (events), and what can be done about it (actions). Frozen values, no logic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from insitu.cluster.decide.job_state import EpochStep, Failure, JobState
+from insitu.spec import NodeId, TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedEvent:
+    """The job may begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskExitedEvent:
+    """An incarnation of a task ended."""
+
+    #: The task that ended.
+    task: TaskId
+    #: Its exit code; negative for a signal.
+    code: int
+    #: What it wrote about its own end, None where it wrote nothing.
+    failure: Failure | None = None
+    #: The furthest (epoch, step) that any task of the job has reported.
+    progress: EpochStep | None = None
+    #: Of the tasks still alive, those that train by their progress records.
+    reporting: tuple[TaskId, ...] = ()
+    #: Of the tasks still alive, those that can go on without a peer.
+    elastic: tuple[TaskId, ...] = ()
+    #: Nodes whose store is gone.
+    lost: tuple[NodeId, ...] = ()
+    #: Which incarnation ended; None stands for the present one.
+    incarnation: int | None = None
+    #: Of the tasks still alive, those that report that they have lost a peer.
+    recovering: tuple[TaskId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFailedEvent:
+    """Tasks could not be started."""
+
+    #: The tasks that don't run.
+    tasks: tuple[TaskId, ...]
+    #: The engine's reason.
+    message: str
+    #: Of the tasks alive, those that can go on without a peer.
+    elastic: tuple[TaskId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedEvent:
+    """Tasks were started."""
+
+    #: (task, process id) of each.
+    processes: tuple[tuple[TaskId, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyEvent:
+    """Tasks that the roster doesn't name yet are ready to join."""
+
+    #: The tasks that wait to join.
+    tasks: tuple[TaskId, ...]
+    #: The furthest (epoch, step) that any task of the job has reported.
+    progress: EpochStep | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PeersLostEvent:
+    """Members report that they have lost a peer, yet none has died: connections between them broke."""
+
+    #: The members that report it.
+    tasks: tuple[TaskId, ...]
+    #: The furthest (epoch, step) that any task of the job has reported.
+    progress: EpochStep | None = None
+    #: Of the tasks alive, those that can go on without a peer.
+    elastic: tuple[TaskId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredEvent:
+    """Every member has completed a step in the newest generation, or has ended its training in it."""
+
+    #: That generation.
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRequestedEvent:
+    """A user asked for another number of workers."""
+
+    #: Workers asked for.
+    workers: int
+    #: Identifies the request, so that its sender gets the reply; "" where nobody awaits one.
+    token: str = ""
+    #: The furthest (epoch, step) that any task of the job has reported.
+    progress: EpochStep | None = None
+    #: Of the tasks alive, those that can go on without a peer.
+    elastic: tuple[TaskId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StalledEvent:
+    """Nothing has moved for the stall timeout."""
+
+    #: Names tasks, steps and activities, for the user.
+    text: str
+    #: The furthest (epoch, step) that any task of the job has reported.
+    progress: EpochStep | None = None
+    #: The tasks that all others wait for; empty where that is unknown.
+    culprits: tuple[TaskId, ...] = ()
+    #: Of the tasks alive, those that can go on without a peer.
+    elastic: tuple[TaskId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequestedEvent:
+    """A user asked for the job to be stopped. Asked again, the tasks are killed at once."""
+
+    #: Identifies the request, so that its sender gets the reply; "" where nobody awaits one.
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerLostEvent:
+    """Nothing of the job runs any more, and no controller is left to act."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOverEvent:
+    """The controller died and a new one continues in its place; tasks have not been touched."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumedEvent:
+    """A user asked for a job that has ended without having finished to go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class TickEvent:
+    """A time in `JobState.due` has come."""
+
+
+Event = (
+    SubmittedEvent
+    | TaskExitedEvent
+    | LaunchFailedEvent
+    | LaunchedEvent
+    | ReadyEvent
+    | PeersLostEvent
+    | RecoveredEvent
+    | ScaleRequestedEvent
+    | StalledEvent
+    | StopRequestedEvent
+    | ControllerLostEvent
+    | TakenOverEvent
+    | ResumedEvent
+    | TickEvent
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Write the roster of a generation, with fresh addresses for the tasks that have none yet."""
+
+    #: The generation to write.
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start the present incarnation of tasks; each task's state holds its number."""
+
+    #: The tasks to start.
+    tasks: tuple[TaskId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """Send a signal to a task and to whatever it has started."""
+
+    #: The task to signal.
+    task: TaskId
+    #: `term` and `kill` are SIGTERM and SIGKILL; `dump` makes it write its stacks.
+    name: Literal["term", "kill", "dump"]
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Write a line of insitu's own into the job's output."""
+
+    #: The line.
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Reply to the request of a user."""
+
+    #: Identifies the request.
+    token: str
+    #: What will be done about it, or why nothing will.
+    text: str
+    #: True where the request is refused.
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The job is over."""
+
+    #: The job's exit code.
+    exit_code: int
+
+
+Action = Publish | Launch | Signal | Log | Reply | Finish
+Result = tuple[JobState, list[Action]]

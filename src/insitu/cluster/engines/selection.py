@@ -1,0 +1,22 @@
+"""The engines by their names in a job's specification."""
+
+from __future__ import annotations
+
+from insitu.cluster.engines.engine import Engine
+from insitu.cluster.engines.local import LocalEngine
+from insitu.cluster.engines.remote import start_engine_server
+from insitu.errors import ClusterError
+from insitu.paths import JobPaths
+
+
+def open_engine(name: str, job: JobPaths, wake: int) -> Engine:
+    """Returns the engine `name` for `job`. It returns from `wait` when `wake` becomes readable.
+
+    `server` is that of this machine in another process; no user can choose it. Raises ClusterError.
+    """
+    match name:
+        case "local":
+            return LocalEngine(job, wake, reap_orphans=True)
+        case "server":
+            return start_engine_server(job, wake)
+    raise ClusterError(f"An engine must be local or server. Received: {name}")

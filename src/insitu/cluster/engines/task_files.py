@@ -1,0 +1,42 @@
+"""What tasks on this machine write about themselves, and the roster that they read: files of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from insitu.cluster.decide import Failure
+from insitu.cluster.task import read_failure
+from insitu.errors import ClusterError
+from insitu.paths import JobPaths
+from insitu.progress import Progress, read_progress
+from insitu.roster import Roster, write_roster
+from insitu.spec import TaskId
+
+
+class TaskFiles:
+    """The parts of `TaskSetup` and `TaskObserver` that are files in the folder of one job."""
+
+    def __init__(self, job: JobPaths) -> None:
+        self._job = job
+
+    def publish_roster(self, roster: Roster) -> None:
+        try:
+            write_roster(self._job.roster, roster)
+        except OSError as error:
+            raise ClusterError(str(error)) from error
+
+    def clear_records(self, tasks: Sequence[TaskId]) -> None:
+        try:
+            for task in tasks:
+                self._job.task(task).mkdir(parents=True, exist_ok=True)
+                for path in (self._job.progress, self._job.failure, self._job.reads):
+                    path(task).unlink(missing_ok=True)
+        except OSError as error:
+            raise ClusterError(str(error)) from error
+
+    def read_progress(self, tasks: Sequence[TaskId]) -> dict[TaskId, Progress]:
+        found = {task: read_progress(self._job.progress(task)) for task in tasks}
+        return {task: record for task, record in found.items() if record is not None}
+
+    def read_failure(self, task: TaskId) -> Failure | None:
+        return read_failure(self._job.failure(task))

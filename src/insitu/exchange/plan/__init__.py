@@ -1,0 +1,84 @@
+"""Plan how arrays are reduced: the order of sums, who reduces what, and which way is cheapest. Pure.
+
+Imports nothing else of the exchange. Begin reading with `transport.py`, the seam, then `arithmetic.py`.
+"""
+
+from insitu.exchange.plan.arithmetic import (
+    PAGE,
+    Factors,
+    ReduceOp,
+    Reducer,
+    check_reducible,
+    check_weights,
+    compute_factors,
+    split_by_pages,
+    split_chunks,
+)
+from insitu.exchange.plan.costs import (
+    MAX_PROBE_BYTES,
+    MEASURED,
+    AlgorithmName,
+    Costs,
+    LinearCost,
+    choose_algorithm,
+    find_chain_order,
+    find_hub,
+)
+from insitu.exchange.plan.reduce_plan import (
+    SCRATCH_BYTES,
+    ReducePlan,
+)
+from insitu.exchange.plan.schedule import (
+    Schedule,
+    ScheduleStep,
+    Transfer,
+)
+from insitu.exchange.plan.topology import (
+    HostTopology,
+)
+from insitu.exchange.plan.transport import (
+    GroupConfig,
+    MemberLost,
+    Members,
+    Mismatch,
+    Reduction,
+    RunReduction,
+    Transport,
+    WaitStats,
+    mismatch_error,
+)
+
+__all__ = [
+    "MAX_PROBE_BYTES",
+    "MEASURED",
+    "PAGE",
+    "SCRATCH_BYTES",
+    "AlgorithmName",
+    "Costs",
+    "Factors",
+    "GroupConfig",
+    "HostTopology",
+    "LinearCost",
+    "MemberLost",
+    "Members",
+    "Mismatch",
+    "ReduceOp",
+    "ReducePlan",
+    "Reducer",
+    "Reduction",
+    "RunReduction",
+    "Schedule",
+    "ScheduleStep",
+    "Transfer",
+    "Transport",
+    "WaitStats",
+    "check_reducible",
+    "check_weights",
+    "choose_algorithm",
+    "compute_factors",
+    "find_chain_order",
+    "find_hub",
+    "mismatch_error",
+    "split_by_pages",
+    "split_chunks",
+]

@@ -1,0 +1,42 @@
+"""Compute which partition a row lies in, who owns it, and the order of rows in an epoch. Pure.
+
+Imports nothing else of `grid`. Begin reading with `order.py`.
+"""
+
+from insitu.grid.layout.affinity import (
+    check_split,
+    hash_integers,
+    hash_rows,
+    hash_texts,
+    owners_of_partition,
+    partition_of_rows,
+    shard_partitions,
+    split_of_rows,
+    splitmix64,
+)
+from insitu.grid.layout.order import (
+    BatchPlan,
+    Rows,
+    ShuffledPlan,
+    batch_sizes,
+    shuffled,
+    steps_of_shard,
+)
+
+__all__ = [
+    "BatchPlan",
+    "Rows",
+    "ShuffledPlan",
+    "batch_sizes",
+    "check_split",
+    "hash_integers",
+    "hash_rows",
+    "hash_texts",
+    "owners_of_partition",
+    "partition_of_rows",
+    "shard_partitions",
+    "shuffled",
+    "split_of_rows",
+    "splitmix64",
+    "steps_of_shard",
+]

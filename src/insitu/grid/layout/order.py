@@ -1,0 +1,121 @@
+"""Pure: the rows of a shard in each batch. They follow from (seed, epoch, shard)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from insitu.errors import InputError
+
+Rows = npt.NDArray[np.int64]
+
+
+def shuffled(rows: int, seed: int, epoch: int, shard: int) -> npt.NDArray[np.integer[Any]]:
+    """Returns a permutation of [0, rows): the positions of a shard's rows in the order of one epoch.
+
+    Each row gets 64 raw bits of Philox4x64-10 (Salmon and others 2011) keyed by (seed, epoch, shard), whose
+    low bits are then replaced by the row's place; sorted, they are the order. NumPy promises the raw bits of
+    Philox for all releases, and the keys are distinct, so that neither a release nor a sorting algorithm
+    can change the order. uint32 where that is enough, to halve the memory.
+    """
+    bits = max(1, (rows - 1).bit_length())
+    mask = np.uint64((1 << bits) - 1)
+    key = np.array([seed & (2**64 - 1), epoch << 32 | shard], dtype=np.uint64)
+    keys = np.random.Philox(key=key).random_raw(rows)
+    keys &= ~mask
+    keys |= np.arange(rows, dtype=np.uint64)
+    keys.sort()
+    keys &= mask
+    return keys.astype(np.uint32) if bits <= 32 else keys.astype(np.int64)
+
+
+def batch_sizes(global_size: int, shards: int) -> tuple[int, ...]:
+    """Returns the rows of each shard in a step: equal parts, the first ones larger by one where needed.
+
+    Raises InputError where a shard would get none.
+    """
+    if global_size < shards:
+        raise InputError(
+            f"The global batch must have at least one row per shard. Received: .batch({global_size}) with "
+            f"{shards} shards"
+        )
+    return tuple(global_size // shards + (s < global_size % shards) for s in range(shards))
+
+
+def steps_of_shard(rows: int, size: int) -> int:
+    """Returns how many batches of `size` rows hold `rows` rows, the last one maybe smaller."""
+    return -(-rows // size)
+
+
+class BatchPlan:
+    """The batches of one shard, in file order.
+
+    The shard's rows are those of its partitions in ascending order, each in file order. `starts[k]` is the
+    position of the first row of the k-th partition, `starts[-1]` the number of all rows.
+    """
+
+    def __init__(self, starts: Sequence[int], size: int) -> None:
+        self.size = size
+        self.rows = starts[-1]
+        self.steps = steps_of_shard(self.rows, size)
+        self._starts = np.asarray(starts, dtype=np.int64)
+
+    def ranges(self, step: int) -> list[tuple[int, int, int]]:
+        """Returns (k, first row, last row + 1) in the k-th partition for the batch of `step`, by k."""
+        start, stop = step * self.size, min((step + 1) * self.size, self.rows)
+        k = int(np.searchsorted(self._starts, start, side="right")) - 1
+        found = []
+        while start < stop:
+            end = min(stop, int(self._starts[k + 1]))
+            if end > start:
+                base = int(self._starts[k])
+                found.append((k, start - base, end - base))
+            start, k = max(start, end), k + 1
+        return found
+
+
+class ShuffledPlan(BatchPlan):
+    """The batches of one shard in one epoch, cut from `order`, a permutation of its rows' positions.
+
+    The rows of each batch are grouped by partition (in ascending order, otherwise in the permutation's), so
+    that each partition is read by one call.
+    """
+
+    WINDOW_ROWS = 1 << 15
+    """Rows that are planned at once: enough to spread NumPy's cost per call."""
+
+    def __init__(self, starts: Sequence[int], size: int, order: npt.NDArray[np.integer[Any]]) -> None:
+        super().__init__(starts, size)
+        self.window_steps = max(1, self.WINDOW_ROWS // size)
+        self._order = order
+        self._planned: tuple[int, list[list[tuple[int, Rows]]]] = (-1, [])
+
+    def rows_of_batch(self, step: int) -> list[tuple[int, Rows]]:
+        """Returns (k, rows of the k-th partition) for the batch of `step`, by k."""
+        window, within = divmod(step, self.window_steps)
+        span = self.window_steps * self.size
+        if self._planned[0] != window:
+            self._planned = (window, self._group(self._order[window * span : (window + 1) * span]))
+        return self._planned[1][within]
+
+    def _group(self, order: npt.NDArray[np.integer[Any]]) -> list[list[tuple[int, Rows]]]:
+        """Returns the rows of each batch by partition; `order` holds the positions of whole batches."""
+        positions = order.astype(np.int64)
+        part = np.searchsorted(self._starts, positions, side="right") - 1
+        parts = len(self._starts) - 1
+        cell = np.arange(len(positions)) // self.size * parts + part
+        # NumPy sorts 16-bit keys by radix, several times faster than wider ones.
+        narrow = np.uint16 if self.window_steps * parts <= 1 << 16 else np.int64
+        grouped = np.argsort(cell.astype(narrow), kind="stable")
+        rows = (positions - self._starts[part])[grouped]
+        cell = cell[grouped]
+        bounds = np.flatnonzero(np.diff(cell, prepend=-1, append=-1)).tolist()
+        batches: list[list[tuple[int, Rows]]] = [[] for _ in range(steps_of_shard(len(positions), self.size))]
+        for start, stop in itertools.pairwise(bounds):
+            step, k = divmod(int(cell[start]), parts)
+            batches[step].append((k, rows[start:stop]))
+        return batches

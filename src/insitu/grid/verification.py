@@ -1,0 +1,109 @@
+"""Verifies copies of partitions by their checksums, and remembers which files it has found right.
+
+Reading a partition whole takes as long as reading all its rows. So a record beside the file says at which
+size, time of change, inode and device its checksum was right. While the file still has all four, a process
+that trains opens it without reading it first. A change of the bytes that alters none of the four is found by
+`insitu describe CACHE --verify`, which always reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from insitu.durable import replace_file
+from insitu.grid.checksum import file_checksum
+from insitu.grid.partition import corrupt
+from insitu.spec import PartitionInfo
+
+SETTLING_NS = 20_000_000
+"""Nanoseconds that must have passed since the last change of a file before it is recorded.
+
+The clock of file times ticks every few milliseconds: within one tick, a second change leaves the same time.
+"""
+
+_verified: dict[Path, dict[str, Any]] = {}
+"""The record of each file that this process has read and found right."""
+
+
+def verify_file(path: Path, info: PartitionInfo, record: Path) -> None:
+    """Reads a whole file, compares its checksum with the one expected, and writes or removes its `record`.
+
+    Raises CorruptPartition.
+    """
+    check_size(path, info)
+    started = time.time_ns()
+    try:
+        before = _stat_record(path, info)
+        found = file_checksum(path)
+        unchanged = _stat_record(path, info) == before
+    except OSError as error:
+        raise corrupt(path, f"it can't be read ({error.strerror})") from error
+    if found != info.checksum:
+        _verified.pop(path, None)
+        with contextlib.suppress(OSError):
+            record.unlink(missing_ok=True)
+        raise corrupt(path, f"its checksum is {found}, expected {info.checksum}")
+    if unchanged:
+        _verified[path] = before
+        _keep(before, record, now=started)
+
+
+def verify_once(path: Path, info: PartitionInfo, record: Path) -> None:
+    """Verifies a file like `verify_file`, unless it is unchanged since an earlier verification or its import.
+
+    Raises CorruptPartition.
+    """
+    check_size(path, info)
+    with contextlib.suppress(OSError):
+        present = _stat_record(path, info)
+        if present in (_verified.get(path), _read(record)):
+            return
+    verify_file(path, info, record)
+
+
+def record_written(path: Path, info: PartitionInfo, record: Path) -> None:
+    """Records a file that this process has just written, with a checksum taken of the bytes as they went."""
+    with contextlib.suppress(OSError):
+        _keep(_stat_record(path, info), record, now=time.time_ns())
+
+
+def check_size(path: Path, info: PartitionInfo) -> None:
+    """Raises CorruptPartition unless the file is there, with the bytes that it must have."""
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise corrupt(path, f"it can't be found ({error.strerror})") from error
+    if size != info.bytes:
+        raise corrupt(path, f"it has {size} bytes, expected {info.bytes}")
+
+
+def _stat_record(path: Path, info: PartitionInfo) -> dict[str, Any]:
+    """Returns the record that a file would have now, if its checksum were right."""
+    stat = os.stat(path)
+    return {
+        "checksum": info.checksum,
+        "bytes": stat.st_size,
+        "mtime_ns": stat.st_mtime_ns,
+        "inode": stat.st_ino,
+        "device": stat.st_dev,
+    }
+
+
+def _read(record: Path) -> Any:
+    """Returns what `record` holds; None where there is none or it can't be read."""
+    try:
+        return json.loads(record.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _keep(state: dict[str, Any], record: Path, *, now: int) -> None:
+    if now - state["mtime_ns"] >= SETTLING_NS:
+        # Without a record, as in a store that can't be written to, the next process reads the file again.
+        with contextlib.suppress(OSError):
+            replace_file(record, json.dumps(state).encode())

@@ -1,0 +1,354 @@
+"""A worker's dense variables: defines them, pulls their values and pushes their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import repeat
+from typing import Any
+
+from numpy.typing import NDArray
+
+from insitu.errors import InputError
+from insitu.parameters import native
+from insitu.parameters.futures import Future, chain_future, gather
+from insitu.parameters.rules import (
+    MIN_PIECE_BYTES,
+    Message,
+    ShardingPlan,
+    Variable,
+    plan_sharding,
+    sharding_plan,
+)
+from insitu.parameters.server_connection import ServerConnection
+from insitu.parameters.table_client import TableClient, as_counts
+from insitu.parameters.worker_buffers import WorkerBuffers, as_values
+
+Array = NDArray[Any]
+Definition = tuple[Sequence[int], str] | tuple[Sequence[int], str, Any]
+"""(shape, dtype) or (shape, dtype, initial values)."""
+
+
+class DenseClient(TableClient):
+    """Pulls and pushes dense variables, which lie in buffers that servers of this host share."""
+
+    def __init__(
+        self,
+        connections: Sequence[ServerConnection],
+        shards: Sequence[int],
+        chief: bool,
+        timeout: float,
+        stall_timeout: float,
+    ) -> None:
+        super().__init__(connections, shards, timeout, stall_timeout)
+        #: Whether this worker brings the first values.
+        self.is_chief = chief
+        #: The servers' mode, received when the client connects.
+        self.mode = "async"
+        #: Shards that push, received when the client connects.
+        self.total_replicas = 1
+        self._buffers: WorkerBuffers | None = None
+        #: Version of each server when it last sent values.
+        self._versions = [0] * len(self.connections)
+        #: Mode sync: the leader's last decisions, for the other servers.
+        self._decisions: list[Any] = []
+        #: Mode sync: whether `_decisions` has that on this worker's last push.
+        self._knows_last_decision = False
+
+    # Definition
+
+    def define(
+        self,
+        variables: Mapping[str, Definition],
+        *,
+        updater: Mapping[str, Any] | str = "sgd",
+        min_piece_bytes: int = MIN_PIECE_BYTES,
+        together: bool = False,
+    ) -> ShardingPlan:
+        """Define the dense variables, alike in all workers. Return where they went.
+
+        All start with the chief's initial values, unless the servers have values already.
+
+        Args:
+            variables: shape, dtype and perhaps initial values of each, by name.
+            updater: a config that `make_updater` of the servers understands.
+            min_piece_bytes: smallest piece that a large variable is cut into.
+            together: the first server holds all, for an updater that must see them at once.
+
+        Raises DefinitionMismatch where the servers hold another model, InputError.
+        """
+        listed = [Variable(n, tuple(int(i) for i in d[0]), str(d[1])) for n, d in variables.items()]
+        plan = plan_sharding(listed, len(self.connections), min_piece_bytes, together=together)
+        meta = {"layout": sharding_plan.to_json(plan, min_piece_bytes), "updater": updater}
+        answers = self.request_all("define", meta).result()
+        self._versions = [answer.meta["version"] for answer in answers]
+        if self._buffers is None:
+            self.remember_definition("define", meta)
+            shared = any(connection.shares_memory for connection in self.connections)
+            self._buffers = WorkerBuffers(plan, self.shards, shared)
+            self._attach_buffers(self._buffers)
+        buffers = self._buffers
+        if self.is_chief and not all(answer.meta["initialised"] for answer in answers):
+            views = buffers.view_variables(None)
+            for name, definition in variables.items():
+                if len(definition) > 2:
+                    views[name][...] = as_values(name, definition[2], views[name])
+            parts = [buffers.locate_parts(connection, None) for connection in self.connections]
+            self.request_each("initialise", [p[0] for p in parts], [p[1] for p in parts]).result()
+        return plan
+
+    def _attach_buffers(self, buffers: WorkerBuffers) -> None:
+        """Have the servers of this host map the buffers."""
+        futures = [
+            self.request(connection, "attach", buffers.describe_segment())
+            for connection in self.connections
+            if buffers.is_shared_with(connection)
+        ]
+        gather(futures, self.run_until_done, list).result()
+
+    def reintroduce(self, server: ServerConnection, deadline: float) -> None:
+        super().reintroduce(server, deadline)
+        buffers = self._buffers
+        if buffers is None:
+            return
+        if buffers.is_shared_with(server):
+            server.call("attach", buffers.describe_segment(), deadline)
+        else:
+            buffers.inline_pending(server)
+
+    @property
+    def plan(self) -> ShardingPlan:
+        """The server and the position of each dense variable. Raises InputError before `define`."""
+        return self._require_buffers().plan
+
+    def _require_buffers(self) -> WorkerBuffers:
+        if self._buffers is None:
+            raise InputError(
+                "Variables must be defined (Client.define) before anything else is done with them"
+            )
+        return self._buffers
+
+    # Buffers
+
+    @property
+    def values(self) -> dict[str, Array]:
+        """Each variable as it was last pulled, in its shape: views that the next pull overwrites."""
+        return self._require_buffers().view_variables(None)
+
+    def flat_values(self, group: str | None = None) -> Array:
+        """Return all variables of one dtype (None: there is only one), back to back in the order of
+        definition."""
+        return self._require_buffers().view_group(self._resolve_group(group), None)
+
+    def gradients(self, shard: int | None = None) -> dict[str, Array]:
+        """Return views by variable, into which a shard's gradients are written before `push`.
+
+        They must not change while the push is under way.
+        """
+        return self._require_buffers().view_variables(self.resolve_shard(shard))
+
+    def flat_gradients(self, shard: int | None = None, group: str | None = None) -> Array:
+        """Return the same memory as one flat array, of the variables of one dtype."""
+        return self._require_buffers().view_group(self._resolve_group(group), self.resolve_shard(shard))
+
+    def _resolve_group(self, group: str | None) -> str:
+        groups = self.plan.groups
+        if group is None and len(groups) != 1:
+            raise InputError(
+                f"Variables are of {', '.join(groups) or 'no dtype'}: name one group. Received: None"
+            )
+        if group is not None and group not in groups:
+            raise InputError(f"group must be one of {', '.join(groups)}. Received: {group!r}")
+        return groups[0] if group is None else group
+
+    # Pull
+
+    def pull(self, shard: int | None = None, *, values: bool = True) -> Future[int]:
+        """Bring `values` up to date. The result is their version (on the first server).
+
+        For `shard` (None: this worker's only one) it waits as the mode requires: in bounded, while the shard
+        is too far ahead; in sync, until its last push was applied or dropped. With `values=False` it only
+        waits.
+        """
+        chosen = self.resolve_shard(shard) if shard is not None or len(self.shards) == 1 else -1
+        if self.can_pipeline_pulls or self._knows_last_decision:
+            return self._pull_from(self.connections, chosen, values)
+        # The other servers need the leader's decision, which its answer brings.
+        self.start_background_io()
+        whole: Future[int] = Future(self.run_until_done)
+
+        def pull_others(leader: Future[Any]) -> None:
+            if leader.error is not None:
+                whole.set_exception(leader.error)
+            else:
+                chain_future(self._pull_from(self.connections[1:], chosen, values), whole)
+
+        self._pull_from(self.connections[:1], chosen, values).add_done_callback(pull_others)
+        return whole
+
+    @property
+    def can_pipeline_pulls(self) -> bool:
+        """True where a pull may be sent before the push ahead of it is answered. It may not where a leader
+        decides, because the pull needs its decision."""
+        return self.mode != "sync" or len(self.connections) == 1
+
+    def _make_version_meta(self) -> dict[str, Any]:
+        """Return the fields of a pull that name the version that a server must have, and the decisions that
+        lead to it (mode sync)."""
+        if self.can_pipeline_pulls:
+            return {}
+        return {"version": self._versions[0], "decisions": self._decisions}
+
+    def _pull_from(self, servers: Sequence[ServerConnection], shard: int, values: bool) -> Future[int]:
+        self._knows_last_decision = False
+        futures = []
+        with self.lock:
+            for server in servers:
+                meta: dict[str, Any] = {"shard": shard, **self._make_version_meta()}
+                if values:
+                    meta |= {"dense": True, **self._require_buffers().locate_parts(server, None)[0]}
+                futures.append(self.request(server, "pull", meta))
+
+        def store(answers: list[Message]) -> int:
+            for server, answer in zip(servers, answers, strict=True):
+                self._versions[server.server] = answer.meta["version"]
+                if answer.arrays:
+                    self._require_buffers().store_values(server.server, answer.arrays)
+                if server.server == 0:
+                    self._decisions = answer.meta["decisions"]
+            return self._versions[0]
+
+        return gather(futures, self.run_until_done, store)
+
+    # Push
+
+    def push(
+        self,
+        sequence: int,
+        rows: int,
+        *,
+        shard: int | None = None,
+        step: int | None = None,
+        gradients: Mapping[str, Any] | None = None,
+        tables: Mapping[str, tuple[Array, Array]] | None = None,
+        finite: bool = False,
+        defer_send: bool = False,
+        pull_follows: bool = False,
+    ) -> Future[str]:
+        """Push the gradients of a batch. The result is "applied", or "dropped" (mode sync: too late for its
+        step, and none of its rows entered the model).
+
+        Args:
+            sequence: number of the push among those of its shard, from 0; see `last_applied`.
+            rows: rows of data in the batch; a push with 0 has no gradients.
+            shard: one of this worker's (None: its only one).
+            step: version of the values that the gradients were computed on (None: the last pull's).
+            gradients: by variable, copied to the client's buffer (None: they are there already). The buffer
+                must not change until the result is known.
+            tables: by table, int64[n] keys and [n, width] gradients; in mode sync they are part of a step.
+            finite: the caller has checked that all gradients in the buffer are finite.
+            defer_send: send it with the next request, for a caller that pulls at once.
+            pull_follows: `values` may change from now on, until the pull that follows is answered.
+
+        Fails with NotFinite, and then no server has applied any of it; SequenceError, InputError, ServerLost,
+        ServerStalled.
+        """
+        chosen = self.resolve_shard(shard)
+        counts = as_counts(sequence=sequence, rows=rows, **({} if step is None else {"step": step}))
+        if gradients is not None:
+            self._copy_gradients(gradients, chosen)
+        metas, arrays = [], []
+        # Where only tables are trained, only rows are ever pulled.
+        seen = self.row_versions if self._buffers is None and self.mode != "sync" else self._versions
+        split = self.split_by_server(tables or {})
+        for connection in self.connections:
+            meta: dict[str, Any] = {"shard": chosen, **counts}
+            meta.setdefault("step", seen[connection.server])
+            parts: list[Array] = []
+            if rows and self._buffers is not None and self._buffers.plan.variables:
+                where, parts = self._buffers.locate_parts(connection, chosen)
+                meta |= {"dense": True, "finite": finite, **where}
+                if pull_follows and "at" in where:
+                    meta["ahead"] = self._buffers.offsets_of(None)
+            if tables:
+                meta["tables"] = list(tables)
+                parts = [*parts, *(array for pair in split[connection.server] for array in pair)]
+            metas.append(meta)
+            arrays.append(parts)
+        if not self.can_pipeline_pulls:
+            return self._push_to_leader_last(metas, arrays)
+        suspects = {*self._find_nonfinite_dense(metas), *(self.find_nonfinite_rows(split) if rows else ())}
+        if suspects:
+            send = [
+                partial(self.request, *one)
+                for one in zip(self.connections, repeat("push"), metas, arrays, strict=False)
+            ]
+            return self._resolve_outcome(self.request_suspects_first(send, suspects))
+        return self._resolve_outcome(self.request_each("push", metas, arrays, defer_send=defer_send))
+
+    def _find_nonfinite_dense(self, metas: Sequence[dict[str, Any]]) -> list[int]:
+        """Return the servers, where there are several, whose part of the gradient isn't finite. Note in the
+        requests to the others that theirs is."""
+        suspects, buffers = [], self._buffers
+        for server, meta in enumerate(metas if len(self.connections) > 1 else ()):
+            if meta.get("finite") is False and buffers is not None:
+                parts = buffers.view_parts(server, meta["shard"])
+                meta["finite"] = all(native.all_finite(part) for part in parts)
+                if not meta["finite"]:
+                    suspects.append(server)
+        return suspects
+
+    def _push_to_leader_last(self, metas: list[dict[str, Any]], arrays: list[list[Array]]) -> Future[str]:
+        """Push to the leader once all other servers hold the push: see `insitu.parameters.rules.modes`."""
+        self.start_background_io()
+        whole: Future[str] = Future(self.run_until_done)
+        for meta in metas:
+            meta["step"] = metas[0]["step"]
+
+        def push_to_leader(others: Future[Any]) -> None:
+            if others.error is not None:
+                whole.set_exception(others.error)
+                return
+            leader = self.request(self.connections[0], "push", metas[0], arrays[0])
+            chain_future(self._resolve_outcome(gather([leader], self.run_until_done, list)), whole)
+
+        futures = [
+            self.request(connection, "push", meta, parts)
+            for connection, meta, parts in zip(self.connections[1:], metas[1:], arrays[1:], strict=True)
+        ]
+        gather(futures, self.run_until_done, list).add_done_callback(push_to_leader)
+        return whole
+
+    def _resolve_outcome(self, answers: Future[list[Message]]) -> Future[str]:
+        """Return the future of a push's outcome, and adopt the decisions in the leader's answer."""
+        whole: Future[str] = Future(self.run_until_done)
+
+        def read_outcome(done: Future[list[Message]]) -> None:
+            if done.error is not None:
+                whole.set_exception(done.error)
+                return
+            first = done.value[0].meta
+            if self.mode == "sync":
+                self._versions[0], self._decisions = first["version"], first["decisions"]
+                self._knows_last_decision = True
+            whole.set_result(first["outcome"])
+
+        answers.add_done_callback(read_outcome)
+        return whole
+
+    def _copy_gradients(self, gradients: Mapping[str, Any], shard: int) -> None:
+        views = self.gradients(shard)
+        if set(gradients) != set(views):
+            missing, unknown = sorted(set(views) - set(gradients)), sorted(set(gradients) - set(views))
+            raise InputError(
+                "A push brings a gradient for each variable that was defined, and for no other. "
+                f"Missing: {missing}; not defined: {unknown}"
+            )
+        for name, gradient in gradients.items():
+            views[name][...] = as_values(name, gradient, views[name])
+
+    def close(self) -> None:
+        """Close all connections. Requests under way fail; values and gradients stay valid as plain memory."""
+        super().close()
+        if self._buffers is not None:
+            self._buffers.close()

@@ -1,0 +1,433 @@
+"""Handles the requests to one server's state. Requests that can't be answered yet wait, and delay no other.
+
+Nothing here owns a socket: the event loop brings messages and sends what was enqueued on connections.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from insitu.errors import InputError, InsituError, ParameterError, ServerStalled
+from insitu.parameters.checkpoint_barrier import CheckpointBarrier, WatchWriter
+from insitu.parameters.connection import Connection
+from insitu.parameters.dense_transfer import DenseTransfer
+from insitu.parameters.gradients import Gradients
+from insitu.parameters.replication_log import ReplicationLog
+from insitu.parameters.rules import (
+    REPLY,
+    MalformedMessage,
+    Message,
+    PushEvent,
+    as_dtype,
+    make_failure,
+    modes,
+    sharding_plan,
+)
+from insitu.parameters.server_state import PushResult, ServerState
+from insitu.parameters.tables import Table
+
+Array = NDArray[Any]
+Answer = tuple[dict[str, Any], Sequence[Array]]
+"""Description and arrays of a reply."""
+
+CHANGES = frozenset(
+    {
+        *("define", "define_table", "initialise", "push", "push_rows", "decided", "finish", "load_rows"),
+        *("adjust", "finalize"),
+    }
+)
+"""Operations that change the state: each is sent to the mirror."""
+_QUERIES = frozenset(
+    {
+        *("attach", "pull", "pull_rows", "last_applied", "stats", "read_rows", "hello"),
+        *("expect_checkpoints", "freeze", "checkpoint"),
+    }
+)
+_LOG = logging.getLogger("insitu")
+_REQUEST_ERRORS = (InsituError, KeyError, TypeError, ValueError, IndexError, MemoryError, OverflowError)
+"""Errors that a bad request may raise; they fail the request, not the server."""
+_DECISIONS_SENT = 4
+"""Decisions that the leader sends with each answer; see `modes.StepDecidedEvent`."""
+_WORKER_MEMORY_FIELDS = ("at", "segment", "ahead")
+"""Fields of a request that name the worker's memory, which a mirror doesn't see."""
+
+
+@dataclass(slots=True)
+class WaitingRequest:
+    """A request that can't be answered yet."""
+
+    connection: Connection
+    message: Message
+    #: Time on the monotonic clock at which it fails with ServerStalled.
+    deadline: float
+
+
+class RequestHandler:
+    """Handles the requests to one server's state, in one thread."""
+
+    def __init__(
+        self,
+        state: ServerState,
+        stall_timeout: float,
+        replication: ReplicationLog,
+        watch_writer: WatchWriter,
+    ) -> None:
+        #: The state that requests read and change.
+        self.state = state
+        #: Sends changes to the mirror, and answers to workers.
+        self.replication = replication
+        self._stall_timeout = stall_timeout
+        self._barrier = CheckpointBarrier(state, watch_writer)
+        self._transfer = DenseTransfer(state)
+        #: Pulls that wait.
+        self._waiting_pulls: list[WaitingRequest] = []
+        #: Pushes that wait for their step, by (shard, sequence).
+        self._waiting_pushes: dict[tuple[int, int], list[WaitingRequest]] = {}
+        #: Number of the change for which the answer to the present request waits; None: no wait.
+        self._change: int | None = None
+        self._operations: dict[str, Callable[[Connection, Message], Answer | None]] = {
+            name: getattr(self, f"_{name}") for name in (*CHANGES, *_QUERIES)
+        }
+
+    # Requests
+
+    def handle(self, connection: Connection, message: Message) -> None:
+        """Answer a request, now or later. Raises MalformedMessage."""
+        named = message.meta.get("op")
+        operation = named if isinstance(named, str) else ""
+        handle = self._operations.get(operation)
+        self._change = None
+        try:
+            if self._barrier.block_after_cut(connection, message):
+                return
+            if handle is None:
+                known = ", ".join(sorted(self._operations))
+                raise ParameterError(
+                    f"A request's operation must be one of {known}. Received: {named!r}. Install the same "
+                    "version of insitu on all nodes"
+                )
+            answer = handle(connection, message)
+        except MalformedMessage:
+            raise
+        except _REQUEST_ERRORS as error:
+            _fail(connection, message, error)
+        else:
+            if answer is not None:
+                self._answer(connection, message, *answer)
+        if operation in CHANGES:
+            self._retry_pulls()
+        self._change = None
+        for blocked in self._barrier.write_if_at_cut():
+            self.handle(*blocked)
+
+    def replicate(self, connection: Connection, message: Message) -> None:
+        """Make a change that the primary has made, and acknowledge it; for a mirror."""
+        handle = self._operations.get(str(message.meta.get("op")))
+        if handle is not None:
+            try:
+                handle(connection, message)
+            except _REQUEST_ERRORS as error:
+                _LOG.error("The mirror of server %d can't make a change: %s", self.state.server, error)
+                raise
+        self._waiting_pushes.clear()
+        self._change = None
+        connection.enqueue(Message(REPLY, message.request, {}))
+
+    def tick(self, now: float) -> None:
+        """Fail requests that have waited too long. Call it regularly."""
+        for blocked in self._barrier.expire(now):
+            self.handle(*blocked)
+        late = [w for w in self._waiting_pulls if w.deadline <= now]
+        self._waiting_pulls = [w for w in self._waiting_pulls if w.deadline > now]
+        for key, waiting in list(self._waiting_pushes.items()):
+            late += [w for w in waiting if w.deadline <= now]
+            self._waiting_pushes[key] = [w for w in waiting if w.deadline > now]
+        for entry in late:
+            _fail(entry.connection, entry.message, self._make_stall_error(entry.message))
+
+    def forget(self, connection: Connection) -> None:
+        """Drop the waiting requests of a connection that was closed."""
+        for blocked in self._barrier.expire(0.0, connection):
+            if blocked[0] is not connection:
+                self.handle(*blocked)
+        self._waiting_pulls = [w for w in self._waiting_pulls if w.connection is not connection]
+        for key, waiting in list(self._waiting_pushes.items()):
+            left = [w for w in waiting if w.connection is not connection]
+            if left:
+                self._waiting_pushes[key] = left
+            else:
+                del self._waiting_pushes[key]
+
+    def fail_waiting(self, error: InsituError) -> None:
+        """Fail all requests that wait, because this server may not answer them any more."""
+        waiting, self._waiting_pulls = self._waiting_pulls, []
+        for pushes in self._waiting_pushes.values():
+            waiting += pushes
+        self._waiting_pushes = {}
+        for entry in waiting:
+            _fail(entry.connection, entry.message, error)
+        self.replication.fail_waiting(error)
+
+    def _make_stall_error(self, message: Message) -> ServerStalled:
+        state, shard = self.state, message.meta.get("shard")
+        shard = shard if isinstance(shard, int) else None
+        awaited = modes.find_awaited_shards(state.policy, state.push_state, shard)
+        what = f"for pushes of shards {awaited}" if state.initialised else "for the chief's first values"
+        return ServerStalled(
+            f"Server {state.server} waited {self._stall_timeout:g} s at version {state.push_state.version} "
+            f"{what}. Look why those tasks don't go on, or raise the stall timeout (--stall-timeout)"
+        )
+
+    def _make_waiting(self, connection: Connection, message: Message) -> WaitingRequest:
+        return WaitingRequest(connection, message, time.monotonic() + self._stall_timeout)
+
+    def _answer(
+        self, connection: Connection, message: Message, meta: dict[str, Any], arrays: Sequence[Array] = ()
+    ) -> None:
+        self.replication.reply(connection, Message(REPLY, message.request, meta, arrays), self._change)
+
+    def _retry_pulls(self) -> None:
+        """Answer the pulls that needn't wait any more."""
+        waiting, self._waiting_pulls = self._waiting_pulls, []
+        self._change = None
+        for entry in waiting:
+            answer = self._try_pull(entry.connection, entry.message)
+            if answer is None:
+                self._waiting_pulls.append(entry)
+            else:
+                self._answer(entry.connection, entry.message, *answer)
+
+    def _answer_pushes(self, results: Sequence[PushResult]) -> None:
+        """Answer the pushes that waited for these results."""
+        for result in results:
+            for entry in self._waiting_pushes.pop((result.push.shard, result.push.sequence), ()):
+                self._answer(entry.connection, entry.message, self._describe_result(result))
+
+    def _describe_result(self, result: PushResult) -> dict[str, Any]:
+        return {
+            "outcome": result.outcome,
+            "version": result.version,
+            "decisions": self._get_decisions(),
+        }
+
+    def _get_decisions(self) -> list[Any]:
+        state = self.state
+        return list(state.push_state.decisions[-_DECISIONS_SENT:]) if state.policy.mode == "sync" else []
+
+    # Definition
+
+    def _hello(self, connection: Connection, message: Message) -> Answer:
+        state = self.state
+        return {
+            "server": state.server,
+            "mode": state.policy.mode,
+            "total_replicas": state.policy.total_replicas,
+            "version": state.push_state.version,
+            "defined": state.plan is not None,
+        }, ()
+
+    def _attach(self, connection: Connection, message: Message) -> Answer:
+        meta = message.meta
+        process = int(connection.peer_info["process"])
+        connection.attach(int(meta["segment"]), process, int(meta["descriptor"]), int(meta["size"]))
+        return {}, ()
+
+    def _define(self, connection: Connection, message: Message) -> Answer:
+        plan = sharding_plan.from_json(message.meta["layout"])
+        self.state.define(plan, message.meta["updater"], message.meta["layout"])
+        self._barrier.allocate_copies()
+        self._change = self.replication.append(message)
+        return {"initialised": self.state.initialised, "version": self.state.push_state.version}, ()
+
+    def _define_table(self, connection: Connection, message: Message) -> Answer:
+        self.state.define_table(Table.from_json(message.meta["table"]))
+        self._change = self.replication.append(message)
+        return {}, ()
+
+    def _initialise(self, connection: Connection, message: Message) -> Answer:
+        values = self._transfer.read(connection, message, message.arrays)
+        self._replicate_arrays(message, values)
+        self.state.initialise(values)
+        return {}, ()
+
+    def _replicate_arrays(
+        self, message: Message, dense: Mapping[str, Array] | None = None, rows: Any = ()
+    ) -> None:
+        """Send a change to the mirror, with all its arrays in the message itself."""
+        meta = {k: v for k, v in message.meta.items() if k not in _WORKER_MEMORY_FIELDS} | {"flat": True}
+        arrays = [*(dense or {}).values(), *(array for pair in rows for array in pair)]
+        self._change = self.replication.append(Message(message.kind, message.request, meta, arrays))
+
+    # Dense variables
+
+    def _push(self, connection: Connection, message: Message) -> Answer | None:
+        meta, state = message.meta, self.state
+        push = PushEvent(int(meta["shard"]), int(meta["sequence"]), int(meta["step"]), int(meta["rows"]))
+        names = [str(name) for name in meta.get("tables", ())]
+        split = len(message.arrays) - 2 * len(names)
+        dense = self._transfer.read(connection, message, message.arrays[:split]) if meta.get("dense") else {}
+        pairs = [
+            (message.arrays[split + 2 * i], message.arrays[split + 2 * i + 1]) for i in range(len(names))
+        ]
+        rows = dict(zip(names, pairs, strict=True))
+        gradients = Gradients(dense, rows, finite=meta.get("finite") is True)
+        destination = (
+            self._transfer.find_destination(connection, message) if dense and "ahead" in meta else None
+        )
+        results = state.push(push, gradients, time.monotonic(), destination)
+        connection.values_written = (
+            None if destination is None else (meta["segment"], meta["ahead"], destination.version)
+        )
+        self._replicate_arrays(message, dense, pairs)
+        own = [result for result in results if result.push.shard == push.shard]
+        if own:
+            self._answer_pushes([result for result in results if result.push.shard != push.shard])
+            return self._describe_result(own[-1]), ()
+        if not state.policy.is_leader:
+            return {"outcome": "held", "version": state.push_state.version}, ()
+        key = (push.shard, push.sequence)
+        self._waiting_pushes.setdefault(key, []).append(self._make_waiting(connection, message))
+        return None
+
+    def _decided(self, connection: Connection, message: Message) -> Answer:
+        self._follow_decisions(message.meta["decisions"], message)
+        return {"version": self.state.push_state.version}, ()
+
+    def _follow_decisions(self, decisions: Any, message: Message) -> None:
+        """Make the steps that the leader decided on and this server hasn't made."""
+        for step, shards in decisions:
+            if int(step) >= self.state.push_state.version and not self.state.policy.is_leader:
+                self.state.follow_decision(int(step), [int(s) for s in shards], time.monotonic())
+                change = {"op": "decided", "of": message.meta.get("of"), "decisions": [[step, shards]]}
+                self._change = self.replication.append(Message(message.kind, message.request, change))
+
+    def _finish(self, connection: Connection, message: Message) -> Answer:
+        results = self.state.finish(int(message.meta["shard"]), time.monotonic())
+        self._change = self.replication.append(message)
+        self._answer_pushes(results)
+        return {}, ()
+
+    def _adjust(self, connection: Connection, message: Message) -> Answer:
+        self.state.set_updater(message.meta["updater"], str(message.meta.get("table", "")))
+        self._change = self.replication.append(message)
+        return {}, ()
+
+    def _finalize(self, connection: Connection, message: Message) -> Answer:
+        self._follow_decisions(message.meta.get("decisions", ()), message)
+        self.state.finalize(int(message.meta["training"]))
+        self._change = self.replication.append(message)
+        return {}, ()
+
+    def _pull(self, connection: Connection, message: Message) -> Answer | None:
+        self._follow_decisions(message.meta.get("decisions", ()), message)
+        answer = self._try_pull(connection, message)
+        if answer is None:
+            self._waiting_pulls.append(self._make_waiting(connection, message))
+        return answer
+
+    def _try_pull(self, connection: Connection, message: Message) -> Answer | None:
+        """Return the answer to a pull; None while it must wait."""
+        state, meta = self.state, message.meta
+        shard, min_version = int(meta.get("shard", -1)), int(meta.get("version", 0))
+        if state.initialised:
+            state.catch_up(min_version)
+        if not state.initialised or state.push_state.version < min_version:
+            return None
+        if shard >= 0 and not modes.may_pull(state.policy, state.push_state, shard):
+            return None
+        reply = {"version": state.push_state.version, "decisions": self._get_decisions()}
+        if not meta.get("dense"):
+            return reply, ()
+        if "at" not in meta or state.plan is None:
+            # Copies, as the next update may come before they are sent.
+            return reply, [flat.copy() for flat in state.values.values()]
+        written, connection.values_written = connection.values_written, None
+        if written != (meta["segment"], meta["at"], state.push_state.version):
+            self._transfer.write_values(connection, message, state.plan)
+        return reply, ()
+
+    # Tables
+
+    def _pull_rows(self, connection: Connection, message: Message) -> Answer:
+        meta = message.meta
+        self._follow_decisions(meta.get("decisions", ()), message)
+        rows = self.state.get_table(str(meta["table"]))
+        keys = message.arrays[0]
+        if keys.dtype != np.int64 or keys.ndim != 1:
+            raise InputError(f"Keys must be int64[n]. Received: {keys.dtype.name}{list(keys.shape)}")
+        in_memory = len(message.arrays) > 1
+        table = rows.table
+        out = message.arrays[1] if in_memory else np.empty((len(keys), table.width), as_dtype(table.dtype))
+        if out.shape != (len(keys), table.width) or out.dtype.name != table.dtype:
+            raise InputError(
+                f"Rows of table {table.name!r} need memory for {table.dtype}[{len(keys)}, {table.width}]. "
+                f"Received: {out.dtype.name}{list(out.shape)}"
+            )
+        rows.pull(keys, out, create=bool(meta.get("create", True)))
+        return {"version": self.state.push_state.version}, () if in_memory else (out,)
+
+    def _push_rows(self, connection: Connection, message: Message) -> Answer:
+        meta = message.meta
+        push = PushEvent(int(meta["shard"]), int(meta["sequence"]), 0, int(meta.get("rows", 1)))
+        keys, gradients = message.arrays
+        self.state.push_rows(str(meta["table"]), push, keys, gradients, time.monotonic())
+        self._replicate_arrays(message, rows=[(keys, gradients)])
+        return {"outcome": "applied"}, ()
+
+    def _load_rows(self, connection: Connection, message: Message) -> Answer:
+        names = [str(name) for name in message.meta["names"]]
+        arrays = dict(zip(names, message.arrays, strict=True))
+        self.state.get_table(str(message.meta["table"])).load(arrays)
+        self._replicate_arrays(message, rows=[message.arrays])
+        return {}, ()
+
+    def _read_rows(self, connection: Connection, message: Message) -> Answer:
+        """Send rows [start, stop) in the server's own order, with their keys and, on request, their slots."""
+        rows = self.state.get_table(str(message.meta["table"]))
+        start, stop = int(message.meta["start"]), int(message.meta["stop"])
+        names = ("keys", "values") if not message.meta.get("slots") else tuple(rows.arrays())
+        arrays = [rows.arrays()[name][start:stop].copy() for name in names]
+        return {"names": list(names), "total": len(rows), "updates": rows.updates}, arrays
+
+    # Progress and checkpoints
+
+    def _last_applied(self, connection: Connection, message: Message) -> Answer:
+        table = str(message.meta.get("table", ""))
+        return {"sequence": self.state.last_applied(int(message.meta["shard"]), table)}, ()
+
+    def _stats(self, connection: Connection, message: Message) -> Answer:
+        return self.collect_stats(), ()
+
+    def collect_stats(self) -> dict[str, Any]:
+        """Return what `Client.stats` returns of this server."""
+        return {**self.state.collect_stats(), "mirrored": self.replication.mirrored}
+
+    def _expect_checkpoints(self, connection: Connection, message: Message) -> Answer:
+        self._barrier.expect_checkpoints()
+        return {}, ()
+
+    def _freeze(self, connection: Connection, message: Message) -> Answer:
+        return {**self._barrier.freeze(connection, message), "decisions": self._get_decisions()}, ()
+
+    def _checkpoint(self, connection: Connection, message: Message) -> None:
+        blocked = self._barrier.set_cut(connection, message)
+        self._follow_decisions(message.meta.get("decisions", ()), message)
+        for entry in blocked:
+            self.handle(*entry)
+
+
+def _fail(connection: Connection, message: Message, error: Exception) -> None:
+    """Answer a request with its error."""
+    if not isinstance(error, InsituError):
+        error = InputError(
+            f"A request must have the fields of its operation. Received: {type(error).__name__}: {error}. "
+            "Use only insitu's own clients"
+        )
+    connection.enqueue(make_failure(message.request, error))

@@ -1,0 +1,130 @@
+"""The handshake of a connection: both sides prove the job's secret before either trusts the other."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from typing import Any
+
+from insitu._version import __version__
+from insitu.errors import ExchangeError, VersionMismatch
+from insitu.exchange import handshake, memory
+from insitu.exchange.handshake import Handshake as HandshakeProtocol
+from insitu.exchange.handshake import HandshakeSteps, PeerInfo
+from insitu.exchange.rendezvous import parse_address
+from insitu.parameters.rules import PROTOCOL_VERSION
+
+HANDSHAKE_TIMEOUT = 5.0
+"""Seconds that a peer has to complete the handshake."""
+
+
+def make_peer_info(role: str, index: int, **more: Any) -> PeerInfo:
+    """Return the description that this process, `role` ("worker" or "server") and `index`, sends to peers."""
+    return {
+        "room": "parameters",
+        "role": role,
+        "index": index,
+        "process": os.getpid(),
+        "host": memory.read_host_identity() if memory.is_supported() else "",
+        "version": __version__,
+        "protocol": PROTOCOL_VERSION,
+        **more,
+    }
+
+
+def check_peer_info(peer: PeerInfo) -> None:
+    """Raise VersionMismatch where the peer uses another protocol version, ExchangeError where it doesn't
+    belong to parameter servers."""
+    if peer.get("room") != "parameters":
+        raise ExchangeError(
+            f"A peer must be a task that uses parameter servers. Received: a peer of {peer.get('room')!r}. "
+            "Check that the addresses are those of the job's ps tasks"
+        )
+    if peer.get("protocol") != PROTOCOL_VERSION:
+        raise VersionMismatch(
+            f"All tasks of a job need the same version of insitu: this process has {__version__} (protocol "
+            f"{PROTOCOL_VERSION}), {peer.get('role')} {peer.get('index')} has {peer.get('version')} "
+            f"(protocol {peer.get('protocol')}). Install the same version on all nodes"
+        )
+
+
+class SocketHandshake:
+    """One handshake under way on one non-blocking socket."""
+
+    def __init__(self, connection: socket.socket, steps: HandshakeSteps) -> None:
+        #: The socket; the caller's again once the handshake is done.
+        self.socket = connection
+        #: Time on the monotonic clock by which the handshake must be done; the caller enforces it.
+        self.deadline = time.monotonic() + HANDSHAKE_TIMEOUT
+        self._protocol = HandshakeProtocol(steps)
+
+    def fileno(self) -> int:
+        """Return the socket's file descriptor, for selectors."""
+        return self.socket.fileno()
+
+    @property
+    def peer_info(self) -> PeerInfo | None:
+        """The peer's description once it has proved the secret; None before."""
+        return self._protocol.info
+
+    @property
+    def has_unsent(self) -> bool:
+        """True while the handshake waits for the socket to become writable."""
+        return bool(self._protocol.out)
+
+    def advance(self) -> bool:
+        """Send and receive without waiting. Return whether the handshake is done.
+
+        Raises OSError, ExchangeError, ValueError.
+        """
+        try:
+            self._flush()
+            while self.peer_info is None:
+                data = self.socket.recv(self._protocol.missing)
+                if not data:
+                    raise ConnectionError("the peer closed the connection before the handshake was done")
+                self._protocol.received(data)
+                self._flush()
+        except BlockingIOError:
+            return False
+        return True
+
+    def _flush(self) -> None:
+        while self._protocol.out:
+            self._protocol.sent(self.socket.send(self._protocol.out))
+
+
+def connect_to_server(
+    address: str, secret: bytes, own_info: PeerInfo, deadline: float
+) -> tuple[socket.socket, PeerInfo]:
+    """Connect to a server and do the handshake. Return (socket, the server's description).
+
+    Waits until `deadline` (monotonic) at most. Raises OSError where nobody answers, AuthenticationError,
+    VersionMismatch, ExchangeError.
+    """
+    host, port = parse_address(address, lowest=0)
+    connection = socket.create_connection((host, port), max(0.01, deadline - time.monotonic()))
+    try:
+        if connection.getsockname() == connection.getpeername():
+            # Linux connects a socket to itself where the port is free and was drawn as the local one.
+            raise ConnectionRefusedError("nobody listens there yet")
+        connection.setblocking(False)
+        attempt = SocketHandshake(connection, handshake.dial(secret, own_info))
+        while not attempt.advance():
+            left = min(deadline, attempt.deadline) - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"{address} didn't complete the handshake in time")
+            poll = select.poll()
+            poll.register(connection, select.POLLOUT if attempt.has_unsent else select.POLLIN)
+            poll.poll(left * 1000)
+        peer = attempt.peer_info or {}
+        check_peer_info(peer)
+    except ConnectionError as error:
+        connection.close()
+        raise ConnectionRefusedError(str(error)) from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection, peer

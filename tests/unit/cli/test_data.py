@@ -1,0 +1,75 @@
+"""Commands about data: what they refuse and what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer.testing
+
+from insitu.cli import build_app, data
+from insitu.errors import InputError
+from insitu.grid import Catalog, import_cache
+from insitu.paths import Paths
+
+
+def run(*arguments: str) -> Any:
+    """Runs a command in this process; errors of insitu are raised."""
+    result = typer.testing.CliRunner().invoke(build_app(), arguments, catch_exceptions=True)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    np.save(tmp_path / "a.npy", np.arange(100))
+    return str(tmp_path / "a.npy")
+
+
+def test_column_names_the_values_of_npy_files_alone(home: Path, source: str, tmp_path: Path) -> None:
+    run("import", "a", source, "--column", "zz")
+    assert [c.name for c in Catalog(Paths(home)).get("a").columns] == ["zz"]
+    run("import", "b", source)
+    assert [c.name for c in Catalog(Paths(home)).get("b").columns] == ["x"]
+    (tmp_path / "b.csv").write_text("x\n1\n")
+    with pytest.raises(InputError, match=r"--column names.*Received: --column zz for .*b\.csv of format csv"):
+        run("import", "c", str(tmp_path / "b.csv"), "--column", "zz")
+
+
+@pytest.mark.parametrize("option", ["--ledger", "--events"])
+def test_a_cache_has_no_ledger(home: Path, source: str, option: str) -> None:
+    import_cache(Paths(home), "a", [source])
+    message = f"--ledger and --events can be asked of a job only.*Received: {option}"
+    with pytest.raises(InputError, match=message):
+        run("describe", "a", option)
+
+
+@pytest.mark.parametrize(
+    ("published", "message"), [(False, "nothing was imported"), (True, "the new version stands")]
+)
+def test_an_interrupted_import_says_what_became_of_it(
+    home: Path, source: str, published: bool, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import_cache(Paths(home), "a", [source])
+
+    with pytest.raises(KeyboardInterrupt), data._interruption_explained(Paths(home)):
+        if published:
+            import_cache(Paths(home), "a", [source], overwrite=True)
+        raise KeyboardInterrupt
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["train", "train=x", "a=0.5,a=0.5", ""])
+def test_a_split_lists_parts_with_fractions(text: str) -> None:
+    with pytest.raises(InputError, match="--split lists parts"):
+        data.parse_split(text)
+    assert data.parse_split("train=0.9, test=0.1") == {"train": 0.9, "test": 0.1}
+
+
+def test_a_job_has_no_partitions_to_verify(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("insitu.cluster.find_job", lambda paths, name: paths.job("train-1"))
+    with pytest.raises(InputError, match="--verify can be asked of a cache only, and train is a job"):
+        run("describe", "train", "--verify")

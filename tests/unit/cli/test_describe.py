@@ -1,0 +1,97 @@
+"""What `insitu describe` shows of a job that no process runs, and of names that fit nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from job_runs import Insitu
+
+from insitu.cli import describe as module
+from insitu.cli.describe import describe
+from insitu.cluster import Journal, Request, submit
+from insitu.cluster.client import submission
+from insitu.cluster.decide.events import SubmittedEvent, TaskExitedEvent
+from insitu.cluster.decide.job import advance
+from insitu.errors import UnknownJob
+from insitu.paths import JobPaths
+from insitu.spec import TaskId
+
+W0 = TaskId("worker", 0)
+
+
+@pytest.fixture
+def insitu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Insitu:
+    insitu = Insitu(tmp_path)
+    insitu.script("print('greeting')")
+    monkeypatch.setenv("INSITU_HOME", str(insitu.paths.home))
+    monkeypatch.setattr(submission, "start_supervisor", lambda job, lock: None)
+    return insitu
+
+
+def make_job(insitu: Insitu) -> JobPaths:
+    """A job whose only worker was killed in epoch 1 (from 0) and then ended well."""
+    job = insitu.job(submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",), workers=1)))
+    journal = Journal(job.journal)
+    state = journal.state()
+    events = (SubmittedEvent(), TaskExitedEvent(W0, -9, progress=(1, 4)))
+    for at, event in enumerate(events, 1):
+        state, actions = advance(state, event, float(at))
+        journal.record(float(at), event, actions, state)
+    return job
+
+
+def test_json_has_the_documented_names_and_counts_from_zero(
+    insitu: Insitu, capsys: pytest.CaptureFixture[str]
+) -> None:
+    describe(make_job(insitu).root.name, as_json=True, events=True)
+    shown = json.loads(capsys.readouterr().out)
+    (task,) = shown["task_list"]
+    assert (task["task"], task["attempt"], task["code"]) == ("worker:0", 1, -9)
+    assert shown["attempts"][0]["progress"] == {"epoch": 1, "step": 4}
+    assert [e["event"]["event"] for e in shown["events"]] == ["Submitted", "TaskExited"]
+    assert shown["events"][0]["actions"][0] == {"action": "Publish", "generation": 1}
+
+
+def test_people_read_it_counted_as_keras_counts(insitu: Insitu, capsys: pytest.CaptureFixture[str]) -> None:
+    describe(make_job(insitu).root.name, events=True)
+    shown = capsys.readouterr().out
+    assert "epoch 2 step 5" in shown
+    assert "worker:0 was killed by SIGKILL" in shown
+    assert "TaskExited  task=worker:0, code=-9" in shown
+
+
+def test_a_beginning_that_several_jobs_share_is_told_as_such(insitu: Insitu) -> None:
+    first, second = make_job(insitu).root.name, make_job(insitu).root.name
+    with pytest.raises(UnknownJob) as error:
+        describe("train-", as_json=False)
+    assert error.value.matches == tuple(sorted((first, second)))
+    assert "could be any of these" in str(error.value)
+
+
+def test_a_name_that_fits_nothing_is_told_of_both_kinds(insitu: Insitu) -> None:
+    with pytest.raises(UnknownJob, match=r"data/trian.*No job's id is or begins with"):
+        describe("data/trian")
+
+
+def test_staleness_is_shown_by_its_powers_of_two() -> None:
+    assert module._format_staleness({"counts": [12, 30, 2, 0, 1]}) == "0: 12, 1: 30, 2-3: 2, 8-15: 1"
+    assert module._format_staleness({"counts": []}) == "none yet"
+
+
+def test_the_newest_report_of_each_server_counts(insitu: Insitu) -> None:
+    request = Request("data/train", insitu.folder, ("train.py",), workers=1, ps=2)
+    job = insitu.job(submit(insitu.paths, request))
+    from insitu.cluster import read_placement
+
+    placement, _ = read_placement(job)
+
+    def report(index: int, *servers: tuple[int, int]) -> None:
+        known = [{"server": server, "applied": applied} for server, applied in servers]
+        job.server_account(TaskId("ps", index)).write_text(json.dumps({"servers": known}))
+
+    report(0, (0, 5))
+    assert [s["applied"] for s in module._read_servers(job, placement.tasks)] == [5]
+    report(1, (1, 7), (0, 9))  # it took over the other one
+    assert [s["applied"] for s in module._read_servers(job, placement.tasks)] == [9, 7]

@@ -1,0 +1,103 @@
+"""Making a job: its folder, its defaults, and nothing left of one that could not be made."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from job_runs import Insitu
+
+from insitu.cluster import Request, read_spec, submit
+from insitu.cluster.client import submission
+from insitu.cluster.job_files.journal import Journal
+from insitu.errors import ClusterError, InputError, JobSpecError, StorageFull
+from insitu.grid import Catalog
+from insitu.paths import JobPaths
+
+
+@pytest.fixture
+def insitu(tmp_path: Path) -> Insitu:
+    insitu = Insitu(tmp_path)
+    insitu.script("print('greeting')")
+    return insitu
+
+
+@pytest.fixture
+def unstarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submission, "start_supervisor", lambda job, lock: None)
+
+
+def make(insitu: Insitu, **options: object) -> JobPaths:
+    request = Request("data/train", insitu.folder, ("train.py",), **options)  # type: ignore[arg-type]
+    return insitu.job(submit(insitu.paths, request))
+
+
+@pytest.mark.usefixtures("unstarted")
+def test_a_job_has_all_that_its_processes_read(insitu: Insitu) -> None:
+    job = make(insitu, workers=2, name="n")
+    assert job.root.name.startswith("n-")
+    assert (job.code / "train.py").read_text() == "print('greeting')"
+    assert stat.S_IMODE(job.secret.stat().st_mode) == 0o600 and len(job.secret.read_bytes()) == 32
+    assert Journal(job.journal).state().phase == "pending"
+    assert Catalog(insitu.paths).pinned_by("data/train") == [job.root.name]
+    assert [len(s) for s in json.loads(job.shard_map("data/train").read_text())["shards"]] == [2, 2]
+    assert sorted(p.name for p in job.tasks.iterdir()) == ["worker-0", "worker-1"]
+
+
+@pytest.mark.usefixtures("unstarted")
+def test_what_was_not_asked_for_follows_from_the_rest(
+    insitu: Insitu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    spec = read_spec(make(insitu))
+    assert (spec.workers, spec.shards, spec.threads, spec.ps) == (1, 1, 8, 0)
+    spec = read_spec(make(insitu, workers=2, ps=None))
+    assert (spec.shards, spec.threads, spec.ps, spec.name) == (2, 4, 1, "train")
+    assert read_spec(make(insitu, shards=3, workers=None)).workers == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"engine": "ray"}, "--engine must be local"), ({"name": "a b"}, "A job's name"), ({"workers": 9}, "9")],
+)
+def test_what_can_not_be_used_is_refused(insitu: Insitu, options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make(insitu, **options)
+    assert not insitu.paths.jobs.exists() or nothing_is_left(insitu)
+
+
+def nothing_is_left(insitu: Insitu) -> bool:
+    return list(insitu.paths.jobs.iterdir()) == [] and Catalog(insitu.paths).pinned_by("data/train") == []
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "expected"),
+    [
+        ("copy_code", OSError(28, "No space left on device"), StorageFull),
+        ("_write", OSError(28, "No space left on device"), StorageFull),
+        ("_write", PermissionError(13, "Permission denied"), ClusterError),
+        ("start_supervisor", ClusterError("no process"), ClusterError),
+        ("resolve_command", JobSpecError("no script"), JobSpecError),
+        ("_write", KeyboardInterrupt(), KeyboardInterrupt),
+    ],
+)
+def test_a_start_that_fails_leaves_nothing(
+    insitu: Insitu,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    error: BaseException,
+    expected: type[BaseException],
+) -> None:
+    called = []
+
+    def fail(*_: object) -> None:
+        called.append(step)
+        raise error
+
+    monkeypatch.setattr(submission, step, fail)
+    with pytest.raises(expected):
+        submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",), workers=1))
+    assert called == [step] and nothing_is_left(insitu)

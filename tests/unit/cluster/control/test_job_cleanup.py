@@ -1,0 +1,78 @@
+"""Jobs that died with their maker or their machine are cleaned up by the next start."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from job_runs import Insitu
+
+from insitu.cluster import Request, read_status, submit
+from insitu.cluster.client import submission
+from insitu.cluster.control.job_cleanup import clean_up, staged_folder
+from insitu.cluster.decide.events import (
+    SubmittedEvent,
+)
+from insitu.cluster.decide.job import advance
+from insitu.cluster.job_files.journal import Journal
+from insitu.cluster.job_files.lock import take_lock
+from insitu.grid import Catalog
+
+
+@pytest.fixture
+def insitu(tmp_path: Path) -> Insitu:
+    insitu = Insitu(tmp_path)
+    insitu.script("print('greeting')")
+    return insitu
+
+
+def make_job(insitu: Insitu, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A job whose controller never came to life."""
+    monkeypatch.setattr(submission, "start_supervisor", lambda job, lock: None)
+    return submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",), workers=1))
+
+
+def test_a_job_that_died_with_its_machine_is_settled(insitu: Insitu, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = insitu.job(make_job(insitu, monkeypatch))
+    journal = Journal(job.journal)
+    state, actions = advance(journal.state(), SubmittedEvent(), 1.0)
+    journal.record(1.0, SubmittedEvent(), actions, state)
+    assert Catalog(insitu.paths).pinned_by("data/train") == [job.root.name]
+    assert read_status(job).state.phase == "failed"  # seen as such before it is written down
+
+    (job.memory / "worker-1").mkdir(parents=True)  # in /dev/shm
+
+    clean_up(insitu.paths, "data/train")
+
+    assert not job.memory.exists()
+    assert journal.state().phase == "failed"
+    assert "insitu resume" in job.output.read_text()
+    assert Catalog(insitu.paths).pinned_by("data/train") == []
+
+
+def test_a_job_that_runs_is_left_alone(insitu: Insitu, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = insitu.job(make_job(insitu, monkeypatch))
+    lock = take_lock(job.controller)
+    clean_up(insitu.paths, "data/train")
+    os.close(lock)
+    assert Journal(job.journal).state().phase == "pending"
+    assert Catalog(insitu.paths).pinned_by("data/train") == [job.root.name]
+
+
+def test_a_half_made_job_goes_once_its_maker_is_dead(insitu: Insitu) -> None:
+    dead, living, young = (staged_folder(insitu.paths, name) for name in ("dead-1", "living-1", "young-1"))
+    for staged in (dead, living, young):
+        staged.root.mkdir(parents=True)
+    lock = take_lock(living.controller)
+    for staged in (dead, living):
+        os.utime(staged.root, (0, 0))
+    clean_up(insitu.paths, "data/train")
+    os.close(lock)
+    assert [p.name for p in sorted(insitu.paths.jobs.iterdir())] == [".living-1", ".young-1"]
+
+
+def test_a_pin_of_a_job_that_is_gone_is_dropped(insitu: Insitu) -> None:
+    Catalog(insitu.paths).pin("data/train", 1, "gone-1")
+    clean_up(insitu.paths, "data/train")
+    assert Catalog(insitu.paths).pinned_by("data/train") == []

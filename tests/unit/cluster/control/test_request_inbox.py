@@ -1,0 +1,168 @@
+"""Requests off real sockets; what a controller makes of them is in `test_controller.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from insitu.cluster.control import request_inbox
+from insitu.cluster.control.request_inbox import MAX_CONNECTIONS, JobRequest, RequestInbox
+from insitu.cluster.engines.wakeup import Wakeup
+from insitu.cluster.job_files.request_socket import connect_for_requests, listen_for_requests
+from insitu.paths import JobPaths
+
+PATIENCE = 60.0
+STOP = {"id": "a1", "do": "stop"}
+
+
+class Office:
+    """An inbox and its clients."""
+
+    def __init__(self, job: JobPaths) -> None:
+        self._job = job
+        self.wakeup = Wakeup(signal.SIGTERM)
+        self.inbox = RequestInbox(listen_for_requests(job), self.wakeup)
+        self._clients: list[socket.socket] = []
+
+    def connect(self, sent: bytes | dict[str, object] = b"") -> socket.socket:
+        client = connect_for_requests(self._job, PATIENCE)
+        self._clients.append(client)
+        client.settimeout(PATIENCE)
+        client.sendall(sent if isinstance(sent, bytes) else json.dumps(sent).encode() + b"\n")
+        return client
+
+    def is_awake(self) -> bool:
+        return bool(select.select([self.wakeup], [], [], 0)[0])
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        self.inbox.close()
+        self.wakeup.close()
+
+
+@pytest.fixture
+def office(tmp_path: Path) -> Iterator[Office]:
+    before = signal.getsignal(signal.SIGTERM)
+    made = Office(JobPaths(tmp_path))
+    yield made
+    made.close()
+    signal.signal(signal.SIGTERM, before)
+
+
+def read_all(client: socket.socket) -> bytes:
+    """What comes until the other side closes."""
+    data = b""
+    while more := client.recv(1 << 16):
+        data += more
+    return data
+
+
+def test_each_of_two_clients_gets_its_own_reply(office: Office) -> None:
+    first, second = office.connect(STOP), office.connect({"id": "b2", "do": "scale", "workers": 3})
+    assert office.is_awake()
+    assert office.inbox.receive() == [JobRequest("stop", "a1"), JobRequest("scale", "b2", 3)]
+    assert not office.is_awake() and office.inbox.receive() == []
+    office.inbox.reply("b2", {"ok": True, "text": "scaled"})
+    office.inbox.reply("a1", {"ok": True, "text": "stopped"})
+    assert json.loads(read_all(first))["text"] == "stopped"
+    assert json.loads(read_all(second))["text"] == "scaled"
+
+
+def test_a_request_may_come_in_pieces(office: Office) -> None:
+    client = office.connect(b'{"id": "a1", ')
+    assert office.inbox.receive() == []
+    client.sendall(b'"do": "stop"}\n')
+    assert office.inbox.receive() == [JobRequest("stop", "a1")]
+
+
+def test_a_client_that_says_nothing_blocks_nobody(office: Office) -> None:
+    silent = [office.connect() for _ in range(3)]
+    office.connect(STOP)
+    assert office.inbox.receive() == [JobRequest("stop", "a1")]
+    assert not office.is_awake()
+    silent[0].sendall(b'{"id": "b2", "do": "stop"}\n')
+    assert office.inbox.receive() == [JobRequest("stop", "b2")]
+
+
+def test_of_too_many_silent_clients_the_oldest_is_closed(office: Office) -> None:
+    # In two turns: as many as wait to be accepted at once are bounded too.
+    silent = [office.connect() for _ in range(MAX_CONNECTIONS // 2)]
+    assert office.inbox.receive() == []
+    silent += [office.connect() for _ in range(MAX_CONNECTIONS // 2 + 1)]
+    assert office.inbox.receive() == []
+    assert read_all(silent[0]) == b""
+    silent[1].sendall(json.dumps(STOP).encode() + b"\n")
+    assert office.inbox.receive() == [JobRequest("stop", "a1")]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"GET / HTTP/1.1\r\n\r\n", b"\0\xff\n", b"[]\n", b"1\n", b"\n", b"[" * 3000 + b"\n", b"x" * (1 << 16)],
+)
+def test_garbage_is_dropped(office: Office, garbage: bytes) -> None:
+    client = office.connect(garbage)
+    office.connect(STOP)
+    assert office.inbox.receive() == [JobRequest("stop", "a1")]
+    # A connection that is closed with bytes unread is reset.
+    with contextlib.suppress(ConnectionResetError):
+        assert read_all(client) == b""
+    assert not office.is_awake()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"do": "stop"},
+        {"id": 1, "do": "stop"},
+        {"id": "", "do": "stop"},
+        {"id": "a b", "do": "stop"},
+        {"id": "a" * 65, "do": "stop"},
+        {"id": "a1"},
+        {"id": "a1", "do": "burn"},
+        {"id": "a1", "do": ["stop"]},
+        {"id": "a1", "do": "scale", "workers": "3"},
+        {"id": "a1", "do": "scale", "workers": True},
+    ],
+)
+def test_what_is_no_request_is_told_so(office: Office, message: dict[str, object]) -> None:
+    client = office.connect(message)
+    assert office.inbox.receive() == []
+    assert json.loads(read_all(client))["error"] == "invalid"
+
+
+def test_a_request_sent_again_is_replied_on_each_connection(office: Office) -> None:
+    clients = [office.connect(STOP), office.connect(STOP)]
+    assert office.inbox.receive() == [JobRequest("stop", "a1")] * 2
+    office.inbox.reply("a1", {"ok": True})
+    assert [json.loads(read_all(client)) for client in clients] == [{"ok": True}] * 2
+
+
+def test_a_client_that_has_gone_does_not_matter(office: Office) -> None:
+    office.connect().close()
+    office.connect(STOP).close()
+    assert office.inbox.receive() == [JobRequest("stop", "a1")]
+    assert not office.is_awake()
+    office.inbox.reply("a1", {"ok": True})
+
+
+def test_strangers_are_turned_away(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_inbox, "is_from_owner", lambda connection: False)
+    client = office.connect(STOP)
+    assert office.inbox.receive() == []
+    with pytest.raises(ConnectionResetError):
+        read_all(client)
+
+
+def test_a_signal_asks_for_a_stop(office: Office) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert office.is_awake()
+    assert office.inbox.receive() == [JobRequest("stop")]

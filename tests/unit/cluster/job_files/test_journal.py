@@ -1,0 +1,71 @@
+"""The account of a job on disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from insitu.cluster.decide.events import (
+    SubmittedEvent,
+    TaskExitedEvent,
+)
+from insitu.cluster.decide.job import advance, new_job
+from insitu.cluster.job_files.journal import Journal
+from insitu.errors import ClusterError
+from insitu.spec import NodeId, TaskId, TaskSpec
+
+W0 = TaskId("worker", 0)
+
+
+def test_the_journal_tells_every_event_and_the_last_state(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
+    state = new_job([TaskSpec(W0, NodeId("node-0"))], 1)
+    journal.create(state)
+    for at, event in enumerate((SubmittedEvent(), TaskExitedEvent(W0, -9, progress=(0, 1)))):
+        state, actions = advance(state, event, float(at))
+        journal.record(float(at), event, actions, state)
+    assert Journal(journal.path).state() == state
+    created, submitted, exited = journal.entries()
+    assert created.event == {"event": "Created"}
+    assert submitted.actions == [
+        {"action": "Publish", "generation": 1},
+        {"action": "Launch", "tasks": ["worker:0"]},
+    ]
+    assert exited.event["task"] == "worker:0" and exited.event["code"] == -9
+
+
+@pytest.mark.parametrize("content", [None, b"no database at all, but long enough to look at"])
+def test_a_journal_that_cannot_be_read_is_an_error(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "journal.sqlite"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ClusterError, match="journal"):
+        Journal(path).state()
+    assert path.exists() == (content is not None)
+
+
+KILLED_WHILE_IT_WRITES = """
+import os, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA cache_size = 1")
+connection.execute("BEGIN")
+for number in range(200):
+    connection.execute("UPDATE entries SET state = state || ?", (" " * 10_000,))
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_journal_whose_writer_was_killed_in_the_middle_can_be_read(tmp_path: Path) -> None:
+    """What the transaction has written already is undone, though readers open the file for reading alone."""
+    journal = Journal(tmp_path / "journal.sqlite")
+    state = new_job([TaskSpec(W0, NodeId("node-0"))], 1)
+    journal.create(state)
+    done = subprocess.run([sys.executable, "-c", KILLED_WHILE_IT_WRITES, journal.path])
+    assert done.returncode == -signal.SIGKILL and os.path.getsize(f"{journal.path}-journal") > 0
+    assert journal.state() == state
+    assert [entry.event for entry in journal.entries()] == [{"event": "Created"}]

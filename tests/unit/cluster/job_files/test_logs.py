@@ -1,0 +1,38 @@
+"""A job's logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from insitu.cluster.job_files.logs import JobLogs, MergedLog
+from insitu.paths import JobPaths
+from insitu.spec import TaskId
+
+W0 = TaskId("worker", 0)
+
+
+def test_logs_keep_the_raw_bytes_and_merge_whole_lines(tmp_path: Path) -> None:
+    job = JobPaths(tmp_path)
+    logs = JobLogs(job)
+    logs.open(W0, 1)
+    logs.write(W0, b"a\nb", 0.0)
+    MergedLog(job).log("note")
+    logs.write(W0, b"c\nd", 0.0)
+    logs.finish()
+    assert job.task_log(W0, 1).read_bytes() == b"a\nbc\nd"
+    assert job.output.read_bytes() == b"[worker:0] a\n[insitu] note\n[worker:0] bc\n[worker:0] d\n"
+
+
+def test_output_lost_to_a_full_disk_is_told_once_there_is_room(tmp_path: Path) -> None:
+    job = JobPaths(tmp_path)
+    logs = JobLogs(job)
+    logs.open(W0, 1)
+    whole = logs._merged
+    with open("/dev/full", "ab", buffering=0) as full:
+        logs._merged = full
+        logs.write(W0, b"lost\n", 0.0)
+    logs._merged = whole
+    logs.write(W0, b"kept\n", 0.0)
+    logs.finish()
+    first, second = job.output.read_bytes().splitlines()
+    assert b"16 bytes of output could not be written" in first and second == b"[worker:0] kept"

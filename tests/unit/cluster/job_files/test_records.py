@@ -1,0 +1,62 @@
+"""A job's specification and placement, read back from its folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from job_runs import Insitu
+
+from insitu.cluster import Request, submit
+from insitu.cluster.client import submission
+from insitu.cluster.job_files.records import read_placement, read_spec
+from insitu.errors import ClusterError
+from insitu.paths import JobPaths
+from insitu.spec import NodeId, TaskId
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobPaths:
+    monkeypatch.setattr(submission, "start_supervisor", lambda job, lock: None)
+    insitu = Insitu(tmp_path)
+    insitu.script("")
+    return insitu.job(submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",), workers=2)))
+
+
+def test_what_start_wrote_is_read_back(job: JobPaths) -> None:
+    spec = read_spec(job)
+    assert (spec.job_id, spec.cache, spec.command, spec.workers) == (
+        job.root.name,
+        "data/train",
+        ("train.py",),
+        2,
+    )
+    placement, cache = read_placement(job)
+    assert [(t.task, t.shards) for t in placement.tasks] == [
+        (TaskId("worker", 0), (0,)),
+        (TaskId("worker", 1), (1,)),
+    ]
+    assert placement.home_nodes == (NodeId("node-0"),) * 2
+    assert (cache.name, len(cache.partitions)) == ("data/train", 4)
+
+
+@pytest.mark.parametrize("change", ["missing", "no JSON", "no job", "a task of no role"])
+def test_a_folder_that_holds_no_job_is_an_error_with_its_path(job: JobPaths, change: str) -> None:
+    if change == "missing":
+        job.spec.unlink()
+        job.placement.unlink()
+    elif change == "a task of no role":
+        data = json.loads(job.placement.read_text())
+        data["tasks"][0]["task"] = "boss:0"
+        job.placement.write_text(json.dumps(data))
+        job.spec.write_text(json.dumps({**json.loads(job.spec.read_text()), "job_id": "a b"}))
+    else:
+        for path in (job.spec, job.placement):
+            path.write_text("{" if change == "no JSON" else "{}")
+    with pytest.raises(ClusterError, match=r"specification.*Start the job anew") as error:
+        read_spec(job)
+    assert error.value.logs == str(job.spec)
+    with pytest.raises(ClusterError, match=r"placement.*Start the job anew") as error:
+        read_placement(job)
+    assert error.value.logs == str(job.placement)

@@ -1,0 +1,186 @@
+"""Which files are read whole before training, and which are taken to be as they were."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from insitu.context import Context
+from insitu.errors import CorruptPartition
+from insitu.grid import Catalog, dataset, import_cache, verification, verify_copies
+from insitu.paths import Paths
+
+PARTITIONS = 3
+
+
+@pytest.fixture(autouse=True)
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files count as settled at once, so that no test waits for the clock of file times."""
+    monkeypatch.setattr(verification, "SETTLING_NS", 0)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that have been read whole."""
+    files: list[Path] = []
+    checksum = verification.file_checksum
+    monkeypatch.setattr(verification, "file_checksum", lambda path: (files.append(path), checksum(path))[1])
+    return files
+
+
+@pytest.fixture
+def train(alone: Context, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
+    """Reads all rows, as a new process would."""
+
+    def run() -> list[int]:
+        monkeypatch.setattr(verification, "_verified", {})
+        return sorted(np.concatenate(list(dataset("a", context=alone).batch(100))).tolist())
+
+    return run
+
+
+@pytest.fixture
+def imported(paths: Paths, tmp_path: Path) -> list[Path]:
+    """The partition files of a cache."""
+    np.save(tmp_path / "a.npy", np.arange(3000))
+    import_cache(paths, "a", [str(tmp_path / "a.npy")], partitions=PARTITIONS)
+    return [paths.partition("node-0", "a", 1, index) for index in range(PARTITIONS)]
+
+
+def record(path: Path) -> Path:
+    return path.with_suffix(".verified")
+
+
+def forget(files: list[Path]) -> None:
+    for file in files:
+        record(file).unlink()
+
+
+def flip_unnoticed(path: Path) -> None:
+    """Changes a value, but neither size, time of change, inode nor device."""
+    before = path.stat()
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    with path.open("r+b") as file:
+        file.write(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_what_import_wrote_is_not_read_again(
+    imported: list[Path], read: list[Path], train: Callable[[], list[int]]
+) -> None:
+    assert train() == list(range(3000)) and read == []
+
+
+def test_the_first_verification_spares_all_later_ones(
+    imported: list[Path], read: list[Path], train: Callable[[], list[int]]
+) -> None:
+    forget(imported)
+    train()
+    assert sorted(read) == imported
+    train()
+    assert len(read) == PARTITIONS
+
+
+def test_a_file_is_read_once_per_process_without_any_record(
+    imported: list[Path], read: list[Path], alone: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget(imported)
+    monkeypatch.setattr(verification, "SETTLING_NS", 1 << 62)
+    for _ in range(2):
+        list(dataset("a", context=alone).batch(100))
+    assert len(read) == PARTITIONS and not any(record(file).exists() for file in imported)
+
+
+def touch(path: Path) -> None:
+    os.utime(path, ns=(1, 1))
+
+
+def copy_anew(path: Path) -> None:
+    shutil.copy2(path, path.with_suffix(".copy"))
+    path.with_suffix(".copy").replace(path)
+
+
+def other_device(path: Path) -> None:
+    record(path).write_text(json.dumps({**json.loads(record(path).read_text()), "device": -1}))
+
+
+def other_checksum(path: Path) -> None:
+    record(path).write_text(json.dumps({**json.loads(record(path).read_text()), "checksum": "crc32:0"}))
+
+
+def break_the_record(path: Path) -> None:
+    record(path).write_bytes(b"\xff{")
+
+
+@pytest.mark.parametrize("change", [touch, copy_anew, other_device, other_checksum, break_the_record])
+def test_a_changed_file_is_read_again(
+    change: Callable[[Path], None], imported: list[Path], read: list[Path], train: Callable[[], list[int]]
+) -> None:
+    change(imported[1])
+    for _ in range(2):
+        assert train() == list(range(3000))
+    assert read == [imported[1]]
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_recorded(
+    imported: list[Path], read: list[Path], train: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget(imported)
+    checksum = verification.file_checksum
+    monkeypatch.setattr(verification, "file_checksum", lambda path: (checksum(path), touch(path))[0])
+    train()
+    assert not any(record(file).exists() for file in imported)
+
+
+def test_an_unnoticed_change_is_found_by_describe_verify(
+    paths: Paths, imported: list[Path], train: Callable[[], list[int]]
+) -> None:
+    flip_unnoticed(imported[1])
+    assert len(train()) == 3000
+    problems = [problem for _, _, problem in verify_copies(paths, Catalog(paths).get("a"))]
+    assert [type(problem) for problem in problems] == [type(None), CorruptPartition, type(None)]
+    with pytest.raises(CorruptPartition, match="its checksum is"):
+        train()
+
+
+def test_describe_verify_reads_every_file_each_time(
+    paths: Paths, imported: list[Path], read: list[Path]
+) -> None:
+    for _ in range(2):
+        assert not any(problem for *_, problem in verify_copies(paths, Catalog(paths).get("a")))
+    assert sorted(read) == sorted(imported * 2)
+
+
+def test_a_store_that_cannot_be_written_to_is_read_all_the_same(
+    imported: list[Path],
+    read: list[Path],
+    train: Callable[[], list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    forget(imported)
+    monkeypatch.setattr(verification, "replace_file", refuse)
+    for _ in range(2):
+        assert train() == list(range(3000))
+    assert len(read) == 2 * PARTITIONS
+
+
+def test_a_file_that_cannot_be_read_is_corrupt(
+    imported: list[Path], train: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> str:
+        raise OSError(5, "Input/output error")
+
+    forget(imported)
+    monkeypatch.setattr(verification, "file_checksum", fail)
+    with pytest.raises(CorruptPartition, match=r"can't be read .Input/output error"):
+        train()

@@ -1,0 +1,92 @@
+"""The sockets of a server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from parameter_servers import DEADLINE, clients, servers
+
+from insitu.parameters import ParameterServer, checkpoints, connect, event_loop
+
+
+class Gate:
+    """Blocks the thread that writes arrays of a checkpoint until `open`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+        pieces = checkpoints._iterate_blocks
+
+        def held_up(array: Any) -> Any:
+            self.reached.set()
+            assert self.open.wait(DEADLINE)
+            return pieces(array)
+
+        monkeypatch.setattr(checkpoints, "_iterate_blocks", held_up)
+
+
+MODEL = {name: ((4,), "float32", np.zeros(4, np.float32)) for name in ("a", "b")}
+
+
+def test_a_server_that_ends_cancels_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    gate, stop = Gate(monkeypatch), checkpoints.CheckpointWriter.cancel
+
+    def stop_and_open(writing: Any) -> None:
+        writing._cancelled.set()
+        gate.open.set()
+        stop(writing)
+
+    monkeypatch.setattr(checkpoints.CheckpointWriter, "cancel", stop_and_open)
+    with ParameterServer() as server, connect([server.address]) as client:
+        client.define({"w": ((5,), "float32")})
+        client.checkpoint(tmp_path)
+        assert gate.reached.wait(DEADLINE)
+    assert list((tmp_path / "server-0").iterdir()) == []
+
+
+def test_stopping_twice_writes_to_no_other_file():
+    server = ParameterServer().start()
+    number = server._loop._wake_in
+    server.stop()
+    read, write = os.pipe2(os.O_NONBLOCK)
+    own = os.dup2(write, number) if write != number else number
+    try:
+        server.stop()
+        with pytest.raises(BlockingIOError):
+            os.read(read, 1)
+    finally:
+        for file in {read, write, own}:
+            os.close(file)
+
+
+def test_idle_unauthenticated_connections_do_not_block_workers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(event_loop, "_MAX_HANDSHAKES", 4)
+    with ParameterServer() as server, contextlib.ExitStack() as stack:
+        host, port = server.address.split(":")
+        for _ in range(8):
+            stack.enter_context(socket.create_connection((host, int(port))))
+        with connect([server.address], timeout=2.0) as client:
+            client.define(MODEL)
+
+
+def test_peers_that_speak_no_handshake_are_disconnected():
+    with servers() as addresses:
+        host, _, port = addresses[0].rpartition(":")
+        with contextlib.ExitStack() as stack:
+            callers = [
+                stack.enter_context(socket.create_connection((host, int(port)), timeout=30)) for _ in range(5)
+            ]
+            for caller in callers:
+                caller.sendall(b"GET / HTTP/1.1\r\n\r\n" * 20)
+            with clients(addresses) as (client,):
+                client.define({"a": ((2,), "float32")})
+                assert client.pull().result() == 0
+            for caller in callers:
+                with contextlib.suppress(ConnectionResetError):
+                    assert not caller.recv(1000)  # disconnected without an answer

@@ -1,0 +1,61 @@
+"""What Linux offers to control processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+from insitu import processes
+
+
+def run(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout
+
+
+def test_children_are_listed_and_suspended_ones_known() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert child.pid in list(processes.list_children())
+        assert not processes.is_stopped(child.pid)
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        assert processes.is_stopped(child.pid)
+    finally:
+        child.kill()
+        child.communicate()
+    assert not processes.is_stopped(child.pid)
+
+
+def test_every_descendant_is_ended() -> None:
+    code = (
+        "import subprocess, sys; from insitu.processes import *\n"
+        "adopt_orphans()\n"
+        'inner = \'import subprocess; subprocess.Popen(["sleep", "600"]); print(1, flush=True); input()\'\n'
+        "child = subprocess.Popen([sys.executable, '-c', inner], stdin=-1, stdout=-1)\n"
+        "child.stdout.readline()\n"
+        "end_all_children()\n"
+        "print(list(list_children()))\n"
+    )
+    assert run(code) == "[]\n"
+
+
+def test_a_process_does_not_outlive_the_parent_that_it_is_tied_to() -> None:
+    # The parent has ended before: 1 is not its process id.
+    done = subprocess.run(
+        [sys.executable, "-c", "from insitu.processes import *; die_with_parent(9, 1); print('on')"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1 and "has ended" in done.stderr and done.stdout == ""
+
+
+def test_memory_is_counted_in_bytes() -> None:
+    assert processes.read_resident_bytes(os.getpid()) > 2**20
+    assert processes.read_resident_bytes(2**22 + 1) == 0
+    assert processes.read_available_bytes() > 0
