@@ -15,7 +15,7 @@ import keras  # noqa: E402
 import insitu  # noqa: E402
 from insitu.train.collectives.gather import squeeze_shards  # noqa: E402
 from insitu.train.elastic.divergence import check_equal  # noqa: E402
-from insitu.train.fit.trainer import binding_of  # noqa: E402
+from insitu.train.fit.trainer import trainer_of  # noqa: E402
 
 STEPS = told["steps"]
 strategy = insitu.MultiWorkerMirroredStrategy()
@@ -31,31 +31,30 @@ class Bench(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if batch != 2:
             return
-        binding: Any = binding_of(model)
-        adapter, (epoch, index) = binding._train_adapter, binding.position
-        step = adapter.step_at(0, 0)
-        binding.position = (epoch, index)
+        trainer: Any = trainer_of(model)
+        position = trainer.loop.position
+        step = trainer._train_adapter.step_at(0, 0)
         for turn in range(told["rounds"] + 1):
             for name, run in (("with", self.through), ("without", self.bare)):
                 began = time.perf_counter()
                 for _ in range(STEPS):
-                    run(binding, step)
+                    run(trainer, step)
                 if turn:
                     figures[name].append((time.perf_counter() - began) / STEPS)
             began = time.perf_counter()
-            group = binding.membership.lockstep.group
-            check_equal(group, binding.session.fingerprint())
+            group = trainer.membership.lockstep.group
+            check_equal(group, trainer.calls.fingerprint())
             if turn:
                 figures["check"].append(time.perf_counter() - began)
-        binding.position = (epoch, index)
+        trainer.loop.position = position
 
-    def through(self, binding: Any, step: Any) -> None:
-        """As `fit` does it: units, places told to the controller, a look for a newer roster, the ledger."""
-        binding._train_one(step)
+    def through(self, trainer: Any, step: Any) -> None:
+        """As `fit` does it: units, progress reports, a look for a newer roster, the ledger."""
+        trainer._train(step)
 
-    def bare(self, binding: Any, step: Any) -> None:
+    def bare(self, trainer: Any, step: Any) -> None:
         """The same calls of the replica and of the group, and nothing else."""
-        work, group = binding._train_step, binding.membership.lockstep.group
+        work, group = trainer._train_executor, trainer.membership.lockstep.group
         work.compute(step.parts, group)
         means = work.exchange(group)
         records = np.asarray(group.all_gather(squeeze_shards(work._train_records)))

@@ -163,7 +163,7 @@ def two_fits() -> list[int]:
     counts = []
     for _ in range(2):
         model.fit(*small_rows(), batch_size=8, epochs=2, verbose=0)
-        counts.append(model._insitu_binding._train_step._train._cache_size())
+        counts.append(model._insitu_trainer._train_executor._train._cache_size())
     return counts
 
 

@@ -15,12 +15,9 @@ from insitu.train.checkpoint.async_writer import AsyncCheckpointWriter
 from insitu.train.checkpoint.memory_store import broadcast_newest, memory_store
 from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
 from insitu.train.collectives import barrier_token
-from insitu.train.elastic import SETUP
-from insitu.train.fit import Binding, as_numbers, binding_of
-from insitu.train.replica import check_snapshot, load_snapshot, views
-
-_RESTORE = 1
-"""The number of the unit that restores, among those that set up a fit."""
+from insitu.train.elastic import RESTORE
+from insitu.train.fit import KerasTrainer, trainer_of
+from insitu.train.replica import check_snapshot, views
 
 
 class BackupAndRestore(keras.callbacks.Callback):
@@ -64,14 +61,14 @@ class BackupAndRestore(keras.callbacks.Callback):
         return self._save_freq != "epoch"
 
     def on_train_begin(self, logs: Any = None) -> None:
-        binding = self._binding()
-        directory = self._directory or binding.membership.context.checkpoint_dir
+        trainer = self._trainer()
+        directory = self._directory or trainer.membership.context.checkpoint_dir
         if directory is None:
             return
-        store = CheckpointStore(directory, binding.fit_index, self._keep)
-        memory = memory_store(binding.membership.context, binding.fit_index)
-        self._restore(binding, store, memory)
-        binding.strategy.expect_saves()
+        store = CheckpointStore(directory, trainer.fit_index, self._keep)
+        memory = memory_store(trainer.membership.context, trainer.fit_index)
+        self._restore(trainer, store, memory)
+        trainer.strategy.expect_saves()
         self._writer = AsyncCheckpointWriter(store)
         self._memory_writer = AsyncCheckpointWriter(memory) if memory is not None else None
 
@@ -83,46 +80,46 @@ class BackupAndRestore(keras.callbacks.Callback):
         self._schedule_save()
 
     def on_train_end(self, logs: Any = None) -> None:
-        binding, epochs = self._binding(), self.params["epochs"]
+        epochs = self.params["epochs"]
         if self._writer is not None:
-            if binding.position[0] < epochs:
+            if self._trainer().position.epoch < epochs:
                 # Stopped early: a restarted script must not train on.
-                binding.position = (epochs, 0)
-                self._save()
+                self._save_at(epochs, 0)
             writers, self._writer, self._memory_writer = (self._writer, self._memory_writer), None, None
             for writer in writers:
                 if writer is not None:
                     writer.finish()
-        # A later fit of the same model begins at its own initial_epoch.
-        self.model._initial_epoch = None
 
-    def _binding(self) -> Binding:
-        binding = binding_of(self.model)
-        if binding is None:
+    def _trainer(self) -> KerasTrainer:
+        trainer = trainer_of(self.model)
+        if trainer is None:
             raise TrainingError(
                 "insitu.BackupAndRestore needs a model that was compiled in a strategy's scope. Received: "
                 f"{self.model.name!r}, compiled outside. Put model.compile() inside `with strategy.scope():`."
             )
-        return binding
+        return trainer
 
     def _schedule_save(self) -> None:
         """Save once all callbacks have handled the present event, since their state is saved too."""
-        callbacks = self._binding().callbacks
+        callbacks = self._trainer().callbacks
         if self._writer is not None and callbacks is not None and self._save not in callbacks.due:
             callbacks.due.append(self._save)
 
     def _save(self) -> None:
-        """Copy the state in memory and hand it to a writer. The first task's checkpoint goes to disk."""
-        binding = self._binding()
-        writer = self._writer if binding.membership.leads else self._memory_writer
-        if writer is None or binding.callbacks is None:
-            return
-        if binding.strategy.save_elsewhere():
-            return
-        more = {"logs": as_numbers(binding.place.logs), "memory": binding.callbacks.memory.read()}
-        writer.submit(Checkpoint(*binding.position, views(binding.state), more))
+        position = self._trainer().position
+        self._save_at(position.epoch, position.step)
 
-    def _restore(self, binding: Binding, store: CheckpointStore, memory: CheckpointStore | None) -> None:
+    def _save_at(self, epoch: int, step: int) -> None:
+        """Copy the state in memory and hand it to a writer. The first task's checkpoint goes to disk."""
+        trainer = self._trainer()
+        writer = self._writer if trainer.membership.is_leader else self._memory_writer
+        if writer is None or trainer.callbacks is None:
+            return
+        if trainer.strategy.save_elsewhere():
+            return
+        writer.submit(Checkpoint(epoch, step, views(trainer.state), trainer.loop.checkpoint_extras()))
+
+    def _restore(self, trainer: KerasTrainer, store: CheckpointStore, memory: CheckpointStore | None) -> None:
         """Load the newest state that any task holds. The first task reads the disk, which others may not see,
         and each task its memory; the owner of the newest state broadcasts it."""
         received: list[Any] = []
@@ -132,18 +129,16 @@ class BackupAndRestore(keras.callbacks.Callback):
             read = [place.load_latest() for place in places if place is not None]
             found = max((one for one in read if one), key=lambda one: one.position, default=None)
             if found is not None:
-                check_snapshot(binding.state, found.values)
+                check_snapshot(trainer.state, found.values)
             received[:] = [broadcast_newest(group, found)]
             return barrier_token(group)
 
-        binding.membership.lockstep.insist(binding.session.key(SETUP, _RESTORE), work)
+        trainer.membership.lockstep.run_unit_until_done(trainer.calls.position(RESTORE), work)
         if not received or received[0] is None:
             return
         (epoch, step), values, more = received[0]
-        if binding.membership.leads:
+        if trainer.membership.is_leader:
             sys.stderr.write(
                 f"[insitu] Training continues from the checkpoint of epoch {epoch}, step {step}\n"
             )
-        load_snapshot(binding.state, values)
-        binding.restore(epoch, step, values, more)
-        self.model._initial_epoch = epoch
+        trainer.loop.restore(epoch, step, values, more)

@@ -9,6 +9,7 @@ import keras
 
 from insitu.errors import InputError
 from insitu.train.custom_loop.per_replica import merge_per_replica
+from insitu.train.elastic import LOOP, LoopPosition
 from insitu.train.fit import Bookkeeper, Feed, FeedAdapter
 from insitu.train.replica import ShardBatch
 
@@ -49,10 +50,11 @@ class DistributedDataset:
         index = -1
         try:
             for index, step in enumerate(self._feed.steps(epoch, 0)):
-                self._bookkeeper.at(epoch, index, "custom loop")
+                position = LoopPosition(0, LOOP, epoch=epoch, step=index)
+                self._bookkeeper.reporter.report(position, "custom loop")
                 yield merge_per_replica([self._data(part) for part in step.parts])
                 # The caller asks for the next step, so it has used this one.
-                self._bookkeeper.enter(step, self._left_out())
+                self._bookkeeper.record(step, self._left_out())
                 self._after_step(index, False)
             self._after_step(index, True)
         finally:

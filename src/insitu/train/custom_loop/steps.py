@@ -10,7 +10,7 @@ import numpy as np
 from insitu.train.collectives import squeeze_shards
 from insitu.train.custom_loop.loop_replica import LoopDeviceReplicas, LoopReplica, MultiDeviceLoopReplica
 from insitu.train.custom_loop.step_model import StepModel
-from insitu.train.elastic import Membership
+from insitu.train.elastic import CUSTOM_LOOP, Membership
 from insitu.train.fit import StepExecutor, TwoPhaseStep
 from insitu.train.replica import ShardBatch
 from insitu.train.replicated import MultiDeviceStep
@@ -36,7 +36,7 @@ class TrainOrObserveStep:
     def run(self, parts: Sequence[ShardBatch]) -> Outputs:
         self._replica.outputs.clear()
         if self._step is not None:
-            self._step.train(parts, lambda place: None)
+            self._step.train(CUSTOM_LOOP, parts, lambda place: None)
         else:
             self._observe(parts)
         return [self._replica.outputs.get(part.shard) for part in parts]

@@ -3,21 +3,44 @@
 Begin reading with `lockstep.py`.
 """
 
-from insitu.train.elastic.call_log import Session
+from insitu.train.elastic.call_log import CallLog, Resumable
 from insitu.train.elastic.divergence import Fingerprint, check_equal
-from insitu.train.elastic.lockstep import SETUP, Again, Key, Lockstep, Work
-from insitu.train.elastic.membership import CHECK_EVERY, Membership, Telling
+from insitu.train.elastic.lockstep import Lockstep, ResumePoint, RetryStep, Work
+from insitu.train.elastic.membership import CHECK_EVERY, Membership
+from insitu.train.elastic.position import (
+    CUSTOM_LOOP,
+    EPOCH,
+    LOOP,
+    PREDICT,
+    RESTORE,
+    SETUP,
+    TEST,
+    TRAIN,
+    Kind,
+    LoopPosition,
+)
+from insitu.train.elastic.progress_reporter import ProgressReporter
 
 __all__ = [
     "CHECK_EVERY",
+    "CUSTOM_LOOP",
+    "EPOCH",
+    "LOOP",
+    "PREDICT",
+    "RESTORE",
     "SETUP",
-    "Again",
+    "TEST",
+    "TRAIN",
+    "CallLog",
     "Fingerprint",
-    "Key",
+    "Kind",
     "Lockstep",
+    "LoopPosition",
     "Membership",
-    "Session",
-    "Telling",
+    "ProgressReporter",
+    "Resumable",
+    "ResumePoint",
+    "RetryStep",
     "Work",
     "check_equal",
 ]

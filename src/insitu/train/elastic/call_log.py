@@ -1,4 +1,4 @@
-"""What a script has done under a strategy so far, by calls: what a replacement must know to go on in it.
+"""Records a script's calls under a strategy: what a replacement must know to go on in the middle of them.
 
 A *call* is one `fit`, `evaluate` or `predict` that the script makes (not one that another call makes). A
 replacement runs the script from its start: finished calls return at once what they returned to the others,
@@ -9,63 +9,93 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import keras
 
 from insitu.errors import TrainingError
 from insitu.train.collectives import NotSerializable, copy_value, encode
 from insitu.train.elastic.divergence import Fingerprint
-from insitu.train.elastic.lockstep import SETUP, Key, Lockstep
-from insitu.train.replica import load_snapshot, view, views
-
-if TYPE_CHECKING:
-    from insitu.train.fit import Binding
+from insitu.train.elastic.lockstep import ResumePoint
+from insitu.train.elastic.position import Kind, LoopPosition
+from insitu.train.replica import ModelState, load_snapshot, view, views
 
 KEPT_BYTES = 256 << 20
 """Results of finished calls that are kept for a replacement, at most."""
 
 
-class Session:
+class Resumable(Protocol):
+    """A model's trainer, as far as a replacement takes over its state."""
+
+    @property
+    def model(self) -> Any:
+        """The compiled Keras model."""
+
+    @property
+    def number(self) -> int:
+        """What `CallLog.register` returned for it."""
+
+    @property
+    def prepared(self) -> bool:
+        """Whether the model has been built and has its first weights."""
+
+    @property
+    def state(self) -> ModelState:
+        """The model's variables."""
+
+    @property
+    def position(self) -> LoopPosition:
+        """The unit that comes next."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what another task needs to go on in the middle of the call under way."""
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Load another task's `state_dict()`: this task has come to where that one was."""
+
+
+class CallLog:
     """The calls of a script, and the models that it has compiled, by number."""
 
     def __init__(self) -> None:
-        self.lockstep: Lockstep
-        self._bindings: list[weakref.ref[Binding]] = []
-        self._made = 0
+        #: Each compiled model's trainer, by number. Written by `register`.
+        self._trainers: list[weakref.ref[Resumable]] = []
+        #: Number of calls that are finished.
+        self._finished = 0
+        #: How many calls are under way, one in the middle of another.
         self._depth = 0
+        #: Results of finished calls, by number.
         self._results: dict[int, Any] = {}
+        #: What callbacks remembered at the end of finished fits, by number.
         self._memories: dict[int, Any] = {}
-        self._kept = 0
-        self._under_way: Binding | None = None
-        self._told: dict[str, Any] = {}
-        self.whole = True
-        """Whether a replacement could be told of all finished calls."""
+        #: Bytes in `_results` and `_memories`.
+        self._kept_bytes = 0
+        #: The trainer of the innermost call under way.
+        self._under_way: Resumable | None = None
+        #: A survivor's state, from `stage` to `resume`.
+        self._staged: dict[str, Any] = {}
+        #: Whether all finished calls were kept, so that a replacement can be given them.
+        self.complete = True
 
-    def register(self, binding: Binding) -> int:
-        """The number of a model that was compiled under the strategy."""
-        self._bindings.append(weakref.ref(binding))
-        return len(self._bindings) - 1
-
-    @property
-    def call(self) -> int:
-        """The number of the call under way, or of the next one."""
-        return self._made
+    def register(self, trainer: Resumable) -> int:
+        """Return the number of a model that was compiled under the strategy."""
+        self._trainers.append(weakref.ref(trainer))
+        return len(self._trainers) - 1
 
     @property
-    def under_way(self) -> bool:
+    def is_under_way(self) -> bool:
         """Whether a call is under way."""
         return self._depth > 0
 
-    def key(self, kind: str, *numbers: int) -> Key:
-        """The key of a unit of the call under way."""
-        return (self._made, kind, self._depth, *numbers)
+    def position(self, kind: Kind) -> LoopPosition:
+        """Return the position of the first unit of a kind in the call under way."""
+        return LoopPosition(self._finished, kind, self._depth)
 
     # Calls
 
-    def run(self, binding: Binding, call: Callable[[], Any]) -> Any:
-        """Makes a call of the script. Its result is kept for those who come later."""
-        outer, self._under_way = self._under_way, binding
+    def run(self, trainer: Resumable, call: Callable[[], Any]) -> Any:
+        """Make a call of the script. Its result is kept for replacements."""
+        outer, self._under_way = self._under_way, trainer
         self._depth += 1
         try:
             result = call()
@@ -73,109 +103,113 @@ class Session:
             self._depth -= 1
             self._under_way = outer
         if self._depth == 0:
-            self._keep(result)
-            self._made += 1
+            self._record_result(result)
+            self._finished += 1
         return result
 
-    def _keep(self, result: Any) -> None:
-        told = result
+    def _record_result(self, result: Any) -> None:
+        value = result
         if isinstance(result, keras.callbacks.History):
-            told = {"history": result.history, "epoch": result.epoch, "params": result.params}
+            value = {"history": result.history, "epoch": result.epoch, "params": result.params}
         try:
-            size = sum(array.nbytes for array in encode(told).arrays)
+            size = sum(array.nbytes for array in encode(value).arrays)
         except NotSerializable:
-            told, size = None, KEPT_BYTES + 1
-        self._kept += size
-        if self._kept > KEPT_BYTES:
-            self.whole = False
+            value, size = None, KEPT_BYTES + 1
+        self._kept_bytes += size
+        if self._kept_bytes > KEPT_BYTES:
+            self.complete = False
         else:
-            self._results[self._made] = told
+            self._results[self._finished] = value
 
-    def keep_memory(self, memory: Any) -> None:
-        """What the callbacks of the fit under way, which is over, remember: a script may ask them. What is
-        too large to be kept is left out."""
+    def record_memory(self, memory: Any) -> None:
+        """Keep what the callbacks of the fit under way, which is over, remember: a script may ask them. What
+        is too large is left out."""
         size = sum(array.nbytes for array in encode(memory).arrays)
-        if self._depth == 1 and self._kept + size <= KEPT_BYTES:
-            self._kept += size
-            self._memories[self._made] = copy_value(memory)
+        if self._depth == 1 and self._kept_bytes + size <= KEPT_BYTES:
+            self._kept_bytes += size
+            self._memories[self._finished] = copy_value(memory)
 
     def recall_memory(self) -> Any:
-        """What the callbacks of a finished fit remember."""
-        return self._memories.get(self._made, {})
+        """Return what the callbacks of a finished fit remember."""
+        return self._memories.get(self._finished, {})
 
-    def is_done(self) -> bool:
-        """Whether the others have finished the call under way, so that `recall` has its result. Collective
-        where the group hasn't been joined."""
-        if self._depth != 1 or not self.lockstep.arriving:
-            return False
-        return self._made < int(self._told["call"])
+    def is_finished(self, point: ResumePoint | None) -> bool:
+        """Return whether the others, who are at `point`, have finished the call under way, so that `recall`
+        has its result."""
+        return self._depth == 1 and point is not None and self._finished < int(self._staged["call"])
 
-    def recall(self, binding: Binding) -> Any:
-        """The result of a finished call; its model gets the state that it has at the others'."""
-        self._load(binding)
-        told = self._results[self._made]
-        if isinstance(told, dict) and told.keys() == {"history", "epoch", "params"}:
+    def recall(self, trainer: Resumable) -> Any:
+        """Return the result of a finished call; its model gets the state that it has at the others'."""
+        self._load(trainer)
+        result = self._results[self._finished]
+        if isinstance(result, dict) and result.keys() == {"history", "epoch", "params"}:
             history = keras.callbacks.History()
-            history.set_model(binding.model)
-            history.set_params(told["params"])
-            history.history, history.epoch = told["history"], told["epoch"]
-            binding.model.history = history
+            history.set_model(trainer.model)
+            history.set_params(result["params"])
+            history.history, history.epoch = result["history"], result["epoch"]
+            trainer.model.history = history
             return history
-        return told
+        return result
 
-    def within(self) -> dict[str, Any] | None:
-        """What the others said of the call under way, where this task is to enter it in its middle."""
-        if self._depth != 1 or not self.lockstep.arriving or self._made != int(self._told["call"]):
+    def staged_call(self, point: ResumePoint | None) -> tuple[LoopPosition, dict[str, Any]] | None:
+        """Return the others' position and state in the call under way, where this task is to enter it in its
+        middle."""
+        if self._depth != 1 or point is None or self._finished != int(self._staged["call"]):
             return None
-        goal = self.lockstep.goal
-        if goal is None or goal.key[1] == SETUP:
+        if point.position.is_setup:
             return None
-        told: dict[str, Any] = self._told["within"]
-        return told
+        return point.position, self._staged["under_way"]
 
-    # Carrier
+    # See StateProvider
 
-    def give(self) -> Any:
+    def state_dict(self) -> Any:
+        """Return finished calls, all models' variables, and the state of the call under way."""
         under_way = self._under_way
         states = {}
-        for number, reference in enumerate(self._bindings):
-            binding = reference()
-            if binding is not None and binding.prepared:
-                states[number] = views(binding.state)
+        for number, reference in enumerate(self._trainers):
+            trainer = reference()
+            if trainer is not None and trainer.prepared:
+                states[number] = views(trainer.state)
         return {
-            "call": self._made,
+            "call": self._finished,
             "results": dict(self._results),
             "memories": dict(self._memories),
             "states": states,
-            "within": under_way.give() if under_way is not None else {},
+            "under_way": under_way.state_dict() if under_way is not None else {},
         }
 
-    def receive(self, told: Any) -> None:
-        self._told = told
-        self._results = dict(told["results"])
-        self._memories = dict(told["memories"])
+    def stage(self, state: Any) -> None:
+        """Keep a survivor's state; take over its finished calls."""
+        self._staged = state
+        self._results = dict(state["results"])
+        self._memories = dict(state["memories"])
 
-    def arrive(self, key: Key) -> None:
-        binding = self._under_way
-        if binding is None or self._made != int(self._told["call"]):
-            raise TrainingError(f"A replacement can't go on in the middle of {key[1]}. Start the job again.")
-        for reference in self._bindings:
+    def resume(self, position: LoopPosition) -> None:
+        """Load the staged state into all models. Raises TrainingError where no call is under way that others
+        can enter."""
+        trainer = self._under_way
+        if trainer is None or self._finished != int(self._staged["call"]):
+            raise TrainingError(
+                f"A replacement can't go on in the middle of {position.kind!r}. Start the job again."
+            )
+        for reference in self._trainers:
             other = reference()
             if other is not None and other.prepared:
                 self._load(other, last=True)
-        if key[1] != SETUP:
-            binding.arrive(self._told["within"])
-        self._told = {}
+        if not position.is_setup:
+            trainer.resume(self._staged["under_way"])
+        self._staged = {}
 
     def fingerprint(self) -> Fingerprint:
-        binding = self._under_way
-        if binding is None:
+        """Return hashes of the variables and the position of the model that is being trained."""
+        trainer = self._under_way
+        if trainer is None:
             return Fingerprint(())
-        values = ((name, view(variable)) for name, variable in binding.state.named())
-        return Fingerprint(values, (self._made, *binding.whereabouts))
+        values = ((name, view(variable)) for name, variable in trainer.state.named())
+        return Fingerprint(values, trainer.position.numbers)
 
-    def _load(self, binding: Binding, *, last: bool = False) -> None:
-        """`last`: nobody will load this state again."""
-        state = self._told["states"].get(binding.number)
+    def _load(self, trainer: Resumable, *, last: bool = False) -> None:
+        """Load the staged variables of a model; `last` where they are loaded for the last time."""
+        state = self._staged["states"].get(trainer.number)
         if state is not None:
-            load_snapshot(binding.state, state, donate=last)
+            load_snapshot(trainer.state, state, donate=last)

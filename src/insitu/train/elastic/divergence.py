@@ -1,4 +1,4 @@
-"""Finds replicas that must be equal and aren't, and says where they differ.
+"""Finds replicas that must be equal and aren't, and names where they differ.
 
 Each replica's variables and its position in the data are hashed (XXH3: there against faults, not against
 forgery). Two numbers of each replica are compared; only where these differ are the hashes of all variables.
@@ -23,17 +23,19 @@ CAUSES = "a backend that is not deterministic, failing memory, or code that runs
 
 
 class Fingerprint:
-    """What one replica is: a hash for each named value, in the same order on every replica.
+    """Holds hashes of one replica's values, in the same order on every replica.
 
-    Names are `GROUP/...`: hashes are also told by group. `values` are arrays; `position` is any number of
-    integers that say where in the data the replica is.
+    `values` are arrays with names `GROUP/...`; `position` is any number of integers that say where in the
+    data the replica is.
     """
 
     def __init__(self, values: Iterable[tuple[str, NDArray[Any]]], position: Sequence[int] = ()) -> None:
+        #: Where in the data the replica is.
         self.position = tuple(int(number) for number in position)
-        self.names: tuple[str, ...]
         pairs = [(name, _hash(value)) for name, value in values]
-        self.names = (*(name for name, _ in pairs), POSITION)
+        #: Names of the values, and last that of the position.
+        self.names: tuple[str, ...] = (*(name for name, _ in pairs), POSITION)
+        #: int64, a hash for each name.
         self.hashes = np.array(
             [*(hashed for _, hashed in pairs), _hash(np.array(self.position, np.int64))], np.int64
         )
@@ -44,7 +46,7 @@ class Fingerprint:
         return np.array([len(self.names), _hash(self.hashes)], np.int64)
 
     def groups(self) -> dict[str, str]:
-        """A hash of 16 hex digits over all values of each group."""
+        """Return a hash of 16 hex digits over all values of each group."""
         found: dict[str, list[int]] = {}
         for name, hashed in zip(self.names, self.hashes.tolist(), strict=True):
             found.setdefault(name.partition("/")[0], []).append(hashed)
@@ -52,7 +54,7 @@ class Fingerprint:
 
 
 def _hash(value: NDArray[Any]) -> int:
-    """64 bits, as a number that an int64 holds."""
+    """Return a hash of 64 bits, as a number that an int64 holds."""
     data = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
     return int.from_bytes(xxhash.xxh3_64_digest(data), "big", signed=True)
 
@@ -62,7 +64,7 @@ def _hex(hashed: int) -> str:
 
 
 def check_equal(group: Group, own: Fingerprint, where: str = "", why: str = CAUSES) -> None:
-    """Raises Diverged, in every task, unless all replicas of `group` are equal. Collective.
+    """Raise Diverged, in every task, unless all replicas of `group` are equal. Collective.
 
     `where` completes the sentence "Replicas differ ...", such as "at epoch 2 step 10"; `why` ends it.
     """
@@ -73,20 +75,23 @@ def check_equal(group: Group, own: Fingerprint, where: str = "", why: str = CAUS
         return
     counts = summaries[:, 0]
     if (counts != counts[0]).any():
-        told = ", ".join(f"{group.task(r)}: {int(count)}" for r, count in enumerate(counts))
-        raise Diverged(f"Replicas differ {where}: they have different numbers of variables ({told}); {why}")
-    raise Diverged(f"{_account(group, own, _by_rank(group, own.hashes), where)}; {why}")
+        by_task = ", ".join(f"{group.task(r)}: {int(count)}" for r, count in enumerate(counts))
+        raise Diverged(
+            f"Replicas differ {where}: they have different numbers of variables ({by_task}); {why}"
+        )
+    raise Diverged(f"{_describe(group, own, _by_rank(group, own.hashes), where)}; {why}")
 
 
 def _by_rank(group: Group, row: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Each rank's row, also of ranks that host no shard."""
+    """Return each rank's row, also of ranks that host no shard."""
     rows = np.zeros((group.size, len(row)), np.int64)
     for rank in range(group.size):
         rows[rank] = group.broadcast(row.copy(), rank)
     return rows
 
 
-def _account(group: Group, own: Fingerprint, hashes: NDArray[np.int64], where: str) -> str:
+def _describe(group: Group, own: Fingerprint, hashes: NDArray[np.int64], where: str) -> str:
+    """Return a sentence about replicas that differ: which, in how many values, and their first."""
     reference = hashes[0]
     others = [rank for rank in range(1, group.size) if (hashes[rank] != reference).any()]
     differing = np.flatnonzero((hashes != reference).any(axis=0))

@@ -5,11 +5,11 @@ the first weights. A unit computes, moves buffers and ends with one `all_gather`
 before it changes anything of its model. So when a peer is lost each survivor stands in one of two places:
 
 - in the newest unit, whose results nobody has: it is done again from its beginning, by all;
-- in the last gather of the unit before: then others have its result, and tell it.
+- in the last gather of the unit before: then others have its result, and send it.
 
-Nothing has to be taken back, and no survivor needs another's state. A replacement runs the script from its
-start, is given the state of a survivor in the newest unit, and passes over everything until it comes to that
-unit, which it then does with the others.
+Nothing has to be rolled back, and no survivor needs another's state. A replacement runs the script from its
+start, is given the state of a survivor in the newest unit, and skips everything until it comes to that unit,
+which it then does with the others.
 """
 
 from __future__ import annotations
@@ -25,173 +25,177 @@ from insitu.errors import ExchangeError, PeerLost, StaleGeneration, TrainingErro
 from insitu.exchange import Group
 from insitu.train.collectives import all_gather_json, broadcast_value
 from insitu.train.elastic.divergence import Fingerprint, check_equal
+from insitu.train.elastic.position import LoopPosition
 
-Key = tuple[Any, ...]
-"""What tells a unit apart, the same in each task and each life of a script: texts and numbers."""
 Work = Callable[[Group], NDArray[Any]]
 """All of a unit but its last gather. Returns what this task adds to that. May be called again."""
 
-SETUP = "setup"
-"""A key's kind, its second member, of units before which replicas may differ."""
-LOOP = "loop"
-"""A key's kind for steps of a script's own loop, which no replacement can enter."""
 
-
-class Again(Exception):
+class RetryStep(Exception):
     """Internal: the unit was interrupted and is to be done again, with the shards that this task then has."""
 
 
-class Superseded(Exception):
+class GenerationChanged(Exception):
     """Internal: this generation of the group has ended, since membership changed."""
 
 
-class Places(Protocol):
-    """Where this task's place in the group comes from."""
+class Rendezvous(Protocol):
+    """Forms the group, at first and after each change of membership."""
 
     def join(self) -> Group:
-        """Meets the others for the first time in this life."""
+        """Form the group with the others for the first time in this process."""
 
     def rejoin(self, group: Group, lost: Exception) -> None:
-        """Waits for the next generation and forms `group` anew. Raises TrainingError when none comes."""
+        """Wait for the next generation and form `group` anew. Raises TrainingError when none comes."""
 
-    def heed(self, group: Group) -> None:
-        """Raises Superseded where there is a newer generation than the group's."""
+    def raise_if_superseded(self, group: Group) -> None:
+        """Raise GenerationChanged where there is a newer generation than the group's."""
 
 
-class Carrier(Protocol):
-    """What a replacement needs of a survivor."""
+class StateProvider(Protocol):
+    """Carries a survivor's state over to a replacement."""
 
-    def give(self) -> Any:
-        """All of it, as a plain value. Its arrays are read at once."""
+    def state_dict(self) -> Any:
+        """Return all that a replacement needs, as a plain value. Its arrays are read at once."""
 
-    def receive(self, told: Any) -> None:
-        """What a survivor gave, before the script has got to where the others are."""
+    def stage(self, state: Any) -> None:
+        """Keep a survivor's `state` until the script has got to where the others are."""
 
-    def arrive(self, key: Key) -> None:
-        """This task has come to the unit that the others are in: it is to be as they are."""
+    def resume(self, position: LoopPosition) -> None:
+        """Load the staged state: this task has come to the unit that the others are in."""
 
     def fingerprint(self) -> Fingerprint:
-        """What is the same in all tasks, wherever they do the same unit."""
+        """Return hashes of what must be equal in all tasks before they do the same unit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
-    """The unit in which the others are: its number and key."""
+class ResumePoint:
+    """The unit in which the others are, and in which a replacement joins them."""
 
+    #: Number of the unit since the group first formed.
     unit: int
-    key: Key
+    #: Its position.
+    position: LoopPosition
 
 
 class Lockstep:
-    """One task's part in the units of a group. Joins when it is first needed."""
+    """Does units of work with the other tasks of a group, and recovers from the loss of any of them."""
 
-    def __init__(self, places: Places, carrier: Carrier) -> None:
-        self._places = places
-        self._carrier = carrier
+    def __init__(self, rendezvous: Rendezvous, provider: StateProvider) -> None:
+        self._rendezvous = rendezvous
+        self._provider = provider
+        #: The group of all tasks; None until it is first needed.
         self._group: Group | None = None
-        self._units = 0
-        self._last: NDArray[Any] | None = None
-        self._unchecked = False
-        self.key: Key = (0, LOOP)
-        """The key of the step that comes next, for steps that ask for it; set by whoever calls them."""
-        self.goal: Goal | None = None
-        """Where the others are, while this task is on its way there; else None."""
-        self.recoveries = 0
+        #: Number of the unit that comes next, counted by `run_unit`; the newest unit has the highest.
+        self._unit = 0
+        #: Rows of the unit before, for a task that lost them in its last gather.
+        self._last_result: NDArray[Any] | None = None
+        #: Whether replicas are compared before the next unit.
+        self._check_pending = False
+        #: Where the others are, while this task is on its way there. Written when their state is received,
+        #: cleared in `_resume`.
+        self._resume_point: ResumePoint | None = None
 
     @property
     def group(self) -> Group:
         """The group; joined when it is first asked for."""
         if self._group is None:
-            self._group = self._places.join()
+            self._group = self._rendezvous.join()
             try:
-                self._meet(None, False)
-            except (PeerLost, StaleGeneration, Superseded) as lost:
+                self._synchronize(None, False)
+            except (PeerLost, StaleGeneration, GenerationChanged) as lost:
                 self._recover(None, False, lost)
         return self._group
 
-    @property
-    def arriving(self) -> bool:
-        """Whether this task takes another's place and hasn't come to where the others are."""
-        return self.group is not None and self.goal is not None
+    def find_resume_point(self) -> ResumePoint | None:
+        """Join the group; return where the others are if this task takes another's place and hasn't come
+        there yet, else None."""
+        return self._resume_point if self.group is not None else None
 
-    def perform(self, key: Key, work: Work) -> NDArray[Any]:
-        """Does a unit with all others. Returns the rows of all shards.
+    def run_unit(self, position: LoopPosition, work: Work) -> NDArray[Any]:
+        """Do the unit at `position` with all others. Returns the rows of all shards.
 
-        Raises Again where it is to be done again; TrainingError where the script doesn't lead to where the
-        others are, or they don't come back; Diverged.
+        Raises:
+            RetryStep: where it is to be done again.
+            TrainingError: where the script doesn't lead to where the others are, or they don't come back.
+            Diverged: where replicas aren't equal.
         """
         group = self.group
-        if self.goal is not None:
-            self._arrive(key)
+        if self._resume_point is not None:
+            self._resume(position, self._resume_point)
         committed = False
         try:
-            self._places.heed(group)
-            if self._unchecked and key[1] != SETUP:
-                check_equal(group, self._carrier.fingerprint(), f"before {_words(key)}")
-            self._unchecked = False
+            self._rendezvous.raise_if_superseded(group)
+            if self._check_pending and not position.is_setup:
+                check_equal(group, self._provider.fingerprint(), f"before {position}")
+            self._check_pending = False
             row = work(group)
             committed = True
             result = group.all_gather(row)
-        except (PeerLost, StaleGeneration, Superseded) as lost:
-            told = self._recover(key, committed, lost)
-            if told is None:
-                raise Again from lost
-            result = told
-        self._units += 1
-        self._last = result
+        except (PeerLost, StaleGeneration, GenerationChanged) as lost:
+            recovered = self._recover(position, committed, lost)
+            if recovered is None:
+                raise RetryStep from lost
+            result = recovered
+        self._unit += 1
+        self._last_result = result
         return result
 
-    def check_next(self) -> None:
-        """Before the next unit it's checked that replicas are equal. All tasks ask for it before the same."""
-        self._unchecked = True
+    def check_before_next_unit(self) -> None:
+        """Have replicas compared before the next unit. All tasks call it before the same one."""
+        self._check_pending = True
 
-    def insist(self, key: Key, work: Work) -> NDArray[Any]:
-        """Does a unit that doesn't depend on which shards this task has, until it is done. An arriving task
-        passes over it, with an empty result, unless it is where the others are."""
+    def run_unit_until_done(self, position: LoopPosition, work: Work) -> NDArray[Any]:
+        """Do a unit that doesn't depend on which shards this task has, again after each loss.
+
+        A replacement on its way to the others skips it, with an empty result, unless they are in it.
+        """
         while True:
-            if self.arriving and self.goal is not None and self.goal.key != key:
+            point = self.find_resume_point()
+            if point is not None and point.position != position:
                 return np.empty(0)
             try:
-                return self.perform(key, work)
-            except Again:
+                return self.run_unit(position, work)
+            except RetryStep:
                 continue
 
-    def _arrive(self, key: Key) -> None:
-        goal = self.goal
-        if goal is None:
-            return
-        if goal.key != key:
+    def _resume(self, position: LoopPosition, point: ResumePoint) -> None:
+        if point.position != position:
             raise TrainingError(
-                f"The others are at {_words(goal.key)}, and this script, run from its start, came to "
-                f"{_words(key)} instead. A script must do the same in each task and in each life of it."
+                f"The other tasks are at {point.position}, and this script, run from its start, came to "
+                f"{position} instead. Make the script do the same in each task and each time that it runs."
             )
-        self._carrier.arrive(key)
-        self._units, self.goal = goal.unit, None
+        self._provider.resume(position)
+        self._unit, self._resume_point = point.unit, None
 
     # After a loss
 
-    def _recover(self, key: Key | None, committed: bool, lost: Exception) -> NDArray[Any] | None:
-        """Goes on in the next generation. Returns the result of the unit where others have it already."""
+    def _recover(
+        self, position: LoopPosition | None, committed: bool, lost: Exception
+    ) -> NDArray[Any] | None:
+        """Form the next generation. Returns the result of the unit where others have it already."""
         group = self._group
         if group is None:
             raise lost
-        self.recoveries += 1
         while True:
-            # Outside: what it raises is final.
-            self._places.rejoin(group, lost)
+            # Outside of `try`: what it raises is final.
+            self._rendezvous.rejoin(group, lost)
             try:
-                return self._meet(key, committed)
-            except (PeerLost, StaleGeneration, Superseded) as again:
+                return self._synchronize(position, committed)
+            except (PeerLost, StaleGeneration, GenerationChanged) as again:
                 lost = again
 
-    def _meet(self, key: Key | None, committed: bool) -> NDArray[Any] | None:
-        """All say where they are, behind and new ones are told what they need."""
+    def _synchronize(self, position: LoopPosition | None, committed: bool) -> NDArray[Any] | None:
+        """Compare where all tasks are; send the last result to those one unit behind, the state to new ones.
+
+        `position` is None in a task that is new. Returns the result of this task's unit where others have it.
+        """
         group = self._group
         if group is None:
-            raise ExchangeError("The group has not been joined")
-        self._unchecked = False
-        unit = -1 if key is None else self._units
-        notes = all_gather_json(group, {"unit": unit, "key": list(key or ())})
+            raise ExchangeError("The group has not been joined. Call Lockstep.group first.")
+        self._check_pending = False
+        unit = -1 if position is None else self._unit
+        notes = all_gather_json(group, {"unit": unit, "position": position.to_json() if position else []})
         units = [int(note["unit"]) for note in notes]
         newest = max(units)
         if newest < 0:
@@ -201,27 +205,21 @@ class Lockstep:
             raise TrainingError(f"Tasks are more than one step apart: {units}. Start the job again.")
         result = None
         if newest - 1 in units:
-            result = broadcast_value(group, source, self._last, keep=unit == newest - 1)
+            result = broadcast_value(group, source, self._last_result, keep=unit == newest - 1)
         if -1 in units:
-            self._hand_over(group, source, unit, Goal(newest, _tuples(notes[source]["key"])))
-        self._unchecked = True
+            point = ResumePoint(newest, LoopPosition.from_json(notes[source]["position"]))
+            self._transfer_state(group, source, unit, point)
+        self._check_pending = True
         if unit != newest - 1 or unit < 0:
             return None
         if not committed:
             raise TrainingError("This task was left behind in the middle of a step. Start the job again.")
         return result
 
-    def _hand_over(self, group: Group, source: int, unit: int, goal: Goal) -> None:
-        value = self._carrier.give() if group.rank == source else None
-        told = broadcast_value(group, source, value, keep=unit < 0)
+    def _transfer_state(self, group: Group, source: int, unit: int, point: ResumePoint) -> None:
+        """Send the state of rank `source` to tasks that are new (their `unit` is -1)."""
+        value = self._provider.state_dict() if group.rank == source else None
+        state = broadcast_value(group, source, value, keep=unit < 0)
         if unit < 0:
-            self._carrier.receive(told)
-            self.goal = goal
-
-
-def _tuples(key: Any) -> Key:
-    return tuple(key)
-
-
-def _words(key: Key) -> str:
-    return " ".join(str(part) for part in key)
+            self._provider.stage(state)
+            self._resume_point = point

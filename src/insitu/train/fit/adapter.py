@@ -1,8 +1,8 @@
-"""Hands a feed to Keras' own `fit`, `evaluate` and `predict`, on every backend."""
+"""Gives a feed to Keras' own `fit`, `evaluate` and `predict`, on every backend."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -17,7 +17,7 @@ from insitu.train.replica import SKIPPED, StepBatch
 
 
 class _UnevenBatches(DataAdapter):
-    """Keras asks what the last batch is like; ours may be of any size, in each shard."""
+    """Leaves open what the last batch is like, which Keras asks: it may be of any size, in each shard."""
 
     @property
     def has_partial_batch(self) -> None:
@@ -28,21 +28,31 @@ class _UnevenBatches(DataAdapter):
         return None
 
 
-class FeedAdapter(_UnevenBatches):
-    """A feed as Keras sees it: an iterable of steps for the train function of a strategy.
+def _start_of_data() -> tuple[int, int]:
+    return 0, 0
 
-    `position` is where the next epoch starts, (epoch, step); whoever runs the epochs sets it. With
-    `steps_per_epoch` the feed repeats without end, and Keras' epochs cut it into pieces of that length.
+
+class FeedAdapter(_UnevenBatches):
+    """Shows a feed to Keras, as an iterable of steps for the train function of a strategy.
+
+    Each iteration asks `start` where it starts, as (epoch, step). With `steps_per_epoch` the feed repeats
+    without end, and Keras' epochs cut it into pieces of that length.
     """
 
-    def __init__(self, feed: Feed, steps_per_epoch: int | None = None) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        steps_per_epoch: int | None = None,
+        start: Callable[[], tuple[int, int]] = _start_of_data,
+    ) -> None:
         self.feed = feed
         self.steps_per_epoch = steps_per_epoch
-        self.position = (0, 0)
-        self._live: Iterator[StepBatch] | None = None
+        self._start = start
+        #: The feed's steps that come next; None where they are to be made, for the shards of now.
+        self._iterator: Iterator[StepBatch] | None = None
         if steps_per_epoch and feed.num_steps is None:
             raise InputError(
-                "steps_per_epoch needs data of known length. Received: data that ends when it ends; leave "
+                "steps_per_epoch needs data of known length. Received a dataset of unknown length. Leave "
                 "steps_per_epoch out."
             )
 
@@ -51,23 +61,27 @@ class FeedAdapter(_UnevenBatches):
         return None if self.steps_per_epoch else self.feed.num_steps
 
     def __iter__(self) -> Iterator[StepBatch]:
-        # A generator, so that the position is read when the first step is asked for: Keras makes the
-        # iterator of the next epoch while this one is still under way.
-        epoch, index = self.position
+        # A generator, so that `start` is called when the first step is asked for: Keras makes the iterator of
+        # the next epoch while this one is still under way.
+        epoch, index = self._start()
         for _ in range(index):
             yield SKIPPED
-        self._live = None
+        yield from self.steps(epoch, index)
+
+    def steps(self, epoch: int, index: int) -> Iterator[StepBatch]:
+        """Yield the steps of Keras' `epoch` from `index` on, each of the shards that this task then has."""
+        self._iterator = None
         while True:
-            if self._live is None:
-                self._live = self._steps(epoch, index)
-            step = next(self._live, None)
+            if self._iterator is None:
+                self._iterator = self._read(epoch, index)
+            step = next(self._iterator, None)
             if step is None:
                 return
             index += 1
             yield step
 
-    def _steps(self, epoch: int, index: int) -> Iterator[StepBatch]:
-        """The steps of Keras' `epoch` from `index` on; without end where Keras cuts them."""
+    def _read(self, epoch: int, index: int) -> Iterator[StepBatch]:
+        """Yield the feed's steps from Keras' (`epoch`, `index`) on; without end where Keras cuts them."""
         data_epoch, step = self.data_position(epoch, index)
         yield from self.feed.steps(data_epoch, step)
         while self.steps_per_epoch:
@@ -75,19 +89,19 @@ class FeedAdapter(_UnevenBatches):
             yield from self.feed.steps(data_epoch, 0)
 
     def data_position(self, epoch: int, index: int) -> tuple[int, int]:
-        """(epoch, step) of the data that the step `index` of Keras' `epoch` is."""
+        """Return the (epoch, step) of the data that the step `index` of Keras' `epoch` is."""
         if not self.steps_per_epoch:
             return epoch, index
         return divmod(epoch * self.steps_per_epoch + index, self.feed.num_steps or 1)
 
-    def reseat(self, shards: Sequence[int]) -> None:
-        """This task's shards are these from the next step on that is asked for."""
-        self.feed.reseat(shards)
-        self._live = None
+    def assign_shards(self, shards: Sequence[int]) -> None:
+        """Read these shards from the next step on that is asked for."""
+        self.feed.assign_shards(shards)
+        self._iterator = None
 
     def step_at(self, epoch: int, index: int) -> StepBatch:
-        """One step, of the shards that this task has now."""
-        return next(self._steps(epoch, index))
+        """Return one step, of the shards that this task has now."""
+        return next(self._read(epoch, index))
 
     def get_tf_dataset(self) -> FeedAdapter:
         return self
@@ -107,7 +121,7 @@ class FeedAdapter(_UnevenBatches):
 
 
 class DatasetAdapter(_UnevenBatches):
-    """An `insitu.Dataset` for a model that no strategy holds: this process' rows, as plain batches."""
+    """Gives a model that no strategy holds this process' rows of an `insitu.Dataset`, as plain batches."""
 
     def __init__(self, dataset: Dataset, class_weight: dict[int, float] | None = None) -> None:
         self._dataset = dataset
@@ -155,7 +169,7 @@ class _Repeatable:
 
 
 def register_dataset_adapter() -> None:
-    """Let `fit`, `evaluate` and `predict` of every model take an `insitu.Dataset`. Idempotent."""
+    """Let `fit`, `evaluate` and `predict` of every model take an `insitu.Dataset`. Done once."""
     original = data_adapters.get_data_adapter
     if getattr(original, "knows_insitu", False):
         return
@@ -171,7 +185,7 @@ def register_dataset_adapter() -> None:
 
 
 def refuse_beside_dataset(**arguments: Any) -> None:
-    """Raises InputError where `fit` got arguments that an `insitu.Dataset` already holds."""
+    """Raise InputError where `fit` got arguments that an `insitu.Dataset` already holds."""
     for name, value in arguments.items():
         if value is not None:
             raise InputError(

@@ -1,4 +1,4 @@
-"""What a task writes down while it trains: where it is, and which rows have entered the model."""
+"""Keeps the ledger of a model's training: which rows of which shard have entered the model."""
 
 from __future__ import annotations
 
@@ -8,46 +8,48 @@ from collections.abc import Collection
 
 from insitu.errors import StorageFull
 from insitu.grid import ShardLedger
-from insitu.train.elastic import Membership
+from insitu.train.elastic import LoopPosition, Membership
 from insitu.train.fit.adapter import FeedAdapter
 from insitu.train.replica import StepBatch
 
 _LOG = logging.getLogger("insitu")
-_PAUSE = 0.5
+_RETRY_INTERVAL = 0.5
 """Seconds between two attempts to write a ledger for which there was no room."""
 
 
 class Bookkeeper:
-    """Progress and ledger of one model's training. Outside a job nobody reads them, so none are kept."""
+    """Counts the rows of one model's training. Ledgers are kept in a job only, of the job's own cache."""
 
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
-        self._telling = membership.telling
+        #: Reports progress; here it learns of rows, and of the end of a fit.
+        self.reporter = membership.reporter
+        #: What the fit under way trains on. Written by `begin`.
         self._adapter: FeedAdapter | None = None
+        #: Whether rows of the fit under way come from the job's cache. Written by `begin`.
         self._keeps_ledger = False
+        #: The ledger of each shard's epoch under way, by shard.
         self._ledgers: dict[int, ShardLedger] = {}
+        #: Ledgers that are yet to be written, by (epoch, shard).
         self._unpublished: dict[tuple[int, int], ShardLedger] = {}
-        self._try_again_at = 0.0
+        #: When to try again to write them, by the monotonic clock in seconds; 0 where there was room.
+        self._retry_at = 0.0
 
     def begin(self, adapter: FeedAdapter) -> None:
-        """A fit over the adapter's feed begins."""
+        """Begin a fit over the adapter's feed."""
         context = self._membership.context
         self._ledgers = {}
         self._adapter = adapter
         self._keeps_ledger = context.job is not None and adapter.feed.cache == context.cache
-        self._telling.open()
+        self.reporter.open()
 
-    def at(self, epoch: int, step: int, place: str) -> None:
-        """The task is about to do `place` of a step."""
-        self._telling.at(epoch, step, place)
-
-    def enter(self, step: StepBatch, left_out: Collection[int] = ()) -> None:
-        """The rows of `step` have entered the model, but for those of the shards that were `left_out`."""
-        if self._try_again_at and time.monotonic() >= self._try_again_at:
+    def record(self, step: StepBatch, left_out: Collection[int] = ()) -> None:
+        """Record that the rows of `step` have entered the model, but for those of the shards `left_out`."""
+        if self._retry_at and time.monotonic() >= self._retry_at:
             self._publish_waiting(at_once=False)
         replicas = self._membership.context.replicas_per_shard
         for part in step.parts:
-            self._telling.rows += part.rows
+            self.reporter.rows += part.rows
             # The first replica of a shard accounts for all rows of that shard.
             if self._keeps_ledger and part.shard % replicas == 0:
                 ledger = self._ledger(step.epoch, part.shard // replicas)
@@ -69,8 +71,8 @@ class Bookkeeper:
         self._publish_waiting(at_once=at_once)
 
     def _publish_waiting(self, *, at_once: bool) -> None:
-        """Where there is no room, training goes on, and it is tried again until the fit ends. Raises
-        StorageFull then, or where it must be `at_once`."""
+        """Write all ledgers that are yet to be written. Where there is no room, training goes on, and it is
+        tried again until the fit ends. Raises StorageFull then, or where it must be `at_once`."""
         job = self._membership.context.job
         if job is None:
             return
@@ -80,23 +82,22 @@ class Bookkeeper:
             except StorageFull as full:
                 if at_once:
                     raise
-                if not self._try_again_at:
-                    _LOG.warning("%s. Training goes on; it is tried again.", full)
-                self._try_again_at = time.monotonic() + _PAUSE
+                if not self._retry_at:
+                    _LOG.warning("%s Training goes on; it is tried again.", full)
+                self._retry_at = time.monotonic() + _RETRY_INTERVAL
                 return
             del self._unpublished[key]
-        self._try_again_at = 0.0
+        self._retry_at = 0.0
 
-    def take_up(self, epoch: int, step: int) -> None:
-        """The shards of this task were trained up to `step` of Keras' `epoch`, maybe by other tasks: their
-        ledgers go on from there.
+    def restore(self, position: LoopPosition) -> None:
+        """Make up the ledgers of this task's shards, which were trained up to `position`, maybe by others.
 
         Which rows the steps before held follows from (seed, epoch, shard), as their order does; a step that
         has been exchanged has entered the model on all replicas.
         """
         if not self._keeps_ledger or self._adapter is None:
             return
-        data_epoch, stop = self._adapter.data_position(epoch, step)
+        data_epoch, stop = self._adapter.data_position(position.epoch, position.step)
         whole = self._adapter.feed.num_steps or 0
         for shard in self._membership.context.shards_of_job:
             if stop == 0 and data_epoch > 0:
@@ -105,6 +106,7 @@ class Bookkeeper:
             self._make_up(shard, data_epoch, stop)
 
     def _make_up(self, shard: int, epoch: int, stop: int) -> None:
+        """Make up the ledger of a shard's first `stop` steps of an epoch of the data."""
         job = self._membership.context.job
         if self._adapter is None or job is None or epoch < 0:
             return
@@ -122,17 +124,17 @@ class Bookkeeper:
             self._publish(ledger)
 
     def end(self) -> None:
-        """The fit has ended, well or not: what has entered the model is written down."""
+        """End the fit, whether it ended well or not: write down what has entered the model."""
         for shard in self._membership.context.shards_of_job:
             if shard in self._ledgers:
-                self._publish_account(self._ledgers[shard])
+                self._publish_unless_empty(self._ledgers[shard])
         self._publish_waiting(at_once=True)
-        self._telling.idle()
+        self.reporter.report_idle()
 
-    def _publish_account(self, ledger: ShardLedger) -> None:
-        """An empty account is worth writing only in place of another, as of rows that were trained in vain.
+    def _publish_unless_empty(self, ledger: ShardLedger) -> None:
+        """Publish a ledger; an empty one only in place of another, as of rows that were trained in vain.
 
-        So a fit that is taken up where it had ended tells of no epoch that it doesn't have.
+        So a fit that is taken up where it had ended has no ledger of an epoch that it doesn't have.
         """
         job = self._membership.context.job
         if ledger.counts or (job is not None and job.epoch_ledger(ledger.epoch, ledger.shard).exists()):

@@ -1,4 +1,4 @@
-"""What a step trains on: for each shard of this task, its rows of the step's global batch.
+"""Cuts data into steps: for each shard of this task, its rows of the step's global batch.
 
 Two kinds of source. An `insitu.Dataset` gives each shard its own rows. Anything else that Keras takes
 (arrays, tf.data, PyDataset, generators) is a stream of *global* batches, the same in each process, of which
@@ -21,31 +21,35 @@ from insitu.train.replica import ShardBatch, StepBatch, count_rows, map_batch
 
 
 class Feed(Protocol):
-    """A source of steps. `num_steps` is None where it isn't known before the data has been read."""
+    """A source of steps."""
 
+    #: Steps in an epoch; None where that isn't known before the data has been read.
     num_steps: int | None
+    #: The name of the cache that the rows come from; None for other sources.
     cache: str | None
-    """The name of the cache that the rows come from; None for other sources."""
+    #: The most rows that one shard has in a step; None where it isn't known.
     part_rows: int | None
-    """The most rows that one shard has in a step; None where it isn't known."""
 
     def example(self) -> Any:
-        """A batch of at least one row that shows structure, dtypes and shapes."""
+        """Return a batch of at least one row that shows structure, dtypes and shapes."""
 
     def steps(self, epoch: int, start_step: int) -> Iterator[StepBatch]:
-        """The steps of `epoch` from `start_step` on."""
+        """Yield the steps of `epoch` from `start_step` on."""
 
-    def reseat(self, shards: Sequence[int]) -> None:
-        """This task's shards are these from now on. Iterators that were made before keep theirs."""
+    def assign_shards(self, shards: Sequence[int]) -> None:
+        """Read these shards from now on. Iterators that were made before keep theirs."""
 
     def origins(self, shard: int, epoch: int, stop_step: int) -> tuple[tuple[int, Any], ...]:
-        """Where the rows of the shard's first `stop_step` steps of `epoch` come from: pairs of a partition's
-        index and int64 row indices. Empty for sources without partitions. Reads no rows."""
+        """Return where the rows of the shard's first `stop_step` steps of `epoch` come from: pairs of a
+        partition's index and int64 row indices. Empty for sources without partitions. Reads no rows."""
 
 
 class DatasetFeed:
-    """Steps of an `insitu.Dataset`. Where a strategy has several replicas for each shard of the dataset, a
-    shard's batch is split among them, as evenly as can be; the first of them names the rows' origins."""
+    """Cuts an `insitu.Dataset` into steps.
+
+    Where a strategy has several replicas for each shard of the dataset, a shard's batch is split among them,
+    as evenly as can be; the first of them names the rows' origins.
+    """
 
     def __init__(
         self,
@@ -97,12 +101,12 @@ class DatasetFeed:
             for index in range(replicas)
         ]
 
-    def reseat(self, shards: Sequence[int]) -> None:
+    def assign_shards(self, shards: Sequence[int]) -> None:
         self._shards = self._of_dataset(shards)
         self._own = frozenset(shards)
 
     def _of_dataset(self, shards: Sequence[int]) -> tuple[int, ...]:
-        """The dataset's shards that the replicas `shards` of a strategy take their rows from."""
+        """Return the dataset's shards that the replicas `shards` of a strategy take their rows from."""
         return tuple(dict.fromkeys(shard // self._replicas for shard in shards))
 
     def origins(self, shard: int, epoch: int, stop_step: int) -> tuple[tuple[int, Any], ...]:
@@ -110,7 +114,7 @@ class DatasetFeed:
 
 
 class StreamFeed:
-    """Steps sliced out of global batches. `batches(epoch)` gives them, the same in each process."""
+    """Slices steps out of global batches. `batches(epoch)` gives them, the same in each process."""
 
     cache: str | None = None
 
@@ -148,7 +152,7 @@ class StreamFeed:
                 rows = count_rows(arrays)
                 yield StepBatch(epoch, tuple([self._part(shard, arrays, rows) for shard in shards]))
 
-    def reseat(self, shards: Sequence[int]) -> None:
+    def assign_shards(self, shards: Sequence[int]) -> None:
         self._shards = tuple(shards)
 
     def origins(self, shard: int, epoch: int, stop_step: int) -> tuple[tuple[int, Any], ...]:
@@ -161,7 +165,7 @@ class StreamFeed:
 
 
 def check_global_batch(rows: int, replicas: int) -> None:
-    """Raises InputError where a whole batch of `rows` rows leaves replicas without any."""
+    """Raise InputError where a whole batch of `rows` rows leaves replicas without any."""
     if rows < replicas:
         raise InputError(
             f"The global batch must have at least one row for each of the {replicas} replicas. Received: a "
@@ -170,7 +174,7 @@ def check_global_batch(rows: int, replicas: int) -> None:
 
 
 def _slice(data: Any, rows: int, index: int, count: int, shard: int, origins: Any = ()) -> ShardBatch:
-    """Part `index` of `count` of a batch, for `shard`; the first one says where all the rows come from."""
+    """Return part `index` of `count` of a batch, for `shard`; the first has the origins of all rows."""
     start, stop = (rows * i // count for i in (index, index + 1))
     origins = origins if index == 0 else ()
     if start == stop:
@@ -188,7 +192,7 @@ def _as_array(leaf: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ArraySource:
-    """Arrays of equal length, cut into global batches, each epoch in an order of its own when shuffled.
+    """Cuts arrays of equal length into global batches, each epoch in an order of its own when shuffled.
 
     `data` is a structure of NumPy arrays; the order is a pure function of (seed, epoch).
     """
@@ -224,7 +228,7 @@ class ArraySource:
 
 
 def with_class_weight(batches: Callable[[int], Iterator[Any]], class_weight: dict[int, float]) -> Any:
-    """`batches`, each row weighted by the class of its label."""
+    """Return `batches`, each row weighted by the class of its label."""
 
     def weighted(epoch: int) -> Iterator[Any]:
         for batch in batches(epoch):
@@ -234,7 +238,7 @@ def with_class_weight(batches: Callable[[int], Iterator[Any]], class_weight: dic
 
 
 def weigh_classes(batch: Any, class_weight: dict[int, float]) -> Any:
-    """`(x, y)` with a third member: the weight of each row's class."""
+    """Return `(x, y)` with a third member: the weight of each row's class."""
     from keras.src.trainers.data_adapters import data_adapter_utils
 
     if not isinstance(batch, tuple) or len(batch) != 2:

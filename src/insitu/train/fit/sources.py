@@ -1,4 +1,4 @@
-"""Turns whatever a user gives to `fit`, `evaluate` or `predict` into a feed."""
+"""Makes a feed of whatever a user gives to `fit`, `evaluate` or `predict`."""
 
 from __future__ import annotations
 
@@ -42,10 +42,12 @@ def make_feed(
     seed: int = 0,
     launched_shards: Sequence[int] | None = None,
 ) -> Feed:
-    """A feed over the rows of `x`. `batch_size` is that of the global batch. `launched_shards` are those that
-    the script's datasets were made for, where the task has others by now.
+    """Return a feed over the rows of `x`.
 
-    Raises InputError for data that can't be told apart into the same global batches in each process.
+    `batch_size` is that of the global batch. `launched_shards` are those that the script's datasets were made
+    for, where the task has others by now.
+
+    Raises InputError for data that can't be cut into the same global batches in each process.
     """
     if isinstance(x, Dataset):
         refuse_beside_dataset(y=y, sample_weight=sample_weight, batch_size=batch_size)
@@ -76,7 +78,7 @@ def _to_numpy(part: Any) -> Any:
 
 
 def _stream(x: Any) -> tuple[Callable[[int], Iterator[Any]], int | None]:
-    """(global batches of an epoch, their number) of data that comes in batches."""
+    """Return (global batches of an epoch, their number) of data that comes in batches."""
     if isinstance(x, types.GeneratorType):
         raise InputError(
             "A generator can't be started again for each epoch or after a failure. Received: a generator. "
@@ -85,7 +87,7 @@ def _stream(x: Any) -> tuple[Callable[[int], Iterator[Any]], int | None]:
     if isinstance(x, keras.utils.PyDataset):
         length = x.num_batches
         if length is None:
-            raise InputError("A PyDataset needs a length (__len__). Received: one without.")
+            raise InputError("A PyDataset needs a length. Received: num_batches=None. Give it __len__.")
         return (lambda epoch: (x[index] for index in range(length))), length
     if data_adapters.is_tf_dataset(x):
         length = int(x.cardinality())

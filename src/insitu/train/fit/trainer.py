@@ -1,8 +1,12 @@
-"""Ties a compiled model to a strategy: Keras' `fit` stays, its train function is replaced."""
+"""Trains a compiled model under a strategy: Keras' `fit` stays, its train function is replaced.
+
+Read from `KerasTrainer.fit` downward: Keras' loop calls `train_on`, which does the steps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any, TypeVar
 
 import keras
@@ -14,295 +18,131 @@ from insitu.errors import TrainingError
 from insitu.exchange import Group
 from insitu.train.collectives import barrier_token, broadcast_value
 from insitu.train.devices import log_variables
-from insitu.train.elastic import Again
+from insitu.train.elastic import PREDICT, TEST, TRAIN, Kind, LoopPosition, RetryStep
 from insitu.train.fit.adapter import FeedAdapter
 from insitu.train.fit.bookkeeping import Bookkeeper
-from insitu.train.fit.callbacks import EpochCallbacks, Memory, own_callbacks
+from insitu.train.fit.callback_memory import CallbackMemory
+from insitu.train.fit.callbacks import EpochCallbacks, own_callbacks
+from insitu.train.fit.feed import Feed
+from insitu.train.fit.fit_strategy import FitStrategy, StepExecutor
+from insitu.train.fit.keras_patch import TRAINER_ATTRIBUTE, merge_kwargs, patch_model
 from insitu.train.fit.labels import check_labels
-from insitu.train.fit.place import Place, as_numbers, forward, spread
+from insitu.train.fit.loop_state import LoopState
 from insitu.train.fit.sources import make_feed
-from insitu.train.fit.two_phase import Layout, StepExecutor
 from insitu.train.replica import (
     Logs,
     ModelState,
     StepBatch,
     build_to_predict,
     build_to_train,
-    load_snapshot,
     read_state,
-    to_numpy,
-    wrap_train_function,
 )
 
 T = TypeVar("T")
 Build = Callable[[Any, Any], None]
 
-_ATTRIBUTE = "_insitu_binding"
-_REPLACED = ("fit", "evaluate", "predict")
+
+def trainer_of(model: Any) -> KerasTrainer | None:
+    """Return the trainer of a model that was compiled in a strategy's scope, else None."""
+    return getattr(model, TRAINER_ATTRIBUTE, None)
 
 
-def binding_of(model: Any) -> Binding | None:
-    """The binding of a model that was compiled in a strategy's scope."""
-    return getattr(model, _ATTRIBUTE, None)
+class KerasTrainer:
+    """Trains, evaluates and predicts with one model under one strategy."""
 
-
-class Binding:
-    """One model under one strategy.
-
-    `position` is the (epoch, step) of Keras that comes next; `metrics_to_restore` what the metrics held in
-    the middle of that epoch, by variable name, empty at its beginning.
-    """
-
-    def __init__(self, model: Any, strategy: Layout) -> None:
+    def __init__(self, model: Any, strategy: FitStrategy) -> None:
         self.model = model
         self.strategy = strategy
         self.membership = strategy.membership
-        self.session = self.membership.session
-        self.number = self.session.register(self)
+        self.calls = self.membership.calls
+        #: The model's number among those that the script compiles.
+        self.number = self.calls.register(self)
         self.bookkeeper = Bookkeeper(self.membership)
-        self.position = (0, 0)
-        self.metrics_to_restore: dict[str, Any] = {}
+        #: Number of the model's last fit among all fits of the process. Written by `_fit`.
         self.fit_index = -1
-        self.place = Place()
+        #: Where the call under way is; that of the last fit in between. Written by `_run_call`.
+        self.loop = LoopState(model, self.bookkeeper, self.calls.position(TRAIN))
+        #: Keras' list of callbacks of the fit under way; else None. Written by `_fit`.
         self.callbacks: EpochCallbacks | None = None
-        self._ended = False
-        self._entering: dict[str, Any] | None = None
-        self._restored: tuple[dict[str, Any], dict[str, Any]] | None = None
-        self._steps: dict[Any, StepExecutor] = {}
-        self._train_step: StepExecutor | None = None
-        self._test_step: StepExecutor | None = None
+        #: The executors that were made, by structure of batches. Written by `prepare`.
+        self._executors: dict[Any, StepExecutor] = {}
+        #: What Keras' loop under way trains and tests by, and on. Written as a call begins.
+        self._train_executor: StepExecutor | None = None
+        self._test_executor: StepExecutor | None = None
         self._train_adapter: FeedAdapter | None = None
         self._test_adapter: FeedAdapter | None = None
-        self._outputs: list[Any] = []
-        # From the class: the model may be compiled for the second time.
-        self._keras = {name: getattr(type(model), name).__get__(model) for name in _REPLACED}
-        for name in _REPLACED:
-            setattr(model, name, forward(self, name, self._keras[name]))
-        model.make_train_function = self._maker("train_function", self._train_one)
-        model.make_test_function = self._maker("test_function", self._test_one)
-        # Around Keras' tracking: the binding is no part of the model's state.
-        object.__setattr__(model, _ATTRIBUTE, self)
+        self._keras = patch_model(model, self)
 
     @property
-    def state(self) -> ModelState:
-        return read_state(self.model)
+    def executors(self) -> tuple[StepExecutor, ...]:
+        """Those that were made, one for each structure of batches."""
+        return tuple(self._executors.values())
 
-    @property
-    def prepared(self) -> bool:
-        """Whether the model has been built and has its first weights."""
-        return bool(self._steps)
+    # Training
 
-    def prepare(
-        self, example: Any, part_rows: int | None = None, build: Build = build_to_train
-    ) -> StepExecutor:
-        """The step for batches like `example`, of up to `part_rows` rows in each shard, if known."""
-        shapes = keras.tree.map_structure(lambda leaf: (leaf.shape[1:], leaf.dtype), example)
-        key = (build, str(shapes))
-        if key not in self._steps:
-            self.strategy.before_build(self.model, example, part_rows)
-            with self.strategy.placement():
-                build(self.model, example)
-            first = not self._steps
-            self._steps[key] = self.strategy.make_step(self.model, example, first=first)
-            if first:
-                log_variables(self.model.variables)
-        return self._steps[key]
-
-    def steps(self) -> tuple[StepExecutor, ...]:
-        """The steps that were made, one for each structure of batches."""
-        return tuple(self._steps.values())
-
-    # Where a fit is
-
-    def go_on_at(self, epoch: int, step: int) -> None:
-        """The fit that begins goes on at this place: what comes before was done by another attempt."""
-        self.position = (epoch, step)
-        self.bookkeeper.take_up(epoch, step)
-        self.model._initial_epoch = epoch
-
-    def begin_epoch(self, epoch: int, step: int) -> None:
-        """Keras begins `epoch`, and has reset the metrics; its first `step` steps were done before."""
-        self.position = (epoch, step)
-        self.place.begin(epoch, step)
-        if step:
-            self._assign(self.metrics_to_restore)
-        self.metrics_to_restore = {}
-
-    def end_of_skipped(self) -> None:
-        """The last of the steps has been passed over that were done before."""
-        if self._entering is not None:
-            self.model.stop_training = self._entering["stop"]
-
-    def end_epoch(self, epoch: int) -> None:
-        """All callbacks have heard of the end of `epoch`. The chief's writers tell what they remember, so
-        that another chief can go on from there."""
-        memory = _prepared(self.callbacks).memory
-        if self.membership.context.job is None or not memory.has_writers:
-            return
-
-        def work(group: Group) -> NDArray[Any]:
-            chief = self.membership.chief_rank(group)
-            if chief is not None:
-                told = broadcast_value(group, chief, memory.read_writers() if chief == group.rank else None)
-                memory.writers = told
-            return barrier_token(group)
-
-        self.membership.lockstep.insist(self.session.key("epoch", epoch), work)
-
-    def end_fit(self) -> None:
-        """All steps of the fit are done. Called before callbacks hear of its end, if they do: what they see
-        then is the trained model, and what they make of it stays."""
-        if not self._ended:
-            self._ended = True
-            self.strategy.end_fit(self)
-
-    def restore(self, epoch: int, step: int, values: dict[str, Any], more: dict[str, Any]) -> None:
-        """The model has been given the state that a checkpoint holds: the fit goes on at this place."""
-        self.position = (epoch, step)
-        self.metrics_to_restore = self.metrics()
-        self.place.logs = more["logs"]
-        self._restored = (values, more["memory"])
-        self.bookkeeper.take_up(epoch, step)
-        _prepared(self.callbacks).memory.go_on(epoch)
-
-    def remember(self, epoch: int, *, begun: bool) -> None:
-        """Gives the callbacks what they remembered: before they hear of the beginning of `epoch` where they
-        hadn't when it was saved; after it, together with what they changed, where it goes on in the middle.
-        """
-        if self._restored is None or self.callbacks is None or begun != (self.position[1] > 0):
-            return
-        (values, memory), self._restored = self._restored, None
-        self.callbacks.memory.write(memory)
-        if begun:
-            load_snapshot(self.state, values)
-
-    @property
-    def whereabouts(self) -> tuple[int, ...]:
-        """Where in the data the call under way is: the same in each task before it does the same unit."""
-        if self.callbacks is not None:
-            return self.position
-        # Of a fit that is over, `position` tells only tasks that have trained it themselves.
-        return self.place.epoch, self.place.steps, self.place.tests
-
-    @property
-    def tests_to_skip(self) -> int:
-        return self._entering["tests"] if self._entering is not None else 0
-
-    def give(self) -> dict[str, Any]:
-        """What another task needs to go on in the middle of the call under way."""
-        place = self.place
-        return {
-            "epoch": place.epoch,
-            "steps": place.steps,
-            "tests": place.tests,
-            "unchecked": place.unchecked,
-            "logs": as_numbers(place.logs),
-            "test_logs": as_numbers(place.test_logs),
-            "metrics": self.metrics(),
-            "trained": place.trained or self.metrics(),
-            "outputs": list(self._outputs),
-            "stop": bool(getattr(self.model, "stop_training", False)),
-            "memory": self.callbacks.memory.read() if self.callbacks is not None else {},
-        }
-
-    def arrive(self, told: dict[str, Any]) -> None:
-        """This task has come to where the others are, and is now as they were told to be."""
-        self._entering = None
-        place = self.place
-        place.epoch, place.steps, place.tests = told["epoch"], told["steps"], told["tests"]
-        place.unchecked = told["unchecked"]
-        place.logs, place.test_logs = told["logs"], told["test_logs"]
-        place.trained = told["trained"] if place.tests else {}
-        self.model.stop_training = told["stop"]
-        if self.callbacks is not None:
-            self.callbacks.memory.write(told["memory"])
-            self.bookkeeper.take_up(place.epoch, place.steps)
-
-    def metrics(self) -> dict[str, Any]:
-        """What the metrics' variables hold, by name."""
-        state = self.state
-        metrics = {id(variable) for variable in (*state.sums, *state.metric_first)}
-        return {name: to_numpy(v) for name, v in state.named() if id(v) in metrics}
-
-    def _assign(self, values: dict[str, Any]) -> None:
-        variables = dict(self.state.named())
-        for name, value in values.items():
-            variables[name].assign(value)
-
-    # What takes the place of Keras' methods
-
-    def call(self, name: str, arguments: dict[str, Any]) -> Any:
-        """A call of `fit`, `evaluate` or `predict` by the script, or by a callback in the midst of one."""
-        if arguments.get("kwargs", {}).get("_use_cached_eval_dataset"):
-            return self._validate(arguments)
-        with self.membership.apart(self.session.under_way):
-            return self.session.run(self, lambda: getattr(self, f"_{name}")(arguments))
+    def fit(self, arguments: dict[str, Any]) -> Any:
+        """Do what `model.fit` does."""
+        return self._run_call(TRAIN, self._fit, arguments)
 
     def _fit(self, arguments: dict[str, Any]) -> Any:
         self.strategy.check_open(self.model)
-        membership = self.membership
-        split, steps_per_epoch = arguments.pop("validation_split", 0.0), arguments["steps_per_epoch"]
+        membership, loop = self.membership, self.loop
+        batch_size, steps_per_epoch = arguments["batch_size"], arguments["steps_per_epoch"]
+        feed = self._make_train_feed(arguments)
+        adapter = FeedAdapter(feed, steps_per_epoch, lambda: (loop.position.epoch, loop.position.step))
+        self._train_adapter = adapter
+        self._train_executor = self.prepare(feed.example(), feed.part_rows)
+        self.fit_index = membership.count_fit()
+        given = keras.tree.flatten(arguments["callbacks"]) if arguments["callbacks"] else []
+        point = membership.lockstep.find_resume_point()
+        if self.calls.is_finished(point):
+            return self._recall_fit(given)
+        self.bookkeeper.begin(adapter)
+        epochs, steps = arguments["epochs"], steps_per_epoch or feed.num_steps
+        start = self.strategy.begin_fit(self.model, self.fit_index, epochs, steps)
+        if start != (0, 0):
+            loop.start_at(*start)
+        if arguments["validation_data"] is not None:
+            arguments["validation_data"] = self._make_validation_adapter(arguments, batch_size)
+            arguments["validation_steps"] = None
+        verbose, is_chief = membership.verbosity(arguments["verbose"]), membership.context.is_chief
+        params = {"epochs": epochs, "steps": steps, "verbose": verbose}
+        callbacks = EpochCallbacks(self.model, loop, self, given, is_chief, **params)
+        loop.callback_memory = callbacks.memory
+        staged = self.calls.staged_call(point)
+        if staged is not None:
+            loop.stage(*staged)
+        outer, self.callbacks = self.callbacks, callbacks
+        arguments.update(callbacks=callbacks, verbose=verbose, shuffle=False)
+        try:
+            history = self._keras.fit(x=adapter, **arguments)
+            self.end_fit()
+            self.calls.record_memory(callbacks.memory.state_dict())
+            return history
+        finally:
+            self.callbacks = outer
+            loop.close()
+            self.model._initial_epoch = None
+            self.bookkeeper.end()
+
+    def _make_train_feed(self, arguments: dict[str, Any]) -> Feed:
+        """Return a feed of the data in `arguments`, which are taken out; part of it goes to validation."""
+        split = arguments.pop("validation_split", 0.0)
         data = tuple(arguments.pop(name) for name in ("x", "y", "sample_weight"))
-        batch_size = arguments.pop("batch_size")
         if split and arguments["validation_data"] is None:
             data, arguments["validation_data"] = array_slicing.train_validation_split(
                 data, validation_split=split
             )
-        feed = make_feed(
+        check_labels(self.model, data[0], "fit")
+        return make_feed(
             *data,
-            batch_size=batch_size,
+            batch_size=arguments.pop("batch_size"),
             shuffle=bool(arguments.pop("shuffle")),
             class_weight=arguments.pop("class_weight"),
-            **membership.feed_options,
+            **self.membership.feed_options,
         )
-        check_labels(self.model, data[0], "fit")
-        adapter = self._train_adapter = FeedAdapter(feed, steps_per_epoch)
-        self._train_step = self.prepare(feed.example(), feed.part_rows)
-        self.fit_index = membership.count_fit()
-        given = keras.tree.flatten(arguments["callbacks"]) if arguments["callbacks"] else []
-        if self.session.is_done():
-            return self._recall_fit(given)
-        self.position, self.metrics_to_restore, self.place = (0, 0), {}, Place()
-        self.bookkeeper.begin(adapter)
-        self._ended = False
-        params = {"epochs": arguments["epochs"], "steps": steps_per_epoch or feed.num_steps}
-        self.strategy.begin_fit(self, feed, *params.values())
-        if arguments["validation_data"] is not None:
-            arguments["validation_data"] = self._validation_adapter(arguments, batch_size)
-            arguments["validation_steps"] = None
-        verbose = self._verbosity(arguments["verbose"])
-        self.callbacks = EpochCallbacks(
-            self, adapter, given, membership.context.is_chief, verbose=verbose, **params
-        )
-        arguments.update(callbacks=self.callbacks, verbose=verbose, shuffle=False)
-        self._enter(arguments)
-        try:
-            history = self._keras["fit"](x=adapter, **arguments)
-            self.end_fit()
-            self.session.keep_memory(self.callbacks.memory.read())
-            return history
-        finally:
-            self.callbacks = self._restored = None
-            self.model._initial_epoch = None
-            self.bookkeeper.end()
 
-    def _recall_fit(self, given: list[Any]) -> Any:
-        history = self.session.recall(self)
-        Memory(given, history, self.membership.context.is_chief).write(self.session.recall_memory())
-        return history
-
-    def _enter(self, arguments: dict[str, Any]) -> None:
-        """Goes on in the middle of the fit that the others are in, if they are."""
-        told = self._entering = self.session.within()
-        if told is None:
-            return
-        self.position = (told["epoch"], told["steps"])
-        self.metrics_to_restore = told["trained"]
-        self.place.logs = told["logs"]
-        arguments["initial_epoch"] = told["epoch"]
-        _prepared(self.callbacks).memory.go_on(told["epoch"])
-
-    def _validation_adapter(self, arguments: dict[str, Any], batch_size: int | None) -> FeedAdapter:
+    def _make_validation_adapter(self, arguments: dict[str, Any], batch_size: int | None) -> FeedAdapter:
         data = arguments["validation_data"]
         parts = data if isinstance(data, tuple) else (data,)
         feed = make_feed(
@@ -310,50 +150,162 @@ class Binding:
             batch_size=arguments.pop("validation_batch_size") or (batch_size if len(parts) > 1 else None),
             **self.strategy.evaluation_options(parts[0]),
         )
-        self._test_step = self.prepare(feed.example(), feed.part_rows)
-        self._test_adapter = FeedAdapter(feed, arguments["validation_steps"])
+        self._test_executor = self.prepare(feed.example(), feed.part_rows)
+        self._test_adapter = self._make_test_adapter(feed, arguments["validation_steps"])
         return self._test_adapter
 
-    def _validate(self, arguments: dict[str, Any]) -> Any:
-        """The evaluation at the end of an epoch of a fit."""
-        self.place.trained = self.metrics()
-        return self._test(lambda: self._keras["evaluate"](**spread(arguments)))
+    def _recall_fit(self, given: list[Any]) -> Any:
+        """Return the history of a fit that the others have finished; its callbacks get what they remember."""
+        history = self.calls.recall(self)
+        memory = CallbackMemory(given, history, self.membership.context.is_chief)
+        memory.load_state_dict(self.calls.recall_memory())
+        return history
 
-    def _test(self, evaluate: Callable[[], Any]) -> Any:
-        self.place.tests = 0
-        _prepared(self._test_adapter).position = (0, self.tests_to_skip)
-        result = evaluate()
-        self.place.trained = {}
-        return result
+    def train_on(self, source: Iterable[Any]) -> Logs:
+        """Do up to `steps_per_execution` steps: what Keras calls in place of its train function."""
+        logs: Logs | None = None
+        for batch in self._next_batches(source):
+            logs = self.loop.skip_step() if batch.skipped else self._train(batch)
+        if logs is None:
+            raise StopIteration
+        return logs
+
+    def _train(self, batch: StepBatch) -> Logs:
+        """Do one training step, again after each loss of another task, until it is done."""
+        loop, executor = self.loop, _require(self._train_executor)
+        position = loop.position
+        if position.kind != TRAIN:  # single batches may follow tests
+            position = position.at_step(position.epoch, position.step)
+        if loop.steps_since_check >= self.membership.check_every:
+            loop.steps_since_check = 0
+            self.membership.lockstep.check_before_next_unit()
+        while True:
+            if self._has_other_shards(batch):
+                batch = self._read_again(self._train_adapter, position.epoch, position.step)
+                self.bookkeeper.restore(position)
+            try:
+                logs = executor.train(position, batch.parts, self._report)
+                break
+            except RetryStep:
+                continue
+        self.bookkeeper.record(batch, self.strategy.left_out())
+        loop.position = position.next_step()
+        loop.logs = logs
+        loop.steps_since_check += 1
+        return logs
+
+    def _report(self, place: str) -> None:
+        self.bookkeeper.reporter.report(self.loop.position, place)
+
+    def end_epoch(self) -> None:
+        """Send all tasks what the chief's writers remember: another chief can go on from there. Called
+        once all callbacks have heard of the end of an epoch."""
+        memory = _require(self.callbacks).memory
+        if self.membership.context.job is not None and memory.has_writers:
+
+            def send_writers(group: Group) -> NDArray[Any]:
+                chief = self.membership.chief_rank(group)
+                if chief is not None:
+                    own = memory.writers_state_dict() if chief == group.rank else None
+                    memory.writers = broadcast_value(group, chief, own)
+                return barrier_token(group)
+
+            self.membership.lockstep.run_unit_until_done(self.loop.position, send_writers)
+        self.loop.end_epoch()
+
+    def end_fit(self) -> None:
+        """Have the strategy end the fit, once all steps are done. Called before callbacks hear of its end, if
+        they do: what they see then is the trained model, and what they make of it stays."""
+        if not self.loop.fit_has_ended:
+            self.loop.fit_has_ended = True
+            self.strategy.end_fit(self.fit_index, self.executors)
+
+    # Evaluation
+
+    def evaluate(self, arguments: dict[str, Any]) -> Any:
+        """Do what `model.evaluate` does; Keras' fit calls it at the end of an epoch."""
+        if arguments.get("kwargs", {}).get("_use_cached_eval_dataset"):
+            self.loop.metrics_before_tests = self.loop.metrics()
+            return self._run_tests(**merge_kwargs(arguments))
+        return self._run_call(TEST, self._evaluate, arguments)
 
     def _evaluate(self, arguments: dict[str, Any]) -> Any:
         data = tuple(arguments.pop(name) for name in ("x", "y", "sample_weight"))
         options = self.strategy.evaluation_options(data[0])
         feed = make_feed(*data, batch_size=arguments.pop("batch_size"), **options)
         check_labels(self.model, data[0], "evaluate")
-        step = self.prepare(feed.example(), feed.part_rows)
-        if self.session.is_done():
-            return self.session.recall(self)
-        before = self._test_step, self._test_adapter, self.place, self._entering
-        self.place, self._entering = Place(), self.session.within()
-        arguments["verbose"] = self._verbosity(arguments["verbose"])
+        executor = self.prepare(feed.example(), feed.part_rows)
+        point = self.membership.lockstep.find_resume_point()
+        if self.calls.is_finished(point):
+            return self.calls.recall(self)
+        staged = self.calls.staged_call(point)
+        if staged is not None:
+            self.loop.stage(*staged)
+        arguments["verbose"] = self.membership.verbosity(arguments["verbose"])
         steps = arguments.pop("steps")
-        self._test_step, self._test_adapter = step, FeedAdapter(feed, steps)
+        outer = self._test_executor, self._test_adapter
+        self._test_executor, self._test_adapter = executor, self._make_test_adapter(feed, steps)
         try:
-            return self._test(
-                lambda: self._keras["evaluate"](x=self._test_adapter, steps=steps, **spread(arguments))
-            )
+            return self._run_tests(x=self._test_adapter, steps=steps, **merge_kwargs(arguments))
         finally:
-            self._test_step, self._test_adapter, self.place, self._entering = before
+            self._test_executor, self._test_adapter = outer
+
+    def _make_test_adapter(self, feed: Feed, steps: int | None) -> FeedAdapter:
+        # Tests are the same in each epoch.
+        loop = self.loop
+        return FeedAdapter(feed, steps, lambda: (0, loop.position.test))
+
+    def _run_tests(self, **arguments: Any) -> Any:
+        self.loop.begin_tests()
+        result = self._keras.evaluate(**arguments)
+        self.loop.metrics_before_tests = {}
+        return result
+
+    def test_on(self, source: Iterable[Any]) -> Logs:
+        """Do up to `steps_per_execution` test steps: what Keras calls in place of its test function."""
+        logs: Logs | None = None
+        for batch in self._next_batches(source):
+            logs = self.loop.skip_test() if batch.skipped else self._test(batch)
+        if logs is None:
+            raise StopIteration
+        return logs
+
+    def _test(self, batch: StepBatch) -> Logs:
+        """Do one test step, again after each loss of another task, until it is done."""
+        loop, executor = self.loop, _require(self._test_executor)
+        position = loop.position
+        if position.kind != TEST:
+            position = position.at_test(position.test)
+        if self.callbacks is not None:
+            self._report("evaluation")
+        while True:
+            if self._has_other_shards(batch):
+                batch = self._read_again(self._test_adapter, 0, position.test)
+            try:
+                logs = executor.test(position, batch.parts)
+                break
+            except RetryStep:
+                continue
+        loop.position = position.at_test(position.test + 1)
+        loop.test_logs = logs
+        return logs
+
+    # Prediction
+
+    def predict(self, arguments: dict[str, Any]) -> Any:
+        """Do what `model.predict` does."""
+        return self._run_call(PREDICT, self._predict, arguments)
 
     def _predict(self, arguments: dict[str, Any]) -> Any:
         x = arguments.pop("x")
         options = self.strategy.evaluation_options(x)
         feed = make_feed(x, batch_size=arguments.pop("batch_size"), **options)
-        self.prepare(feed.example(), feed.part_rows, build_to_predict)
-        if self.session.is_done():
-            return self.session.recall(self)
-        steps, verbose = arguments["steps"], self._verbosity(arguments["verbose"])
+        example = feed.example()
+        executor = self.prepare(example, feed.part_rows, build_to_predict)
+        point = self.membership.lockstep.find_resume_point()
+        if self.calls.is_finished(point):
+            return self.calls.recall(self)
+        steps, verbose = arguments["steps"], self.membership.verbosity(arguments["verbose"])
         callbacks = keras.callbacks.CallbackList(
             own_callbacks(arguments["callbacks"], self.membership.context.is_chief),
             add_progbar=verbose != 0,
@@ -362,144 +314,128 @@ class Binding:
             steps=steps or feed.num_steps,
             model=self.model,
         )
-        before, self._outputs = self._outputs, []
-        try:
-            return self._predict_all(FeedAdapter(feed), steps, callbacks)
-        finally:
-            self._outputs = before
-
-    def _predict_all(self, adapter: FeedAdapter, steps: int | None, callbacks: Any) -> Any:
-        batch = adapter.feed.example()
-        step = self.prepare(batch, build=build_to_predict)
-        example = step.example_output(batch)
-        told = self.session.within()
-        if told is not None:
-            self._outputs = list(told["outputs"])
-            adapter.position = (0, len(self._outputs))
+        output = executor.example_output(example)
+        staged = self.calls.staged_call(point)
+        if staged is not None:
+            self.loop.stage(*staged)
+        outputs, adapter = self.loop.outputs, FeedAdapter(feed)
         callbacks.on_predict_begin()
-        for index, work in enumerate(adapter):
+        for index, batch in enumerate(adapter.steps(0, len(outputs)), len(outputs)):
             if index == steps:
                 break
-            if work.skipped:
-                continue
             callbacks.on_predict_batch_begin(index)
-            self.membership.lockstep.key = self.session.key("predict", index)
-            outputs = self._persist(work, adapter, index, lambda work: step.predict(work.parts, example))
-            self._outputs.append(outputs)
-            callbacks.on_predict_batch_end(index, {"outputs": self._outputs[-1]})
+            self.loop.position = self.loop.position.at_prediction(index)
+            outputs.append(self._predict_step(executor, adapter, batch, output))
+            callbacks.on_predict_batch_end(index, {"outputs": outputs[-1]})
         callbacks.on_predict_end()
-        return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *self._outputs)
+        return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *outputs)
 
-    def _verbosity(self, verbose: Any) -> Any:
-        """One task shows progress: N bars on one terminal show nothing."""
-        return self.membership.verbosity(verbose)
+    def _predict_step(
+        self, executor: StepExecutor, adapter: FeedAdapter, batch: StepBatch, example: Any
+    ) -> Any:
+        """Predict for one step, again after each loss of another task, until it is done."""
+        position = self.loop.position
+        while True:
+            if self._has_other_shards(batch):
+                batch = self._read_again(adapter, 0, position.step)
+            try:
+                return executor.predict(position, batch.parts, example)
+            except RetryStep:
+                continue
 
-    # What takes the place of Keras' compiled functions
+    # Shared by the calls
 
-    def _maker(self, attribute: str, one: Callable[[StepBatch], Logs]) -> Callable[..., Any]:
-        function = wrap_train_function(self.model, lambda source: self._run(source, one))
+    def _run_call(self, kind: Kind, call: Callable[[dict[str, Any]], Any], arguments: dict[str, Any]) -> Any:
+        """Make a call that does units of `kind`, of the script or of a callback in the middle of another."""
+        outer, nested = self.loop, self.calls.is_under_way
 
-        def make(force: bool = False) -> Callable[..., Any]:
-            setattr(self.model, attribute, function)
-            return function
+        def begin() -> Any:
+            self.loop = LoopState(self.model, self.bookkeeper, self.calls.position(kind))
+            return call(arguments)
 
-        return make
+        try:
+            return self.membership.run_call(self, begin)
+        finally:
+            # Single batches that are trained after a fit go on counting where it ended.
+            if nested or kind != TRAIN:
+                self.loop = outer
 
-    def _run(self, source: Any, one: Callable[[StepBatch], Logs]) -> Logs:
-        """Up to `steps_per_execution` steps; Keras hands over an iterator or a list of steps."""
-        iterator: Iterator[Any] = iter(source)
-        logs: Logs | None = None
-        for _ in range(self.model.steps_per_execution):
-            step = next(iterator, None)
-            if step is None:
-                break
-            if not isinstance(step, StepBatch):
-                step = self._slice(step)
-            logs = self._passed_over(one) if step.skipped else one(step)
-        if logs is None:
-            raise StopIteration
-        return logs
+    def prepare(
+        self, example: Any, part_rows: int | None = None, build: Build = build_to_train
+    ) -> StepExecutor:
+        """Return the executor for batches like `example`, of up to `part_rows` rows in each shard, if known.
+        Builds the model where it isn't built."""
+        shapes = keras.tree.map_structure(lambda leaf: (leaf.shape[1:], leaf.dtype), example)
+        key = (build, str(shapes))
+        if key not in self._executors:
+            self.strategy.before_build(self.model, example, part_rows)
+            with self.strategy.placement():
+                build(self.model, example)
+            first = not self._executors
+            self._executors[key] = self.strategy.make_step(self.model, example, first=first)
+            if first:
+                log_variables(self.model.variables)
+        return self._executors[key]
 
-    def _passed_over(self, one: Callable[[StepBatch], Logs]) -> Logs:
-        """What is told of a step that was done before this task came: as much as is known."""
-        told = self._entering
-        if one == self._train_one:
-            return dict(self.place.logs) or self._metric_logs()
-        self.place.tests += 1
-        if told is None:
-            return {}
-        self._assign(told["metrics"])
-        return dict(told["test_logs"])
+    def _next_batches(self, source: Iterable[Any]) -> Iterator[StepBatch]:
+        """Return the batches of one execution; Keras hands over an iterator or a list of steps."""
+        return map(self._as_step, islice(iter(source), self.model.steps_per_execution))
 
-    def _metric_logs(self) -> Logs:
-        return {name: float(value) for name, value in self.model.get_metrics_result().items()}
-
-    def _slice(self, batch: Any) -> StepBatch:
-        """A step out of one global batch, as train_on_batch() and test_on_batch() give it."""
-        self.membership.group()  # such loops can't be entered in their middle
+    def _as_step(self, batch: Any) -> StepBatch:
+        """Return a step; out of one global batch where `train_on_batch` or `test_on_batch` give that."""
+        if isinstance(batch, StepBatch):
+            return batch
+        self.membership.group()  # no replacement can enter a loop of single batches
         data = tuple(part for part in batch if part is not None)
         feed = make_feed(*data, batch_size=len(keras.tree.flatten(data)[0]), **self.membership.feed_options)
-        self._train_step = self._test_step = self.prepare(feed.example())
+        self._train_executor = self._test_executor = self.prepare(feed.example())
         self._train_adapter = self._test_adapter = None
         return next(feed.steps(0, 0))
 
-    def _train_one(self, step: StepBatch) -> Logs:
-        work = _prepared(self._train_step)
-        epoch, index = self.position
-        lockstep = self.membership.lockstep
-        lockstep.key = self.session.key("train", epoch, index)
-        if self.place.unchecked >= self.membership.check_every:
-            self.place.unchecked = 0
-            lockstep.check_next()
-        done: list[StepBatch] = []
+    def _has_other_shards(self, batch: StepBatch) -> bool:
+        """Return whether this task has other shards by now than when `batch` was read."""
+        return self.membership.shards_move and batch.shards != self.membership.context.shards
 
-        def train(step: StepBatch) -> Logs:
-            done.append(step)
-            return work.train(step.parts, lambda place: self.bookkeeper.at(epoch, index, place))
+    def _read_again(self, adapter: FeedAdapter | None, epoch: int, step: int) -> StepBatch:
+        """Return a step of the shards that this task has now."""
+        if adapter is None:
+            raise TrainingError(
+                "A loop of single batches keeps its shards. Received: others, "
+                f"{list(self.membership.context.shards)}, in its middle. Start the job again, or use fit()."
+            )
+        adapter.assign_shards(self.membership.context.shards)
+        return adapter.step_at(epoch, step)
 
-        logs: Logs = self._persist(step, self._train_adapter, index, train, epoch)
-        self.bookkeeper.enter(done[-1], self.strategy.left_out())
-        self.position = (epoch, index + 1)
-        self.place.steps, self.place.logs = index + 1, logs
-        self.place.unchecked += 1
-        return logs
+    # See Resumable
 
-    def _test_one(self, step: StepBatch) -> Logs:
-        if self.callbacks is not None:
-            self.bookkeeper.at(self.place.epoch, self.place.steps, "evaluation")
-        work, index = _prepared(self._test_step), self.place.tests
-        self.membership.lockstep.key = self.session.key("test", self.place.epoch, index)
-        logs: Logs = self._persist(step, self._test_adapter, index, lambda step: work.test(step.parts))
-        self.place.tests, self.place.test_logs = index + 1, logs
-        return logs
+    @property
+    def prepared(self) -> bool:
+        """Whether the model has been built and has its first weights."""
+        return bool(self._executors)
 
-    def _persist(
-        self,
-        step: StepBatch,
-        adapter: FeedAdapter | None,
-        index: int,
-        do: Callable[[StepBatch], Any],
-        epoch: int = 0,
-    ) -> Any:
-        """Does a step until it is done, after losses with whatever shards this task then has."""
-        while True:
-            shards = self.membership.context.shards
-            if self.membership.shards_move and step.shards != shards:
-                if adapter is None:
-                    raise TrainingError("Shards moved in the middle of a loop of single batches.")
-                adapter.reseat(shards)
-                step = adapter.step_at(epoch, index)
-                if adapter is self._train_adapter:
-                    self.bookkeeper.take_up(epoch, index)
-            try:
-                return do(step)
-            except Again:
-                continue
+    @property
+    def state(self) -> ModelState:
+        """The model's variables."""
+        return read_state(self.model)
+
+    @property
+    def position(self) -> LoopPosition:
+        """The unit that comes next."""
+        return self.loop.position
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what another task needs to go on in the middle of the call under way."""
+        return self.loop.state_dict()
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Load another task's `state_dict()`: this task has come to where that one was."""
+        self.loop.resume(state)
 
 
-def _prepared(what: T | None) -> T:
+def _require(what: T | None) -> T:
     if what is None:
         raise TrainingError(
-            "fit() and evaluate() prepare the step. Received: a compiled function on its own."
+            "fit() and evaluate() prepare the step. Received: a train or test function that was called on "
+            "its own. Call fit() or evaluate()."
         )
     return what

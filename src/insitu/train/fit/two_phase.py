@@ -6,9 +6,8 @@ beginning of the step, as an ordinary exception at a known point.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,76 +15,8 @@ from numpy.typing import NDArray
 from insitu.errors import TrainingError
 from insitu.exchange import Group
 from insitu.train.collectives import barrier_token, gather_rows, squeeze_shards
-from insitu.train.elastic import Lockstep, Membership
-from insitu.train.fit.feed import Feed
+from insitu.train.elastic import Lockstep, LoopPosition
 from insitu.train.replica import Logs, Replica, ShardBatch
-
-if TYPE_CHECKING:
-    from insitu.train.fit.trainer import Binding
-
-
-class StepExecutor(Protocol):
-    """What a strategy makes out of a compiled model for batches of one structure. All of it is collective
-    but `example_output`.
-
-    A step that raises `lockstep.Again` has changed nothing, and is called again with the parts of the shards
-    that this task then has.
-    """
-
-    def train(self, parts: Sequence[ShardBatch], at: Callable[[str], None]) -> Logs:
-        """One update of the model from the rows of `parts`, one part for each shard of this task. Says by
-        `at` what it is about to do. The logs are the same in each task."""
-
-    def test(self, parts: Sequence[ShardBatch]) -> Logs:
-        """The metrics over all that was tested since they were reset."""
-
-    def predict(self, parts: Sequence[ShardBatch], example: Any) -> Any:
-        """Outputs for the rows of all shards of all tasks, in shard order; the same in each task.
-
-        `example` is the model's output for any one row.
-        """
-
-    def example_output(self, data: Any) -> Any:
-        """Arrays of the structure, dtypes and shapes of the model's output for `data`; no other task takes
-        part."""
-
-
-class Layout(Protocol):
-    """What a binding needs of its strategy."""
-
-    @property
-    def membership(self) -> Membership:
-        """Who this process is among the tasks."""
-
-    def check_open(self, model: Any) -> None:
-        """Raises TrainingError where `model` is trained in the scope of another strategy."""
-
-    def placement(self) -> AbstractContextManager[Any]:
-        """Where variables are made."""
-
-    def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
-        """`model` is about to be built for batches like `example`, `part_rows` rows a shard at most."""
-
-    def begin_fit(self, binding: Binding, feed: Feed, epochs: int, steps: int | None) -> None:
-        """A fit of so many epochs and steps an epoch begins; may say where in it (`Binding.go_on_at`)."""
-
-    def evaluation_options(self, x: Any) -> dict[str, Any]:
-        """Which shards of `x` this task evaluates: options of `make_feed`."""
-
-    def expect_saves(self) -> None:
-        """The fit that begins will have its state saved now and then."""
-
-    def save_elsewhere(self) -> bool:
-        """Saves the training's state where it is, if that isn't in the replicas; whether it did."""
-
-    def left_out(self) -> Collection[int]:
-        """The shards of this task whose rows of the last step entered no update."""
-
-    def end_fit(self, binding: Binding) -> None:
-        """A fit has come to its end."""
-
-    def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
-        """The step of `model` for batches like `example`; `first` where the model has none yet."""
 
 
 class TwoPhaseStep:
@@ -98,33 +29,41 @@ class TwoPhaseStep:
     def __init__(self, replica: Replica, lockstep: Lockstep) -> None:
         self._replica = replica
         self._lockstep = lockstep
+        #: The generation of the group that `_floats` were made for. Written by `_buffer`.
         self._generation = -1
+        #: The shards that the records were made for. Written by `_make_records`.
         self._shards: tuple[int, ...] | None = None
+        #: Gradients: a row for each shard of this task, in the group's memory.
         self._floats: NDArray[Any] | None = None
+        #: The same memory as the group takes it.
         self._floats_by_shard: NDArray[Any] = np.empty(0)
+        #: What each shard has beside its gradient; the number of its rows first.
         self._train_records: NDArray[np.float64] = np.empty(0)
         self._test_records: NDArray[np.float64] = np.empty(0)
 
-    def train(self, parts: Sequence[ShardBatch], at: Callable[[str], None]) -> Logs:
+    def train(
+        self, position: LoopPosition, parts: Sequence[ShardBatch], report: Callable[[str], None]
+    ) -> Logs:
+        """See `StepExecutor`."""
         means: list[NDArray[Any]] = []
 
         def work(group: Group) -> NDArray[Any]:
-            at("gradient")
+            report("gradient")
             self.compute(parts, group)
-            at("exchange")
+            report("exchange")
             means.append(self.exchange(group))
             return squeeze_shards(self._train_records)
 
         # The records are gathered last: who has them knows that everybody has the means.
-        records = self._lockstep.perform(self._lockstep.key, work)
+        records = self._lockstep.run_unit(position, work)
         # As a list: to ask NumPy costs many times more, in every step.
         if not any(records[:, 0].tolist()):
             raise TrainingError("A step must have at least one row over all shards. Received: none.")
-        at("update")
+        report("update")
         return self._replica.apply(means[-1], records)
 
     def compute(self, parts: Sequence[ShardBatch], group: Group) -> None:
-        """Phase one: the gradients of `parts` into the buffers. Changes nothing else."""
+        """Compute the gradients of `parts` into the buffers. Changes nothing else."""
         floats = self._buffer(group)
         for index, part in enumerate(parts):
             self._train_records[index] = 0
@@ -132,7 +71,7 @@ class TwoPhaseStep:
                 self._replica.gradient(part.shard, part.data, floats[index], self._train_records[index])
 
     def exchange(self, group: Group) -> NDArray[Any]:
-        """The mean over all shards of all tasks by rows."""
+        """Return the mean over all shards of all tasks by rows."""
         weights = self._train_records[:, 0].tolist()
         means = group.all_reduce(self._floats_by_shard, op="weighted_mean", weights=weights)
         return means
@@ -155,9 +94,12 @@ class TwoPhaseStep:
             self._test_records = np.zeros((len(group.shards), self._replica.test_record_size))
 
     def example_output(self, data: Any) -> Any:
+        """See `StepExecutor`."""
         return self._replica.predict(data)
 
-    def test(self, parts: Sequence[ShardBatch]) -> Logs:
+    def test(self, position: LoopPosition, parts: Sequence[ShardBatch]) -> Logs:
+        """See `StepExecutor`."""
+
         def work(group: Group) -> NDArray[Any]:
             self._make_records(group)
             for index, part in enumerate(parts):
@@ -166,9 +108,10 @@ class TwoPhaseStep:
                     self._replica.evaluate(part.shard, part.data, self._test_records[index])
             return squeeze_shards(self._test_records)
 
-        return self._replica.merge(self._lockstep.perform(self._lockstep.key, work))
+        return self._replica.merge(self._lockstep.run_unit(position, work))
 
-    def predict(self, parts: Sequence[ShardBatch], example: Any) -> Any:
+    def predict(self, position: LoopPosition, parts: Sequence[ShardBatch], example: Any) -> Any:
+        """See `StepExecutor`."""
         gathered: list[Any] = []
 
         def work(group: Group) -> NDArray[Any]:
@@ -176,5 +119,5 @@ class TwoPhaseStep:
             gathered.append(gather_rows(group, outputs, example))
             return barrier_token(group)
 
-        self._lockstep.perform(self._lockstep.key, work)
+        self._lockstep.run_unit(position, work)
         return gathered[-1]

@@ -14,9 +14,17 @@ from numpy.typing import NDArray
 
 from insitu.context import Context
 from insitu.roster import RosterWatch
-from insitu.train.elastic import Key, Lockstep, Membership, Session, Telling, Work
+from insitu.train.elastic import (
+    CallLog,
+    Lockstep,
+    LoopPosition,
+    Membership,
+    ProgressReporter,
+    ResumePoint,
+    Work,
+)
 
-_GLANCE = 0.05
+_POLL_INTERVAL = 0.05
 """Seconds between two looks for a newer roster."""
 
 
@@ -26,73 +34,67 @@ class ServerMembership(Membership):
     shards_move = False
 
     def __init__(self, context: Context, transport: str = "auto") -> None:
-        super().__init__(context, transport)
-        self.session = _Alone()
-        self.lockstep = _Unpaced(self._places, self.session)
-        self.session.lockstep = self.lockstep
-        self.telling: Independent = Independent(context)
-        self.telling.open()
-        self.telling.idle()
+        reporter = GenerationFollower(context)
+        super().__init__(context, transport, reporter=reporter)
+        self.reporter: GenerationFollower = reporter
+        self.calls = _UnrecordedCalls()
+        self.lockstep = _NoLockstep(self._rendezvous, self.calls)
+        reporter.open()
+        reporter.report_idle()
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         return self.context.is_chief
 
 
-class Independent(Telling):
-    """Says in which generation this task trains: always the newest, since others' deaths don't concern it
-    until its script asks for a group."""
+class GenerationFollower(ProgressReporter):
+    """Reports that this task trains in the newest generation: others' deaths don't concern it until its
+    script asks for a group."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self._watch = RosterWatch(context.job.roster) if context.job is not None else None
-        self._glanced = -_GLANCE
+        #: When the roster was last looked at, by the monotonic clock in seconds.
+        self._last_look = -_POLL_INTERVAL
 
     @property
     def elastic(self) -> bool:
-        return not self._stiff
+        return not self._disabled
 
-    def place(self, place: str) -> None:
-        self._glance()
-        super().place(place)
+    def report_place(self, place: str) -> None:
+        self._find_newer_generation()
+        super().report_place(place)
 
-    def wait(self) -> None:
-        """Called now and then while this task waits for others: says only what is new."""
-        if self._glance():
-            super().place(self._place)
+    def follow_generation(self) -> None:
+        """Report a newer generation where there is one. Called now and then while this task waits."""
+        if self._find_newer_generation():
+            super().report_place(self._place)
 
-    def _glance(self) -> bool:
-        """Whether there is a newer generation."""
+    def _find_newer_generation(self) -> bool:
+        """Take over a newer generation; return whether there is one."""
         now = time.monotonic()
-        if self._watch is None or self._writer is None or now - self._glanced < _GLANCE:
+        if self._watch is None or self._writer is None or now - self._last_look < _POLL_INTERVAL:
             return False
-        self._glanced = now
+        self._last_look = now
         roster = self._watch.newest()
         if roster is None or roster.generation <= self._writer.generation:
             return False
-        self.joined(roster.generation)
+        self.set_generation(roster.generation)
         return True
 
 
-class _Alone(Session):
-    """No other task makes the calls of this one, or takes its place in one."""
+class _UnrecordedCalls(CallLog):
+    """No other task makes the calls of this one, or takes its place in one: results aren't kept."""
 
-    def _keep(self, result: Any) -> None:
-        """Nobody is told."""
-
-    def is_done(self) -> bool:
-        return False
-
-    def within(self) -> dict[str, Any] | None:
-        return None
+    def _record_result(self, result: Any) -> None:
+        """Keep nothing."""
 
 
-class _Unpaced(Lockstep):
+class _NoLockstep(Lockstep):
     """Nothing is done together."""
 
-    @property
-    def arriving(self) -> bool:
-        return False
+    def find_resume_point(self) -> ResumePoint | None:
+        return None
 
-    def insist(self, key: Key, work: Work) -> NDArray[Any]:
+    def run_unit_until_done(self, position: LoopPosition, work: Work) -> NDArray[Any]:
         return np.empty(0)

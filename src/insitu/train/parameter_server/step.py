@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.parameters.native import copy_and_check
+from insitu.train.elastic import LoopPosition
 from insitu.train.parameter_server.lookup import TableLookup
 from insitu.train.parameter_server.loss_scale import LossScale
 from insitu.train.parameter_server.model_spec import ClipNorms
@@ -58,10 +59,12 @@ class ServerStep:
         self._logs: Logs = {}
         self._test_logs: Logs = {}
 
-    def train(self, parts: Sequence[ShardBatch], at: Callable[[str], None]) -> Logs:
-        at("pull rows")
+    def train(
+        self, position: LoopPosition, parts: Sequence[ShardBatch], report: Callable[[str], None]
+    ) -> Logs:
+        report("pull rows")
         batches = [self._lookup.pull(part.data) if part.rows else None for part in parts]
-        at("gradient")
+        report("gradient")
         pushes = []
         self._scale.begin()
         for index, (part, batch) in enumerate(zip(parts, batches, strict=True)):
@@ -78,9 +81,9 @@ class ServerStep:
                 ShardPush(part.shard, rows, floats, batch if rows else None, part.rows > rows, finite)
             )
         self._scale.end()
-        at("push and pull")
+        report("push and pull")
         values = self._session.exchange(pushes)
-        at("update")
+        report("update")
         if self._records[:, 0].any():
             self._logs = self._replica.load(values, self._records)
         else:
@@ -103,7 +106,7 @@ class ServerStep:
         """Pull the servers' values into the replica."""
         self._replica.assign(self._session.pull())
 
-    def test(self, parts: Sequence[ShardBatch]) -> Logs:
+    def test(self, position: LoopPosition, parts: Sequence[ShardBatch]) -> Logs:
         """Return the metrics over the rows that this task was given, without other tasks' rows."""
         for part in parts:
             for piece in self._lookup.pieces(part.data) if part.rows else ():
@@ -114,7 +117,7 @@ class ServerStep:
                 self._test_logs = self._replica.merge(records)
         return self._test_logs
 
-    def predict(self, parts: Sequence[ShardBatch], example: Any) -> Any:
+    def predict(self, position: LoopPosition, parts: Sequence[ShardBatch], example: Any) -> Any:
         """Return outputs for the rows that this task was given."""
         outputs = [self._outputs(part.data) for part in parts if part.rows]
         empty = keras.tree.map_structure(lambda leaf: np.asarray(leaf)[:0], example)

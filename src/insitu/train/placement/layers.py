@@ -9,6 +9,7 @@ import keras
 
 from insitu.errors import InputError, TrainingError
 from insitu.train.devices import Device
+from insitu.train.elastic import LoopPosition
 from insitu.train.fit import StepExecutor
 from insitu.train.placement.variables import Placements, find_device
 from insitu.train.replica import Logs, ShardBatch
@@ -137,7 +138,9 @@ class PlacedLayersStep:
         self.predict = step.predict
         self.example_output = step.example_output
 
-    def train(self, parts: Sequence[ShardBatch], at: Callable[[str], None]) -> Logs:
-        logs = self._step.train(parts, at)
+    def train(
+        self, position: LoopPosition, parts: Sequence[ShardBatch], report: Callable[[str], None]
+    ) -> Logs:
+        logs = self._step.train(position, parts, report)
         self._restore()
         return logs

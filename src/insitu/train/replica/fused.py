@@ -35,14 +35,14 @@ class FusedStep:
     def __init__(self, replica: FusedReplica) -> None:
         self._replica = replica
 
-    def train(self, parts: Sequence[ShardBatch], at: Callable[[str], None]) -> Logs:
-        at("step")
+    def train(self, position: object, parts: Sequence[ShardBatch], report: Callable[[str], None]) -> Logs:
+        report("step")
         return self._replica.train(parts[0].data)
 
-    def test(self, parts: Sequence[ShardBatch]) -> Logs:
+    def test(self, position: object, parts: Sequence[ShardBatch]) -> Logs:
         return self._replica.test(parts[0].data)
 
-    def predict(self, parts: Sequence[ShardBatch], example: Any) -> Any:
+    def predict(self, position: object, parts: Sequence[ShardBatch], example: Any) -> Any:
         if not parts[0].rows:
             return keras.tree.map_structure(lambda leaf: leaf[:0], example)
         return self._replica.predict(parts[0].data)

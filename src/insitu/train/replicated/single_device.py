@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from insitu.train.devices import Device, default_device
+from insitu.train.elastic import LoopPosition
 from insitu.train.fit import StepExecutor
 from insitu.train.replica import Logs, ShardBatch
 
@@ -23,17 +24,19 @@ class PinnedStep:
         self._step = step
         self._scope = scope
 
-    def train(self, parts: Sequence[ShardBatch], at: Callable[[str], None]) -> Logs:
+    def train(
+        self, position: LoopPosition, parts: Sequence[ShardBatch], report: Callable[[str], None]
+    ) -> Logs:
         with self._scope():
-            return self._step.train(parts, at)
+            return self._step.train(position, parts, report)
 
-    def test(self, parts: Sequence[ShardBatch]) -> Logs:
+    def test(self, position: LoopPosition, parts: Sequence[ShardBatch]) -> Logs:
         with self._scope():
-            return self._step.test(parts)
+            return self._step.test(position, parts)
 
-    def predict(self, parts: Sequence[ShardBatch], example: Any) -> Any:
+    def predict(self, position: LoopPosition, parts: Sequence[ShardBatch], example: Any) -> Any:
         with self._scope():
-            return self._step.predict(parts, example)
+            return self._step.predict(position, parts, example)
 
     def example_output(self, data: Any) -> Any:
         with self._scope():

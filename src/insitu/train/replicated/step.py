@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.exchange import Group
-from insitu.train.elastic import Lockstep, Membership
+from insitu.train.elastic import Lockstep, LoopPosition, Membership
 from insitu.train.fit import TwoPhaseStep
 from insitu.train.replica import Logs, Replica, ShardBatch
 
@@ -57,16 +57,18 @@ class SingleProcessStep:
         self._devices.refresh(force=fits != self._fits)
         self._fits = fits
 
-    def train(self, parts: Sequence[ShardBatch], at: Callable[[str], None]) -> Logs:
-        at("step")
+    def train(
+        self, position: LoopPosition, parts: Sequence[ShardBatch], report: Callable[[str], None]
+    ) -> Logs:
+        report("step")
         self._refresh()
         return self._devices.train(parts)
 
-    def test(self, parts: Sequence[ShardBatch]) -> Logs:
+    def test(self, position: LoopPosition, parts: Sequence[ShardBatch]) -> Logs:
         self._refresh()
         return self._devices.test(parts)
 
-    def predict(self, parts: Sequence[ShardBatch], example: Any) -> Any:
+    def predict(self, position: LoopPosition, parts: Sequence[ShardBatch], example: Any) -> Any:
         if not any(part.rows for part in parts):
             return keras.tree.map_structure(lambda leaf: leaf[:0], example)
         self._refresh()

@@ -13,7 +13,7 @@ import numpy as np
 from insitu.errors import TrainingError
 from insitu.exchange import Group
 from insitu.train.collectives import squeeze_shards
-from insitu.train.elastic import Membership
+from insitu.train.elastic import LoopPosition, Membership
 from insitu.train.replica import Logs, ShardBatch
 from insitu.train.replica.jax import unpack_step
 from insitu.train.spmd.lost_peers import report_lost_peers
@@ -83,8 +83,10 @@ class MeshStep:
 
     # Step
 
-    def train(self, parts: Sequence[ShardBatch], at: Callable[[str], None]) -> Logs:
-        at("exchange")
+    def train(
+        self, position: LoopPosition, parts: Sequence[ShardBatch], report: Callable[[str], None]
+    ) -> Logs:
+        report("exchange")
         plan = self._rows.plan(parts)
         if not plan.rows:
             raise TrainingError(
@@ -92,7 +94,7 @@ class MeshStep:
             )
         leaves = self._shard_batch(parts, plan)
         state = tuple(self._state.take(group) for group in range(4))
-        at("step")
+        report("step")
         with self._rows.report_lost_peers():
             self._await_previous_step()
             logs, state = self._train(state, leaves, plan)
@@ -101,7 +103,7 @@ class MeshStep:
             self._state.put(group, values)
         return self._to_local(logs)
 
-    def test(self, parts: Sequence[ShardBatch]) -> Logs:
+    def test(self, position: LoopPosition, parts: Sequence[ShardBatch]) -> Logs:
         plan = self._rows.plan(parts)
         if not plan.rows:
             return {}
@@ -114,7 +116,7 @@ class MeshStep:
         self._state.put(METRICS, metrics)
         return self._to_local(logs)
 
-    def predict(self, parts: Sequence[ShardBatch], example: Any) -> Any:
+    def predict(self, position: LoopPosition, parts: Sequence[ShardBatch], example: Any) -> Any:
         del example  # only a task without rows needs it, and here none is
         plan = self._rows.plan(parts)
         leaves, take = self._shard_batch(parts, plan), self._state.take

@@ -34,14 +34,13 @@ from insitu.train.custom_loop import (
 )
 from insitu.train.elastic import SETUP, Membership
 from insitu.train.fit import (
-    Binding,
     Bookkeeper,
-    Feed,
+    KerasTrainer,
     StepExecutor,
     TwoPhaseStep,
-    binding_of,
     make_feed,
     register_dataset_adapter,
+    trainer_of,
 )
 from insitu.train.replica import (
     FusedStep,
@@ -86,7 +85,7 @@ class Strategy:
         nest."""
         if _active and _active[-1] is not self:
             raise TrainingError(
-                f"A scope can't be track inside another strategy's. Received: {type(self).__name__} inside "
+                f"A scope can't be opened inside another strategy's. Received: {type(self).__name__} inside "
                 f"{type(_active[-1]).__name__}. Close that one first."
             )
         _active.append(self)
@@ -99,12 +98,12 @@ class Strategy:
     def _bind(self, model: Any) -> None:
         if model.built:
             self.created_in_scope.check_created_here(model.variables)
-        Binding(model, self)
+        KerasTrainer(model, self)
 
     def _check_bound(self, model: Any) -> None:
         """Raise TrainingError for a model that no strategy knows: Keras' own fit would train it in each task
         by itself."""
-        if model.compiled and binding_of(model) is None:
+        if model.compiled and trainer_of(model) is None:
             raise TrainingError(
                 "A model that is trained in a strategy's scope must have been compiled in it. Received: "
                 f"{model.name!r}, compiled outside. Make and compile it in `with strategy.scope():`."
@@ -151,7 +150,7 @@ class Strategy:
             broadcast_state(state, group)
             return barrier_token(group)
 
-        membership.lockstep.insist(membership.session.key(SETUP), begin)
+        membership.lockstep.run_unit_until_done(membership.calls.position(SETUP), begin)
 
     def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
         """Prepare `model` before it is built. Nothing is to be done here."""
@@ -164,8 +163,9 @@ class Strategy:
         """Return the shards of this task whose rows of the last step entered no update. None here."""
         return ()
 
-    def begin_fit(self, binding: Binding, feed: Feed, epochs: int, steps: int | None) -> None:
-        """Prepare for a fit that begins. Nothing is to be done here."""
+    def begin_fit(self, model: Any, fit_index: int, epochs: int, steps: int | None) -> tuple[int, int]:
+        """Return the (epoch, step) at which a fit begins. Here that is its beginning."""
+        return 0, 0
 
     def expect_saves(self) -> None:
         """Prepare for a fit with backups. Nothing is to be done here."""
@@ -175,7 +175,7 @@ class Strategy:
         it."""
         return False
 
-    def end_fit(self, binding: Binding) -> None:
+    def end_fit(self, fit_index: int, executors: Sequence[StepExecutor]) -> None:
         """Finish a fit. Nothing is to be done here."""
 
     def evaluation_options(self, x: Any) -> dict[str, Any]:

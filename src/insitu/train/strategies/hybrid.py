@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -11,7 +12,7 @@ from insitu.context import context as read_context
 from insitu.errors import TrainingError
 from insitu.parameters import ConsistencyPolicy
 from insitu.train.custom_loop import LoopAggregation
-from insitu.train.fit import Binding, Feed, StepExecutor, TwoPhaseStep
+from insitu.train.fit import StepExecutor, TwoPhaseStep
 from insitu.train.parameter_server import (
     HybridReplica,
     LossScale,
@@ -94,16 +95,13 @@ class HybridStrategy(Strategy):
             self._broadcast_initial_state(model)
         return TwoPhaseStep(replica, self._membership.lockstep)
 
-    def begin_fit(self, binding: Binding, feed: Feed, epochs: int, steps: int | None) -> None:
-        """Do nothing: tables continue from their present rows."""
-
-    def end_fit(self, binding: Binding) -> None:
+    def end_fit(self, fit_index: int, executors: Sequence[StepExecutor]) -> None:
         for replica in self._replicas:
             replica.wait_for_pushes()
 
     def save_elsewhere(self) -> bool:
         job = self.membership.context.job
-        if job is not None and self.membership.leads:
+        if job is not None and self.membership.is_leader:
             self._open_session().checkpoint(job.server_checkpoints)
         return False
 

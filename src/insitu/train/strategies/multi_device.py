@@ -55,7 +55,7 @@ class MultiDeviceStrategy(Strategy):
         if keras.backend.backend() == "tensorflow" and len(membership.context.workers) <= 1:
             return SingleProcessStep(replica, membership)
         # All at once or none: a task that computes on several devices isn't replaced alone.
-        membership.telling.stiffen()
+        membership.reporter.disable_recovery()
         if first:
             self._broadcast_initial_state(model)
         step = MultiDeviceStep(replica, membership.lockstep)

@@ -4,7 +4,7 @@ staleness."""
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
@@ -17,7 +17,7 @@ from insitu.grid.files import publish_file
 from insitu.parameters import MIN_PIECE_BYTES, ConsistencyPolicy, Mode
 from insitu.parameters.rules import check_min_piece_bytes
 from insitu.train.custom_loop import LoopAggregation, LoopStep, StepModel, make_loop_replica
-from insitu.train.fit import Binding, Feed, StepExecutor
+from insitu.train.fit import StepExecutor
 from insitu.train.parameter_server import (
     ClipNorms,
     LossScale,
@@ -95,7 +95,7 @@ class ParameterServerStrategy(Strategy):
         )
         super().__init__(context=context)
         membership = ServerMembership(context)
-        self._membership, self._telling = membership, membership.telling
+        self._membership, self._reporter = membership, membership.reporter
         self._mode = mode
         self._min_piece_bytes = min_piece_bytes
         self._table_optimizer = keras.optimizers.get(table_optimizer) if table_optimizer else None
@@ -176,7 +176,7 @@ class ParameterServerStrategy(Strategy):
         session, number = self._open_session(), self._membership.count_fit()
         fits = self._valid_fits(session.applied())
         if number >= len(fits):
-            session.finish(number, leave=True, waiting=self._telling.wait)
+            session.finish(number, leave=True, waiting=self._reporter.follow_generation)
             self._note_end(fits)
         for step in self._loop_steps:
             step.refresh()
@@ -197,27 +197,26 @@ class ParameterServerStrategy(Strategy):
             return {**options, "shards": x.shards, "num_shards": x.num_shards}
         return {**options, "shards": (0,), "num_shards": 1}
 
-    def begin_fit(self, binding: Binding, feed: Feed, epochs: int, steps: int | None) -> None:
+    def begin_fit(self, model: Any, fit_index: int, epochs: int, steps: int | None) -> tuple[int, int]:
         """Continue after the last gradient of this task's shards that the servers have."""
-        session = self._session_for(binding.model)
+        session = self._session_for(model)
         # Keras would put averages into the weights that this task's optimizer hasn't kept: the servers' has.
         object.__setattr__(
-            inner_optimizer(binding.model.optimizer), "finalize_variable_values", lambda variables: None
+            inner_optimizer(model.optimizer), "finalize_variable_values", lambda variables: None
         )
         applied = session.applied()
         fits = self._valid_fits(applied)
-        if binding.fit_index < len(fits):
-            session.begin(fits[binding.fit_index], applied)
-            binding.go_on_at(epochs, 0)
-            return
+        if fit_index < len(fits):
+            session.begin(fits[fit_index], applied)
+            return epochs, 0
         session.begin(applied)
         start = fits[-1] if fits else 0
         done, self._planned = applied - start, start + epochs * (steps or 0)
-        if done and steps:
-            binding.go_on_at(*divmod(done, steps))
+        return divmod(done, steps) if done and steps else (0, 0)
 
     def expect_saves(self) -> None:
-        if self._session is not None and self.membership.context.job is not None and self.membership.leads:
+        membership = self.membership
+        if self._session is not None and membership.context.job is not None and membership.is_leader:
             self._session.expect_checkpoints()
 
     def save_elsewhere(self) -> bool:
@@ -227,19 +226,19 @@ class ParameterServerStrategy(Strategy):
             self._session.checkpoint(job.server_checkpoints)
         return True
 
-    def end_fit(self, binding: Binding) -> None:
+    def end_fit(self, fit_index: int, executors: Sequence[StepExecutor]) -> None:
         """Wait for the other workers' last gradients, and take the resulting weights."""
-        session = self._session_for(binding.model)
+        session = self._open_session()
         fits = self._fits_that_ended()
-        if binding.fit_index < len(fits):
+        if fit_index < len(fits):
             return
         # In sync all have as many steps, unless one was stopped: none may be missed when the next fit begins.
         session.finish(
-            binding.fit_index,
+            fit_index,
             leave=self._mode != "sync" or session.sequence != self._planned,
-            waiting=self._telling.wait,
+            waiting=self._reporter.follow_generation,
         )
-        for step in binding.steps():
+        for step in executors:
             if isinstance(step, ServerStep):
                 step.refresh()
         self._note_end(fits)

@@ -11,7 +11,7 @@ from models import image_model, image_rows, in_shards, same_bits, weights
 
 from insitu.errors import CheckpointError, TrainingError
 from insitu.train import BackupAndRestore, MultiWorkerMirroredStrategy
-from insitu.train.fit.trainer import binding_of
+from insitu.train.fit.trainer import trainer_of
 
 
 class Heard(list[tuple[int, int]]):
@@ -129,6 +129,6 @@ def test_bad_use_is_named(rows):
     with pytest.raises(TrainingError, match="save_freq"):
         BackupAndRestore(save_freq=0)
     model = image_model()
-    assert binding_of(model) is None
+    assert trainer_of(model) is None
     with pytest.raises(TrainingError, match="scope"):
         model.fit(*rows, verbose=0, callbacks=[BackupAndRestore()])

@@ -16,7 +16,7 @@ from insitu.errors import InputError, TrainingError
 from insitu.grid import import_cache
 from insitu.paths import Paths
 from insitu.train import MultiWorkerMirroredStrategy
-from insitu.train.fit.trainer import binding_of
+from insitu.train.fit.trainer import trainer_of
 
 
 def fit(model: Any, rows: Any, **options: Any) -> dict[str, list[float]]:
@@ -54,10 +54,10 @@ def test_dropout_differs_by_shard_and_its_counter_goes_on(strategy_over):
         model = keras.Sequential(layers)
         model.compile(keras.optimizers.SGD(0.0), "mse")
     seen = []
-    replica_of = binding_of(model)
+    trainer = trainer_of(model)
     x, y = np.ones((4, 64), "float32"), np.zeros((4, 1), "float32")
     model.fit(x, y, batch_size=4, epochs=1, verbose=0)
-    step = replica_of._train_step
+    step = trainer._train_executor
     for shard in (0, 1):
         step._replica.gradient(shard, (x[:2], y[:2]), step._floats[shard], step._train_records[shard])
         seen.append(step._floats[shard][:64].copy())
@@ -288,11 +288,11 @@ def test_steps_per_epoch_goes_on_where_the_last_epoch_stopped(strategy_over):
         model.compile(keras.optimizers.SGD(0.0), "mse")
     seen = []
     x = np.arange(10, dtype="float32")[:, None]
-    binding = binding_of(model)
+    trainer = trainer_of(model)
 
     class Watch(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            seen.append((binding.position, batch))
+            seen.append(((trainer.position.epoch, trainer.position.step), batch))
 
     model.fit(
         x,

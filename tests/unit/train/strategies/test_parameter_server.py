@@ -17,7 +17,7 @@ from insitu.errors import InputError, NotFinite, ParameterError, TrainingError
 from insitu.exchange.pages import aligned_empty
 from insitu.parameters import ConsistencyPolicy
 from insitu.train import HybridStrategy, MultiWorkerMirroredStrategy, ParameterServerStrategy
-from insitu.train.fit.trainer import binding_of
+from insitu.train.fit.trainer import trainer_of
 from insitu.train.parameter_server.keras_optimizer import KerasUpdater, serialize_optimizer
 from insitu.train.parameter_server.server_task import ServerConfig
 
@@ -285,8 +285,8 @@ def test_a_worker_that_comes_back_goes_on_behind_what_was_applied(rows: Any) -> 
         model = image_model()
     with pytest.raises(KeyboardInterrupt):
         model.fit(*rows, **FIT, callbacks=[Dies()])
-    binding = binding_of(model)
-    assert binding is not None
+    trainer = trainer_of(model)
+    assert trainer is not None
     strategy.membership._fits = 0  # as in a new process
     sees = Sees()
     model.fit(*rows, **FIT, callbacks=[sees])

@@ -8,25 +8,30 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exchange_ranks import free_addresses, in_threads
+from exchange_ranks import free_addresses
 
 import insitu.exchange
-from insitu.errors import Diverged, ExchangeError, PeerLost, StaleGeneration, TrainingError
+from insitu.errors import ExchangeError, PeerLost, StaleGeneration, TrainingError
 from insitu.exchange import Group
 from insitu.train.collectives.gather import squeeze_shards
-from insitu.train.elastic.divergence import Fingerprint, check_equal
-from insitu.train.elastic.lockstep import Again, Key, Lockstep, Superseded
+from insitu.train.elastic.divergence import Fingerprint
+from insitu.train.elastic.lockstep import GenerationChanged, Lockstep, ResumePoint, RetryStep
+from insitu.train.elastic.position import SETUP, TEST, TRAIN, LoopPosition
 
-PATIENCE = 40.0
+TIMEOUT = 40.0
 STEPS = 5
 
 
 class Killed(Exception):
-    """What ends a task in the middle of something."""
+    """Ends a task in the middle of something."""
+
+
+def at(step: int) -> LoopPosition:
+    return LoopPosition(0, TRAIN, step=step)
 
 
 class Controller:
-    """Gives out places, in memory: `shards` by the members' names, in the order of ranks."""
+    """Publishes generations, in memory: `shards` by the members' names, in the order of ranks."""
 
     def __init__(self, size: int) -> None:
         self.changed = threading.Condition()
@@ -44,27 +49,27 @@ class Controller:
 
     def after(self, generation: int) -> tuple[int, dict[str, tuple[int, ...]], list[str]]:
         with self.changed:
-            assert self.changed.wait_for(lambda: self.generation > generation, PATIENCE)
+            assert self.changed.wait_for(lambda: self.generation > generation, TIMEOUT)
             return self.generation, self.shards, self.addresses
 
 
 class Task:
     """A script that sums up over shards, step by step; `deaths` says at which (place, step) it is killed.
 
-    It is its own source of places and its own carrier.
+    It is its own rendezvous and its own provider of state.
     """
 
     def __init__(self, name: str, controller: Controller, deaths: dict[str, set[tuple[str, int]]]) -> None:
         self.name, self.controller = name, controller
         self.deaths = deaths.get(name, set())
         self.total = 0.0
-        self.heard: list[int] = []
+        self.done: list[int] = []
         self.lockstep = Lockstep(self, self)
-        self.told: Any = None
+        self.staged: Any = None
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
 
-    # Places
+    # Rendezvous
 
     def join(self) -> Group:
         while True:
@@ -76,8 +81,8 @@ class Task:
                     addresses,
                     shards=self.shards,
                     num_shards=self.controller.num_shards,
-                    timeout=PATIENCE,
-                    stall_timeout=PATIENCE,
+                    timeout=TIMEOUT,
+                    stall_timeout=TIMEOUT,
                     generation=generation,
                     cancelled=lambda known=generation: self.controller.generation > known,
                 )
@@ -95,7 +100,7 @@ class Task:
                 group.rejoin(
                     known,
                     addresses,
-                    PATIENCE,
+                    TIMEOUT,
                     rank=rank,
                     shards=self.shards,
                     keep_buffers=False,
@@ -103,23 +108,23 @@ class Task:
                 )
                 return
 
-    def heed(self, group: Group) -> None:
+    def raise_if_superseded(self, group: Group) -> None:
         if self.controller.generation > group.generation:
-            raise Superseded
+            raise GenerationChanged
 
-    # Carrier
+    # StateProvider
 
-    def give(self) -> Any:
-        return {"total": np.array(self.total), "heard": self.heard}
+    def state_dict(self) -> Any:
+        return {"total": np.array(self.total), "done": self.done}
 
-    def receive(self, told: Any) -> None:
-        self.told = told
+    def stage(self, state: Any) -> None:
+        self.staged = state
 
-    def arrive(self, key: Key) -> None:
-        self.total, self.heard = float(self.told["total"]), list(self.told["heard"])
+    def resume(self, position: LoopPosition) -> None:
+        self.total, self.done = float(self.staged["total"]), list(self.staged["done"])
 
     def fingerprint(self) -> Fingerprint:
-        return Fingerprint([("weights/total", np.array(self.total))], [len(self.heard)])
+        return Fingerprint([("weights/total", np.array(self.total))], [len(self.done)])
 
     # The script
 
@@ -130,7 +135,8 @@ class Task:
     def _run(self) -> None:
         try:
             for step in range(STEPS):
-                if self.lockstep.arriving and self.lockstep.goal.key != (0, "train", step):  # type: ignore[union-attr]
+                point = self.lockstep.find_resume_point()
+                if point is not None and point.position != at(step):
                     continue
                 self._step(step)
         except BaseException as error:
@@ -155,14 +161,14 @@ class Task:
         while True:
             reduced: list[float] = []
             try:
-                rows = self.lockstep.perform((0, "train", step), work)
+                rows = self.lockstep.run_unit(at(step), work)
                 break
-            except Again:
+            except RetryStep:
                 continue
         assert len(rows) == self.controller.num_shards
         self._at("gathered", step)
         self.total += reduced[-1] / 1000
-        self.heard.append(step)
+        self.done.append(step)
         self._at("end", step)
 
 
@@ -218,7 +224,7 @@ DEATHS = {
 def test_whoever_dies_nothing_changes(name: str, expected: float) -> None:
     tasks = run(3, DEATHS[name])
     assert {task.total for task in tasks} == {expected}
-    assert [task.heard for task in tasks] == [list(range(STEPS))] * 3
+    assert [task.done for task in tasks] == [list(range(STEPS))] * 3
     died = {life for life in DEATHS[name] if life not in {task.name for task in tasks}}
     assert died == set(DEATHS[name]), "an injection has not fired"
 
@@ -230,41 +236,44 @@ def test_shards_move_to_others(expected: float) -> None:
     tasks = [Task(name, controller, {names[1]: {("begin", 2)}}) for name in names]
     for task in tasks:
         task.thread.start()
-    tasks[1].thread.join(PATIENCE)
+    tasks[1].thread.join(TIMEOUT)
     assert isinstance(tasks[1].error, Killed)
     controller.publish({names[0]: (0, 1), names[2]: (2,)})
     for task in (tasks[0], tasks[2]):
-        task.thread.join(PATIENCE)
+        task.thread.join(TIMEOUT)
     for task in (tasks[0], tasks[2]):
         task.close()
         assert task.error is None
         assert task.total == expected
 
 
-def test_a_script_that_leads_elsewhere_is_told() -> None:
+def test_a_script_that_leads_elsewhere_is_an_error() -> None:
     task = Task("1.2", Controller(1), {})
     task.controller.publish({"1.2": (0,)})
-    assert not task.lockstep.arriving
-    task.lockstep.goal = type("G", (), {"unit": 3, "key": (0, "test", 1)})()
-    with pytest.raises(TrainingError, match="The others are at 0 test 1"):
-        task.lockstep.perform((0, "train", 0), lambda group: np.zeros(1))
+    assert task.lockstep.find_resume_point() is None
+    task.lockstep._resume_point = ResumePoint(3, LoopPosition(0, TEST, test=1))
+    with pytest.raises(TrainingError, match="are at call 0 test epoch 0 step 0 test 1, and this script"):
+        task.lockstep.run_unit(at(0), lambda group: np.zeros(1))
+    task.close()
 
 
-def test_replicas_that_differ_are_told_on_both_sides() -> None:
-    def compare(rank: int, addresses: list[str]) -> str:
-        with insitu.exchange.join(rank, addresses, tasks=["worker:0", "worker:1", "worker:2"]) as group:
-            same = [("trainable/0", np.ones(5)), ("optimizer/0", np.zeros(2, np.float32))]
-            check_equal(group, Fingerprint(same, (1, 2)), "at epoch 1")
-            group.barrier()
-            drifted = [("trainable/0", np.ones(5)), ("optimizer/0", np.full(2, rank // 2, np.float32))]
-            with pytest.raises(Diverged, match="worker:2 from worker:0 in 1 of 3 values") as told:
-                check_equal(group, Fingerprint(drifted, (1, 2)), "at epoch 1")
-            assert "The first is optimizer/0: worker:0 has" in str(told.value)
-            with pytest.raises(Diverged, match="position"):
-                check_equal(group, Fingerprint(same, (1, rank)), "at epoch 1")
-            return "told"
+def test_a_replacement_skips_a_unit_that_the_others_have_done() -> None:
+    task = Task("0.1", Controller(1), {})
+    done: list[LoopPosition] = []
 
-    assert in_threads(3, compare) == ["told"] * 3
+    def work(group: Group) -> Any:
+        done.append(position)
+        return squeeze_shards(np.ones((1, 1)))
+
+    task.staged = {"total": np.array(2.0), "done": [0]}
+    setup, position = LoopPosition(0, SETUP), at(1)
+    assert task.lockstep.find_resume_point() is None
+    task.lockstep._resume_point = ResumePoint(7, position)
+    assert len(task.lockstep.run_unit_until_done(setup, work)) == 0
+    assert done == []
+    assert len(task.lockstep.run_unit_until_done(position, work)) == 1
+    assert (done, task.total, task.lockstep.find_resume_point()) == ([position], 2.0, None)
+    task.close()
 
 
 def test_a_loss_that_nobody_can_make_good_is_raised() -> None:
@@ -278,6 +287,6 @@ def test_a_loss_that_nobody_can_make_good_is_raised() -> None:
     first.rejoin = give_up  # type: ignore[method-assign]
     for task in (first, second):
         task.thread.start()
-    first.thread.join(PATIENCE)
+    first.thread.join(TIMEOUT)
     assert isinstance(first.error, PeerLost)
-    assert first.heard == [0]
+    assert first.done == [0]

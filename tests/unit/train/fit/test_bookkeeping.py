@@ -1,4 +1,4 @@
-"""What a task writes down, also where there is no room for it."""
+"""The ledger of a fit, also where there is no room for it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from insitu.train.fit import bookkeeping
 from insitu.train.fit.bookkeeping import Bookkeeper
 
 
-class Telling:
+class Reporter:
     rows = 0
 
     def open(self) -> None: ...
 
-    def idle(self) -> None: ...
+    def report_idle(self) -> None: ...
 
 
 class Disk:
@@ -48,7 +48,7 @@ def job(tmp_path: Any) -> JobPaths:
 @pytest.fixture
 def books(job: JobPaths) -> Bookkeeper:
     context = SimpleNamespace(job=job, cache="c", replicas_per_shard=1, shards_of_job=(0,))
-    membership: Any = SimpleNamespace(context=context, telling=Telling())
+    membership: Any = SimpleNamespace(context=context, reporter=Reporter())
     made = Bookkeeper(membership)
     made.begin(SimpleNamespace(feed=SimpleNamespace(cache="c")))  # type: ignore[arg-type]
     return made
@@ -68,16 +68,16 @@ def test_a_full_disk_does_not_end_training_and_the_ledger_is_written_later(
     books: Bookkeeper, job: JobPaths, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = Disk(monkeypatch)
-    monkeypatch.setattr(bookkeeping, "_PAUSE", 0.0)
+    monkeypatch.setattr(bookkeeping, "_RETRY_INTERVAL", 0.0)
     disk.refusals = 2
-    books.enter(step(0))
+    books.record(step(0))
     assert rows(job, 0) is None
-    books.enter(step(1, last=False))
+    books.record(step(1, last=False))
     assert rows(job, 0) is None
-    books.enter(step(1, last=False))
+    books.record(step(1, last=False))
     assert rows(job, 0) == 3
     assert len(caplog.records) == 1 and "is left. Training goes on; it is tried again." in caplog.text
-    books.enter(step(1))
+    books.record(step(1))
     assert rows(job, 1) == 9
     books.end()
 
@@ -87,13 +87,15 @@ def test_what_can_not_be_written_by_the_end_of_a_fit_is_an_error(
 ) -> None:
     disk = Disk(monkeypatch)
     disk.refusals = 1000
-    books.enter(step(0))
+    books.record(step(0))
     with pytest.raises(StorageFull):
         books.end()
 
 
-def test_rows_that_were_left_out_are_told_at_once(books: Bookkeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_were_left_out_are_written_at_once(
+    books: Bookkeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = Disk(monkeypatch)
     disk.refusals = 1
     with pytest.raises(StorageFull):
-        books.enter(step(0, last=False), left_out=(0,))
+        books.record(step(0, last=False), left_out=(0,))

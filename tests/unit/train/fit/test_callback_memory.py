@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from insitu.train.collectives.serialization import decode, encode
-from insitu.train.fit.callbacks import Memory
+from insitu.train.fit.callback_memory import CallbackMemory
 
 
 class Counting(keras.callbacks.Callback):
@@ -27,19 +27,19 @@ class Counting(keras.callbacks.Callback):
 
 def test_what_changed_is_carried_over_and_the_rest_stays() -> None:
     first, second = Counting(3), Counting(5)
-    source = Memory([first], keras.callbacks.History(), True)
-    target = Memory([second], keras.callbacks.History(), True)
+    source = CallbackMemory([first], keras.callbacks.History(), True)
+    target = CallbackMemory([second], keras.callbacks.History(), True)
     first.on_train_begin()
     second.on_train_begin()
     first.seen.append(("a", np.float32(2.5), [1, None]))
     second.count, second.seen = 7, ["mine"]
     opened = second.file
-    target.write(_sent(source.read()))
+    target.load_state_dict(_sent(source.state_dict()))
     # The limit is the script's, the count was not changed by the source, what is open stays open.
     assert (second.limit, second.count, second.file) == (5, 0, opened)
     assert second.seen == [("a", np.float32(2.5), [1, None])]
     first.large = np.ones(1 << 18)
-    target.write(_sent(source.read()))
+    target.load_state_dict(_sent(source.state_dict()))
     assert second.large[0] == 1
 
 
@@ -52,18 +52,18 @@ def test_a_csv_file_goes_on_at_its_epoch(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text("epoch,loss\n0,0.5\n1,0.25\n2,0.1\n2,0.")
     logger = keras.callbacks.CSVLogger(str(path))
-    memory = Memory([logger], keras.callbacks.History(), True)
-    memory.go_on(2)
+    memory = CallbackMemory([logger], keras.callbacks.History(), True)
+    memory.append_to_logs(2)
     logger.on_train_begin()
-    memory.write({"CSVLogger 0": {"keys": ["loss"]}})
+    memory.load_state_dict({"CSVLogger 0": {"keys": ["loss"]}})
     logger.on_epoch_end(2, {"loss": 0.125})
     logger.on_train_end()
     assert path.read_text().replace("\r", "") == "epoch,loss\n0,0.5\n1,0.25\n2,0.125\n"
 
 
-def test_another_task_keeps_what_the_chief_told_of_its_writers(tmp_path: Path) -> None:
+def test_another_task_keeps_what_the_chief_sent_of_its_writers(tmp_path: Path) -> None:
     saver = keras.callbacks.ModelCheckpoint(str(tmp_path / "best.keras"), save_best_only=True)
-    other = Memory([saver], keras.callbacks.History(), False)
-    other.write({"ModelCheckpoint 0": {"best": 0.25}, "Gone 0": {"count": 1}})
-    assert other.read()["ModelCheckpoint 0"] == {"best": 0.25}
+    other = CallbackMemory([saver], keras.callbacks.History(), False)
+    other.load_state_dict({"ModelCheckpoint 0": {"best": 0.25}, "Gone 0": {"count": 1}})
+    assert other.state_dict()["ModelCheckpoint 0"] == {"best": 0.25}
     assert saver.best is None

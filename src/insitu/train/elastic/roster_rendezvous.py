@@ -1,0 +1,192 @@
+"""Forms the group of tasks by the controller's roster, and again whenever that changes."""
+
+from __future__ import annotations
+
+import atexit
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import insitu.exchange
+from insitu.context import Context
+from insitu.errors import ExchangeError, JoinTimeout, StaleGeneration, TrainingError
+from insitu.exchange import Group
+from insitu.roster import JOINING, RECOVERING, Roster, RosterWatch
+from insitu.train.devices import ReplicaMonitor
+from insitu.train.elastic.lockstep import GenerationChanged
+from insitu.train.elastic.progress_reporter import ProgressReporter
+
+_ALONE = ("127.0.0.1:1",)
+"""The address of a group of one, which connects to nobody: nothing listens there."""
+
+WAITING_POLL_INTERVAL = 0.005
+"""Seconds between two looks for a newer roster, while there is nothing else to do."""
+TRAINING_POLL_INTERVAL = 0.05
+"""Seconds between two looks while training goes on."""
+
+
+class Released(SystemExit):
+    """The job goes on without this task: it ends well."""
+
+
+class RosterRendezvous:
+    """Finds this task's rank and shards by the roster where there is one, else by TF_CONFIG."""
+
+    def __init__(
+        self,
+        context: Context,
+        reporter: ProgressReporter,
+        monitor: ReplicaMonitor,
+        transport: str,
+        compression: str,
+    ) -> None:
+        #: Who this process is. `adopt_assignment` writes the shards that the roster gives it.
+        self.context = context
+        self._reporter = reporter
+        self._monitor = monitor
+        self._transport = transport
+        self._compression = compression
+        self._watch = RosterWatch(context.job.roster) if context.job is not None else None
+        #: When `raise_if_superseded` last looked, by the monotonic clock in seconds.
+        self._last_look = 0.0
+
+    @property
+    def _recovery_timeout(self) -> float:
+        """Seconds that this task, once it trains, waits for others. In a job twice the stall timeout: the
+        controller, which sees who stands still, is to act first."""
+        return self.context.stall_timeout * (1 if self.context.job is None else 2)
+
+    def join(self) -> Group:
+        """Form the group for the first time. Raises JoinTimeout naming who is missing."""
+        self._reporter.open()
+        deadline = time.monotonic() + self.context.stall_timeout
+        while True:
+            roster = self._wait_for_assignment(deadline)
+            try:
+                group = self._connect(roster, deadline)
+            except StaleGeneration:
+                if self._newest_roster(roster) is roster:
+                    raise
+                continue
+            atexit.register(group.close)
+            self._reporter.set_generation(group.generation)
+            return group
+
+    def _connect(self, roster: Roster | None, deadline: float) -> Group:
+        context = self.context
+        rank = context.index if context.workers else 0
+        addresses = context.workers or _ALONE
+        tasks = [f"worker:{index}" for index in range(len(addresses))]
+        if roster is not None:
+            rank, addresses = self.adopt_assignment(roster), roster.addresses
+            tasks = [str(member.task) for member in roster.members]
+        return insitu.exchange.join(
+            rank,
+            addresses,
+            transport=self._transport,  # type: ignore[arg-type]
+            compression=self._compression,  # type: ignore[arg-type]
+            shards=self.context.shards,
+            num_shards=context.num_shards,
+            secret=context.secret(),
+            timeout=max(0.0, deadline - time.monotonic()),
+            stall_timeout=self._recovery_timeout,
+            tasks=tasks,
+            generation=roster.generation if roster else 0,
+            cancelled=self._cancelled(roster),
+        )
+
+    def adopt_assignment(self, roster: Roster) -> int:
+        """Take over the shards that `roster` gives this task; return its rank. Raises Released where it names
+        another in its place."""
+        context = self.context
+        rank = roster.rank(context.task, context.attempt)
+        if rank is None:
+            raise Released(0)
+        shards = context.replicas_of(roster.members[rank].shards)
+        if shards != context.shards:
+            self.context = replace(context, shards=shards)
+        return rank
+
+    def _wait_for_assignment(self, deadline: float) -> Roster | None:
+        """Return the newest roster, once it names this task; None outside a job."""
+        context = self.context
+        while True:
+            roster = self._newest_roster(None)
+            if roster is None or roster.rank(context.task, context.attempt) is not None:
+                return roster
+            self._reporter.report_place(JOINING)
+            if time.monotonic() >= deadline:
+                raise JoinTimeout(
+                    f"{context.task} waited {context.stall_timeout:g} s for a place in its group."
+                )
+            time.sleep(WAITING_POLL_INTERVAL)
+
+    def rejoin(self, group: Group, lost: Exception) -> None:
+        """Wait for a roster of a higher generation and form `group` anew by it."""
+        self._reporter.report_place(RECOVERING)
+        known = group.generation
+        # At once: the others are to notice, and not wait for this task in the generation before.
+        group.leave()
+        self._monitor.check_after_loss()
+        deadline = time.monotonic() + self._recovery_timeout
+        while True:
+            roster = self._wait_for_newer(known, deadline, lost)
+            known = roster.generation
+            try:
+                group.rejoin(
+                    known,
+                    roster.addresses,
+                    max(0.0, deadline - time.monotonic()),
+                    rank=self.adopt_assignment(roster),
+                    shards=self.context.shards,
+                    tasks=[str(member.task) for member in roster.members],
+                    keep_buffers=False,
+                    cancelled=self._cancelled(roster),
+                )
+                self._reporter.set_generation(known)
+                return
+            except JoinTimeout:
+                raise
+            except ExchangeError as error:
+                # Another was lost while the group was forming, or a connection to one that may not know it
+                # yet: the controller reads that this generation has failed, and publishes the next roster.
+                lost = error
+                self._reporter.set_generation(known)
+                self._reporter.report_place(RECOVERING)
+
+    def _wait_for_newer(self, known: int, deadline: float, lost: Exception) -> Roster:
+        """Return the next roster. Raises what was `lost` where none comes, or none could."""
+        while True:
+            if self._watch is None or not self._reporter.elastic:
+                raise lost
+            roster = self._newest_roster(None)
+            if roster is not None and roster.generation > known:
+                return roster
+            if time.monotonic() >= deadline:
+                raise TrainingError(
+                    f"No replacement came in {self._recovery_timeout:g} s after a task was lost: {lost}"
+                ) from lost
+            time.sleep(WAITING_POLL_INTERVAL)
+
+    def raise_if_superseded(self, group: Group) -> None:
+        """Raise GenerationChanged where there is a newer generation. Looks only every so often."""
+        now = time.monotonic()
+        if now - self._last_look < TRAINING_POLL_INTERVAL or not self._reporter.elastic:
+            return
+        self._last_look = now
+        roster = self._newest_roster(None)
+        if roster is not None and roster.generation > group.generation:
+            raise GenerationChanged
+
+    def _newest_roster(self, otherwise: Roster | None) -> Roster | None:
+        newest = self._watch.newest() if self._watch is not None else None
+        return newest or otherwise
+
+    def _cancelled(self, roster: Roster | None) -> Callable[[], bool]:
+        """Return a function for the exchange to call while it forms a group by `roster`: whether to stop."""
+
+        def cancelled() -> bool:
+            self._monitor.check()
+            return self._newest_roster(roster) is not roster
+
+        return cancelled

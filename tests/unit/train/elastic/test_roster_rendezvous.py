@@ -1,0 +1,121 @@
+"""A group that forms anew by the controller's roster, and what this task reports of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from insitu.context import Context
+from insitu.errors import ExchangeError
+from insitu.paths import Paths
+from insitu.progress import read_progress
+from insitu.roster import RECOVERING, Member, Roster, write_roster
+from insitu.spec import TaskId
+from insitu.train.devices import ReplicaMonitor
+from insitu.train.elastic import roster_rendezvous
+from insitu.train.elastic.lockstep import GenerationChanged
+from insitu.train.elastic.progress_reporter import ProgressReporter
+from insitu.train.elastic.roster_rendezvous import Released, RosterRendezvous
+
+W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
+
+
+class FailingOnce:
+    """A group that comes to nothing when it is first formed anew: a connection is lost meanwhile."""
+
+    def __init__(self, after: Any) -> None:
+        self.generation = 1
+        self._after = after
+        self.tried: list[int] = []
+
+    def leave(self) -> None:
+        pass
+
+    def rejoin(self, generation: int, *_: Any, **__: Any) -> None:
+        self.tried.append(generation)
+        if len(self.tried) == 1:
+            self._after()
+            raise ExchangeError("worker:1 was lost")
+        self.generation = generation
+
+
+def roster(generation: int) -> Roster:
+    members = (Member(W0, 1, "127.0.0.1:1", (0,)), Member(W1, generation, "127.0.0.1:2", (1,)))
+    return Roster(generation, members)
+
+
+def test_a_generation_that_failed_is_reported(tmp_path: Path) -> None:
+    """So the controller knows that waiting won't help, though nobody has died."""
+    context = Context(Paths(tmp_path), "j-1", W0, "c", (0,), 2, stall_timeout=30.0, generation=1)
+    job = context.job
+    assert job is not None
+    job.task(W0).mkdir(parents=True)
+    reporter = ProgressReporter(context)
+    reporter.open()
+    rendezvous = RosterRendezvous(context, reporter, ReplicaMonitor(), "auto", "none")
+    reported: list[tuple[str, int]] = []
+
+    def at_the_loss() -> None:
+        write_roster(job.roster, roster(3))
+
+    group = FailingOnce(at_the_loss)
+    report_place = reporter.report_place
+
+    def report_and_read(name: str) -> None:
+        report_place(name)
+        record = read_progress(job.progress(W0))
+        if record is not None:
+            reported.append((record.place, record.generation))
+
+    reporter.report_place = report_and_read  # type: ignore[method-assign]
+    write_roster(job.roster, roster(2))
+    rendezvous.rejoin(group, ExchangeError("worker:1 was lost"))  # type: ignore[arg-type]
+    assert group.tried == [2, 3]
+    assert reported == [(RECOVERING, 0), (RECOVERING, 2)]
+
+
+def rendezvous_in(root: Path) -> RosterRendezvous:
+    context = Context(Paths(root), "j-1", W0, "c", (0,), 2, stall_timeout=30.0, attempt=1)
+    assert context.job is not None
+    context.job.task(W0).mkdir(parents=True)
+    return RosterRendezvous(context, ProgressReporter(context), ReplicaMonitor(), "auto", "none")
+
+
+def test_a_task_takes_over_the_shards_that_the_roster_gives_it(tmp_path: Path) -> None:
+    rendezvous = rendezvous_in(tmp_path)
+    members = (Member(W1, 1, "127.0.0.1:2", ()), Member(W0, 1, "127.0.0.1:1", (0, 1)))
+    assert rendezvous.adopt_assignment(Roster(2, members)) == 1
+    assert rendezvous.context.shards == (0, 1)
+
+
+def test_a_task_that_the_roster_leaves_out_ends_well(tmp_path: Path) -> None:
+    rendezvous = rendezvous_in(tmp_path)
+    with pytest.raises(Released) as released:
+        rendezvous.adopt_assignment(Roster(2, (Member(W0, 2, "127.0.0.1:1", (0,)),)))
+    assert released.value.code == 0
+
+
+def test_a_newer_generation_interrupts_training_where_the_task_is_elastic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roster_rendezvous, "TRAINING_POLL_INTERVAL", 0.0)
+    rendezvous = rendezvous_in(tmp_path)
+    group: Any = FailingOnce(lambda: None)
+    write_roster(rendezvous.context.job.roster, roster(1))  # type: ignore[union-attr]
+    rendezvous.raise_if_superseded(group)
+    write_roster(rendezvous.context.job.roster, roster(2))  # type: ignore[union-attr]
+    with rendezvous._reporter.pause_recovery():
+        rendezvous.raise_if_superseded(group)
+    with pytest.raises(GenerationChanged):
+        rendezvous.raise_if_superseded(group)
+
+
+def test_a_task_that_is_not_elastic_waits_for_nobody(tmp_path: Path) -> None:
+    rendezvous = rendezvous_in(tmp_path)
+    rendezvous._reporter.disable_recovery()
+    group: Any = FailingOnce(lambda: None)
+    with pytest.raises(ExchangeError, match="worker:1 was lost"):
+        rendezvous.rejoin(group, ExchangeError("worker:1 was lost"))
+    assert group.tried == []

@@ -1,0 +1,142 @@
+"""Where a call is, and how another task or another run of the script takes it up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from insitu.train.elastic.position import EPOCH, TEST, TRAIN, LoopPosition
+from insitu.train.fit.callback_memory import CallbackMemory
+from insitu.train.fit.loop_state import LoopState, as_floats
+from insitu.train.replica import views
+
+
+class Books:
+    """A bookkeeper that notes from where ledgers go on."""
+
+    def __init__(self) -> None:
+        self.restored: list[LoopPosition] = []
+
+    def restore(self, position: LoopPosition) -> None:
+        self.restored.append(position)
+
+
+class Counting(keras.callbacks.Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+
+class Fit:
+    """The state of a fit of which nothing has been done, by a model that has been trained before."""
+
+    def __init__(self) -> None:
+        self.books: Any = Books()
+        self.model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        self.model.compile("sgd", "mse", metrics=["mae"])
+        self.model.train_on_batch(np.ones((2, 2)), np.zeros((2, 1)))
+        self.counting = Counting()
+        self.loop = LoopState(self.model, self.books, LoopPosition(0, TRAIN, 1))
+        self.loop.callback_memory = CallbackMemory([self.counting], keras.callbacks.History(), True)
+
+
+@pytest.fixture
+def fit() -> Fit:
+    return Fit()
+
+
+def place(loop: LoopState) -> tuple[str, int, int, int]:
+    position = loop.position
+    return position.kind, position.epoch, position.step, position.test
+
+
+def test_an_epoch_passes_through_steps_and_tests_to_the_next(fit: Fit) -> None:
+    loop = fit.loop
+    loop.begin_epoch(0)
+    assert place(loop) == (TRAIN, 0, 0, 0)
+    loop.position = loop.position.next_step()
+    loop.begin_tests()
+    assert place(loop) == (TEST, 0, 1, 0)
+    loop.position = loop.position.at_test(1)
+    loop.end_steps()
+    assert place(loop) == (EPOCH, 0, 1, 1)
+    loop.end_epoch()
+    assert place(loop) == (TRAIN, 1, 0, 0)
+    # As with fit(initial_epoch=4).
+    loop.begin_epoch(4)
+    assert (place(loop), loop.first_step) == ((TRAIN, 4, 0, 0), 0)
+
+
+def test_a_replacement_skips_to_the_survivors_and_is_then_as_they_are(fit: Fit) -> None:
+    fit.counting.count = 7
+    fit.loop.logs, fit.loop.test_logs = {"loss": 0.5}, {"loss": 0.25}
+    fit.loop.steps_since_check = 12
+    fit.loop.metrics_before_tests = fit.loop.metrics()
+    fit.model.stop_training = True
+    state = fit.loop.state_dict()
+    others = LoopPosition(0, TEST, 1, epoch=2, step=5, test=3)
+
+    new = Fit()
+    new.loop.stage(others, state)
+    assert place(new.loop) == (TRAIN, 2, 5, 0)
+    new.loop.begin_epoch(2)
+    assert (new.loop.first_step, new.loop.first_test) == (5, 3)
+    assert new.loop.skip_step() == {"loss": 0.5}
+    new.loop.end_skipped_steps()
+    assert new.model.stop_training
+    new.loop.begin_tests()
+    assert new.loop.position == others
+    assert new.loop.skip_test() == {"loss": 0.25}
+    assert new.counting.count == 0
+    new.loop.resume(state)
+    assert (new.counting.count, new.loop.steps_since_check) == (7, 12)
+    assert new.loop.metrics_before_tests.keys() == new.loop.metrics().keys()
+    assert new.books.restored == [others]
+    # The next tests begin at their beginning.
+    assert new.loop.first_test == 0
+
+
+def test_an_epoch_entered_in_its_middle_has_the_metrics_of_its_first_steps(fit: Fit) -> None:
+    state, metrics = fit.loop.state_dict(), fit.loop.metrics()
+    assert any(float(np.sum(value)) for value in metrics.values())
+    new = Fit()
+    new.loop.stage(LoopPosition(0, TRAIN, 1, epoch=0, step=1), state)
+    new.model.reset_metrics()
+    new.loop.begin_epoch(0)
+    for name, value in new.loop.metrics().items():
+        np.testing.assert_array_equal(value, metrics[name])
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_callbacks_get_what_a_checkpoint_remembers_where_it_was_saved(fit: Fit, step: int) -> None:
+    fit.counting.count = 5
+    fit.loop.logs = {"loss": np.float32(0.5)}
+    values = {name: np.array(value) for name, value in views(fit.loop.model_state).items()}
+    extras = fit.loop.checkpoint_extras()
+    assert extras["logs"] == {"loss": 0.5}
+
+    new = Fit()
+    new.loop.restore(1, step, values, extras)
+    assert new.books.restored == [LoopPosition(0, TRAIN, 1, epoch=1, step=step)]
+    new.loop.begin_epoch(1)
+    assert new.loop.first_step == step
+    new.loop.restore_callbacks(epoch_has_begun=step == 0)
+    assert new.counting.count == 0
+    kernel = new.model.weights[0]
+    kernel.assign(kernel + 1)  # as a callback may, at the beginning of an epoch
+    new.loop.restore_callbacks(epoch_has_begun=step > 0)
+    assert new.counting.count == 5
+    undone = np.array_equal(kernel.numpy(), fit.model.weights[0].numpy())
+    assert undone == (step > 0)
+
+
+def test_an_ended_fit_lets_go_of_its_callbacks(fit: Fit) -> None:
+    fit.loop.close()
+    assert fit.loop.state_dict()["callback_memory"] == {}
+
+
+def test_logs_become_numbers() -> None:
+    assert as_floats({"loss": np.float32(0.5)}) == {"loss": 0.5}

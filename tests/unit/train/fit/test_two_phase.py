@@ -1,0 +1,115 @@
+"""The two-phase step: gradients, the exchange, the update, in that order and once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import insitu.exchange
+from insitu.errors import TrainingError
+from insitu.exchange import Group
+from insitu.train.elastic.position import TEST, TRAIN, LoopPosition
+from insitu.train.fit.two_phase import TwoPhaseStep
+from insitu.train.replica import ShardBatch
+
+POSITION = LoopPosition(0, TRAIN, 1, epoch=1, step=2)
+
+
+class SumReplica:
+    """A replica of one weight, whose gradient of a shard is the mean of its rows."""
+
+    floats_size, floats_dtype = 1, np.dtype(np.float32)
+    train_record_size, test_record_size = 2, 1
+
+    def __init__(self) -> None:
+        self.applied: list[tuple[float, Any]] = []
+
+    def gradient(self, shard: int, data: Any, floats: Any, record: Any) -> None:
+        floats[:] = np.mean(data)
+        record[:] = (len(data), shard)
+
+    def evaluate(self, shard: int, data: Any, record: Any) -> None:
+        record[:] = np.sum(data)
+
+    def apply(self, mean: Any, records: Any) -> Any:
+        self.applied.append((float(mean[0]), records.tolist()))
+        return {"loss": float(mean[0])}
+
+    def merge(self, records: Any) -> Any:
+        return {"sum": float(records.sum())}
+
+    def predict(self, data: Any) -> Any:
+        return data * 2
+
+
+class OneGroup:
+    """Stands for the lockstep of tasks of which none is lost."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.positions: list[LoopPosition] = []
+
+    def run_unit(self, position: LoopPosition, work: Callable[[Group], Any]) -> Any:
+        self.positions.append(position)
+        return self.group.all_gather(work(self.group))
+
+
+@pytest.fixture
+def lockstep() -> Any:
+    with insitu.exchange.join(0, ["127.0.0.1:1"], shards=(0, 1), num_shards=2) as group:
+        yield OneGroup(group)
+
+
+@pytest.fixture
+def replica() -> Any:
+    return SumReplica()
+
+
+def part(shard: int, *rows: float) -> ShardBatch:
+    return ShardBatch(shard, len(rows), np.array(rows, np.float32)[:, None] if rows else None)
+
+
+def test_a_step_updates_by_the_mean_over_rows(lockstep: Any, replica: Any) -> None:
+    step, places = TwoPhaseStep(replica, lockstep), []
+    logs = step.train(POSITION, [part(0, 1, 2, 3), part(1, 10)], places.append)
+    assert logs == {"loss": 4.0}
+    assert replica.applied == [(4.0, [[3, 0], [1, 1]])]
+    assert places == ["gradient", "exchange", "update"]
+    assert lockstep.positions == [POSITION]
+
+
+def test_a_shard_without_rows_counts_nothing(lockstep: Any, replica: Any) -> None:
+    step = TwoPhaseStep(replica, lockstep)
+    step.train(POSITION, [part(0, 1, 3), part(1, 10)], lambda place: None)
+    step.train(POSITION, [part(0), part(1, 6)], lambda place: None)
+    assert replica.applied[-1] == (6.0, [[0, 0], [1, 1]])
+
+
+def test_a_step_without_rows_changes_nothing(lockstep: Any, replica: Any) -> None:
+    with pytest.raises(TrainingError, match="at least one row"):
+        TwoPhaseStep(replica, lockstep).train(POSITION, [part(0), part(1)], lambda place: None)
+    assert replica.applied == []
+
+
+def test_the_buffers_are_kept_for_a_generation_of_the_group(lockstep: Any, replica: Any) -> None:
+    step, parts = TwoPhaseStep(replica, lockstep), [part(0, 1), part(1, 2)]
+    step.train(POSITION, parts, lambda place: None)
+    floats = step._floats
+    step.train(POSITION, parts, lambda place: None)
+    assert step._floats is floats
+    step._generation -= 1  # as of a group that has formed anew
+    step.train(POSITION, parts, lambda place: None)
+    assert step._floats is not floats
+
+
+def test_tests_and_predictions_are_units_too(lockstep: Any, replica: Any) -> None:
+    step = TwoPhaseStep(replica, lockstep)
+    position = LoopPosition(0, TEST, 1, test=3)
+    assert step.test(position, [part(0, 1, 2), part(1, 4)]) == {"sum": 7.0}
+    example = np.zeros((1, 1), np.float32)
+    outputs = step.predict(position, [part(0, 1, 2), part(1)], example)
+    assert outputs.tolist() == [[2], [4]]
+    assert lockstep.positions == [position, position]
