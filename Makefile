@@ -36,11 +36,11 @@ test-torch: $(STAMP) ## Run the tests that need PyTorch (installs it: the defaul
 test-slow: $(STAMP) ## Run the tests that take long
 	$(BIN)/python -m pytest -m "slow and not torch" --timeout 1800
 
-check: $(STAMP) ## Lint, types, layering, commit subjects
+check: $(STAMP) ## Lint, types, layering, words, commit subjects
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/unit/test_layering.py
+	$(BIN)/python -m pytest -q tests/unit/test_layering.py tests/unit/test_words.py
 	$(BIN)/python tools/check_commits.py
 
 strategies: $(STAMP) ## Train in every cell of docs/strategies.md and write it anew (installs PyTorch)

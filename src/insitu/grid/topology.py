@@ -46,11 +46,11 @@ def bring_up(paths: Paths, nodes: int) -> Topology:
     owning = {
         owner: cache for cache in Catalog(paths).stored() for p in cache.partitions for owner in p.owners
     }
-    gone = sorted(set(owning) - set(topology.nodes))
-    if gone:
+    missing = sorted(set(owning) - set(topology.nodes))
+    if missing:
         raise InputError(
-            f"{nodes} node(s) would leave out {', '.join(gone)}, which hold partitions of "
-            f"{', '.join(sorted({owning[node].name for node in gone}))}. Ask for more nodes, or drop all "
+            f"{nodes} node(s) would leave out {', '.join(missing)}, which hold partitions of "
+            f"{', '.join(sorted({owning[node].name for node in missing}))}. Ask for more nodes, or drop all "
             f"stores with `insitu down --force` first"
         )
     with home_errors(paths.home):

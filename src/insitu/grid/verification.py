@@ -20,7 +20,7 @@ from insitu.grid.checksum import file_checksum
 from insitu.grid.partition import corrupt
 from insitu.spec import PartitionInfo
 
-SETTLING_NS = 20_000_000
+TIMESTAMP_TOLERANCE_NS = 20_000_000
 """Nanoseconds that must have passed since the last change of a file before it is recorded.
 
 The clock of file times ticks every few milliseconds: within one tick, a second change leaves the same time.
@@ -103,7 +103,7 @@ def _read(record: Path) -> Any:
 
 
 def _keep(state: dict[str, Any], record: Path, *, now: int) -> None:
-    if now - state["mtime_ns"] >= SETTLING_NS:
+    if now - state["mtime_ns"] >= TIMESTAMP_TOLERANCE_NS:
         # Without a record, as in a store that can't be written to, the next process reads the file again.
         with contextlib.suppress(OSError):
             replace_file(record, json.dumps(state).encode())

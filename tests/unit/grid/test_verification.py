@@ -22,7 +22,7 @@ PARTITIONS = 3
 @pytest.fixture(autouse=True)
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files count as settled at once, so that no test waits for the clock of file times."""
-    monkeypatch.setattr(verification, "SETTLING_NS", 0)
+    monkeypatch.setattr(verification, "TIMESTAMP_TOLERANCE_NS", 0)
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_file_is_read_once_per_process_without_any_record(
     imported: list[Path], read: list[Path], alone: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forget(imported)
-    monkeypatch.setattr(verification, "SETTLING_NS", 1 << 62)
+    monkeypatch.setattr(verification, "TIMESTAMP_TOLERANCE_NS", 1 << 62)
     for _ in range(2):
         list(dataset("a", context=alone).batch(100))
     assert len(read) == PARTITIONS and not any(record(file).exists() for file in imported)

@@ -75,10 +75,10 @@ class SupervisedTasks(EngineCalls):
         self._wake = wake
         self._exits: list[TaskExit] = []
         self._replies: list[Message] = []
-        greeting = self._wait_for_reply()
-        self._running = {TaskId.parse(t): (int(a), int(p)) for t, a, p in greeting["running"]}
-        self._roster = Roster.from_json(greeting["roster"]) if greeting["roster"] else None
-        self._exits += [TaskExit(TaskId.parse(t), int(a), int(c)) for t, a, c in greeting["exits"]]
+        first_reply = self._wait_for_reply()
+        self._running = {TaskId.parse(t): (int(a), int(p)) for t, a, p in first_reply["running"]}
+        self._roster = Roster.from_json(first_reply["roster"]) if first_reply["roster"] else None
+        self._exits += [TaskExit(TaskId.parse(t), int(a), int(c)) for t, a, c in first_reply["exits"]]
 
     def running(self) -> dict[TaskId, tuple[int, int]]:
         return self._running

@@ -104,11 +104,11 @@ class SingleFunctionStep:
 class RestorePlacementStep:
     """A `LoopStep` after which `restore` moves each variable back to its device."""
 
-    def __init__(self, step: LoopStep, settle: Callable[[], None]) -> None:
+    def __init__(self, step: LoopStep, restore: Callable[[], None]) -> None:
         self._step = step
-        self._settle = settle
+        self._restore = restore
 
     def run(self, parts: Sequence[ShardBatch]) -> Outputs:
         outputs = self._step.run(parts)
-        self._settle()
+        self._restore()
         return outputs

@@ -129,11 +129,11 @@ class KerasTrainer:
         """Return a feed of the data in `arguments`, which are taken out; part of it goes to validation."""
         split = arguments.pop("validation_split", 0.0)
         data = tuple(arguments.pop(name) for name in ("x", "y", "sample_weight"))
-        check_labels(self.model, data[0], "fit")
         if split and arguments["validation_data"] is None:
             data, arguments["validation_data"] = array_slicing.train_validation_split(
                 data, validation_split=split
             )
+        check_labels(self.model, data[0], "fit")
         return make_feed(
             *data,
             batch_size=arguments.pop("batch_size"),
@@ -231,9 +231,9 @@ class KerasTrainer:
 
     def _evaluate(self, arguments: dict[str, Any]) -> Any:
         data = tuple(arguments.pop(name) for name in ("x", "y", "sample_weight"))
-        check_labels(self.model, data[0], "evaluate")
         options = self.strategy.evaluation_options(data[0])
         feed = make_feed(*data, batch_size=arguments.pop("batch_size"), **options)
+        check_labels(self.model, data[0], "evaluate")
         executor = self.prepare(feed.example(), feed.part_rows)
         point = self.membership.lockstep.find_resume_point()
         if self.calls.is_finished(point):
