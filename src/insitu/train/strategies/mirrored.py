@@ -18,8 +18,7 @@ from insitu.train.strategies.multi_device import MultiDeviceStrategy
 
 
 class MirroredStrategy(MultiDeviceStrategy):
-    """A replica on each device of this machine, each with its own copy of the variables; a step's gradient is
-    the mean over all rows of the global batch.
+    """A replica on each device of this machine, each with its own copy of the variables.
 
     A step's gradient is the mean over all rows of the global batch.
 

@@ -74,7 +74,7 @@ class TestSync:
             context = dataclasses.replace(context, servers=addresses)
             strategy = ParameterServerStrategy(context=context, mode="sync", min_piece_bytes=64)
             model = trained(strategy, rows, optimizer=optimizer())
-            layout = strategy._open_session()._client.layout
+            layout = strategy._open_session()._client.plan
         assert same_bits(weights(model), weights(expected))
         assert (layout.servers, {piece.server for piece in layout.pieces}) == (2, {0})
 
