@@ -97,8 +97,8 @@ class SumOf(keras.metrics.Metric):
         return self.total + 0
 
 
-train = insitu.dataset("buffers/train").shuffle().batch(48).map(prepare)
-held_out = insitu.dataset("buffers/test").batch(24).map(prepare)
+train = insitu.dataset("images/train").shuffle().batch(48).map(prepare)
+held_out = insitu.dataset("images/test").batch(24).map(prepare)
 with strategy.scope():
     model = keras.Sequential(
         [
@@ -175,7 +175,7 @@ result = {
 
 
 def make_cache(paths: Paths, root: Path) -> None:
-    """The caches buffers/train and buffers/test. Two pixels of each buffer hold its number."""
+    """The caches images/train and images/test. Two pixels of each image hold its number."""
     source = root / "buffers"
     source.mkdir()
     rng = np.random.default_rng(5)
@@ -286,7 +286,7 @@ class RecoveringJob:
             "KERAS_BACKEND": self._backend,
             "INSITU_HOME": str(self.paths.home),
             "INSITU_JOB_ID": self._name,
-            "INSITU_CACHE": "buffers/train",
+            "INSITU_CACHE": "images/train",
             "INSITU_TASK": str(member.task),
             "INSITU_SHARDS": f"{','.join(map(str, member.shards))}/{len(workers)}",
             "INSITU_SEED": "3",
