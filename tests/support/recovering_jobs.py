@@ -176,19 +176,19 @@ result = {
 
 def make_cache(paths: Paths, root: Path) -> None:
     """The caches images/train and images/test. Two pixels of each image hold its number."""
-    source = root / "buffers"
+    source = root / "images"
     source.mkdir()
     rng = np.random.default_rng(5)
     numbers = 0
     for label in range(4):
-        buffers = rng.integers(0, 9, (110 + label, 8, 8)).astype(np.uint8)
-        buffers[:, label : label + 3, label : label + 3] += 6
-        buffers[:, 0, 0], buffers[:, 0, 1] = np.divmod(numbers + np.arange(len(buffers)), 32)
-        numbers += len(buffers)
-        np.save(source / f"{label}.npy", buffers)
+        images = rng.integers(0, 9, (110 + label, 8, 8)).astype(np.uint8)
+        images[:, label : label + 3, label : label + 3] += 6
+        images[:, 0, 0], images[:, 0, 1] = np.divmod(numbers + np.arange(len(images)), 32)
+        numbers += len(images)
+        np.save(source / f"{label}.npy", images)
     bring_up(paths, 2)
     split = {"train": 0.8, "test": 0.2}
-    import_cache(paths, "buffers", [str(source)], partitions=6, label_from_filename=True, split=split)
+    import_cache(paths, "images", [str(source)], partitions=6, label_from_filename=True, split=split)
 
 
 class RecoveringJob:
