@@ -1,0 +1,1 @@
+KNOWN: dict[tuple[str, str], dict[str, str]] = {}
