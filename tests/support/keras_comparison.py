@@ -1,6 +1,6 @@
 """Runs the cases of `keras_cases` plainly and under strategies, and says where they differ.
 
-python keras_comparison.py [--backend B] [--strategy S ...] [--case NAME ...] [--json FILE]
+python keras_comparison.py [--backend B] [--strategy S ...] [--case NAME ...] [--json FILE] [--plain FILE]
     compares and prints a table
 python keras_comparison.py serve FOLDER STRATEGY
     a process that runs the cases which it finds in FOLDER, one after the other
@@ -111,14 +111,11 @@ def _run_case(
     started = time.monotonic()
     try:
         answer: dict[str, Any] = {"status": "done", "result": _plain_data(case.train(run))}
-    except InsituError as error:
-        answer = {"status": "refused", "detail": _first_line(error)}
-    except Endless as error:
-        answer = {"status": "endless", "detail": str(error)}
     except Exception as error:
-        answer = {"status": "crash", "detail": _first_line(error)}
-    if answer["status"] != "done":
-        answer["trace"] = traceback.format_exc()[-4000:]
+        kinds = ((InsituError, "refused"), (Endless, "endless"), (Exception, "crash"))
+        status = next(status for kind, status in kinds if isinstance(error, kind))
+        trace = "".join(traceback.format_exception(error))[-4000:]
+        answer = {"status": status, "detail": _first_line(error), "trace": trace}
     return {**answer, "seconds": time.monotonic() - started}
 
 
@@ -280,10 +277,18 @@ class Processes:
 class Comparer:
     """Runs cases when they are asked for, and keeps the processes and the answers for the next ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, plain: dict[str, Outcomes] | None = None) -> None:
+        """`plain` are answers of plain Keras from a run before, by backend and name."""
         self._root = Path(tempfile.mkdtemp(prefix="insitu-cases-"))
         self._groups: dict[tuple[str, str], Processes] = {}
         self._answers: dict[tuple[str, str, str], Outcomes] = {}
+        for name, answers in (plain or {}).items():
+            backend, case = name.split(" ")
+            self._answers[case, "plain", backend] = answers
+
+    def plain(self) -> dict[str, Outcomes]:
+        """The answers of plain Keras so far, by backend and name."""
+        return {f"{key[2]} {key[0]}": value for key, value in self._answers.items() if key[1] == "plain"}
 
     def verdict(self, name: str, strategy: str, backend: str) -> Verdict:
         """How the case of this name comes out."""
@@ -410,23 +415,19 @@ def judge(case: Any, strategy: str, backend: str, plain: Outcomes, others: Outco
 
 
 def compare(
-    backend: str, strategies: Iterable[str], names: Collection[str] = (), tell: Any = None
+    comparer: Comparer, backend: str, strategies: Iterable[str], names: Collection[str] = (), tell: Any = None
 ) -> list[Verdict]:
     """Runs the cases (all, or those with these names) plainly and under each strategy."""
     from keras_cases import CASES
 
     chosen = [c for n, c in CASES.items() if backend in c.backends and (n in names or not names)]
-    comparer = Comparer()
     verdicts = []
-    try:
-        for strategy in strategies:
-            for case in chosen:
-                if strategy in case.strategies:
-                    verdicts.append(comparer.verdict(case.name, strategy, backend))
-                    if tell is not None:
-                        tell(verdicts[-1])
-    finally:
-        comparer.close()
+    for strategy in strategies:
+        for case in chosen:
+            if strategy in case.strategies:
+                verdicts.append(comparer.verdict(case.name, strategy, backend))
+                if tell is not None:
+                    tell(verdicts[-1])
     return verdicts
 
 
@@ -460,13 +461,23 @@ def main() -> None:
     parser.add_argument("--backend", default="tensorflow")
     parser.add_argument("--strategy", nargs="*", default=["one", "mirrored"])
     parser.add_argument("--case", nargs="*", default=[])
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="write all verdicts")
+    parser.add_argument("--plain", type=Path, help="answers of plain Keras: read if it exists, and written")
     options = parser.parse_args()
 
     def tell(verdict: Verdict) -> None:
         print(f"{verdict.strategy:8} {verdict.status:9} {verdict.case} {verdict.detail}", flush=True)
 
-    verdicts = compare(options.backend, options.strategy, options.case, tell)
+    # This process trains nothing, and the lightest backend will do.
+    os.environ.setdefault("KERAS_BACKEND", "numpy")
+    known = options.plain is not None and options.plain.exists()
+    comparer = Comparer(json.loads(options.plain.read_text()) if known else None)
+    try:
+        verdicts = compare(comparer, options.backend, options.strategy, options.case, tell)
+    finally:
+        comparer.close()
+        if options.plain is not None:
+            options.plain.write_text(json.dumps(comparer.plain()))
     print(table(verdicts))
     if options.json:
         options.json.write_text(json.dumps([asdict(v) for v in verdicts], indent=1))
