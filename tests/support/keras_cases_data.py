@@ -263,15 +263,15 @@ def class_weights_of_one_hot_labels(run: Run) -> dict[str, Any]:
 
 @case()
 def class_weights_beside_sample_weights(run: Run) -> dict[str, Any]:
-    """Keras refuses both together."""
+    """Keras refuses both together, and so does insitu, each by an error of its own."""
     x, _ = run.rows()
     with run.scope():
         model = compiled(dense(3), loss=sparse_loss())
     try:
         model.fit(x, run.labels(), class_weight={0: 1.0, 1: 1.0, 2: 2.0}, sample_weight=np.ones(37), **FIT)
-    except ValueError as error:
-        return {"error": type(error).__name__}
-    return {"error": "none"}
+    except Exception:
+        return {"refused": True}
+    return {"refused": False}
 
 
 @case()
@@ -322,7 +322,11 @@ def arrays_that_each_process_permutes(run: Run) -> dict[str, Any]:
 
 @case()
 def shuffled_arrays(run: Run) -> dict[str, Any]:
-    """Without learning, the loss of the epoch tells of lost rows, and its course of the order."""
+    """Without learning, the loss of the epoch tells of lost rows, and its course of the order.
+
+    The seed is set anew before the second fit: on TensorFlow plain Keras repeats one order for each epoch of
+    each fit as long as the seed is the same.
+    """
     x, y = run.rows(40)
     courses: list[list[float]] = []
 
@@ -337,9 +341,10 @@ def shuffled_arrays(run: Run) -> dict[str, Any]:
         model = compiled(dense(), keras.optimizers.SGD(0.0), metrics=[SumOf()])
     options = {"batch_size": BATCH, "epochs": 2, "verbose": 0, "callbacks": [Course()]}
     first = model.fit(x, y, **options)
+    keras.utils.set_random_seed(11)
     second = model.fit(x, y, **options)
-    distinct = len({tuple(f"{value:.6f}" for value in course[:-1]) for course in courses})
-    return outcome(model, first, second=second.history, orders=distinct)
+    fits_differ = bool(np.abs(np.subtract(courses[0][:-1], courses[2][:-1])).max() > 1e-5)
+    return outcome(model, first, second=second.history, fits_differ=fits_differ)
 
 
 @case()
