@@ -6,7 +6,7 @@ python keras_comparison.py serve FOLDER STRATEGY
     a process that runs the cases which it finds in FOLDER, one after the other
 
 A group of processes (one, or the workers of a job) runs many cases. It is stopped and started anew after a
-case that didn't end, ended some of its processes, or left them in different states.
+case that didn't end, ended one of its processes, or may have left one waiting for another.
 """
 
 from __future__ import annotations
@@ -224,6 +224,15 @@ class Processes:
             self._wait_for_all("ready", GRACE)
         return found
 
+    def is_sound_after(self, answers: Outcomes) -> bool:
+        """Whether the group can run more cases. An error leaves a process that trains alone as it was, but
+        others may still be waiting in the middle of the case."""
+        states = {answer["status"] for answer in answers}
+        if len(answers) < self.members or self._process.poll() is not None:
+            return False
+        alone = self.members == 1 and (self.strategy != "mirrored" or self.backend != "torch")
+        return alone or (states <= {"done", "refused"} and len(states) == 1)
+
     def _wait_for_all(self, what: str, seconds: float) -> Outcomes:
         """The answers of all members in time, or fewer where one of them ended with an error."""
         deadline = time.monotonic() + seconds
@@ -304,8 +313,7 @@ class Comparer:
         if key not in self._answers:
             group = self._group(strategy, backend)
             self._answers[key] = answers = group.run(name)
-            states = {answer["status"] for answer in answers}
-            if len(answers) < group.members or len(states) > 1 or states & {"endless", "crash"}:
+            if not group.is_sound_after(answers):
                 self._groups.pop((strategy, backend)).stop()
         return self._answers[key]
 
