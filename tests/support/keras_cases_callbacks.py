@@ -106,9 +106,9 @@ def stop_at_the_end_of_an_epoch(run: Run) -> dict[str, Any]:
 
 @case()
 def early_stopping(run: Run) -> dict[str, Any]:
-    stop = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
+    stop = keras.callbacks.EarlyStopping("val_loss", patience=2, min_delta=0.1, restore_best_weights=True)
     options = {"callbacks": [stop], "epochs": 12, "validation_data": run.rows(20)}
-    model, history = regress(run, options, optimizer=keras.optimizers.SGD(0.9, momentum=0.9))
+    model, history = regress(run, options)
     return outcome(model, history, stopped=stop.stopped_epoch, best=stop.best_epoch)
 
 

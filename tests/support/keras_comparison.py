@@ -35,7 +35,7 @@ STARTUP = 120.0
 GRACE = 8.0
 """Seconds for the other processes of a group when one has ended a case with an error."""
 TOLERANCE = 1e-4
-HALF_TOLERANCE = 2e-2
+HALF_TOLERANCE = 5e-2
 WORKERS = 2
 
 Outcomes = list[dict[str, Any]]
