@@ -119,7 +119,7 @@ def steps_per_epoch_with_validation(run: Run) -> dict[str, Any]:
     return outcome(model, history)
 
 
-@case()
+@case(backends=["tensorflow", "jax"])
 def steps_per_execution_that_divides(run: Run) -> dict[str, Any]:
     x, y = run.rows(48)
     with run.scope():
@@ -129,7 +129,7 @@ def steps_per_execution_that_divides(run: Run) -> dict[str, Any]:
     return outcome(model, history, **counts.told())
 
 
-@case()
+@case(backends=["tensorflow", "jax"])
 def steps_per_execution_that_does_not_divide(run: Run) -> dict[str, Any]:
     x, y = run.rows(40)
     with run.scope():
@@ -139,7 +139,7 @@ def steps_per_execution_that_does_not_divide(run: Run) -> dict[str, Any]:
     return outcome(model, history, **counts.told())
 
 
-@case()
+@case(backends=["tensorflow", "jax"])
 def steps_per_execution_with_steps_per_epoch(run: Run) -> dict[str, Any]:
     x, y = run.rows(64)
     with run.scope():
@@ -148,7 +148,7 @@ def steps_per_execution_with_steps_per_epoch(run: Run) -> dict[str, Any]:
     return outcome(model, history)
 
 
-@case()
+@case(backends=["tensorflow", "jax"])
 def steps_per_execution_in_evaluate_and_predict(run: Run) -> dict[str, Any]:
     x, y = run.rows()
     with run.scope():

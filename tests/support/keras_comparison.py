@@ -64,6 +64,7 @@ def serve(folder: Path, strategy_name: str) -> None:
     """Runs the cases that are named in `folder`/command-N.json, in order."""
     import insitu
 
+    parent = os.getppid()
     index = insitu.context().index
     scope, replicas = _scope_of(strategy_name)
     from keras_cases import CASES
@@ -71,7 +72,7 @@ def serve(folder: Path, strategy_name: str) -> None:
     number = 0
     while True:
         _write(folder / f"ready-{number}-{index}.json", {"ready": True})
-        command = _wait_for(folder / f"command-{number}.json")
+        command = _wait_for(folder / f"command-{number}.json", parent)
         if command.get("stop"):
             return
         result = _run_case(CASES[command["case"]], strategy_name, replicas, index, command, scope)
@@ -140,8 +141,7 @@ def _plain_data(value: Any) -> Any:
     return (array.astype("float64") if array.dtype.kind not in "iub" else array).tolist()
 
 
-def _wait_for(path: Path) -> Any:
-    parent = os.getppid()
+def _wait_for(path: Path, parent: int) -> Any:
     while not path.exists():
         time.sleep(0.01)
         if os.getppid() != parent:
@@ -158,6 +158,12 @@ def _write(path: Path, value: Any) -> None:
 # In the process that compares
 
 
+def members(strategy: str, backend: str) -> int:
+    """How many processes train together. On PyTorch the script runs once for each further device."""
+    by_processes = strategy == "mirrored" and backend == "torch"
+    return WORKERS if strategy == "workers" else 2 if by_processes else 1
+
+
 class Processes:
     """A group of processes that train together."""
 
@@ -165,7 +171,7 @@ class Processes:
         self.strategy, self.backend = strategy, backend
         self.folder = Path(tempfile.mkdtemp(prefix=f"{strategy}-", dir=root))
         self.number = 0
-        self.members = WORKERS if strategy == "workers" else 1
+        self.members = members(strategy, backend)
         self._log = (self.folder / "log").open("wb")
         self._process = subprocess.Popen(
             self._command(),
@@ -230,8 +236,7 @@ class Processes:
         states = {answer["status"] for answer in answers}
         if len(answers) < self.members or self._process.poll() is not None:
             return False
-        alone = self.members == 1 and (self.strategy != "mirrored" or self.backend != "torch")
-        return alone or (states <= {"done", "refused"} and len(states) == 1)
+        return self.members == 1 or (states <= {"done", "refused"} and len(states) == 1)
 
     def _wait_for_all(self, what: str, seconds: float) -> Outcomes:
         """The answers of all members in time, or fewer where one of them ended with an error."""
@@ -408,9 +413,9 @@ def judge(case: Any, strategy: str, backend: str, plain: Outcomes, others: Outco
     for status in ("endless", "crash", "refused"):
         for answer in others:
             if answer["status"] == status:
-                alone = "" if len(others) == WORKERS or strategy != "workers" else " (the others go on)"
+                alone = "" if len(others) == members(strategy, backend) else " (the others go on)"
                 return verdict(status, answer["detail"] + alone)
-    if len(others) < (WORKERS if strategy == "workers" else 1):
+    if len(others) < members(strategy, backend):
         return verdict("endless", f"not done after {DEADLINE:g} s")
     bits = True
     for index, answer in enumerate(others):
