@@ -98,6 +98,21 @@ def own_train_step(run: Run) -> dict[str, Any]:
 
 
 @case()
+def arrays_of_float64_in_an_own_step(run: Run) -> dict[str, Any]:
+    """Keras casts arrays to its float type before a step sees them."""
+
+    class Squares(Stepping):
+        def loss_of(self, x: Any, y: Any, y_pred: Any) -> Any:
+            difference = y - y_pred
+            return ops.mean(difference * difference)
+
+    x, y = (part.astype("float64") for part in run.rows())
+    with run.scope():
+        model = compiled(Squares())
+    return outcome(model, model.fit(x, y, **FIT), predicted=model.predict(x, verbose=0))
+
+
+@case()
 def weights_clipped_after_the_update(run: Run) -> dict[str, Any]:
     class Clipped(Stepping):
         def after(self, values: list[Any]) -> list[Any]:
