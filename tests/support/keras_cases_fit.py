@@ -149,6 +149,15 @@ def steps_per_execution_with_steps_per_epoch(run: Run) -> dict[str, Any]:
 
 
 @case(backends=["tensorflow", "jax"])
+def steps_per_execution_that_does_not_divide_steps_per_epoch(run: Run) -> dict[str, Any]:
+    x, y = run.rows(40)
+    with run.scope():
+        model = compiled(dense(), steps_per_execution=2, metrics=[SumOf()])
+    history = model.fit(x, y, steps_per_epoch=5, callbacks=[Limit()], **FIT)
+    return outcome(model, history)
+
+
+@case(backends=["tensorflow", "jax"])
 def steps_per_execution_in_evaluate_and_predict(run: Run) -> dict[str, Any]:
     x, y = run.rows()
     with run.scope():

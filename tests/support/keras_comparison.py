@@ -316,11 +316,17 @@ class Comparer:
         """What each process says of the case; fewer where some never came to an end."""
         key = (name, strategy, backend)
         if key not in self._answers:
-            group = self._group(strategy, backend)
-            self._answers[key] = answers = group.run(name)
-            if not group.is_sound_after(answers):
-                self._groups.pop((strategy, backend)).stop()
+            answers = self._run(name, strategy, backend)
+            # A machine that stood still for a while looks like a case that never ends: once more.
+            self._answers[key] = answers or self._run(name, strategy, backend)
         return self._answers[key]
+
+    def _run(self, name: str, strategy: str, backend: str) -> Outcomes:
+        group = self._group(strategy, backend)
+        answers = group.run(name)
+        if not group.is_sound_after(answers):
+            self._groups.pop((strategy, backend)).stop()
+        return answers
 
     def _group(self, strategy: str, backend: str) -> Processes:
         for key in [key for key in self._groups if key[1] != backend]:
