@@ -277,12 +277,12 @@ class Processes:
         self._log.close()
 
     def _stop_job(self) -> None:
-        from insitu.cluster import job_ids, stop_job
+        from insitu.cluster import list_job_ids, stop_job
         from insitu.errors import JobEnded
         from insitu.paths import Paths
 
         paths = Paths(self.folder / "home")
-        for job_id in job_ids(paths):
+        for job_id in list_job_ids(paths):
             for _ in range(2):  # a second stop kills at once
                 with contextlib.suppress(JobEnded):
                     stop_job(paths.job(job_id))

@@ -104,7 +104,6 @@ class KerasTrainer:
             loop.start_at(*start)
         if arguments["validation_data"] is not None:
             arguments["validation_data"] = self._make_validation_adapter(arguments, batch_size)
-            arguments["validation_steps"] = None
         verbose, is_chief = membership.verbosity(arguments["verbose"]), membership.context.is_chief
         params = {"epochs": epochs, "steps": steps, "verbose": verbose}
         callbacks = EpochCallbacks(self.model, loop, self, given, is_chief, **params)
@@ -151,7 +150,7 @@ class KerasTrainer:
             **self.strategy.evaluation_options(parts[0]),
         )
         self._test_executor = self.prepare(feed.example(), feed.part_rows)
-        self._test_adapter = self._make_test_adapter(feed, arguments["validation_steps"])
+        self._test_adapter = self._make_test_adapter(feed)
         return self._test_adapter
 
     def _recall_fit(self, given: list[Any]) -> Any:
@@ -244,16 +243,17 @@ class KerasTrainer:
         arguments["verbose"] = self.membership.verbosity(arguments["verbose"])
         steps = arguments.pop("steps")
         outer = self._test_executor, self._test_adapter
-        self._test_executor, self._test_adapter = executor, self._make_test_adapter(feed, steps)
+        self._test_executor, self._test_adapter = executor, self._make_test_adapter(feed)
         try:
             return self._run_tests(x=self._test_adapter, steps=steps, **merge_kwargs(arguments))
         finally:
             self._test_executor, self._test_adapter = outer
 
-    def _make_test_adapter(self, feed: Feed, steps: int | None) -> FeedAdapter:
-        # Tests are the same in each epoch.
+    def _make_test_adapter(self, feed: Feed) -> FeedAdapter:
+        # Tests are the same in each epoch: they begin with the first batch, and Keras stops them, after as many
+        # steps as were asked for or with a warning where the data end.
         loop = self.loop
-        return FeedAdapter(feed, steps, lambda: (0, loop.position.test))
+        return FeedAdapter(feed, start=lambda: (0, loop.position.test))
 
     def _run_tests(self, **arguments: Any) -> Any:
         self.loop.begin_tests()

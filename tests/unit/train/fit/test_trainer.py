@@ -184,3 +184,23 @@ def test_reports_name_the_position(trainer: KerasTrainer, monkeypatch: pytest.Mo
 def test_a_compiled_function_on_its_own_is_refused(trainer: KerasTrainer) -> None:
     with pytest.raises(TrainingError, match="prepare the step"):
         trainer._train(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 9])
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_validation_takes_the_first_steps_in_each_epoch_as_keras_does(steps: int):
+    x, y = np.arange(6, dtype="float32")[:, None], np.zeros((6, 1), "float32")
+
+    def validate(model: keras.Model) -> list[float]:
+        options: dict[str, Any] = {"validation_batch_size": 2, "validation_steps": steps}
+        history = model.fit(x, y, epochs=3, validation_data=(x, y), verbose=0, **options)
+        return [*history.history["val_loss"], model.evaluate(x, y, batch_size=2, steps=steps, verbose=0)]
+
+    def make_model() -> keras.Model:
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+        return model
+
+    with MultiWorkerMirroredStrategy(context=in_shards((0, 1), 2)).scope():
+        model = make_model()
+    assert validate(model) == pytest.approx(validate(make_model()), rel=1e-6)
