@@ -33,7 +33,7 @@ class _Opened:
     row_bytes: float
 
 
-class Table:
+class CacheReader:
     """The chosen columns of one version of a cache. Shared by all datasets that are chained from one.
 
     `names` are the columns that are read: `features`, then `label` where there is one.
