@@ -75,7 +75,7 @@ def build_task_environment(
     `address` is where it listens if `roster` doesn't name it yet.
 
     The seed goes into PYTHONHASHSEED too unless the user chose one, so that the order of sets is the same in
-    each task and each attempt.
+    each incarnation of each task.
     """
     environment = dict(inherited)
     environment.update(
