@@ -39,8 +39,8 @@ class PageFile:
     """A new file that is written in whole pages of memory: where the file system can, the disk takes them as
     they are.
 
-    The way through the system's cache costs the processor a copy, and whoever reads these bytes again does
-    so after a failure, when the cache is cold anyway. `expected` is about how many bytes will come. All
+    The way through the system's cache costs the processor a copy, and these bytes are read again only
+    after a failure, when the cache is cold anyway. `expected` is about how many bytes will come. All
     methods raise OSError.
     """
 

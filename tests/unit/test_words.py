@@ -19,7 +19,8 @@ BANNED = json.loads(Path(__file__).with_name("banned_names.json").read_text())
 must not come back, by the room that they stood in; "" is every room."""
 
 BANNED_IN_PROSE = re.compile(
-    r"\b(tether(ed|s)?|heed(s|ed)?|stiffen(s|ed)?|whereabouts|quarrel(s|led)?|deafen(s|ed)?|sabotage)\b",
+    r"\b(tether(ed|s)?|heed(s|ed)?|stiffen(s|ed)?|whereabouts|quarrel(s|led)?|deafen(s|ed)?|sabotage"
+    r"|told|anew|whoever|wish(es)?|settle[sd]?|in\s+the\s+midst|undisturbed)\b",
     re.IGNORECASE,
 )
 """Words that no comment, docstring or document uses."""

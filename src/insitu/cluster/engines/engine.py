@@ -1,8 +1,8 @@
 """The seam between a job's supervisor and what runs its tasks on nodes.
 
 An engine is made of three parts: `ProcessControl` starts and ends processes, `TaskSetup` prepares what they
-find, `TaskObserver` says how they are. All of them are used from one thread. Whoever uses an engine learns
-nothing of the tasks by another way: they may run on another machine.
+find, `TaskObserver` says how they are. All of them are used from one thread. The user of an engine learns
+of the tasks in no other way: they may run on another machine.
 """
 
 from __future__ import annotations

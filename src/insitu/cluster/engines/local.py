@@ -131,7 +131,7 @@ class LocalEngine(TaskFiles):
         codes = [(running, *self._reap(running)) for running in ended]
         for running, output, _ in codes:
             happened += [Output(running.task, data) for data in output]
-        # Those that a signal ended come first: whoever follows them may only have lost a peer.
+        # Those that a signal ended come first: those after them may only have lost a peer.
         codes.sort(key=lambda item: item[2] >= 0)
         return [*happened, *(Ended(running.task, code) for running, _, code in codes)]
 

@@ -1,4 +1,4 @@
-"""The calls of an engine as messages, for whoever has it in another process.
+"""Turns the calls of an engine into messages, for an engine in another process.
 
 `EngineCalls` asks, `reply_to_call` answers. A call is `{"do": NAME, ...}`; the answer to one that failed is
 `{"error": TEXT}`.

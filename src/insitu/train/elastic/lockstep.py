@@ -46,7 +46,7 @@ class ElasticRendezvous(Protocol):
         """Form the group with the others for the first time in this process."""
 
     def rejoin(self, group: Group, lost: Exception) -> None:
-        """Wait for the next generation and form `group` anew. Raises TrainingError when none comes."""
+        """Wait for the next generation and form `group` again. Raises TrainingError when none comes."""
 
     def raise_if_superseded(self, group: Group) -> None:
         """Raise GenerationChanged where there is a newer generation than the group's."""

@@ -122,7 +122,7 @@ class RosterRendezvous:
             time.sleep(WAITING_POLL_INTERVAL)
 
     def rejoin(self, group: Group, lost: Exception) -> None:
-        """Wait for a roster of a higher generation and form `group` anew by it."""
+        """Wait for a roster of a higher generation and form `group` again by it."""
         self._reporter.report_place(RECOVERING)
         known = group.generation
         # At once: the others are to notice, and not wait for this task in the generation before.
