@@ -33,7 +33,7 @@ def check_cache_name(name: str) -> str:
 
 
 def is_simple_name(name: str) -> bool:
-    """Whether `name` is one word of [A-Za-z0-9_.-], as names of jobs and nodes are."""
+    """Return whether `name` is one word of [A-Za-z0-9_.-], as names of jobs and nodes are."""
     return bool(_SIMPLE_NAME.fullmatch(name)) and len(name) <= 100
 
 

@@ -87,7 +87,7 @@ class CacheReader:
         return self._structure(arrays), sum(lengths), origins
 
     def read_ranges(self, shard: int, ranges: Sequence[tuple[int, int, int]]) -> Read:
-        """Rows [start, stop) of the shard's k-th partitions; in place where they lie in one."""
+        """Returns rows [start, stop) of the shard's k-th partitions; in place where they lie in one."""
         held = self.shard_map.shards[shard]
         opened = [self._opened.get(held[k]) or self._open(held[k]) for k, _, _ in ranges]
         arrays = []

@@ -43,7 +43,7 @@ def value_type(column: Column) -> Any:
 
 
 def row_bytes(column: Column) -> int:
-    """Bytes of one row of a column; 0 for text, whose rows differ."""
+    """Returns the bytes of one row of a column; 0 for text, whose rows differ."""
     return 0 if column.dtype == TEXT else np.dtype(column.dtype).itemsize * math.prod(column.shape)
 
 
@@ -252,7 +252,7 @@ class Partition:
                     self._mapping.madvise(advice)
 
     def slice(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
-        """Rows [start, stop) of one column, in place where it isn't text."""
+        """Returns rows [start, stop) of one column, in place where it isn't text."""
         values = self.values[name]
         if isinstance(values, np.ndarray):
             return values[start:stop]
@@ -260,7 +260,7 @@ class Partition:
         return texts
 
     def bytes_per_row(self, name: str) -> float:
-        """Bytes of the file that a row of this column takes; the mean for text."""
+        """Returns the bytes of the file that a row of this column takes; the mean for text."""
         values = self.values[name]
         return float(values.nbytes) / max(1, self.rows)
 

@@ -110,7 +110,7 @@ class Controller:
         """Process ids of incarnations that the controller before launched; 0 where they have ended."""
 
     def _now(self) -> float:
-        """Seconds since 1970, but never going back."""
+        """Return the time in seconds since 1970, but never going back."""
         return self._started + time.monotonic() - self._started_monotonic
 
     def run(self, *, resume: bool = False) -> int:

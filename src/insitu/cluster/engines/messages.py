@@ -27,7 +27,7 @@ class EngineCalls:
         raise NotImplementedError
 
     def _observe(self, message: Message) -> Message:
-        """As `_request`, for a call of `TaskObserver`."""
+        """Send a call of `TaskObserver` and return its answer, as `_request` does."""
         return self._request(message)
 
     def reserve(self, tasks: Sequence[TaskSpec]) -> dict[TaskId, str]:

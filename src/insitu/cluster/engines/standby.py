@@ -127,7 +127,7 @@ class StandbyPool:
         return None
 
     def handle_output(self, standby: Standby) -> None:
-        """Its pipe is readable: it printed something, or has ended."""
+        """Read what a standby printed, and end it where its stream has ended. Its pipe is readable."""
         if standby in self._processes and self._drop_output(standby):
             self._failures += 1
             self._end(standby)

@@ -38,7 +38,7 @@ def take_lock(path: Path) -> int:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether some process holds the lock at `path`."""
+    """Return whether some process holds the lock at `path`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -27,7 +27,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_bare_exit(error: BaseException) -> bool:
-    """Whether the script ended itself with a number, as by `sys.exit(3)`."""
+    """Return whether the script ended itself with a number, as by `sys.exit(3)`."""
     return isinstance(error, SystemExit) and isinstance(error.code, int)
 
 

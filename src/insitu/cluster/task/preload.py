@@ -130,7 +130,7 @@ def _setting(statement: ast.stmt) -> Setting | None:
 
 
 def _touches_environment(statement: ast.stmt) -> bool:
-    """Whether the statement may write to the environment; reading it does no harm."""
+    """Return whether the statement may write to the environment; reading it does no harm."""
     for node in ast.walk(statement):
         if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and _is_environ(node.value):
             return True
