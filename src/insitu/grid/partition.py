@@ -229,14 +229,14 @@ class Partition:
             batch = reader.get_batch(0)
             batch.validate()
         except (OSError, ValueError, pa.ArrowException) as error:
-            raise corrupt(path, f"it can't be read as an Arrow file ({error})") from error
+            raise make_corrupt_error(path, f"it can't be read as an Arrow file ({error})") from error
         expected = arrow_schema(columns)
         if not batch.schema.equals(expected):
-            raise corrupt(
+            raise make_corrupt_error(
                 path, f"it has columns {batch.schema.names} unlike those expected, {expected.names}"
             )
         if batch.num_rows != rows:
-            raise corrupt(path, f"it has {batch.num_rows} rows, expected {rows}")
+            raise make_corrupt_error(path, f"it has {batch.num_rows} rows, expected {rows}")
         self.values = {column.name: _values(batch.column(column.name), column, rows) for column in columns}
 
     def prefault(self) -> None:
@@ -274,7 +274,8 @@ def _values(array: Any, column: Column, rows: int) -> Any:
     return values.reshape(rows, *column.shape)
 
 
-def corrupt(path: Path, why: str) -> CorruptPartition:
+def make_corrupt_error(path: Path, why: str) -> CorruptPartition:
+    """Returns the error for a partition that can't be used, for the caller to raise."""
     return CorruptPartition(
         f"Partition {path} is corrupt: {why}. Import the cache again with --overwrite, or put back a copy "
         f"of the file"
