@@ -27,9 +27,13 @@ Read = tuple[Structure, int, tuple[tuple[int, Rows], ...]]
 class _Opened:
     """A partition with the chosen columns' values at hand, and the bytes that a row of them takes."""
 
+    #: The partition, mapped into memory.
     partition: Partition
+    #: `values[i]` are the values of the i-th chosen column.
     values: tuple[Any, ...]
+    #: Whether the copy lies in the store of this task's node.
     local: bool
+    #: Bytes of the file that a row of the chosen columns takes; a mean where there is text.
     row_bytes: float
 
 

@@ -70,7 +70,9 @@ class Buffers:
     `offsets` is there for text alone: int64[rows + 1], from 0.
     """
 
+    #: The values of all rows; for text, its UTF-8 bytes.
     values: Any
+    #: For text, where each row's text begins in `values`, in bytes; else None.
     offsets: Any = None
 
 

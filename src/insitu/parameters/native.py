@@ -25,12 +25,19 @@ _STREAMING_ELEMENTS = 1 << 18
 class ParameterKernels:
     """The functions of `kernels.c`, which take addresses. They release Python's lock."""
 
+    #: (address, elements) -> whether no value is NaN or infinite.
     finite: Callable[..., int]
+    #: (address of the copy, of the source, elements, whether to bypass the caches) -> whether all are finite.
     copy: Callable[..., int]
+    #: (addresses of values, gradient and a copy or None; elements, rate, whether to bypass the caches).
     descend: Callable[..., int]
+    #: (keys, how many, buckets, their mask, known keys, found) -> number of missing keys. See `native.find`.
     find: Callable[..., int]
+    #: (addresses of rows and numbers, how many, bytes of a row, address of the output). See `native.take`.
     take: Callable[..., int]
+    #: (addresses of rows and numbers, how many, bytes of a row, address of the source). See `native.put`.
     put: Callable[..., int]
+    #: (addresses of rows and numbers, how many, width, address of the gradients, rate).
     descend_rows: Callable[..., int]
 
 

@@ -33,7 +33,9 @@ class PendingRequest:
     lane: int
     #: The message's description; see `wire.Message`.
     meta: dict[str, Any]
+    #: The arrays that come with it.
     arrays: Sequence[Array]
+    #: The position of each array in shared memory, None for those in the message. Empty: all are.
     refs: Sequence[BufferRef | None]
     #: Completed with the answer.
     future: Future[Any]

@@ -142,7 +142,7 @@ class LocalEngine(TaskFiles):
         return [Output(running.task, data)] if data else []
 
     def _reap(self, running: _Running) -> tuple[list[bytes], int]:
-        """Return (the rest of its output, its exit code). Kill its group while the number is still its own."""
+        """Return (the rest of its output, its exit code). Kill its group while its number is still taken."""
         os.waitid(os.P_PIDFD, running.pidfd, os.WEXITED | os.WNOWAIT)
         running.kill_group(signal.SIGKILL)
         output = []

@@ -46,8 +46,11 @@ def start_process(
 class Standby:
     """One process that stands by. Its output until it becomes a task is nobody's and is dropped."""
 
+    #: The process; its output comes through a pipe.
     process: subprocess.Popen[bytes]
+    #: The socket on which it receives the environment of the task that it becomes.
     connection: socket.socket
+    #: The fixed part of the command of the tasks that it can become; see `select_fixed_part`.
     fits: Command
 
 

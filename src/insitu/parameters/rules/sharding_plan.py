@@ -87,6 +87,7 @@ class Variable:
 class Piece:
     """Rows [start, stop) of a variable, on one server. A scalar is one row."""
 
+    #: The variable that it is a part of.
     variable: Variable
     #: Index of the server that holds it.
     server: int
@@ -136,6 +137,7 @@ class ServerSpan:
 class ShardingPlan:
     """The server and the position of each part of each variable."""
 
+    #: All variables, in the order of their definition.
     variables: tuple[Variable, ...]
     #: Number of servers.
     servers: int
