@@ -1,5 +1,5 @@
-"""The glossary of ARCHITECTURE.md is kept: words that the field doesn't use must not come back as names. And each
-field of a dataclass says what it is."""
+"""The glossary of ARCHITECTURE.md is kept: words that the field doesn't use must not come back as names. And
+each field of a dataclass says what it is."""
 
 from __future__ import annotations
 
