@@ -65,7 +65,7 @@ class Context:
     #: All randomness follows from it.
     seed: int = 0
     #: Number of this task's incarnation, from 1, as INSITU_ATTEMPT has it.
-    attempt: int = 1
+    incarnation: int = 1
     #: Seconds without progress after which the job has failed.
     stall_timeout: float = 600.0
     #: That of the roster that the task was launched for; 0 outside a job.
@@ -176,7 +176,7 @@ def read_context(environ: Mapping[str, str]) -> Context:
         server_backups=int(environ.get(PS_BACKUPS_ENV) or 0),
         has_chief="chief" in cluster,
         seed=int(environ.get(SEED_ENV) or 0),
-        attempt=int(environ.get(ATTEMPT_ENV) or 1),
+        incarnation=int(environ.get(ATTEMPT_ENV) or 1),
         stall_timeout=float(environ.get(STALL_TIMEOUT_ENV) or 600.0),
         generation=int(environ.get(GENERATION_ENV) or 0),
         memory_checkpoint=bool(environ.get(MEMORY_CHECKPOINT_ENV)),

@@ -39,8 +39,8 @@ class PageFile:
     """A new file that is written in whole pages of memory: where the file system can, the disk takes them as
     they are.
 
-    The way through the system's cache costs the processor a copy, and whoever reads these bytes again does
-    so after a failure, when the cache is cold anyway. `expected` is about how many bytes will come. All
+    The way through the system's cache costs the processor a copy, and these bytes are read again only
+    after a failure, when the cache is cold anyway. `expected` is about how many bytes will come. All
     methods raise OSError.
     """
 
@@ -48,7 +48,7 @@ class PageFile:
         flags = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o666)
         if expected >= _WORTHWHILE:
-            _past_the_cache(self._descriptor, True)
+            _set_direct_io(self._descriptor, True)
 
     def write(self, pages: memoryview) -> None:
         """Adds whole pages, which begin at one. Only the last call may bring part of one."""
@@ -58,7 +58,7 @@ class PageFile:
                 written += os.write(self._descriptor, pages[written : written + _AT_ONCE])
             except OSError as error:
                 # Some file systems say only now that they can't.
-                if error.errno != errno.EINVAL or not _past_the_cache(self._descriptor, False):
+                if error.errno != errno.EINVAL or not _set_direct_io(self._descriptor, False):
                     raise
 
     def finish(self, size: int) -> None:
@@ -151,10 +151,10 @@ def unseal(data: bytes) -> Any:
     return json.loads(outer["state"])
 
 
-def _past_the_cache(descriptor: int, wanted: bool) -> bool:
+def _set_direct_io(descriptor: int, enabled: bool) -> bool:
     """Makes writes to the file bypass the system's cache, or no longer. Returns whether that is new."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-    if bool(flags & _DIRECT) is wanted or not _DIRECT:
+    if bool(flags & _DIRECT) is enabled or not _DIRECT:
         return False
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags ^ _DIRECT)

@@ -211,8 +211,8 @@ class JobPaths:
     def task(self, task: TaskId) -> Path:
         return self.tasks / f"{task.role}-{task.index}"
 
-    def task_log(self, task: TaskId, attempt: int) -> Path:
-        return self.task(task) / f"attempt-{attempt}.log"
+    def task_log(self, task: TaskId, incarnation: int) -> Path:
+        return self.task(task) / f"attempt-{incarnation}.log"
 
     def progress(self, task: TaskId) -> Path:
         return self.task(task) / "progress"

@@ -64,7 +64,7 @@ def end_all_children() -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether the process is suspended, by SIGSTOP or a debugger."""
+    """Return whether the process is suspended, by SIGSTOP or a debugger."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
     except OSError:

@@ -90,7 +90,7 @@ def read_progress(path: Path) -> Progress | None:
             return None
         if len(data) != 2 * _SLOT or not any(data):
             return None
-        records = [r for start in (0, _SLOT) if (r := _whole(data[start : start + _SLOT])) is not None]
+        records = [r for start in (0, _SLOT) if (r := _unpack_slot(data[start : start + _SLOT])) is not None]
         if records:
             _, epoch, step, rows, at, generation, elastic, place = max(records)
             name = place.rstrip(b"\0").decode(errors="replace")
@@ -99,7 +99,8 @@ def read_progress(path: Path) -> Progress | None:
     return None
 
 
-def _whole(slot: bytes) -> tuple[Any, ...] | None:
+def _unpack_slot(slot: bytes) -> tuple[Any, ...] | None:
+    """Return the record in `slot`, or None where it isn't whole."""
     record = slot[: _RECORD.size]
     if _SUM.unpack(slot[_RECORD.size :])[0] != crc32(record):
         return None

@@ -34,6 +34,7 @@ JOINING = "joining"
 class Member:
     """One process of a task, as the group sees it."""
 
+    #: The task that the process is of.
     task: TaskId
     #: How often the task has been started, from 1.
     incarnation: int

@@ -33,7 +33,7 @@ def check_cache_name(name: str) -> str:
 
 
 def is_simple_name(name: str) -> bool:
-    """Whether `name` is one word of [A-Za-z0-9_.-], as names of jobs and nodes are."""
+    """Return whether `name` is one word of [A-Za-z0-9_.-], as names of jobs and nodes are."""
     return bool(_SIMPLE_NAME.fullmatch(name)) and len(name) <= 100
 
 
@@ -51,6 +51,7 @@ def check_simple_name(what: str, name: str) -> str:
 class Column:
     """One column of a cache. Every row holds one tensor."""
 
+    #: Unique among the columns of a cache.
     name: str
     #: NumPy's name, such as "uint8", "float32" or "bool", or "str" for text.
     dtype: str
@@ -64,6 +65,7 @@ class PartitionInfo:
 
     #: The partition's number in the cache, from 0.
     index: int
+    #: Rows in the partition.
     rows: int
     #: The size of the file.
     bytes: int
@@ -81,9 +83,11 @@ class PartitionInfo:
 class CacheSpec:
     """One version of a cache: immutable once published."""
 
+    #: The name of the cache, such as "digits/train".
     name: str
     #: From 1; each import into the cache adds one.
     version: int
+    #: The columns, in the order of the sources.
     columns: tuple[Column, ...]
     #: `partitions[i].index == i`.
     partitions: tuple[PartitionInfo, ...]
@@ -128,6 +132,7 @@ class ShardMap:
     Fixed from the job's start to its end, across restarts and new imports of the cache.
     """
 
+    #: The name of the cache.
     cache: str
     #: The version of the cache that the job reads.
     version: int
@@ -139,9 +144,11 @@ class ShardMap:
 class JobSpec:
     """The options of `insitu start`. Written once, when the job is made."""
 
+    #: Unique in this $INSITU_HOME: `name`, "-" and six random hex digits.
     job_id: str
     #: The beginning of `job_id`.
     name: str
+    #: The name of the cache to train on.
     cache: str
     #: JOB_CMD and JOB_ARGS, run in the job's copy of JOB_DIR.
     command: tuple[str, ...]
@@ -225,7 +232,9 @@ class JobSpec:
 class TaskId:
     """A process of a job by role and index; `str` gives the form that users see: `worker:0`."""
 
+    #: One of ROLES.
     role: Role
+    #: Its number among the tasks of the role, from 0.
     index: int
 
     def __post_init__(self) -> None:
@@ -253,7 +262,9 @@ class TaskId:
 class TaskSpec:
     """The node and the shards of a task."""
 
+    #: The task.
     task: TaskId
+    #: The node that it runs on.
     node: NodeId
     #: Shards to train on, ascending. None for ps, evaluator, and a chief beside workers.
     shards: tuple[int, ...] = ()
@@ -265,6 +276,7 @@ class Placement:
 
     #: In order of role (as in ROLES), then index.
     tasks: tuple[TaskSpec, ...]
+    #: The partitions of each shard.
     shard_map: ShardMap
     #: The home node of each shard, which holds most of its rows. Length: number of shards.
     home_nodes: tuple[NodeId, ...] = field(default=())

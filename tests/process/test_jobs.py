@@ -150,7 +150,7 @@ def test_logs_show_the_merged_output_and_each_tasks_own(insitu: Insitu) -> None:
     assert "[insitu] worker:0 was killed by SIGKILL\n" in merged.stdout and merged.stderr == ""
     assert insitu.run("logs", "-f", job_id, "worker").stdout == "from worker:0 2\n"
     assert insitu.run("logs", job_id, "worker:0", "--attempt", "1").stdout == "from worker:0 1\n"
-    assert "had 2 attempts" in insitu.run("logs", job_id, "worker:0", "--attempt", "3", code=2).stderr
+    assert "had 2 incarnations" in insitu.run("logs", job_id, "worker:0", "--attempt", "3", code=2).stderr
     assert "no task ps:0" in insitu.run("logs", job_id, "ps", code=2).stderr
     assert "ROLE:INDEX" in insitu.run("logs", job_id, "boss", code=2).stderr
     assert "goes with a TASK" in insitu.run("logs", job_id, "--attempt", "1", code=2).stderr
@@ -282,10 +282,10 @@ def test_what_one_attempt_left_is_not_taken_for_the_nexts(insitu: Insitu) -> Non
     insitu.script(
         "import insitu, os\nfrom insitu.progress import ProgressWriter\n"
         "c = insitu.context()\n"
-        "if c.attempt == 1:\n"
+        "if c.incarnation == 1:\n"
         "    ProgressWriter(c.job.progress(c.task)).write(5, 5, 55, 'gradient')\n"
         "    raise ValueError('the first')\n"
-        "if c.attempt == 2: os._exit(1)\n"
+        "if c.incarnation == 2: os._exit(1)\n"
     )
     run = insitu.start(*ONE)
     first, second, third = insitu.json("describe", run.job_id)["attempts"]

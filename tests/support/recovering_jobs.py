@@ -38,7 +38,7 @@ from insitu.train.elastic.progress_reporter import ProgressReporter
 out, rules = Path(sys.argv[1]), json.loads(sys.argv[2])
 me = insitu.context()
 fits = 0
-life = f"{me.task}.{me.attempt}"
+life = f"{me.task}.{me.incarnation}"
 
 
 def die_at(place, *where):

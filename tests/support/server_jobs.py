@@ -85,7 +85,7 @@ def pid_of(role, index):
 callbacks = [insitu.BackupAndRestore(save_freq=10), Kill()]
 history = model.fit(*data, **batches, epochs=4, verbose=0, callbacks=callbacks).history
 weights = [w.tolist() for w in model.get_weights()]
-result = {"history": history, "weights": weights, "attempt": me.attempt, "pid": os.getpid()}
+result = {"history": history, "weights": weights, "attempt": me.incarnation, "pid": os.getpid()}
 (out / f"{me.index}.json").write_text(json.dumps(result))
 """
 ROWS, EPOCHS = 1200, 4

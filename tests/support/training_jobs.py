@@ -54,7 +54,7 @@ class KillAt(keras.callbacks.Callback):
         self.epoch = epoch
 
     def on_train_batch_end(self, batch, logs=None):
-        if me.attempt == 1 and [str(me.task), self.epoch, batch] == kill_at:
+        if me.incarnation == 1 and [str(me.task), self.epoch, batch] == kill_at:
             (out / "injected").write_text(str(me.task))
             os.kill(os.getpid(), signal.SIGKILL)
 

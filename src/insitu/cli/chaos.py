@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CHAOS_ENV = "INSITU_CHAOS"
 CHAOS_HELP = """
-A development tool: runs a job twice, undisturbed and with faults, and compares how they end.
+A development tool: runs a job twice, without and with faults, and compares how they end.
 
 The script prints what must be equal in lines that begin with `RESULT `, such as a hash of its weights. Faults
 are drawn from --seed, or given one by one: KIND [TASK] [EPOCH.STEP], both counted from 0. KINDs: `kill`
@@ -30,11 +30,11 @@ are drawn from --seed, or given one by one: KIND [TASK] [EPOCH.STEP], both count
 for the task or for all and the controller), `scale` (a worker fewer; from one, all again), `controller`
 (SIGKILL), `checkpoint` (a bit of the newest one is flipped), `node` (its store is deleted and its tasks are
 killed; the cache needs backups). `drop` and `half-open` need the right to trace the task. Drawn faults come
-up to 6 steps after the recovery from the last one, or at once, in the midst of it; a KIND that --kinds names
-twice is drawn twice as often. A fault that can't be injected is reported as such. Exits with 1 unless all of
-it holds: the job finished, equal results, a clean ledger, nothing left over.
+up to 6 steps after the recovery from the last one, or at once, during that recovery; a KIND that --kinds
+names twice is drawn twice as often. A fault that can't be injected is reported as such. Exits with 1 unless
+the job finished, the results are equal, the ledger is clean and nothing is left over.
 
-In the disturbed run INSITU_CHAOS names a file that is there until the last fault has been injected: a script
+In the run with faults INSITU_CHAOS names a file that exists until the last fault has been injected: a script
 may slow its steps down meanwhile, so that more of them are hit.
 
 Examples:
@@ -53,7 +53,7 @@ def chaos(
     workers: Annotated[int, typer.Option(help="Worker tasks.")] = 2,
     shards: Annotated[int | None, typer.Option(help="Shards.", show_default="--workers")] = None,
     threads: Annotated[int, typer.Option(help="Backend threads per replica.")] = 1,
-    seed: Annotated[int, typer.Option(help="What faults and training follow from.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the faults and of the training.")] = 0,
     faults: Annotated[int, typer.Option(help="How many faults to draw.")] = 20,
     fault: Annotated[
         list[str] | None, typer.Option(metavar="FAULT", help="A fault, instead of drawing.")
@@ -64,7 +64,9 @@ def chaos(
         int | None, typer.Option(help="As in start.", show_default="1 if memory allows")
     ] = None,
     stall_timeout: Annotated[float, typer.Option(metavar="SEC", help="As in start.")] = 30.0,
-    patience: Annotated[float, typer.Option(metavar="SEC", help="How long each run may take.")] = 600.0,
+    run_timeout: Annotated[
+        float, typer.Option("--patience", metavar="SEC", help="How long each run may take.")
+    ] = 600.0,
     report: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Markdown file that a section on this run is added to."),
@@ -87,22 +89,22 @@ def chaos(
         stall_timeout=stall_timeout,
         max_restarts=10 * len(planned) + 10,
     )
-    undisturbed = job = paths.job(submit(paths, request))
+    reference = job = paths.job(submit(paths, request))
     try:
-        print_notice(f"undisturbed: {undisturbed.root.name}")
-        wait_until_ended(undisturbed, patience)
+        print_notice(f"without faults: {reference.root.name}")
+        wait_until_ended(reference, run_timeout)
         with tempfile.NamedTemporaryFile(prefix="insitu-chaos-") as marker:
             os.environ[CHAOS_ENV] = marker.name
             job = paths.job(submit(paths, request))
-            print_notice(f"disturbed:   {job.root.name}")
-            done = FaultInjector(paths, job, patience).run(planned, _report_injection)
-        code = wait_until_ended(job, patience)
+            print_notice(f"with faults:    {job.root.name}")
+            done = FaultInjector(paths, job, run_timeout).run(planned, _report_injection)
+        code = wait_until_ended(job, run_timeout)
     finally:
         # The second request kills at once: nothing is left running after an interrupt or a timeout.
         for _ in range(2):
             with contextlib.suppress(JobEnded):
                 stop_job(job)
-    verdict, good = _judge(paths, undisturbed, job, done, code, len(planned))
+    verdict, good = _judge(paths, reference, job, done, code, len(planned))
     typer.echo(verdict)
     if report is not None:
         with report.open("a") as file:
@@ -118,7 +120,7 @@ def _report_injection(injected: InjectedFault) -> None:
 
 
 def _judge(
-    paths: Paths, undisturbed: JobPaths, job: JobPaths, done: list[InjectedFault], code: int, planned: int
+    paths: Paths, reference: JobPaths, job: JobPaths, done: list[InjectedFault], code: int, planned: int
 ) -> tuple[str, bool]:
     """Return the verdict as text, and whether all of it is as it must be."""
     from insitu.cli.describe import build_job_report
@@ -128,10 +130,10 @@ def _judge(
     lost = sum(e["lost"] for e in description["ledger"])
     repeated = sum(e["repeated"] for e in description["ledger"])
     left = find_leftovers(paths, job)
-    expected, found = read_results(undisturbed), read_results(job)
+    expected, found = read_results(reference), read_results(job)
     checks = {
         "the job finished": (code == 0, f"exit code {code}"),
-        "results equal the undisturbed run's": (bool(expected) and found == expected, "; ".join(found)),
+        "results equal those without faults": (bool(expected) and found == expected, "; ".join(found)),
         "the ledger is clean": (
             all(e["clean"] for e in description["ledger"]),
             f"{lost} rows lost, {repeated} repeated",

@@ -317,7 +317,7 @@ def format_column(column: Column) -> str:
 
 
 def format_size(size: int) -> str:
-    """Bytes for people: 24.9 MB."""
+    """Return a number of bytes in the largest fitting unit, such as 24.9 MB."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= factor:
             return f"{size / factor:.1f} {unit}"

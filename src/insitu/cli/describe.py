@@ -48,7 +48,7 @@ def describe(
     events: Annotated[bool, typer.Option("--events", help="Of a job: everything that happened.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Of a cache: check every partition.")] = False,
 ) -> None:
-    """Tells everything about a cache, or about a job. A cache goes first where both have the name.
+    """Shows all about a cache, or about a job. A name that both have means the cache.
 
     Examples:
 

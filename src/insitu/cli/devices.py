@@ -44,7 +44,7 @@ def devices(
 
 
 def ask(backend: str) -> list[dict[str, Any]]:
-    """The devices of `backend`, asked for in a process of its own: backends chatter, and keep what they take.
+    """Return the devices of `backend`, found by a process of its own: backends print a lot, and keep memory.
 
     Raises InputError for a backend that isn't there, TrainingError where it doesn't start.
     """

@@ -240,8 +240,8 @@ def resume(
 ) -> None:
     """Lets a job that was stopped, has failed or lost its machine go on from its last checkpoint.
 
-    Shards and seed stay, so it ends with the same weights as an undisturbed one. Exits with 3 if the job has
-    finished, with 2 if it runs.
+    Shards and seed stay the same, so it ends with the weights of a job that was never interrupted. Exits with
+    3 if the job has finished, with 2 if it runs.
 
     Example:
 
@@ -260,7 +260,7 @@ def scale(
     job_id: JobArgument,
     workers: Annotated[int, typer.Argument(metavar="N", help="Workers from now on: 1 to its shards.")],
 ) -> None:
-    """Gives a running job more workers, or fewer. What it trains on, and to which weights, stays the same.
+    """Gives a running job more workers, or fewer. Its shards and its final weights stay the same.
 
     Example:
 
@@ -376,8 +376,9 @@ def logs(
         ),
     ] = None,
     follow_it: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    attempt: Annotated[
-        int | None, typer.Option(help="Which start of the task, from 1.", show_default="the latest", min=1)
+    incarnation: Annotated[
+        int | None,
+        typer.Option("--attempt", help="Which start of the task, from 1.", show_default="the latest", min=1),
     ] = None,
     prefix: PrefixOption = True,
 ) -> None:
@@ -396,35 +397,37 @@ def logs(
     job = find_job(Paths.default(), job_id)
     over = (lambda: not is_running(job)) if follow_it else (lambda: True)
     if task is None:
-        if attempt is not None:
-            raise InputError("--attempt goes with a TASK: the merged output holds all attempts")
+        if incarnation is not None:
+            raise InputError(
+                f"--attempt goes with a TASK: the merged output holds all of them. Received: {incarnation}"
+            )
         printer = OutputPrinter(prefix=prefix, all_to_stdout=True)
         batches: Iterable[list[bytes]] = follow(job.output, over)
         for lines in batches:
             printer.print(lines)
         return
     raw = OutputPrinter(prefix=False)
-    for lines in follow_task(job, task, attempt, over):
+    for lines in follow_task(job, task, incarnation, over):
         raw.print_raw(lines)
 
 
 def follow_task(
-    job: JobPaths, text: str, attempt: int | None, is_over: Callable[[], bool]
+    job: JobPaths, text: str, incarnation: int | None, is_over: Callable[[], bool]
 ) -> Iterator[list[bytes]]:
     """Yield the lines of one task's own log, in batches as they come, until `is_over`.
 
-    `attempt` is the number of an incarnation of the task. None is the latest, and then those that come after.
+    `incarnation` is its number, from 1. None is the latest, and then those that come after.
     Raises InputError for a task that the job doesn't have and for an incarnation that there never was.
     """
     from insitu.cluster import follow
 
     task, latest = _find_incarnation(job, text)
-    if not 1 <= (attempt or latest) <= latest:
-        tries = "1 attempt" if latest == 1 else f"{latest} attempts"
+    if not 1 <= (incarnation or latest) <= latest:
+        count = "1 incarnation" if latest == 1 else f"{latest} incarnations"
         advice = f"Give --attempt 1 to {latest}" if latest else "Ask again once it has been started"
-        raise InputError(f"{task} has had {tries}. {advice}. Received: {attempt or 'no --attempt'}")
-    if attempt is not None:
-        yield from follow(job.task_log(task, attempt), is_over)
+        raise InputError(f"{task} has had {count}. {advice}. Received: {incarnation or 'no --attempt'}")
+    if incarnation is not None:
+        yield from follow(job.task_log(task, incarnation), is_over)
         return
     number = latest
     while (log := job.task_log(task, number)).exists():

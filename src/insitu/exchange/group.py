@@ -56,6 +56,7 @@ class _PreparedOperation:
 
     #: The array.
     reference: weakref.ref[np.ndarray]
+    #: Does the all_reduce once.
     run: RunReduction
     #: True if the array has several rows: then the first one is the result.
     has_rows: bool

@@ -105,10 +105,15 @@ def join(
 class _JoinOptions:
     """The arguments of `join` that stay the same from one generation of a group to the next."""
 
+    #: Shards of all ranks together.
     num_shards: int
+    #: The transport that `join` was called with.
     transport: TransportName
+    #: The compression that `join` was called with.
     compression: Compression
+    #: The secret that ranks prove to each other; maybe empty.
     secret: bytes = field(repr=False)
+    #: Seconds for each wait, once the group has formed.
     stall_timeout: float
 
     def make_info(self, config: GroupConfig) -> PeerInfo:

@@ -110,9 +110,13 @@ class Kernels:
     run_schedule: KernelFunction
     #: (address of a schedule, 0) -> state
     resume_schedule: KernelFunction
+    #: As `reduce_region`, without the GIL.
     reduce_region_nogil: KernelFunction
+    #: As `barrier_and_reduce_region`, without the GIL.
     barrier_and_reduce_region_nogil: KernelFunction
+    #: As `run_schedule`, without the GIL.
     run_schedule_nogil: KernelFunction
+    #: As `resume_schedule`, without the GIL.
     resume_schedule_nogil: KernelFunction
     #: (address of a schedule, index of a peer) -> whether anything has been received from that peer
     receive_from: KernelFunction

@@ -50,6 +50,7 @@ Key = tuple[int, str]
 class Peer:
     """Another rank that has proved that it knows the secret."""
 
+    #: Its rank in the group.
     rank: int
     #: Non-blocking, with TCP_NODELAY.
     connection: socket.socket

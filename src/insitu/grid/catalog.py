@@ -152,9 +152,9 @@ class Catalog:
                 raise ValueError("its checksum differs")
             return CacheSpec.from_json(json.loads(text))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise self._corrupt(f"an entry can't be trusted: {error}") from error
+            raise self._make_corrupt_error(f"an entry can't be trusted: {error}") from error
 
-    def _corrupt(self, why: str) -> CorruptCatalog:
+    def _make_corrupt_error(self, why: str) -> CorruptCatalog:
         return CorruptCatalog(
             f"The catalogue at {self._paths.catalog} can't be read ({why}). Put back a copy of it, or "
             f"move it away and import the caches again"
@@ -188,7 +188,7 @@ class Catalog:
     def _version(self, database: sqlite3.Connection) -> int:
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if version not in (0, SCHEMA_VERSION):
-            raise self._corrupt(f"its format is {version}, this insitu knows {SCHEMA_VERSION}")
+            raise self._make_corrupt_error(f"its format is {version}, this insitu knows {SCHEMA_VERSION}")
         return int(version)
 
     @contextlib.contextmanager
@@ -200,7 +200,7 @@ class Catalog:
                 database.execute("PRAGMA synchronous = FULL")
                 (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
                 if verdict != "ok":
-                    raise self._corrupt(verdict)
+                    raise self._make_corrupt_error(verdict)
                 yield database
         except sqlite3.DatabaseError as error:
             code = getattr(error, "sqlite_errorcode", 0)
@@ -214,4 +214,4 @@ class Catalog:
                 ) from error
             if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE):
                 raise StorageFull(f"No room is left for {self._paths.catalog} ({error})") from error
-            raise self._corrupt(str(error)) from error
+            raise self._make_corrupt_error(str(error)) from error

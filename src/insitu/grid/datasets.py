@@ -12,12 +12,12 @@ import numpy as np
 from insitu.context import Context
 from insitu.context import context as context_of_process
 from insitu.errors import InputError
+from insitu.grid.cache_reader import CacheReader
 from insitu.grid.layout import BatchPlan, Rows, ShuffledPlan, batch_sizes, shuffled, steps_of_shard
 from insitu.grid.partition import TEXT
 from insitu.grid.reads import READS
 from insitu.grid.shards import resolve
 from insitu.grid.structure import Structure, apply_maps, concatenate, spec_of
-from insitu.grid.table import Table
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, ShardMap
 
@@ -58,8 +58,8 @@ class Dataset:
     of the file.
     """
 
-    def __init__(self, table: Table, context: Context, chain: _Chain | None = None) -> None:
-        self._table = table
+    def __init__(self, reader: CacheReader, context: Context, chain: _Chain | None = None) -> None:
+        self._reader = reader
         self._context = context
         self._chain = chain or _Chain()
         self._epochs = itertools.count()
@@ -93,25 +93,25 @@ class Dataset:
         return self._chained(replace(self._chain, maps=(*self._chain.maps, fn)))
 
     def _chained(self, chain: _Chain) -> Dataset:
-        return Dataset(self._table, self._context, chain)
+        return Dataset(self._reader, self._context, chain)
 
     @property
     def cache(self) -> CacheSpec:
         """The version of the cache that is read."""
-        return self._table.cache
+        return self._reader.cache
 
     @property
     def shard_map(self) -> ShardMap:
-        return self._table.shard_map
+        return self._reader.shard_map
 
     @property
     def num_shards(self) -> int:
-        return len(self._table.shard_map.shards)
+        return len(self._reader.shard_map.shards)
 
     @property
     def shards(self) -> tuple[int, ...]:
         """The shards of this task."""
-        return self._table.shards
+        return self._reader.shards
 
     @property
     def rows(self) -> int:
@@ -121,10 +121,10 @@ class Dataset:
     @property
     def label(self) -> str | None:
         """The column of labels; None without one."""
-        return self._table.label
+        return self._reader.label
 
     def rows_of_shard(self, shard: int) -> int:
-        return self._table.starts(shard)[-1]
+        return self._reader.starts(shard)[-1]
 
     @property
     def seed(self) -> int | None:
@@ -157,7 +157,7 @@ class Dataset:
         Found by reading two rows.
         """
         if self._element_spec is None:
-            data, rows = self._table.probe()
+            data, rows = self._reader.probe()
             self._element_spec = spec_of(apply_maps(self._chain.maps, data, rows))
         return self._element_spec
 
@@ -174,8 +174,8 @@ class Dataset:
         return self._shard_batches(shard, epoch, start_step, size[shard])
 
     def _shard_batches(self, shard: int, epoch: int, start_step: int, size: int) -> Iterator[Batch]:
-        table, seed, maps = self._table, self._chain.seed, self._chain.maps
-        starts = table.starts(shard)
+        reader, seed, maps = self._reader, self._chain.seed, self._chain.maps
+        starts = reader.starts(shard)
         plan = (
             BatchPlan(starts, size)
             if seed is None
@@ -187,9 +187,9 @@ class Dataset:
                     yield NO_ROWS
                     continue
                 if isinstance(plan, ShuffledPlan):
-                    data, rows, origins = table.read_rows(shard, plan.rows_of_batch(step))
+                    data, rows, origins = reader.read_rows(shard, plan.rows_of_batch(step))
                 else:
-                    data, rows, origins = table.read_ranges(shard, plan.ranges(step))
+                    data, rows, origins = reader.read_ranges(shard, plan.ranges(step))
                 yield Batch(apply_maps(maps, data, rows) if maps else data, rows, origins)
         finally:
             READS.publish()
@@ -200,7 +200,7 @@ class Dataset:
         They are pairs of a partition's index and int64 row indices in it. They follow from (seed, epoch,
         shard) alone; no rows are read.
         """
-        starts = self._table.starts(shard)
+        starts = self._reader.starts(shard)
         held = self.shard_map.shards[shard]
         rows = min(starts[-1], stop_step * batch_sizes(self.batch_size, self.num_shards)[shard])
         if rows <= 0:
@@ -226,7 +226,7 @@ class Dataset:
         columns = ", ".join(
             f"{c.name}: {'text' if c.dtype == TEXT else c.dtype}{list(c.shape) or ''}"
             for c in cache.columns
-            if c.name in self._table.names
+            if c.name in self._reader.names
         )
         steps = "" if chain.seed is None else f".shuffle({chain.seed})"
         steps += "" if chain.batch_size is None else f".batch({chain.batch_size})"
@@ -275,5 +275,5 @@ def dataset(
         raise InputError(f"Shards are in [0, {len(shard_map.shards)}). Received: {held}")
     if context.job is not None:
         READS.write_to(context.job.reads(context.task))
-    table = Table(paths, cache, shard_map, held, context.node, chosen, label)
-    return Dataset(table, context)
+    reader = CacheReader(paths, cache, shard_map, held, context.node, chosen, label)
+    return Dataset(reader, context)

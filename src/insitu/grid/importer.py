@@ -65,7 +65,9 @@ class ImportPlan:
     names: tuple[str, ...]
     #: `names[i]` takes about `fractions[i]` of the rows.
     fractions: tuple[float, ...]
+    #: The source files, in the order of their rows.
     sources: tuple[Source, ...]
+    #: The columns that all caches get.
     columns: tuple[Column, ...]
     #: The classes of column `label`, if file names make it; else empty.
     labels: tuple[str, ...]
@@ -75,6 +77,7 @@ class ImportPlan:
     backups: int
     #: The column whose hash chooses a row's partition; None: the row's index in all sources.
     key: str | None
+    #: The nodes that partitions are spread over.
     topology: Topology
     #: Bytes of all source files, for the progress.
     source_bytes: int

@@ -32,6 +32,7 @@ _CHUNK_ROWS = 1 << 20
 class RowCount:
     """The rows of one partition that have entered the model."""
 
+    #: How many they are; a row that came twice counts twice.
     rows: int = 0
     #: The sum of the rows' hashes, modulo 2**64.
     checksum: int = 0
@@ -155,9 +156,13 @@ class PartitionAudit:
     it; in an epoch under way, that no more rows were counted than there are.
     """
 
+    #: The partition's number in the cache.
     partition: int
+    #: Rows that the partition has.
     expected: int
+    #: Rows that entered the model.
     counted: int
+    #: Whether the count and the checksum are as they must be.
     clean: bool
     left_out: int = 0
     """Rows among the counted ones whose gradients entered no update."""
@@ -177,8 +182,11 @@ class PartitionAudit:
 class EpochAudit:
     """One epoch. Where it isn't `complete`, rows are still to come, and none are called lost."""
 
+    #: Its number, from 0.
     epoch: int
+    #: Whether all shards have finished it.
     complete: bool
+    #: The audit of each partition, in the order of their numbers.
     partitions: tuple[PartitionAudit, ...]
 
     @property

@@ -43,7 +43,7 @@ def value_type(column: Column) -> Any:
 
 
 def row_bytes(column: Column) -> int:
-    """Bytes of one row of a column; 0 for text, whose rows differ."""
+    """Returns the bytes of one row of a column; 0 for text, whose rows differ."""
     return 0 if column.dtype == TEXT else np.dtype(column.dtype).itemsize * math.prod(column.shape)
 
 
@@ -70,7 +70,9 @@ class Buffers:
     `offsets` is there for text alone: int64[rows + 1], from 0.
     """
 
+    #: The values of all rows; for text, its UTF-8 bytes.
     values: Any
+    #: For text, where each row's text begins in `values`, in bytes; else None.
     offsets: Any = None
 
 
@@ -229,14 +231,14 @@ class Partition:
             batch = reader.get_batch(0)
             batch.validate()
         except (OSError, ValueError, pa.ArrowException) as error:
-            raise corrupt(path, f"it can't be read as an Arrow file ({error})") from error
+            raise make_corrupt_error(path, f"it can't be read as an Arrow file ({error})") from error
         expected = arrow_schema(columns)
         if not batch.schema.equals(expected):
-            raise corrupt(
+            raise make_corrupt_error(
                 path, f"it has columns {batch.schema.names} unlike those expected, {expected.names}"
             )
         if batch.num_rows != rows:
-            raise corrupt(path, f"it has {batch.num_rows} rows, expected {rows}")
+            raise make_corrupt_error(path, f"it has {batch.num_rows} rows, expected {rows}")
         self.values = {column.name: _values(batch.column(column.name), column, rows) for column in columns}
 
     def prefault(self) -> None:
@@ -252,7 +254,7 @@ class Partition:
                     self._mapping.madvise(advice)
 
     def slice(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
-        """Rows [start, stop) of one column, in place where it isn't text."""
+        """Returns rows [start, stop) of one column, in place where it isn't text."""
         values = self.values[name]
         if isinstance(values, np.ndarray):
             return values[start:stop]
@@ -260,7 +262,7 @@ class Partition:
         return texts
 
     def bytes_per_row(self, name: str) -> float:
-        """Bytes of the file that a row of this column takes; the mean for text."""
+        """Returns the bytes of the file that a row of this column takes; the mean for text."""
         values = self.values[name]
         return float(values.nbytes) / max(1, self.rows)
 
@@ -274,7 +276,8 @@ def _values(array: Any, column: Column, rows: int) -> Any:
     return values.reshape(rows, *column.shape)
 
 
-def corrupt(path: Path, why: str) -> CorruptPartition:
+def make_corrupt_error(path: Path, why: str) -> CorruptPartition:
+    """Returns the error for a partition that can't be used, for the caller to raise."""
     return CorruptPartition(
         f"Partition {path} is corrupt: {why}. Import the cache again with --overwrite, or put back a copy "
         f"of the file"

@@ -20,7 +20,9 @@ class Reads:
     local_bytes: int = 0
     #: From the stores of other nodes.
     remote_bytes: int = 0
+    #: Rows from the store of this task's own node.
     local_rows: int = 0
+    #: Rows from the stores of other nodes.
     remote_rows: int = 0
 
 

@@ -45,8 +45,8 @@ def read_shard_map(path: Path) -> tuple[ShardMap, tuple[NodeId, ...]] | None:
 def resolve(name: str, paths: Paths, context: Context) -> tuple[CacheSpec, ShardMap]:
     """Returns the version of cache `name` that this process reads, and its shards.
 
-    In a job all tasks and attempts get the same answer: `start` wrote it down for the job's own cache, and
-    for another one the first task that asks does, for the version that is then the latest, and pins it.
+    In a job all incarnations of all tasks get the same answer: `start` wrote it down for the job's own cache,
+    and for another one the first task that asks does, for the version that is then the latest, and pins it.
     Raises UnknownCache, GridError.
     """
     catalog = Catalog(paths)

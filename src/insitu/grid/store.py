@@ -23,7 +23,9 @@ logger = logging.getLogger("insitu.grid")
 class Copy:
     """One copy of a partition, open."""
 
+    #: The partition, mapped into memory.
     partition: Partition
+    #: What the catalog says of it.
     info: PartitionInfo
     #: The node whose store the copy lies in.
     node: NodeId

@@ -18,7 +18,9 @@ Structure = Any
 class ArraySpec:
     """One array of a batch: `shape` begins with None, which stands for the rows."""
 
+    #: Lengths of its axes, in elements; None for the rows.
     shape: tuple[int | None, ...]
+    #: The dtype of its values.
     dtype: np.dtype[Any]
 
 

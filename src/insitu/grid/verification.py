@@ -17,7 +17,7 @@ from typing import Any
 
 from insitu.durable import replace_file
 from insitu.grid.checksum import file_checksum
-from insitu.grid.partition import corrupt
+from insitu.grid.partition import make_corrupt_error
 from insitu.spec import PartitionInfo
 
 TIMESTAMP_TOLERANCE_NS = 20_000_000
@@ -42,12 +42,12 @@ def verify_file(path: Path, info: PartitionInfo, record: Path) -> None:
         found = file_checksum(path)
         unchanged = _stat_record(path, info) == before
     except OSError as error:
-        raise corrupt(path, f"it can't be read ({error.strerror})") from error
+        raise make_corrupt_error(path, f"it can't be read ({error.strerror})") from error
     if found != info.checksum:
         _verified.pop(path, None)
         with contextlib.suppress(OSError):
             record.unlink(missing_ok=True)
-        raise corrupt(path, f"its checksum is {found}, expected {info.checksum}")
+        raise make_corrupt_error(path, f"its checksum is {found}, expected {info.checksum}")
     if unchanged:
         _verified[path] = before
         _keep(before, record, now=started)
@@ -77,9 +77,9 @@ def check_size(path: Path, info: PartitionInfo) -> None:
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise corrupt(path, f"it can't be found ({error.strerror})") from error
+        raise make_corrupt_error(path, f"it can't be found ({error.strerror})") from error
     if size != info.bytes:
-        raise corrupt(path, f"it has {size} bytes, expected {info.bytes}")
+        raise make_corrupt_error(path, f"it has {size} bytes, expected {info.bytes}")
 
 
 def _stat_record(path: Path, info: PartitionInfo) -> dict[str, Any]:

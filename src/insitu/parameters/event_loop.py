@@ -95,40 +95,40 @@ class EventLoop:
         opened.setblocking(False)
         if len(self._handshakes) >= _MAX_HANDSHAKES:
             # Peers that connect and stay silent must not keep others out.
-            self._close_handshake(min(self._handshakes, key=lambda attempt: attempt.deadline))
-        attempt = SocketHandshake(opened, handshake.accept(self._secret, self._peer_info))
-        self._handshakes.add(attempt)
-        self._selector.register(attempt, selectors.EVENT_READ, self._advance_handshake)
+            self._close_handshake(min(self._handshakes, key=lambda pending: pending.deadline))
+        socket_handshake = SocketHandshake(opened, handshake.accept(self._secret, self._peer_info))
+        self._handshakes.add(socket_handshake)
+        self._selector.register(socket_handshake, selectors.EVENT_READ, self._advance_handshake)
 
-    def _advance_handshake(self, attempt: Any, events: int) -> None:
-        if attempt not in self._handshakes:
+    def _advance_handshake(self, socket_handshake: Any, events: int) -> None:
+        if socket_handshake not in self._handshakes:
             return  # closed since the selector reported it
         try:
-            if not attempt.advance():
-                events = selectors.EVENT_WRITE if attempt.has_unsent else selectors.EVENT_READ
-                self._selector.modify(attempt, events, self._advance_handshake)
+            if not socket_handshake.advance():
+                events = selectors.EVENT_WRITE if socket_handshake.has_unsent else selectors.EVENT_READ
+                self._selector.modify(socket_handshake, events, self._advance_handshake)
                 return
-            check_peer_info(attempt.peer_info)
+            check_peer_info(socket_handshake.peer_info)
         except AuthenticationError as error:
             _LOG.warning("Server %d refused a peer without the job's secret: %s", self._index, error)
-            self._close_handshake(attempt)
+            self._close_handshake(socket_handshake)
         except (OSError, InsituError, ValueError) as error:
             _LOG.info("Server %d refused a peer: %s", self._index, error)
-            self._close_handshake(attempt)
+            self._close_handshake(socket_handshake)
         else:
-            self._handshakes.discard(attempt)
-            self._selector.unregister(attempt)
-            self.adopt(attempt.socket, attempt.peer_info)
+            self._handshakes.discard(socket_handshake)
+            self._selector.unregister(socket_handshake)
+            self.adopt(socket_handshake.socket, socket_handshake.peer_info)
 
-    def _close_handshake(self, attempt: SocketHandshake) -> None:
-        self._handshakes.discard(attempt)
-        self._selector.unregister(attempt)
-        attempt.socket.close()
+    def _close_handshake(self, socket_handshake: SocketHandshake) -> None:
+        self._handshakes.discard(socket_handshake)
+        self._selector.unregister(socket_handshake)
+        socket_handshake.socket.close()
 
     def expire_handshakes(self, now: float) -> None:
         """Close the handshakes that have taken too long."""
-        for attempt in [a for a in self._handshakes if a.deadline < now]:
-            self._close_handshake(attempt)
+        for expired in [h for h in self._handshakes if h.deadline < now]:
+            self._close_handshake(expired)
 
     # Connections
 

@@ -43,7 +43,7 @@ static void copy(float *restrict to, const float *restrict from, uint64_t count,
 }
 
 /* What was written past the caches is there for others before anything that is written afterwards. */
-static void settle(void) {
+static void fence_stores(void) {
 #if defined(__SSE2__)
     _mm_sfence();
 #endif
@@ -74,7 +74,7 @@ int insitu_copy(float *to, const float *from, uint64_t count, int past_caches) {
         found |= infinite(from + at, size);
         copy(to + at, from + at, size, past_caches);
     }
-    settle();
+    fence_stores();
     return !found;
 }
 
@@ -86,7 +86,7 @@ int insitu_descend(float *value, const float *gradient, float *to, uint64_t coun
         descend(value + at, gradient + at, size, rate);
         if (to) copy(to + at, value + at, size, past_caches);
     }
-    settle();
+    fence_stores();
     return 0;
 }
 

@@ -22,25 +22,32 @@ _STREAMING_ELEMENTS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class Kernels:
+class ParameterKernels:
     """The functions of `kernels.c`, which take addresses. They release Python's lock."""
 
+    #: (address, elements) -> whether no value is NaN or infinite.
     finite: Callable[..., int]
+    #: (address of the copy, of the source, elements, whether to bypass the caches) -> whether all are finite.
     copy: Callable[..., int]
+    #: (addresses of values, gradient and a copy or None; elements, rate, whether to bypass the caches).
     descend: Callable[..., int]
+    #: (keys, how many, buckets, their mask, known keys, found) -> number of missing keys. See `native.find`.
     find: Callable[..., int]
+    #: (addresses of rows and numbers, how many, bytes of a row, address of the output). See `native.take`.
     take: Callable[..., int]
+    #: (addresses of rows and numbers, how many, bytes of a row, address of the source). See `native.put`.
     put: Callable[..., int]
+    #: (addresses of rows and numbers, how many, width, address of the gradients, rate).
     descend_rows: Callable[..., int]
 
 
 @functools.cache
-def kernels() -> Kernels | None:
+def kernels() -> ParameterKernels | None:
     """Return the compiled functions; None where they can't be compiled."""
     return compiling.load(_SOURCE, _load)
 
 
-def _load(library: Path) -> Kernels:
+def _load(library: Path) -> ParameterKernels:
     found = ctypes.CDLL(str(library))
     pointer, count, rate, flag = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_float, ctypes.c_int
     arguments: dict[str, list[Any]] = {
@@ -56,7 +63,7 @@ def _load(library: Path) -> Kernels:
     for name, types in arguments.items():
         functions[name] = getattr(found, f"insitu_{name}")
         functions[name].argtypes = types
-    return Kernels(**functions)
+    return ParameterKernels(**functions)
 
 
 def _are_plain_float32(*arrays: Array) -> bool:
@@ -112,7 +119,7 @@ def update_sgd(value: Array, gradient: Array, rate: float, to: Array | None) -> 
 
 
 def find(keys: Array, buckets: Array, known: Array, found: Array) -> int | None:
-    """Write the row of each of `keys`, int64[n], to `found`, -1 for those that aren't there: see `KeyIndex`.
+    """Write the row of each of `keys`, int64[n], to `found`, -1 for those that aren't there: see `HashIndex`.
 
     Return how many aren't; None where there is no compiled code for it: then nothing was done.
     """

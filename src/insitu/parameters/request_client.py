@@ -226,9 +226,9 @@ class RequestClient:
             answer = server.call(operation, meta, deadline)
             if operation == "define" and not answer.meta["initialised"]:
                 raise ServerLost(
-                    f"Parameter server {server.server} at {server.address} was started anew, without what it "
-                    "held: it has no mirror (--ps-backups 1) and no checkpoint to start from. Start the job "
-                    "again with one of them",
+                    f"Parameter server {server.server} at {server.address} was started again, without "
+                    "what it held: it has no mirror (--ps-backups 1) and no checkpoint to start from. Start "
+                    "the job again with one of them",
                     server=server.server,
                 )
 

@@ -63,7 +63,9 @@ _WORKER_MEMORY_FIELDS = ("at", "segment", "ahead")
 class WaitingRequest:
     """A request that can't be answered yet."""
 
+    #: The connection that it came by and that the answer goes to.
     connection: Connection
+    #: The request.
     message: Message
     #: Time on the monotonic clock at which it fails with ServerStalled.
     deadline: float

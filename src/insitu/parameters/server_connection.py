@@ -26,14 +26,16 @@ _DIAL_TIMEOUT = 0.7
 
 
 @dataclass(slots=True)
-class Request:
+class PendingRequest:
     """One request that isn't answered yet, kept so that it can be sent again."""
 
     #: DENSE_LANE or ROWS_LANE.
     lane: int
     #: The message's description; see `wire.Message`.
     meta: dict[str, Any]
+    #: The arrays that come with it.
     arrays: Sequence[Array]
+    #: The position of each array in shared memory, None for those in the message. Empty: all are.
     refs: Sequence[BufferRef | None]
     #: Completed with the answer.
     future: Future[Any]
@@ -53,7 +55,7 @@ class ServerConnection:
         #: One connection for each lane; empty while there is none.
         self.lanes: list[Connection] = []
         #: Requests without an answer, by number, in the order of their submission.
-        self.pending: dict[int, Request] = {}
+        self.pending: dict[int, PendingRequest] = {}
         #: Index of the address that is used.
         self.address_index = 0
         self._addresses = list(addresses)
@@ -193,7 +195,7 @@ class ServerConnection:
         """
         number = self._next_number
         self._next_number = self._next_number % 0xFFFFFFFF + 1
-        request = Request(lane, {"op": operation, "of": self.server, **meta}, arrays, refs, future)
+        request = PendingRequest(lane, {"op": operation, "of": self.server, **meta}, arrays, refs, future)
         self.pending[number] = request
         try:
             if self.lanes:
@@ -202,7 +204,7 @@ class ServerConnection:
             del self.pending[number]  # it couldn't be encoded, so no answer will come
             raise
 
-    def _send(self, number: int, request: Request, *, defer_send: bool = False) -> None:
+    def _send(self, number: int, request: PendingRequest, *, defer_send: bool = False) -> None:
         message = Message(REQUEST, number, request.meta, request.arrays, request.refs)
         with contextlib.suppress(ConnectionClosed):  # the thread that waits for the answer reconnects
             connection = self.lanes[request.lane]

@@ -111,15 +111,15 @@ def connect_to_server(
             # Linux connects a socket to itself where the port is free and was drawn as the local one.
             raise ConnectionRefusedError("nobody listens there yet")
         connection.setblocking(False)
-        attempt = SocketHandshake(connection, handshake.dial(secret, own_info))
-        while not attempt.advance():
-            left = min(deadline, attempt.deadline) - time.monotonic()
+        socket_handshake = SocketHandshake(connection, handshake.dial(secret, own_info))
+        while not socket_handshake.advance():
+            left = min(deadline, socket_handshake.deadline) - time.monotonic()
             if left <= 0:
                 raise TimeoutError(f"{address} didn't complete the handshake in time")
             poll = select.poll()
-            poll.register(connection, select.POLLOUT if attempt.has_unsent else select.POLLIN)
+            poll.register(connection, select.POLLOUT if socket_handshake.has_unsent else select.POLLIN)
             poll.poll(left * 1000)
-        peer = attempt.peer_info or {}
+        peer = socket_handshake.peer_info or {}
         check_peer_info(peer)
     except ConnectionError as error:
         connection.close()

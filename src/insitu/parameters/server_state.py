@@ -50,7 +50,9 @@ class ValueDestination:
 class PushResult:
     """The outcome of one push."""
 
+    #: The push.
     push: PushEvent
+    #: "applied" or "dropped".
     outcome: Outcome
     #: The server's version afterwards.
     version: int

@@ -17,7 +17,7 @@ from insitu.errors import InputError
 from insitu.parameters import native
 from insitu.parameters.copy_on_write import SavedRowIndex, TableSnapshot
 from insitu.parameters.growable_array import GrowableArray
-from insitu.parameters.key_index import KeyIndex, Keys, find_distinct
+from insitu.parameters.hash_index import HashIndex, Keys, find_distinct
 from insitu.parameters.rules import Initializer, as_dtype
 from insitu.parameters.updaters import ElementwiseUpdater, Updater, make_updater
 
@@ -101,7 +101,7 @@ class RowStore:
         #: The definition.
         self.table = table
         #: The number of each key's row.
-        self.index = KeyIndex(limit)
+        self.index = HashIndex(limit)
         #: Updates of this table on this server.
         self.updates = 0
         #: Rows evicted so far.

@@ -70,8 +70,8 @@ def test_logs_show_the_latest_incarnation_of_a_task(
 
 
 def test_an_incarnation_that_there_never_was_is_an_error(replaced: JobPaths) -> None:
-    with pytest.raises(InputError, match=r"had 2 attempts\. Give --attempt 1 to 2\. Received: 3"):
-        jobs.logs(replaced.root.name, "worker:1", attempt=3)
+    with pytest.raises(InputError, match=r"had 2 incarnations\. Give --attempt 1 to 2\. Received: 3"):
+        jobs.logs(replaced.root.name, "worker:1", incarnation=3)
     with pytest.raises(InputError, match="has no task ps:0"):
         jobs.logs(replaced.root.name, "ps:0")
 

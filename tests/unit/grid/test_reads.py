@@ -19,7 +19,7 @@ def test_bytes_are_counted_by_where_they_lie(
 ) -> None:
     counter = ReadCounter()
     monkeypatch.setattr("insitu.grid.datasets.READS", counter)
-    monkeypatch.setattr("insitu.grid.table.READS", counter)
+    monkeypatch.setattr("insitu.grid.cache_reader.READS", counter)
     bring_up(paths, 2)
     import_cache(paths, "a", [str(source)], partitions=2)
     write_own_map(paths, ("node-0",), ((0, 1),))

@@ -86,5 +86,5 @@ def test_each_request_looks_again_for_a_lost_server():
             with pytest.raises(ServerLost, match="isn't found again"):
                 client.pull().result()
         stack.enter_context(ParameterServer(server.address))
-        with pytest.raises(ServerLost, match="started anew"):
+        with pytest.raises(ServerLost, match="started again"):
             client.pull().result()

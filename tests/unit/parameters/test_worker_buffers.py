@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from insitu.errors import InputError
 from insitu.exchange import memory
 from insitu.parameters.rules.sharding_plan import Variable, plan_sharding
-from insitu.parameters.server_connection import Request, ServerConnection
+from insitu.parameters.server_connection import PendingRequest, ServerConnection
 from insitu.parameters.worker_buffers import WorkerBuffers, as_values
 
 shapes = st.lists(st.integers(0, 9), max_size=3).map(tuple)
@@ -80,8 +80,9 @@ def test_pending_requests_can_be_sent_to_a_server_of_another_host():
     buffers = WorkerBuffers(PLAN, (0,), shared=False)
     where = {"segment": 1, "at": buffers.offsets_of(0)}
     keys = np.zeros(2, np.int64)
-    push = Request(0, {"op": "push", "shard": 0, "ahead": [0], **where}, [keys], (), None)  # type: ignore[arg-type]
-    pull = Request(0, {"op": "pull", "shard": 0, **where}, [], (), None)  # type: ignore[arg-type]
+    meta = {"op": "push", "shard": 0, "ahead": [0], **where}
+    push = PendingRequest(0, meta, [keys], (), None)  # type: ignore[arg-type]
+    pull = PendingRequest(0, {"op": "pull", "shard": 0, **where}, [], (), None)  # type: ignore[arg-type]
     buffers.inline_pending(a_server(pending={1: push, 2: pull}))
     assert push.meta == {"op": "push", "shard": 0}
     assert len(push.arrays) == 1 + len(buffers.view_parts(0, 0))

@@ -32,14 +32,14 @@ class _Budget:
     def add_file(self) -> None:
         self._files += 1
         if self._files > MAX_FILES:
-            raise self._too_much(f"more than {MAX_FILES} files")
+            raise self._make_limit_error(f"more than {MAX_FILES} files")
 
     def add_bytes(self, count: int) -> None:
         self._bytes += count
         if self._bytes > MAX_BYTES:
-            raise self._too_much(f"more than {MAX_BYTES // 2**20} MiB")
+            raise self._make_limit_error(f"more than {MAX_BYTES // 2**20} MiB")
 
-    def _too_much(self, what: str) -> JobSpecError:
+    def _make_limit_error(self, what: str) -> JobSpecError:
         return JobSpecError(
             f"JOB_DIR {self._source} holds {what}. It is copied for each job, so it should hold code alone: "
             f"put data into a cache with `insitu import`, and scripts into a folder of their own."
@@ -72,7 +72,7 @@ def _copy_folder(
     source: Path, destination: Path, budget: _Budget, leave_out: Path, above: tuple[Path, ...]
 ) -> None:
     """Copies a folder. Links are followed; one that leads back to a folder it lies in is refused."""
-    for entry in _entries(source):
+    for entry in _list_entries(source):
         path = Path(entry.path)
         if entry.is_dir():
             real = path.resolve()
@@ -94,7 +94,7 @@ def _copy_folder(
             raise JobSpecError(f"{path} of JOB_DIR is {kind}; it can't be copied")
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
+def _list_entries(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as found:
             return sorted(found, key=lambda entry: entry.name)
@@ -106,7 +106,7 @@ def _extract(archive: Path, destination: Path) -> None:
     budget = _Budget(archive)
     try:
         with zipfile.ZipFile(archive) as opened:
-            for entry, name in list(_checked(opened, archive)):
+            for entry, name in list(_check_entries(opened, archive)):
                 target = destination / name
                 if entry.is_dir():
                     target.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def _extract(archive: Path, destination: Path) -> None:
         raise JobSpecError(f"JOB_DIR {archive} holds {error.filename} twice") from error
 
 
-def _checked(opened: zipfile.ZipFile, archive: Path) -> Iterator[tuple[zipfile.ZipInfo, PurePosixPath]]:
+def _check_entries(opened: zipfile.ZipFile, archive: Path) -> Iterator[tuple[zipfile.ZipInfo, PurePosixPath]]:
     """Yield each entry with its name, known to stay inside. Raises JobSpecError before any is written."""
     for entry in opened.infolist():
         name = PurePosixPath(entry.filename)

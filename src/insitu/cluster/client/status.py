@@ -55,7 +55,7 @@ def find_job(paths: Paths, text: str) -> JobPaths:
 
 
 def is_running(job: JobPaths) -> bool:
-    """Whether a process of the job is left."""
+    """Return whether a process of the job is left."""
     return is_locked(job.controller)
 
 

@@ -110,7 +110,7 @@ class Controller:
         """Process ids of incarnations that the controller before launched; 0 where they have ended."""
 
     def _now(self) -> float:
-        """Seconds since 1970, but never going back."""
+        """Return the time in seconds since 1970, but never going back."""
         return self._started + time.monotonic() - self._started_monotonic
 
     def run(self, *, resume: bool = False) -> int:
@@ -277,7 +277,7 @@ class Controller:
             self._reserve([task])
             address = self._reserved[task.task, task.incarnation]
             if not task.shards:
-                # What it will run is settled once it is ready; until then its data are those of its index.
+                # Its shards are assigned once it is ready; until then its data are those of its index.
                 layout = assign_contiguous_shards(self._state.target_workers, self._spec.shards)
                 task = replace(task, shards=layout[task.task.index])
         environment = build_task_environment(self._spec, self._roster, task, address, self._home, os.environ)

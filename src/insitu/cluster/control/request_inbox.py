@@ -2,8 +2,8 @@
 
 A client connects and sends one line, `{"id": TOKEN, "do": "stop"}` or `{"id": TOKEN, "do": "scale",
 "workers": N}`. It gets one line back: `{"ok": true, "text": TEXT}` or `{"error": KIND, "text": TEXT}`, where
-KIND is `refused`, `ended` or `invalid`. Then the connection is closed. Whoever loses it before may send the
-same line again: the id tells that it is the same request.
+KIND is `refused`, `ended` or `invalid`. Then the connection is closed. A client that loses it before may send
+the same line again: the id shows that it is the same request.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Tasks(TaskSetup, TaskObserver, Protocol):
     """Lets a controller act on its tasks and observe them."""
 
     def running(self) -> dict[TaskId, tuple[int, int]]:
-        """(incarnation, process id) of each task that lived when this controller began."""
+        """Return (incarnation, process id) of each task that lived when this controller began."""
 
     def published_roster(self) -> Roster | None:
         """Returns the newest roster that a controller before this one has published, or None."""
@@ -54,7 +54,7 @@ class Tasks(TaskSetup, TaskObserver, Protocol):
         """Sends to the task (`dump`) or to it and all it has started (`term`, `kill`); no-op once ended."""
 
     def keep_standby(self, count: int, command: Command) -> None:
-        """From now on there are to be `count` warmed processes that can become a task of this command."""
+        """Keep `count` warmed processes from now on that can become a task of this command."""
 
     def wait(self, timeout: float | None) -> list[TaskExit]:
         """Return ends once there are any, also those that a dead controller did not acknowledge."""

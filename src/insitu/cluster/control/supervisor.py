@@ -100,7 +100,7 @@ class Supervisor:
         self._send({"ended": str(ended.task), "incarnation": incarnation, "code": ended.code})
 
     def _send(self, message: Message) -> None:
-        # What can't be sent is told to the next controller.
+        # What can't be sent is sent to the next controller.
         with contextlib.suppress(ChannelClosed):
             if self._channel is not None:
                 self._channel.send(message)

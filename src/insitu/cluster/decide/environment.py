@@ -75,7 +75,7 @@ def build_task_environment(
     `address` is where it listens if `roster` doesn't name it yet.
 
     The seed goes into PYTHONHASHSEED too unless the user chose one, so that the order of sets is the same in
-    each task and each attempt.
+    each incarnation of each task.
     """
     environment = dict(inherited)
     environment.update(
@@ -101,6 +101,6 @@ def build_task_environment(
     )
     environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     environment.setdefault("PYTHONHASHSEED", str(job.seed))
-    # Large tensors are allocated anew in each step: large pages spare most of the page faults of that.
+    # Large tensors are allocated again in each step: large pages spare most of the page faults of that.
     environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     return environment

@@ -29,7 +29,7 @@ def count_rows_by_node(cache: CacheSpec, topology: Topology) -> dict[NodeId, int
     if strangers:
         raise PlacementError(
             f"Cache {cache.name!r} lies on {', '.join(strangers)}, which this cluster doesn't have: its "
-            f"nodes are {', '.join(topology.nodes)}. Bring the nodes up again, or import the cache anew."
+            f"nodes are {', '.join(topology.nodes)}. Bring the nodes up again, or import the cache again."
         )
     return {node: rows[node] for node in topology.nodes if node in rows}
 

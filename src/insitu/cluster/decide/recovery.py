@@ -76,7 +76,7 @@ def cancel_launches(state: JobState) -> JobState:
 
 
 def is_same_bug(state: JobState, fingerprint: str, started: float, progress: EpochStep) -> bool:
-    """Whether an incarnation launched at `started` failed as the job's last bug did, without progress
+    """Return whether an incarnation launched at `started` failed as the job's last bug did, without progress
     since."""
     bug = state.bug
     return bool(
@@ -164,13 +164,13 @@ def _can_go_on(state: JobState, lost: TaskState, event: TaskExitedEvent) -> bool
 
 
 def _is_mirrored(state: JobState, lost: TaskState) -> bool:
-    """Whether another ps task has what `lost` held."""
+    """Return whether another ps task has what `lost` held."""
     others = [t for t in state.tasks if t.task.role == "ps" and t.task != lost.task]
     return state.mirrored and all(t.alive for t in others)
 
 
 def _all_elastic(state: JobState, elastic: Sequence[TaskId]) -> bool:
-    """Whether all that train can go on without a peer, some of them holding the state of the training."""
+    """Return whether all that train can go on without a peer, and some of them hold the training's state."""
     training = [t for t in state.alive if t.task.role in ("chief", "worker") and t.member and not t.released]
     return any(t.task in elastic for t in training) and all(
         t.replacement or t.task in elastic for t in training
@@ -332,7 +332,7 @@ def close_recoveries(state: JobState, event: RecoveredEvent, now: float) -> Resu
 
 
 def can_kill_stuck(state: JobState, event: StalledEvent) -> bool:
-    """Whether it is enough to kill those that stand still, since all others can go on without them."""
+    """Return whether it is enough to kill those that stand still, since all others can go on without them."""
     culprits = set(event.culprits)
     if culprits and all(name.role == "evaluator" for name in culprits):
         return state.phase == "running"

@@ -29,7 +29,7 @@ def find_ready_to_join(state: JobState, records: Records) -> tuple[TaskId, ...]:
 
 
 def has_recovered(state: JobState, records: Records) -> bool:
-    """Whether every member has completed a step after the last change of membership, or its training."""
+    """Return whether each member has completed its training, or a step since membership last changed."""
     after = max((r.steps or (-1, -1) for r in state.recoveries if r.ended is None), default=(-1, -1))
     for task in state.members:
         record = records.get(task.task)

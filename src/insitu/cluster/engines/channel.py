@@ -9,7 +9,7 @@ from typing import Any
 Message = dict[str, Any]
 _CHUNK = 1 << 16
 _MAX_READS = 16
-"""Reads per `receive`: whoever sends without end doesn't keep the receiver from its other work."""
+"""Reads per `receive`: a peer that sends without end doesn't keep the receiver from its other work."""
 
 
 class ChannelClosed(Exception):

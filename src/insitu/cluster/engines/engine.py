@@ -1,8 +1,8 @@
 """The seam between a job's supervisor and what runs its tasks on nodes.
 
 An engine is made of three parts: `ProcessControl` starts and ends processes, `TaskSetup` prepares what they
-find, `TaskObserver` says how they are. All of them are used from one thread. Whoever uses an engine learns
-nothing of the tasks by another way: they may run on another machine.
+find, `TaskObserver` says how they are. All of them are used from one thread. The user of an engine learns
+of the tasks in no other way: they may run on another machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ SignalName = Literal["term", "kill", "dump"]
 class Output:
     """Bytes that a task printed, in the order in which it printed them."""
 
+    #: The task that printed them.
     task: TaskId
+    #: The bytes.
     data: bytes
 
 
@@ -34,7 +36,9 @@ class Ended:
     Comes after all of the task's output.
     """
 
+    #: The task that has ended.
     task: TaskId
+    #: Its exit code; negative for the number of the signal that ended it.
     code: int
 
 
@@ -42,7 +46,9 @@ class Ended:
 class Command:
     """What one task runs: a whole argument list and a whole environment. The engine knows the folder."""
 
+    #: The argument list, with the program first.
     arguments: tuple[str, ...]
+    #: All variables of the environment, by name.
     environment: dict[str, str]
 
 

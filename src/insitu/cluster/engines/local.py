@@ -131,7 +131,7 @@ class LocalEngine(TaskFiles):
         codes = [(running, *self._reap(running)) for running in ended]
         for running, output, _ in codes:
             happened += [Output(running.task, data) for data in output]
-        # Those that a signal ended come first: whoever follows them may only have lost a peer.
+        # Those that a signal ended come first: those after them may only have lost a peer.
         codes.sort(key=lambda item: item[2] >= 0)
         return [*happened, *(Ended(running.task, code) for running, _, code in codes)]
 
@@ -142,7 +142,7 @@ class LocalEngine(TaskFiles):
         return [Output(running.task, data)] if data else []
 
     def _reap(self, running: _Running) -> tuple[list[bytes], int]:
-        """(the rest of its output, its code). The group is killed while the number still belongs to it."""
+        """Return (the rest of its output, its exit code). Kill its group while its number is still taken."""
         os.waitid(os.P_PIDFD, running.pidfd, os.WEXITED | os.WNOWAIT)
         running.kill_group(signal.SIGKILL)
         output = []

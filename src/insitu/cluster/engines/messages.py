@@ -1,4 +1,4 @@
-"""The calls of an engine as messages, for whoever has it in another process.
+"""Turns the calls of an engine into messages, for an engine in another process.
 
 `EngineCalls` asks, `reply_to_call` answers. A call is `{"do": NAME, ...}`; the answer to one that failed is
 `{"error": TEXT}`.
@@ -27,7 +27,7 @@ class EngineCalls:
         raise NotImplementedError
 
     def _observe(self, message: Message) -> Message:
-        """As `_request`, for a call of `TaskObserver`."""
+        """Send a call of `TaskObserver` and return its answer, as `_request` does."""
         return self._request(message)
 
     def reserve(self, tasks: Sequence[TaskSpec]) -> dict[TaskId, str]:

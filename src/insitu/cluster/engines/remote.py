@@ -1,6 +1,6 @@
 """An engine in another process, at the other end of a connected socket: the first part of an agent per node.
 
-The connection must be trusted: whoever holds its other end runs any program here. Today both ends are
+The connection must be trusted: the process at its other end can run any program here. Today both ends are
 inherited on one machine; over a network it needs a handshake and encryption first.
 """
 

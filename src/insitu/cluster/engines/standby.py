@@ -46,8 +46,11 @@ def start_process(
 class Standby:
     """One process that stands by. Its output until it becomes a task is nobody's and is dropped."""
 
+    #: The process; its output comes through a pipe.
     process: subprocess.Popen[bytes]
+    #: The socket on which it receives the environment of the task that it becomes.
     connection: socket.socket
+    #: The fixed part of the command of the tasks that it can become; see `select_fixed_part`.
     fits: Command
 
 
@@ -127,7 +130,7 @@ class StandbyPool:
         return None
 
     def handle_output(self, standby: Standby) -> None:
-        """Its pipe is readable: it printed something, or has ended."""
+        """Read what a standby printed, and end it where its stream has ended. Its pipe is readable."""
         if standby in self._processes and self._drop_output(standby):
             self._failures += 1
             self._end(standby)

@@ -66,7 +66,7 @@ class Journal:
         except sqlite3.Error as error:
             raise ClusterError(
                 f"The job's journal can't be used: {error}. Where the disk is full free some space; a "
-                "journal that is damaged can't be mended, so start the job anew",
+                "journal that is damaged can't be repaired, so start a new job",
                 logs=str(self.path),
             ) from error
 
@@ -111,14 +111,14 @@ class Journal:
         rows = self._select("SELECT state FROM entries ORDER BY sequence DESC LIMIT 1")
         if not rows:
             raise ClusterError(
-                "The job's journal is empty: it was never started. Start the job anew", logs=str(self.path)
+                "The job's journal is empty: it was never started. Start a new job", logs=str(self.path)
             )
         try:
             return decode_job(json.loads(rows[0][0]))
         except (ValueError, KeyError, TypeError, InputError) as error:
             raise ClusterError(
                 f"The job's journal holds no state of this version of insitu: {error}. Use the version that "
-                "started the job, or start the job anew",
+                "started the job, or start a new job",
                 logs=str(self.path),
             ) from error
 

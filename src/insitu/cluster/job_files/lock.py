@@ -18,7 +18,7 @@ _SHARED_LOCK_TIMEOUT = 1.0
 
 
 def take_lock(path: Path) -> int:
-    """Makes `path` and locks it. Returns the descriptor; whoever inherits it holds the lock too."""
+    """Makes `path` and locks it. Returns the descriptor; a process that inherits it holds the lock too."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + _SHARED_LOCK_TIMEOUT
     while True:
@@ -38,7 +38,7 @@ def take_lock(path: Path) -> int:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether some process holds the lock at `path`."""
+    """Return whether some process holds the lock at `path`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

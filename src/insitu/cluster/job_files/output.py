@@ -28,10 +28,10 @@ class LineAssembler:
         lines: list[bytes] = []
         *whole, self._rest = (self._rest + data).split(b"\n")
         for line in whole:
-            lines += self._redrawn(line.removesuffix(b"\r"), now, complete=True)
+            lines += self._take_last_state(line.removesuffix(b"\r"), now, complete=True)
         if b"\r" in self._rest[:-1]:
             *states, self._rest = self._split_keeping_last_return(self._rest)
-            lines += self._redrawn(b"\r".join(states), now, complete=False)
+            lines += self._take_last_state(b"\r".join(states), now, complete=False)
         while len(self._rest) > MAX_LINE_BYTES:
             head, self._rest = _cut(self._rest)
             lines.append(head)
@@ -40,7 +40,7 @@ class LineAssembler:
     def flush(self) -> list[bytes]:
         """Return what is left when the stream has ended."""
         rest, self._rest = self._rest, b""
-        return self._redrawn(rest.rstrip(b"\r"), 0.0, complete=True) if rest or self._drawn else []
+        return self._take_last_state(rest.rstrip(b"\r"), 0.0, complete=True) if rest or self._drawn else []
 
     @staticmethod
     def _split_keeping_last_return(text: bytes) -> list[bytes]:
@@ -48,7 +48,7 @@ class LineAssembler:
         head, _, tail = text[:-1].rpartition(b"\r")
         return [*head.split(b"\r"), tail + text[-1:]]
 
-    def _redrawn(self, text: bytes, now: float, *, complete: bool) -> list[bytes]:
+    def _take_last_state(self, text: bytes, now: float, *, complete: bool) -> list[bytes]:
         """Return the lines to print for `text`, whose carriage returns part it into states of one line."""
         last = next((state for state in reversed(text.split(b"\r")) if state), b"")
         if not complete:
@@ -56,13 +56,13 @@ class LineAssembler:
                 self._drawn = last or self._drawn
                 return []
             self._drawn, self._drawn_at = b"", now
-            return _pieces(last)
+            return _cut_into_pieces(last)
         last = last or self._drawn
         self._drawn = b""
-        return _pieces(last)
+        return _cut_into_pieces(last)
 
 
-def _pieces(line: bytes) -> list[bytes]:
+def _cut_into_pieces(line: bytes) -> list[bytes]:
     pieces = []
     while len(line) > MAX_LINE_BYTES:
         head, line = _cut(line)

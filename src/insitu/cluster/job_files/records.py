@@ -15,7 +15,7 @@ def read_spec(job: JobPaths) -> JobSpec:
         return JobSpec.from_json(json.loads(job.spec.read_text()))
     except (OSError, ValueError, KeyError, TypeError, InputError) as error:
         raise ClusterError(
-            f"The job's specification can't be read: {error}. Start the job anew; this folder is of no use",
+            f"The job's specification can't be read: {error}. Start a new job; this folder is of no use",
             logs=str(job.spec),
         ) from error
 
@@ -33,6 +33,6 @@ def read_placement(job: JobPaths) -> tuple[Placement, CacheSpec]:
         return Placement(tasks, shard_map, tuple(map(NodeId, data["homes"]))), cache
     except (OSError, ValueError, KeyError, TypeError, InputError) as error:
         raise ClusterError(
-            f"The job's placement can't be read: {error}. Start the job anew; this folder is of no use",
+            f"The job's placement can't be read: {error}. Start a new job; this folder is of no use",
             logs=str(job.placement),
         ) from error

@@ -36,12 +36,12 @@ def resolve_command(folder: Path, command: Sequence[str], interpreter: str) -> R
     first, *rest = command
     if _PYTHON.fullmatch(first):
         if rest and not rest[0].startswith("-"):
-            return ResolvedCommand(True, (_script(folder, rest[0]), *rest[1:]))
+            return ResolvedCommand(True, (_resolve_script(folder, rest[0]), *rest[1:]))
         if rest:
             return ResolvedCommand(False, (interpreter, *rest))
         raise JobSpecError(f"{first} alone runs nothing: name a script of JOB_DIR, such as {first} train.py")
     if first.endswith(".py"):
-        return ResolvedCommand(True, (_script(folder, first), *rest))
+        return ResolvedCommand(True, (_resolve_script(folder, first), *rest))
     inside = folder / first
     if inside.is_file():
         if not os.access(inside, os.X_OK):
@@ -54,15 +54,15 @@ def resolve_command(folder: Path, command: Sequence[str], interpreter: str) -> R
     if program is None:
         raise JobSpecError(
             f"{first!r} is neither a file of JOB_DIR nor a program on PATH. "
-            f"{_listing(folder)}{_quoted(first)}"
+            f"{_list_entries(folder)}{_hint_at_quotes(first)}"
         )
     return ResolvedCommand(False, (program, *rest))
 
 
-def _script(folder: Path, name: str) -> str:
+def _resolve_script(folder: Path, name: str) -> str:
     path = folder / name
     if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
-        raise JobSpecError(f"JOB_DIR has no script {name!r}. {_listing(folder)}{_quoted(name)}")
+        raise JobSpecError(f"JOB_DIR has no script {name!r}. {_list_entries(folder)}{_hint_at_quotes(name)}")
     try:
         path.open("rb").close()
     except OSError as error:
@@ -70,11 +70,11 @@ def _script(folder: Path, name: str) -> str:
     return str(path.absolute())
 
 
-def _listing(folder: Path) -> str:
+def _list_entries(folder: Path) -> str:
     names = sorted(f"{entry.name}/" if entry.is_dir() else entry.name for entry in folder.iterdir())
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
     return f"It holds: {', '.join(names[:10])}{more}." if names else "It is empty."
 
 
-def _quoted(name: str) -> str:
+def _hint_at_quotes(name: str) -> str:
     return " Give the command and its arguments without quotes around them." if " " in name else ""

@@ -16,7 +16,7 @@ from insitu.durable import replace_file
 MAX_MESSAGE_LENGTH = 2000
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def _follow_causes(error: BaseException) -> Iterator[BaseException]:
     """Yield `error`, then what it was raised from or during, each once."""
     seen: set[int] = set()
     link: BaseException | None = error
@@ -27,7 +27,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_bare_exit(error: BaseException) -> bool:
-    """Whether the script ended itself with a number, as by `sys.exit(3)`."""
+    """Return whether the script ended itself with a number, as by `sys.exit(3)`."""
     return isinstance(error, SystemExit) and isinstance(error.code, int)
 
 
@@ -42,7 +42,7 @@ def compute_fingerprint(error: BaseException) -> str:
     digest = hashlib.sha256()
     if _is_bare_exit(error):
         digest.update(f"exit {error}\n".encode())
-    for link in _chain(error):
+    for link in _follow_causes(error):
         digest.update(f"{type(link).__module__}.{type(link).__qualname__}\n".encode())
         for frame in traceback.extract_tb(link.__traceback__):
             digest.update(f"{frame.filename}:{frame.lineno}:{frame.name}\n".encode())
@@ -57,7 +57,7 @@ def describe_failure(error: BaseException) -> Failure:
         # The exit code is known anyway.
         message="" if _is_bare_exit(error) else str(error)[:MAX_MESSAGE_LENGTH],
         fingerprint=compute_fingerprint(error),
-        peer_lost=any(isinstance(link, PeerLost) for link in _chain(error)),
+        peer_lost=any(isinstance(link, PeerLost) for link in _follow_causes(error)),
     )
 
 

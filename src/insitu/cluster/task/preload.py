@@ -63,37 +63,37 @@ def _find_actions(file: Path, folder: Path, seen: set[Path]) -> Iterator[Preload
         tree = ast.parse(file.read_text())
     except (OSError, SyntaxError, ValueError):
         return
-    for statement in _top_level(tree.body):
+    for statement in _walk_top_level(tree.body):
         if isinstance(statement, ast.Import | ast.ImportFrom):
-            for found in _imports(statement):
-                local = _local_file(folder, found.module)
+            for found in _parse_imports(statement):
+                local = _find_local_file(folder, found.module)
                 if local is None:
                     yield found
                 elif local not in seen:
                     yield from _find_actions(local, folder, seen)
-        elif setting := _setting(statement):
+        elif setting := _parse_setting(statement):
             yield setting
         elif _touches_environment(statement):
             return
-    yield from _attributes_of_insitu(tree)
+    yield from _find_insitu_attributes(tree)
 
 
-def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+def _walk_top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     for statement in body:
         if isinstance(statement, ast.Try):
-            yield from _top_level(statement.body)
+            yield from _walk_top_level(statement.body)
         elif not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield statement
 
 
-def _imports(statement: ast.Import | ast.ImportFrom) -> Iterator[Import]:
+def _parse_imports(statement: ast.Import | ast.ImportFrom) -> Iterator[Import]:
     if isinstance(statement, ast.Import):
         yield from (Import(alias.name) for alias in statement.names)
     elif statement.module and not statement.level:
         yield from (Import(statement.module, alias.name) for alias in statement.names if alias.name != "*")
 
 
-def _local_file(folder: Path, module: str) -> Path | None:
+def _find_local_file(folder: Path, module: str) -> Path | None:
     """Return the file of JOB_DIR that `module` is, or None."""
     base = folder.joinpath(*module.split("."))
     if base.with_suffix(".py").is_file():
@@ -110,7 +110,7 @@ def _is_environ(node: ast.expr) -> bool:
     )
 
 
-def _setting(statement: ast.stmt) -> Setting | None:
+def _parse_setting(statement: ast.stmt) -> Setting | None:
     """Return what `os.environ["A"] = "b"` or `os.environ.setdefault("A", "b")` sets, None for other
     statements."""
     match statement:
@@ -130,7 +130,7 @@ def _setting(statement: ast.stmt) -> Setting | None:
 
 
 def _touches_environment(statement: ast.stmt) -> bool:
-    """Whether the statement may write to the environment; reading it does no harm."""
+    """Return whether the statement may write to the environment; reading it does no harm."""
     for node in ast.walk(statement):
         if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load) and _is_environ(node.value):
             return True
@@ -142,7 +142,7 @@ def _touches_environment(statement: ast.stmt) -> bool:
     return False
 
 
-def _attributes_of_insitu(tree: ast.Module) -> Iterator[Import]:
+def _find_insitu_attributes(tree: ast.Module) -> Iterator[Import]:
     """Yield `insitu.X` wherever it stands: the package loads its parts when they are first named."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "insitu":

@@ -45,6 +45,7 @@ class Schedule:
     receives: Mapping[int, Sequence[Transfer]]
     #: By peer: the number of transfers from it that precede its rows: the header, and the weights if any.
     preamble: Mapping[int, int]
+    #: The sums, in the order in which they are done.
     steps: Sequence[ScheduleStep] = ()
     #: True if a step overwrites rows that are sent: it waits until all of them are sent.
     in_place: bool = False

@@ -15,6 +15,7 @@ class HostTopology:
     ones lane 1, and so on. There are as many lanes as the smallest host has ranks.
     """
 
+    #: The ranks of the group and their shards.
     members: Members
     #: `ranks[h]` are the ranks on host h, ascending. Hosts are in the order of their first ranks.
     ranks: tuple[tuple[int, ...], ...]

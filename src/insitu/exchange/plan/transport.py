@@ -89,7 +89,9 @@ class WaitStats:
 class Reduction:
     """One all_reduce or reduce_scatter on one array."""
 
+    #: How rows are combined; see `all_reduce`.
     op: ReduceOp
+    #: The dtype of the array.
     dtype: np.dtype[Any]
     #: Elements of a row.
     length: int

@@ -40,6 +40,7 @@ class Block:
 
     #: By name: a NumPy array [rows, *shape] in native byte order; for text an Arrow array of large strings.
     columns: Mapping[str, Any]
+    #: How many rows.
     rows: int
     #: Bytes of the file that have been read by the end of the block.
     source_bytes: int

@@ -22,7 +22,9 @@ from insitu.spec import Column
 class ArrayHeader:
     """The header of a `.npy`."""
 
+    #: Lengths of its axes, in elements; rows are the first.
     shape: tuple[int, ...]
+    #: The dtype of its values, with their byte order.
     dtype: np.dtype[Any]
     #: Whether the values lie in column order.
     fortran: bool

@@ -46,7 +46,7 @@ def stable_hash(*parts: object) -> int:
 def assign_servers(keys: NDArray[np.int64], servers: int) -> NDArray[np.int64]:
     """Return the server, in [0, servers), that holds each of `keys`, int64[n].
 
-    Independent of the hash of `KeyIndex`, so that the keys of one server still spread over its index.
+    Independent of the hash of `HashIndex`, so that the keys of one server still spread over its index.
     """
     if servers == 1:
         return np.zeros(len(keys), np.int64)

@@ -33,6 +33,7 @@ MAX_PUSH_ROWS = 2**63 - 1
 class ConsistencyPolicy:
     """The mode in which a job's servers take pushes, and its settings. Raises InputError for bad ones."""
 
+    #: "async", "sync" or "bounded": when a push becomes an update.
     mode: Mode = "async"
     #: Shards that push.
     total_replicas: int = 1
@@ -76,6 +77,7 @@ class ConsistencyPolicy:
 class PushEvent:
     """Event: a gradient has arrived."""
 
+    #: The shard that pushed.
     shard: int
     #: Number of the push among those of its shard, from 0.
     sequence: int
@@ -97,7 +99,9 @@ class StepDecidedEvent:
     it. So a server can't be more than one decision behind.
     """
 
+    #: Version of the values that the step was made on.
     step: int
+    #: The shards whose pushes make the step.
     shards: tuple[int, ...]
 
 
@@ -153,6 +157,7 @@ class Await:
 class Refuse:
     """Action: fail the push."""
 
+    #: The push that fails.
     push: PushEvent
     #: The rule and what was received.
     why: str
@@ -162,6 +167,7 @@ class Refuse:
 class CountLost:
     """Action: count pushes that the server consumed after the checkpoint that it was restored from."""
 
+    #: The shard that pushed them.
     shard: int
     #: How many.
     count: int

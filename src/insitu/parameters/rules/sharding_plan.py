@@ -87,6 +87,7 @@ class Variable:
 class Piece:
     """Rows [start, stop) of a variable, on one server. A scalar is one row."""
 
+    #: The variable that it is a part of.
     variable: Variable
     #: Index of the server that holds it.
     server: int
@@ -121,7 +122,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ServerSpan:
     """Elements that are contiguous both in the buffer over all servers and in that of one server."""
 
     #: Start in the group's flat buffer over all servers, in elements.
@@ -136,6 +137,7 @@ class Span:
 class ShardingPlan:
     """The server and the position of each part of each variable."""
 
+    #: All variables, in the order of their definition.
     variables: tuple[Variable, ...]
     #: Number of servers.
     servers: int
@@ -178,19 +180,19 @@ class ShardingPlan:
         """Return how many bytes of all groups a server holds."""
         return sum(p.size * as_dtype(p.variable.dtype).itemsize for p in self.pieces_of(server))
 
-    def spans_of(self, server: int, group: str) -> tuple[Span, ...]:
+    def spans_of(self, server: int, group: str) -> tuple[ServerSpan, ...]:
         """Return the pieces of `server` that aren't empty, joined where they are contiguous on both sides."""
         if (server, group) not in self._spans:
             self._spans[server, group] = self._join_pieces(server, group)
         return self._spans[server, group]
 
     @cached_property
-    def _spans(self) -> dict[tuple[int, str], tuple[Span, ...]]:
+    def _spans(self) -> dict[tuple[int, str], tuple[ServerSpan, ...]]:
         """Results of `spans_of`, which each message needs."""
         return {}
 
-    def _join_pieces(self, server: int, group: str) -> tuple[Span, ...]:
-        joined: list[Span] = []
+    def _join_pieces(self, server: int, group: str) -> tuple[ServerSpan, ...]:
+        joined: list[ServerSpan] = []
         for piece in self.pieces_of(server, group):
             if not piece.size:
                 continue
@@ -200,9 +202,9 @@ class ShardingPlan:
                 and last.offset + last.size == piece.offset
                 and last.server_offset + last.size == piece.server_offset
             ):
-                joined[-1] = Span(last.offset, last.server_offset, last.size + piece.size)
+                joined[-1] = ServerSpan(last.offset, last.server_offset, last.size + piece.size)
             else:
-                joined.append(Span(piece.offset, piece.server_offset, piece.size))
+                joined.append(ServerSpan(piece.offset, piece.server_offset, piece.size))
         return tuple(joined)
 
     @cached_property

@@ -24,8 +24,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     """Saves the training's whole state, and restores it when the script runs again after a failure.
 
     Weights, optimizer, metrics, seeds, position in the data, the ledger and what callbacks remember in plain
-    values (numbers, text, arrays, and lists of them) are restored, so that the run ends with the bits of an
-    undisturbed one. A worker that is replaced while the others live needs no checkpoint: this is for the
+    values (numbers, text, arrays, and lists of them) are restored, so that the run ends with the bits of one
+    without a failure. A worker that is replaced while the others live needs no checkpoint: this is for the
     case that all are lost. One task writes, in a thread; pass the callback in every task.
 
     Args:

@@ -21,7 +21,7 @@ from insitu.train.replica import ShardBatch, seed_offset
 from insitu.train.replica.jax import JaxReplica
 from insitu.train.spmd import without_distribution
 from insitu.train.spmd.lost_peers import report_lost_peers
-from insitu.train.spmd.sharding_plan import DATA_AXIS, ShardingPlan
+from insitu.train.spmd.mesh_sharding import DATA_AXIS, MeshSharding
 from insitu.train.spmd.variables import OTHERS, TRAINABLE, get_mesh_variables
 
 REPLICA_AXIS = "replica"
@@ -31,10 +31,10 @@ TraceScope = Callable[[], contextlib.AbstractContextManager[Any]]
 
 def plan_replica_axis(
     devices: NDArray[Any], replicas: int, axes: Sequence[str] = (DATA_AXIS,)
-) -> ShardingPlan:
-    """Return a plan that gives each of `replicas` replicas as many rows of `devices`, an array with a
+) -> MeshSharding:
+    """Return a mesh that gives each of `replicas` replicas as many rows of `devices`, an array with a
     dimension for each of `axes`."""
-    return ShardingPlan.from_devices(devices.reshape(replicas, -1, *devices.shape[1:]), (REPLICA_AXIS, *axes))
+    return MeshSharding.from_devices(devices.reshape(replicas, -1, *devices.shape[1:]), (REPLICA_AXIS, *axes))
 
 
 class MeshLoopStep(JaxReplica):
@@ -50,7 +50,7 @@ class MeshLoopStep(JaxReplica):
         self,
         model: StepModel,
         example: list[Any],
-        sharding_plan: ShardingPlan,
+        mesh_sharding: MeshSharding,
         membership: Membership,
         trace_scope: TraceScope = contextlib.nullcontext,
     ) -> None:
@@ -58,16 +58,16 @@ class MeshLoopStep(JaxReplica):
         with without_distribution():
             super().__init__(model, example)
         self._without_gradient = model.without_gradient
-        self._step, self._sharding_plan, self._trace_scope = model, sharding_plan, trace_scope
-        self._mesh_variables = get_mesh_variables(model, sharding_plan)
+        self._step, self._mesh_sharding, self._trace_scope = model, mesh_sharding, trace_scope
+        self._mesh_variables = get_mesh_variables(model, mesh_sharding)
         self._group = membership.group()
         self._alone = len(membership.context.workers) <= 1
         specs = self._specs()
         self._submeshes = [
-            _ReplicaSubmesh(devices, sharding_plan, *specs) for devices in sharding_plan.local.devices
+            _ReplicaSubmesh(devices, mesh_sharding, *specs) for devices in mesh_sharding.local.devices
         ]
         self._over_all = [
-            [NamedSharding(sharding_plan.mesh, PartitionSpec(REPLICA_AXIS, *spec)) for spec in group]
+            [NamedSharding(mesh_sharding.mesh, PartitionSpec(REPLICA_AXIS, *spec)) for spec in group]
             for group in specs
         ]
         self._programs = [self._program(submesh) for submesh in self._submeshes]
@@ -154,7 +154,7 @@ class MeshLoopStep(JaxReplica):
         ]
 
     def _stack(self, pieces: Sequence[Any], sharding: NamedSharding) -> Any:
-        shape = (self._sharding_plan.mesh.devices.shape[0], *pieces[0].shape[1:])
+        shape = (self._mesh_sharding.mesh.devices.shape[0], *pieces[0].shape[1:])
         arrays = [shard.data for piece in pieces for shard in piece.addressable_shards]
         return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
@@ -191,8 +191,8 @@ class _ReplicaSubmesh:
     """The part of the mesh that one replica of this process has. `devices` have a dimension for each axis of
     the mesh but that of replicas."""
 
-    def __init__(self, devices: NDArray[Any], sharding_plan: ShardingPlan, *specs: Sequence[Any]) -> None:
-        self.mesh = Mesh(devices, sharding_plan.mesh.axis_names[1:])
+    def __init__(self, devices: NDArray[Any], mesh_sharding: MeshSharding, *specs: Sequence[Any]) -> None:
+        self.mesh = Mesh(devices, mesh_sharding.mesh.axis_names[1:])
         self.several = devices.size > 1
         self._rows = int(devices.shape[0])
         self._devices = set(devices.ravel())

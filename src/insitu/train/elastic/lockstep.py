@@ -39,14 +39,14 @@ class GenerationChanged(Exception):
     """Internal: this generation of the group has ended, since membership changed."""
 
 
-class Rendezvous(Protocol):
+class ElasticRendezvous(Protocol):
     """Forms the group, at first and after each change of membership."""
 
     def join(self) -> Group:
         """Form the group with the others for the first time in this process."""
 
     def rejoin(self, group: Group, lost: Exception) -> None:
-        """Wait for the next generation and form `group` anew. Raises TrainingError when none comes."""
+        """Wait for the next generation and form `group` again. Raises TrainingError when none comes."""
 
     def raise_if_superseded(self, group: Group) -> None:
         """Raise GenerationChanged where there is a newer generation than the group's."""
@@ -81,7 +81,7 @@ class ResumePoint:
 class Lockstep:
     """Does units of work with the other tasks of a group, and recovers from the loss of any of them."""
 
-    def __init__(self, rendezvous: Rendezvous, provider: StateProvider) -> None:
+    def __init__(self, rendezvous: ElasticRendezvous, provider: StateProvider) -> None:
         self._rendezvous = rendezvous
         self._provider = provider
         #: The group of all tasks; None until it is first needed.

@@ -98,7 +98,7 @@ class Membership:
         return self._fits - 1
 
     def group(self) -> Group:
-        """Return the group of all workers, for whoever moves buffers outside of `fit`, `evaluate` and
+        """Return the group of all workers, for code that moves buffers outside of `fit`, `evaluate` and
         `predict`: a replacement can't get there, so that a loss from now on restarts all tasks. Raises
         JoinTimeout naming who is missing."""
         self.reporter.disable_recovery()

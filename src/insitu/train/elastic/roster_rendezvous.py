@@ -99,7 +99,7 @@ class RosterRendezvous:
         """Take over the shards that `roster` gives this task; return its rank. Raises Released where it names
         another in its place."""
         context = self.context
-        rank = roster.rank(context.task, context.attempt)
+        rank = roster.rank(context.task, context.incarnation)
         if rank is None:
             raise Released(0)
         shards = context.replicas_of(roster.members[rank].shards)
@@ -112,7 +112,7 @@ class RosterRendezvous:
         context = self.context
         while True:
             roster = self._newest_roster(None)
-            if roster is None or roster.rank(context.task, context.attempt) is not None:
+            if roster is None or roster.rank(context.task, context.incarnation) is not None:
                 return roster
             self._reporter.report_place(JOINING)
             if time.monotonic() >= deadline:
@@ -122,7 +122,7 @@ class RosterRendezvous:
             time.sleep(WAITING_POLL_INTERVAL)
 
     def rejoin(self, group: Group, lost: Exception) -> None:
-        """Wait for a roster of a higher generation and form `group` anew by it."""
+        """Wait for a roster of a higher generation and form `group` again by it."""
         self._reporter.report_place(RECOVERING)
         known = group.generation
         # At once: the others are to notice, and not wait for this task in the generation before.

@@ -159,7 +159,7 @@ class DatasetAdapter(_UnevenBatches):
 
 
 class _Repeatable:
-    """Calls a generator function anew for each iteration."""
+    """Calls a generator function again for each iteration."""
 
     def __init__(self, make: Any) -> None:
         self._make = make

@@ -57,7 +57,7 @@ class Bookkeeper:
                     ledger.add(partition, rows, left_out=part.shard in left_out)
                 ledger.complete = ledger.complete or step.last
                 if step.last or part.shard in left_out:
-                    # What was left out at once: whoever runs the shard next can't find out by itself.
+                    # At once: the task that runs the shard next can't find out by itself what was left out.
                     self._publish(ledger, at_once=part.shard in left_out)
 
     def _ledger(self, epoch: int, shard: int) -> ShardLedger:

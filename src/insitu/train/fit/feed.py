@@ -197,10 +197,15 @@ class ArraySource:
     `data` is a structure of NumPy arrays; the order is a pure function of (seed, epoch).
     """
 
+    #: A structure of arrays with the rows as their first axis.
     data: Any
+    #: Rows of a global batch.
     batch_size: int
+    #: Whether each epoch has an order of its own.
     shuffle: bool
+    #: The seed of these orders.
     seed: int
+    #: Rows of each array; set from `data`.
     rows: int = field(init=False)
 
     def __post_init__(self) -> None:

@@ -40,8 +40,11 @@ class ModelTrainer(Protocol):
 class KerasMethods:
     """Keras' own methods of a model, bound to it."""
 
+    #: `model.fit`.
     fit: Callable[..., Any]
+    #: `model.evaluate`.
     evaluate: Callable[..., Any]
+    #: `model.predict`.
     predict: Callable[..., Any]
 
 

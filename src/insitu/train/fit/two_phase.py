@@ -22,8 +22,8 @@ from insitu.train.replica import Logs, Replica, ShardBatch
 class TwoPhaseStep:
     """Trains, tests and predicts with one replica over the shards of one group.
 
-    The buffers live in the group's memory: one row of `floats` for each shard of this task. They are made
-    anew for each generation of the group.
+    The buffers live in the group's memory: one row of `floats` for each shard of this task. They are
+    allocated again for each generation of the group.
     """
 
     def __init__(self, replica: Replica, lockstep: Lockstep) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from insitu.parameters import Future
 from insitu.train.parameter_server.dense_slices import match_dense_slices
-from insitu.train.parameter_server.lookup import Batch, TableLookup
+from insitu.train.parameter_server.lookup import IndexedBatch, TableLookup
 from insitu.train.parameter_server.loss_scale import LossScale
 from insitu.train.parameter_server.session import ParameterServerSession, ShardPush
 from insitu.train.replica import Logs, Replica, Span, holds_table_rows
@@ -123,6 +123,6 @@ class HybridReplica:
         self._clear()
         return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *outputs)
 
-    def _seen(self, data: Any) -> Batch:
+    def _seen(self, data: Any) -> IndexedBatch:
         self.wait_for_pushes()
         return self._lookup.pull(data, create=False)

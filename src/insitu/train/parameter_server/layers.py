@@ -24,7 +24,7 @@ from insitu.train.replica import to_numpy
 INT32_MAX = 2**31 - 1
 
 
-class Table(Protocol):
+class EmbeddingStorage(Protocol):
     """The storage of an `Embedding`'s rows while it trains."""
 
     def pull(self, keys: NDArray[np.int64]) -> NDArray[Any]:
@@ -183,7 +183,7 @@ class Embedding(keras.layers.Layer):
 
     # Called by a strategy
 
-    def attach(self, table: Table, max_keys: int) -> None:
+    def attach(self, table: EmbeddingStorage, max_keys: int) -> None:
         """Take the rows from `table` from now on. `rows` holds those of one batch."""
         with _unlocked(self):
             for variable in (self.rows, self.keys):
@@ -210,7 +210,7 @@ class Embedding(keras.layers.Layer):
 
     def contents(self) -> tuple[NDArray[np.int64] | None, NDArray[Any]]:
         """Return (keys in ascending order, their rows). Keys are None for a plain embedding."""
-        table: Table | None = self._table
+        table: EmbeddingStorage | None = self._table
         if table is not None:
             return table.read_all()
         if self._saved is not None:

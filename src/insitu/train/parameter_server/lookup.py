@@ -42,7 +42,7 @@ class PulledRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class IndexedBatch:
     """A batch with row indices instead of keys."""
 
     data: Any
@@ -60,11 +60,11 @@ class TableLookup:
         self._source = source
         self._tables = tuple(zip(layers, leaves, strict=True))
 
-    def pull(self, data: Any, *, create: bool = True) -> Batch:
+    def pull(self, data: Any, *, create: bool = True) -> IndexedBatch:
         """Return `data` with row indices, and the rows of all its keys. Raises InputError for keys that
         aren't integers, TrainingError for more than a batch may have."""
         if not self._tables:
-            return Batch(data)
+            return IndexedBatch(data)
         arrays = [np.asarray(leaf) for leaf in keras.tree.flatten(data)]
         replaced = list(arrays)
         pulled = []
@@ -86,10 +86,10 @@ class TableLookup:
                 start += size
             rows = self._source.pull_rows(layer.name, keys, create=create)
             pulled.append(PulledRows(layer, keys, rows))
-        return Batch(keras.tree.pack_sequence_as(data, replaced), tuple(pulled))
+        return IndexedBatch(keras.tree.pack_sequence_as(data, replaced), tuple(pulled))
 
     @contextlib.contextmanager
-    def rows_loaded(self, batch: Batch) -> Iterator[None]:
+    def rows_loaded(self, batch: IndexedBatch) -> Iterator[None]:
         """While open, the layers hold the rows of `batch` and read row indices."""
         with contextlib.ExitStack() as stack:
             for one in batch.pulled:

@@ -23,7 +23,7 @@ from insitu.parameters import Client, Eviction, Future, ParameterServer, Table
 from insitu.parameters.rules import stable_hash
 from insitu.train.parameter_server.dense_slices import match_dense_slices
 from insitu.train.parameter_server.layers import Embedding, embeddings_of
-from insitu.train.parameter_server.lookup import Batch, Keys, find_key_inputs
+from insitu.train.parameter_server.lookup import IndexedBatch, Keys, find_key_inputs
 from insitu.train.parameter_server.loss_scale import inner_optimizer
 from insitu.train.parameter_server.model_spec import (
     STATE_PREFIX,
@@ -62,7 +62,7 @@ class ShardPush:
     """The rows that gave the gradient; 0 if there is none to apply."""
     floats: NDArray[Any]
     """The gradient, laid out as the replica's floats."""
-    batch: Batch | None
+    batch: IndexedBatch | None
     """The batch with the pulled rows, or None without a gradient."""
     overflowed: bool = False
     """True if there were rows, but their gradient wasn't finite and isn't pushed."""
@@ -436,7 +436,7 @@ def _end_keys(shards: Sequence[int], fit: int) -> Keys:
 
 
 class ServerTable:
-    """See `insitu.train.parameter_server.layers.Table`."""
+    """See `insitu.train.parameter_server.layers.EmbeddingStorage`."""
 
     def __init__(
         self, client: Client, layer: Embedding, begin: Callable[[str, Keys, NDArray[Any]], None]

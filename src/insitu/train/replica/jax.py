@@ -29,7 +29,7 @@ class JaxReplica(BaseReplica):
     """See `Replica`.
 
     Between steps the state is in the Keras variables, where callbacks, checkpoints and users find it. Each
-    batch size is compiled anew: the code for a size is the same in every process, so bits agree across
+    batch size is compiled separately: the code for a size is the same in every process, so bits agree across
     processes.
     """
 

@@ -20,12 +20,12 @@ may take longer than all its calls."""
 class CallModeChooser:
     """Chooses the faster mode of calling a function, by the durations of its first calls. Pure.
 
-    `mode` is how to call it next; once `settled`, it stays.
+    `mode` is how to call it next; once `chosen`, it stays.
     """
 
     def __init__(self) -> None:
         self.mode = PARALLEL
-        self.settled = False
+        self.chosen = False
         self._shapes: Any = None
         self._seconds: dict[str, list[float]] = {PARALLEL: [], SEQUENTIAL: []}
         self._prepared = False
@@ -48,7 +48,7 @@ class CallModeChooser:
             return
         if self.mode == SEQUENTIAL and min(self._seconds[PARALLEL]) < min(durations):
             self.mode = PARALLEL
-        self.settled = True
+        self.chosen = True
 
 
 class CompiledCall:
@@ -69,7 +69,7 @@ class CompiledCall:
     def __call__(self, *tensors: Any) -> Any:
         if self._concrete is None:
             self._trace()
-        if self._chooser.settled:
+        if self._chooser.chosen:
             return self._call(tensors)
         started = time.perf_counter()
         outputs = self._call(tensors)
@@ -89,9 +89,9 @@ class CompiledCall:
         self._captured = self._concrete.captured_inputs
         several_devices = len({tensor.device for tensor in self._captured}) > 1
         if several_devices or "_XlaMustCompile" in self._concrete.function_def.attr:
-            self._chooser.settled = True
+            self._chooser.chosen = True
         elif _runs_sequentially():
-            self._chooser.mode, self._chooser.settled = SEQUENTIAL, True
+            self._chooser.mode, self._chooser.chosen = SEQUENTIAL, True
         self._dtypes = [tensor.dtype for tensor in self._concrete.outputs]
         self._pack = _make_packer(self._concrete.structured_outputs, len(self._dtypes))
 

@@ -35,7 +35,7 @@ def make_mesh_step(model: Any, example: Any, devices: Sequence[Any], membership:
         )
     import numpy as np
 
+    from insitu.train.spmd.mesh_sharding import DATA_AXIS, MeshSharding
     from insitu.train.spmd.program import MeshStep
-    from insitu.train.spmd.sharding_plan import DATA_AXIS, ShardingPlan
 
-    return MeshStep(model, example, ShardingPlan.from_devices(np.array(devices), (DATA_AXIS,)), membership)
+    return MeshStep(model, example, MeshSharding.from_devices(np.array(devices), (DATA_AXIS,)), membership)

@@ -17,8 +17,8 @@ from insitu.train.elastic import LoopPosition, Membership
 from insitu.train.replica import Logs, ShardBatch
 from insitu.train.replica.jax import unpack_step
 from insitu.train.spmd.lost_peers import report_lost_peers
+from insitu.train.spmd.mesh_sharding import MeshSharding
 from insitu.train.spmd.rows import RowPlan, plan_rows
-from insitu.train.spmd.sharding_plan import ShardingPlan
 from insitu.train.spmd.variables import METRICS, OTHERS, TRAINABLE, get_mesh_variables
 
 Leaves = list[Any]
@@ -39,19 +39,19 @@ class MeshStep:
         self,
         model: Any,
         example: Any,
-        sharding_plan: ShardingPlan,
+        mesh_sharding: MeshSharding,
         membership: Membership,
         trace_scope: TraceScope = contextlib.nullcontext,
     ) -> None:
         """`trace_scope` is opened whenever the model is traced."""
         self._model = model
         self._structure = example
-        self._sharding_plan = sharding_plan
+        self._mesh_sharding = mesh_sharding
         self._trace_scope = trace_scope
-        self._rows = _RowCounts(sharding_plan, membership)
-        self._state = get_mesh_variables(model, sharding_plan)
+        self._rows = _RowCounts(mesh_sharding, membership)
+        self._state = get_mesh_variables(model, mesh_sharding)
         self._compiled = bool(not model.run_eagerly and model.jit_compile)
-        if sharding_plan.spans_processes and not self._compiled:
+        if mesh_sharding.spans_processes and not self._compiled:
             raise TrainingError(
                 "One program over several tasks must be compiled. Received: "
                 f"run_eagerly={model.run_eagerly}, jit_compile={model.jit_compile}. Leave them out of "
@@ -61,10 +61,10 @@ class MeshStep:
         self._make_functions()
 
     def _make_functions(self) -> None:
-        everywhere, shardings = self._sharding_plan.replicated, self._state.shardings
+        everywhere, shardings = self._mesh_sharding.replicated, self._state.shardings
         state = tuple(shardings)
         # In one process the caller gathers outputs anyway; of several each needs them whole.
-        outputs = everywhere if self._sharding_plan.spans_processes else None
+        outputs = everywhere if self._mesh_sharding.spans_processes else None
         self._train = self._compile(self._trace_train, (everywhere, state), donate=(0,))
         tested = (shardings[OTHERS], shardings[METRICS])
         self._test = self._compile(self._trace_test, (everywhere, tested), donate=(1, 2))
@@ -148,18 +148,18 @@ class MeshStep:
             )
         else:
             leaves = [leaf[:0] for leaf in _arrays(self._structure)]
-        return [self._sharding_plan.shard_rows(leaf, plan.length, plan.total) for leaf in leaves]
+        return [self._mesh_sharding.shard_rows(leaf, plan.length, plan.total) for leaf in leaves]
 
     def _await_previous_step(self) -> None:
         """Wait for the step before, so that a lost peer is noticed at most one step later. In one process no
         peer can be lost, and steps may run ahead."""
-        if self._sharding_plan.spans_processes:
+        if self._mesh_sharding.spans_processes:
             jax.block_until_ready(self._unfinished)
 
     def _to_local(self, logs: Any) -> Logs:
         """Return the logs of this process. Scalars stay on the device until they are read, as in Keras on
         JAX."""
-        return {name: self._sharding_plan.view(value) for name, value in logs.items()}
+        return {name: self._mesh_sharding.view(value) for name, value in logs.items()}
 
     # Traced functions
 
@@ -173,7 +173,7 @@ class MeshStep:
         rows = pieces[0] if len(pieces) == 1 else jax.numpy.concatenate(pieces)
         # Shard the rows again. The number of rows may not divide: XLA's partitioner pads on its own.
         return (
-            jax.lax.with_sharding_constraint(rows, self._sharding_plan.batch_sharding)
+            jax.lax.with_sharding_constraint(rows, self._mesh_sharding.batch_sharding)
             if self._compiled
             else rows
         )
@@ -201,10 +201,10 @@ class MeshStep:
 class _RowCounts:
     """The number of rows of each shard in a step, agreed on by all tasks before any enters the program."""
 
-    def __init__(self, sharding_plan: ShardingPlan, membership: Membership) -> None:
-        self._sharding_plan = sharding_plan
+    def __init__(self, mesh_sharding: MeshSharding, membership: Membership) -> None:
+        self._mesh_sharding = mesh_sharding
         self._alone = len(membership.context.workers) <= 1
-        if self._alone == sharding_plan.spans_processes:
+        if self._alone == mesh_sharding.spans_processes:
             raise TrainingError(
                 "A mesh must cover the devices of all tasks of the job. Received: "
                 f"{max(1, len(membership.context.workers))} tasks, and devices of {jax.process_count()} "
@@ -229,7 +229,7 @@ class _RowCounts:
         own = np.array([[part.rows] for part in parts], np.int64)
         with self.report_lost_peers():
             counts = own if self._alone else self._group.all_gather(squeeze_shards(own))
-        return plan_rows(counts.reshape(-1).tolist(), self._hosts, self._sharding_plan.local_rows)
+        return plan_rows(counts.reshape(-1).tolist(), self._hosts, self._mesh_sharding.local_rows)
 
     def report_lost_peers(self) -> contextlib.AbstractContextManager[None]:
         """See `report_lost_peers`."""

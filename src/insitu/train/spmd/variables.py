@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from insitu.train.spmd.sharding_plan import ShardingPlan
+from insitu.train.spmd.mesh_sharding import MeshSharding
 
 GROUPS = 4
 """Trainable, non-trainable, optimizer's and metrics' variables, as Keras' JAX trainer has them."""
@@ -31,17 +31,17 @@ class MeshVariables:
     object, and is sharded again; it must be the same in each task.
     """
 
-    def __init__(self, model: Any, sharding_plan: ShardingPlan) -> None:
-        self.sharding_plan = sharding_plan
+    def __init__(self, model: Any, mesh_sharding: MeshSharding) -> None:
+        self.mesh_sharding = mesh_sharding
         self._variables = _variables_of(model)
         self.shardings: tuple[list[NamedSharding], ...] = tuple(
-            [sharding_plan.sharding_of(v.value) for v in group] for group in self._variables
+            [mesh_sharding.sharding_of(v.value) for v in group] for group in self._variables
         )
 
-    def matches(self, model: Any, sharding_plan: ShardingPlan) -> bool:
+    def matches(self, model: Any, mesh_sharding: MeshSharding) -> bool:
         """Return True if these are the variables that `model` has now."""
         now = _variables_of(model)
-        return self.sharding_plan == sharding_plan and all(
+        return self.mesh_sharding == mesh_sharding and all(
             len(new) == len(old) and all(a is b for a, b in zip(new, old, strict=True))
             for new, old in zip(now, self._variables, strict=True)
         )
@@ -56,10 +56,10 @@ class MeshVariables:
         if (
             sharded is None
             or variable._value is not sharded.view
-            or sharded.sharding_plan != self.sharding_plan
+            or sharded.mesh_sharding != self.mesh_sharding
         ):
             # By the getter: the variable may not have been given its first value yet.
-            return self._set(variable, self.sharding_plan.place(variable.value, self.shardings[group][index]))
+            return self._set(variable, self.mesh_sharding.place(variable.value, self.shardings[group][index]))
         return sharded.value
 
     def put(self, group: int, values: Sequence[jax.Array]) -> None:
@@ -68,10 +68,10 @@ class MeshVariables:
             self._set(variable, value)
 
     def _set(self, variable: Any, value: jax.Array) -> jax.Array:
-        view = self.sharding_plan.view(value)
+        view = self.mesh_sharding.view(value)
         variable._direct_assign(view)
         # An attribute of the variable, because several programs may use it, such as steps of a custom loop.
-        object.__setattr__(variable, _ATTRIBUTE, _ShardedValue(self.sharding_plan, variable._value, value))
+        object.__setattr__(variable, _ATTRIBUTE, _ShardedValue(self.mesh_sharding, variable._value, value))
         return value
 
 
@@ -79,7 +79,7 @@ class MeshVariables:
 class _ShardedValue:
     """A value of a variable in a program."""
 
-    sharding_plan: ShardingPlan
+    mesh_sharding: MeshSharding
     """How it is sharded."""
     view: Any
     """This process' view of it, which is the variable's value in Keras."""
@@ -87,12 +87,12 @@ class _ShardedValue:
     """The array of the program."""
 
 
-def get_mesh_variables(model: Any, sharding_plan: ShardingPlan) -> MeshVariables:
-    """Return the variables of `model` over `sharding_plan`: one object for all of its steps, so that each
+def get_mesh_variables(model: Any, mesh_sharding: MeshSharding) -> MeshVariables:
+    """Return the variables of `model` over `mesh_sharding`: one object for all of its steps, so that each
     variable is sharded once."""
     made = _made.get(model)
-    if made is None or not made.matches(model, sharding_plan):
-        made = _made[model] = MeshVariables(model, sharding_plan)
+    if made is None or not made.matches(model, mesh_sharding):
+        made = _made[model] = MeshVariables(model, mesh_sharding)
     return made
 
 

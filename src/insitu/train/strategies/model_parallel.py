@@ -85,7 +85,7 @@ class ModelParallelStrategy(Strategy):
 
                 connect(self.membership)
             from insitu.train.spmd.auto_sharding import AutoSharding
-            from insitu.train.spmd.sharding_plan import ShardingPlan
+            from insitu.train.spmd.mesh_sharding import MeshSharding
 
             layout_map, mesh = self._mesh_arguments
             if isinstance(layout_map, keras.distribution.LayoutMap):
@@ -100,11 +100,11 @@ class ModelParallelStrategy(Strategy):
             else:
                 devices, axes, shape = self._mesh_of(mesh)
                 grid = devices.reshape(shape)
-            sharding_plan = ShardingPlan.from_devices(grid, tuple(axes))
+            mesh_sharding = MeshSharding.from_devices(grid, tuple(axes))
             here, everywhere = (
-                AutoSharding(part, layout_map) for part in (sharding_plan.local, sharding_plan.mesh)
+                AutoSharding(part, layout_map) for part in (mesh_sharding.local, mesh_sharding.mesh)
             )
-            self._mesh = (sharding_plan, here, everywhere)
+            self._mesh = (mesh_sharding, here, everywhere)
         return self._mesh
 
     def _mesh_of(self, mesh: Mapping[str, int] | None) -> tuple[Any, tuple[str, ...], tuple[int, ...]]:
@@ -175,10 +175,10 @@ class ModelParallelStrategy(Strategy):
             return PlacedLayersStep(super().make_step(model, example, first=first), placed)
         from insitu.train.spmd.program import MeshStep
 
-        sharding_plan, _, everywhere = self._make_mesh()
+        mesh_sharding, _, everywhere = self._make_mesh()
         if first and len(self.membership.context.workers) > 1:
             broadcast_state(read_state(model), self.membership.group())
-        return MeshStep(model, example, sharding_plan, self.membership, everywhere.scope)
+        return MeshStep(model, example, mesh_sharding, self.membership, everywhere.scope)
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
         if self._placements:
@@ -194,9 +194,9 @@ class ModelParallelStrategy(Strategy):
             )
         from insitu.train.custom_loop.spmd import MeshLoopStep, plan_replica_axis
 
-        sharding_plan, here, _ = self._make_mesh()
-        workers, axes = max(1, len(self.membership.context.workers)), sharding_plan.mesh.axis_names
-        over = plan_replica_axis(sharding_plan.mesh.devices, workers, axes)
+        mesh_sharding, here, _ = self._make_mesh()
+        workers, axes = max(1, len(self.membership.context.workers)), mesh_sharding.mesh.axis_names
+        over = plan_replica_axis(mesh_sharding.mesh.devices, workers, axes)
         return MeshLoopStep(model, example, over, self.membership, here.scope)
 
 

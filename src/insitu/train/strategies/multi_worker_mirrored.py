@@ -105,8 +105,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         from insitu.train.custom_loop.spmd import MeshLoopStep, plan_replica_axis
         from insitu.train.spmd.distributed import all_devices
 
-        sharding_plan = plan_replica_axis(np.array(all_devices()), max(1, len(context.workers)))
-        return MeshLoopStep(model, example, sharding_plan, self.membership)
+        mesh_sharding = plan_replica_axis(np.array(all_devices()), max(1, len(context.workers)))
+        return MeshLoopStep(model, example, mesh_sharding, self.membership)
 
 
 def _choose(backend: str, several: bool) -> tuple[Communication, str]:

@@ -257,8 +257,8 @@ class ParameterServerStrategy(Strategy):
         return fits
 
     def _fits_that_ended(self) -> list[int]:
-        """Return, for each fit that has ended in this task, in this attempt or an earlier one, the number of
-        pushes of a shard up to its end."""
+        """Return the number of pushes of a shard up to the end of each fit that has ended in this incarnation
+        of the task or in an earlier one."""
         context = self.membership.context
         path = context.job.fits(context.task) if context.job is not None else None
         if not self._fits and path is not None and path.exists():

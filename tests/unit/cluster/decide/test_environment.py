@@ -51,7 +51,7 @@ def test_a_task_reads_what_the_job_says() -> None:
     context = read_context(environment(1, PATH="/bin", TF_CONFIG="old"))
     assert (context.job_id, context.cache, str(context.task)) == ("d-1", "d/train", "worker:0")
     assert (context.shards, context.num_shards, context.node) == ((0, 1), 3, "node-1")
-    assert (context.seed, context.attempt, context.stall_timeout) == (7, 2, 9.5)
+    assert (context.seed, context.incarnation, context.stall_timeout) == (7, 2, 9.5)
     assert context.generation == 4
     assert context.workers == ("127.0.0.1:1001", "127.0.0.1:1002") and context.has_chief
     assert context.paths.home == Path("/home/i") and not context.is_chief

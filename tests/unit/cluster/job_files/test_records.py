@@ -54,9 +54,9 @@ def test_a_folder_that_holds_no_job_is_an_error_with_its_path(job: JobPaths, cha
     else:
         for path in (job.spec, job.placement):
             path.write_text("{" if change == "no JSON" else "{}")
-    with pytest.raises(ClusterError, match=r"specification.*Start the job anew") as error:
+    with pytest.raises(ClusterError, match=r"specification.*Start a new job") as error:
         read_spec(job)
     assert error.value.logs == str(job.spec)
-    with pytest.raises(ClusterError, match=r"placement.*Start the job anew") as error:
+    with pytest.raises(ClusterError, match=r"placement.*Start a new job") as error:
         read_placement(job)
     assert error.value.logs == str(job.placement)

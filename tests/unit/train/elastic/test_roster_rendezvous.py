@@ -77,7 +77,7 @@ def test_a_generation_that_failed_is_reported(tmp_path: Path) -> None:
 
 
 def rendezvous_in(root: Path) -> RosterRendezvous:
-    context = Context(Paths(root), "j-1", W0, "c", (0,), 2, stall_timeout=30.0, attempt=1)
+    context = Context(Paths(root), "j-1", W0, "c", (0,), 2, stall_timeout=30.0, incarnation=1)
     assert context.job is not None
     context.job.task(W0).mkdir(parents=True)
     return RosterRendezvous(context, ProgressReporter(context), ReplicaMonitor(), "auto", "none")

@@ -24,13 +24,13 @@ def many_cores(monkeypatch):
     monkeypatch.setattr(tensorflow_calls, "_runs_sequentially", lambda: False)
 
 
-def settle(
+def measure_calls(
     chooser: CallModeChooser, seconds: dict[str, float], calls: int = 2 * (TIMED_CALLS + 1)
 ) -> list[str]:
-    """Which mode each call went, until `chooser` is settled or `calls` are done."""
+    """Which mode each call went, until `chooser` has chosen or `calls` are done."""
     modes = []
     for _ in range(calls):
-        if chooser.settled:
+        if chooser.chosen:
             break
         modes.append(chooser.mode)
         chooser.add_duration(FULL, seconds[chooser.mode])
@@ -43,16 +43,16 @@ def settle(
 )
 def test_the_quicker_way_stays(parallel: float, sequential: float, chosen: str):
     chooser = CallModeChooser()
-    modes = settle(chooser, {PARALLEL: parallel, SEQUENTIAL: sequential})
+    modes = measure_calls(chooser, {PARALLEL: parallel, SEQUENTIAL: sequential})
     assert modes == [PARALLEL] * (TIMED_CALLS + 1) + [SEQUENTIAL] * (TIMED_CALLS + 1)
-    assert chooser.settled
+    assert chooser.chosen
     assert chooser.mode == chosen
 
 
 def test_a_long_function_is_not_prepared_for_the_other_way():
     chooser = CallModeChooser()
-    assert settle(chooser, {PARALLEL: SLOW_CALL_SECONDS}) == [PARALLEL] * (TIMED_CALLS + 1)
-    assert chooser.settled
+    assert measure_calls(chooser, {PARALLEL: SLOW_CALL_SECONDS}) == [PARALLEL] * (TIMED_CALLS + 1)
+    assert chooser.chosen
 
 
 def test_the_first_call_of_each_way_does_not_count():
@@ -64,7 +64,7 @@ def test_the_first_call_of_each_way_does_not_count():
     chooser.add_duration(FULL, 60.0)
     for _ in range(TIMED_CALLS):
         chooser.add_duration(FULL, 1e-4)
-    assert (chooser.settled, chooser.mode) == (True, SEQUENTIAL)
+    assert (chooser.chosen, chooser.mode) == (True, SEQUENTIAL)
 
 
 def test_batches_of_another_size_do_not_count():
@@ -72,9 +72,9 @@ def test_batches_of_another_size_do_not_count():
     chooser.add_duration(FULL, 1.0)
     for _ in range(2 * TIMED_CALLS):
         chooser.add_duration(LAST, 1e-6)
-    assert (chooser.settled, chooser.mode) == (False, PARALLEL)
-    assert settle(chooser, {PARALLEL: 2 * SLOW_CALL_SECONDS}) == [PARALLEL] * TIMED_CALLS
-    assert chooser.settled
+    assert (chooser.chosen, chooser.mode) == (False, PARALLEL)
+    assert measure_calls(chooser, {PARALLEL: 2 * SLOW_CALL_SECONDS}) == [PARALLEL] * TIMED_CALLS
+    assert chooser.chosen
 
 
 @pytest.mark.usefixtures("many_cores")
@@ -90,10 +90,10 @@ def test_both_ways_give_the_same_bits():
     images = np.random.default_rng(1).random((16, 9, 9, 4), dtype=np.float32)
     seen = {}
     for mode in (PARALLEL, SEQUENTIAL):
-        call._chooser.mode, call._chooser.settled = mode, True
+        call._chooser.mode, call._chooser.chosen = mode, True
         outputs = call(images)
         if mode == PARALLEL:
-            # Tracing, in the first call, may have settled it otherwise.
+            # Tracing, in the first call, may have chosen otherwise.
             assert call._chooser.mode == PARALLEL
         seen[mode] = {name: tensor.numpy().tobytes() for name, tensor in outputs.items()}
     assert seen[PARALLEL] == seen[SEQUENTIAL]
@@ -117,11 +117,11 @@ def test_the_short_way_runs_what_was_compiled(jit: bool | None):
     for _ in range(2 * (TIMED_CALLS + 1)):
         (drawn,) = call(seed)
         assert drawn.numpy().tolist() == wanted
-    assert call._chooser.settled
+    assert call._chooser.chosen
 
 
 def test_one_core_does_one_operation_after_the_other(monkeypatch):
     monkeypatch.setattr(tensorflow_calls.os, "sched_getaffinity", lambda pid: {3})
     call = CompiledCall(tf.function(lambda x: [x + 1], input_signature=[tf.TensorSpec((2,))]))
     call(np.zeros(2, np.float32))
-    assert (call._chooser.settled, call._chooser.mode) == (True, SEQUENTIAL)
+    assert (call._chooser.chosen, call._chooser.mode) == (True, SEQUENTIAL)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from insitu.parameters.key_index import KeyIndex
+from insitu.parameters.hash_index import HashIndex
 
 keys64 = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=60)
 
@@ -14,7 +14,7 @@ keys64 = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=60)
 @settings(max_examples=50, deadline=None)
 @given(st.lists(keys64, max_size=6))
 def test_the_index_behaves_as_a_dictionary(batches):
-    index, known = KeyIndex(limit=1 << 20), {}
+    index, known = HashIndex(limit=1 << 20), {}
     for batch in batches:
         found = index.find(np.array(batch, np.int64))
         assert found.tolist() == [known.get(key, -1) for key in batch]
@@ -24,7 +24,7 @@ def test_the_index_behaves_as_a_dictionary(batches):
 
 
 def test_many_keys_of_similar_hash_are_found():
-    index = KeyIndex()
+    index = HashIndex()
     keys = np.arange(5000, dtype=np.int64) << 40
     index.add(keys)
     assert index.find(keys).tolist() == list(range(5000))

@@ -29,7 +29,7 @@ _BLOCK_KEYS = 1 << 15
 MAX_ROWS = 2**31 - 2
 
 
-class KeyIndex:
+class HashIndex:
     """Gives each key, int64, the number of its row, from 0 in the order in which keys were added."""
 
     def __init__(self, limit: int | None = None) -> None:

@@ -18,7 +18,7 @@ DATA_AXIS = "data"
 
 
 @dataclass(frozen=True, slots=True)
-class ShardingPlan:
+class MeshSharding:
     """A mesh whose first axis shards rows; the others, if any, shard variables.
 
     Tasks follow each other on the first axis and have as many devices.
@@ -30,9 +30,9 @@ class ShardingPlan:
     """This process' part of it: the same object where there is one process."""
 
     @classmethod
-    def from_devices(cls, devices: NDArray[Any], axes: Sequence[str]) -> ShardingPlan:
-        """Return a plan over an array of devices with one dimension for each of `axes`. Raises TrainingError
-        where tasks don't share the first axis evenly."""
+    def from_devices(cls, devices: NDArray[Any], axes: Sequence[str]) -> MeshSharding:
+        """Return the sharding over an array of devices with one dimension for each of `axes`. Raises
+        TrainingError where tasks don't share the first axis evenly."""
         mesh = Mesh(devices, tuple(axes))
         processes = [
             sorted({device.process_index for device in row}) for row in devices.reshape(len(devices), -1)

@@ -27,13 +27,17 @@ Read = tuple[Structure, int, tuple[tuple[int, Rows], ...]]
 class _Opened:
     """A partition with the chosen columns' values at hand, and the bytes that a row of them takes."""
 
+    #: The partition, mapped into memory.
     partition: Partition
+    #: `values[i]` are the values of the i-th chosen column.
     values: tuple[Any, ...]
+    #: Whether the copy lies in the store of this task's node.
     local: bool
+    #: Bytes of the file that a row of the chosen columns takes; a mean where there is text.
     row_bytes: float
 
 
-class Table:
+class CacheReader:
     """The chosen columns of one version of a cache. Shared by all datasets that are chained from one.
 
     `names` are the columns that are read: `features`, then `label` where there is one.
@@ -87,7 +91,7 @@ class Table:
         return self._structure(arrays), sum(lengths), origins
 
     def read_ranges(self, shard: int, ranges: Sequence[tuple[int, int, int]]) -> Read:
-        """Rows [start, stop) of the shard's k-th partitions; in place where they lie in one."""
+        """Returns rows [start, stop) of the shard's k-th partitions; in place where they lie in one."""
         held = self.shard_map.shards[shard]
         opened = [self._opened.get(held[k]) or self._open(held[k]) for k, _, _ in ranges]
         arrays = []

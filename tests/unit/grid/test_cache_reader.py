@@ -1,0 +1,47 @@
+"""The columns of a cache as a dataset reads them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from insitu.grid import Catalog
+from insitu.grid.cache_reader import CacheReader
+from insitu.grid.reads import READS
+from insitu.paths import Paths
+from insitu.spec import ShardMap
+
+
+@pytest.fixture
+def reader(paths: Paths, cache: str) -> CacheReader:
+    """Two shards of columns `id` and `label`."""
+    shard_map = ShardMap(cache, 1, ((0, 2, 4), (1, 3, 5)))
+    return CacheReader(paths, Catalog(paths).get(cache), shard_map, (0, 1), None, ("id", "name"), "label")
+
+
+def test_starts_are_the_positions_of_partitions_in_their_shard(reader: CacheReader) -> None:
+    rows = [reader.cache.partitions[index].rows for index in (1, 3, 5)]
+    assert reader.starts(1) == [0, rows[0], rows[0] + rows[1], sum(rows)]
+
+
+def test_chosen_rows_come_in_the_order_of_the_selection(reader: CacheReader) -> None:
+    (features, label), rows, origins = reader.read_rows(0, [(2, np.array([3, 1])), (0, np.array([2]))])
+    assert rows == 3 and [index for index, _ in origins] == [4, 0]
+    whole = [reader.read_ranges(0, [(k, 0, 5)])[0][0]["id"] for k in range(3)]
+    assert features["id"].tolist() == [whole[2][3], whole[2][1], whole[0][2]]
+    assert features["name"].tolist() == [f"row {i}" for i in features["id"]]
+    assert label.tolist() == [i % 10 for i in features["id"]]
+
+
+def test_ranges_are_joined_across_partitions(reader: CacheReader) -> None:
+    end = reader.cache.partitions[1].rows
+    (features, _), rows, origins = reader.read_ranges(1, [(0, end - 2, end), (1, 0, 3)])
+    assert rows == 5 and [len(indices) for _, indices in origins] == [2, 3]
+    parts = [reader.read_ranges(1, [(0, end - 2, end)])[0][0], reader.read_ranges(1, [(1, 0, 3)])[0][0]]
+    assert features["id"].tolist() == [*parts[0]["id"].tolist(), *parts[1]["id"].tolist()]
+
+
+def test_a_probe_counts_as_no_read(reader: CacheReader) -> None:
+    before = READS.reads
+    (features, label), rows = reader.probe()
+    assert rows == 2 and len(features["id"]) == len(label) == 2 and READS.reads == before
