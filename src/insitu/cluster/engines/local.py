@@ -16,7 +16,7 @@ from insitu.cluster.engines.standby import Standby, StandbyPool, start_process
 from insitu.cluster.engines.task_files import TaskFiles
 from insitu.cluster.task import PARENT_ENV
 from insitu.errors import ClusterError
-from insitu.paths import JobPaths, Paths
+from insitu.paths import JobPaths, Paths, is_missing
 from insitu.ports import hold_port
 from insitu.processes import is_stopped, read_available_bytes, read_resident_bytes
 from insitu.spec import NodeId, TaskId, TaskSpec
@@ -177,8 +177,10 @@ class LocalEngine(TaskFiles):
 
     def node_states(self, nodes: Sequence[NodeId]) -> dict[NodeId, NodeState]:
         available = read_available_bytes()
-        have_stores = self._paths.nodes.exists()
-        return {n: NodeState(available, not have_stores or self._paths.node(n).exists()) for n in nodes}
+        have_stores = not is_missing(self._paths.nodes)
+        return {
+            n: NodeState(available, not have_stores or not is_missing(self._paths.node(n))) for n in nodes
+        }
 
     def _release_ports(self) -> None:
         for held in self._held_ports.values():

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict, astuple
 from typing import Protocol
@@ -27,8 +28,10 @@ class EngineCalls:
         raise NotImplementedError
 
     def _observe(self, message: Message) -> Message:
-        """As `_request`, for a call of `TaskObserver`."""
-        return self._request(message)
+        """As `_request`, for a call of `TaskObserver`: returns {} where the call failed."""
+        with contextlib.suppress(ClusterError):
+            return self._request(message)
+        return {}
 
     def reserve(self, tasks: Sequence[TaskSpec]) -> dict[TaskId, str]:
         reply = self._request({"do": "reserve", "tasks": [(str(t.task), t.node) for t in tasks]})

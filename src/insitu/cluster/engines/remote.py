@@ -7,7 +7,6 @@ inherited on one machine; over a network it needs a handshake and encryption fir
 from __future__ import annotations
 
 import base64
-import contextlib
 import os
 import select
 import signal
@@ -104,11 +103,6 @@ class RemoteEngine(EngineCalls):
         if "error" in reply:
             raise ClusterError(str(reply["error"]))
         return reply
-
-    def _observe(self, message: Message) -> Message:
-        with contextlib.suppress(ClusterError):
-            return self._request(message)
-        return {}
 
     def _receive(self, timeout: float | None, *more: int | None) -> None:
         """Takes in what comes within `timeout` seconds, at most until one of `more` is readable."""
