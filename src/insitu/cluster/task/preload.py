@@ -61,7 +61,7 @@ def _find_actions(file: Path, folder: Path, seen: set[Path]) -> Iterator[Preload
     seen.add(file)
     try:
         tree = ast.parse(file.read_text())
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for statement in _top_level(tree.body):
         if isinstance(statement, ast.Import | ast.ImportFrom):
