@@ -119,7 +119,8 @@ def staged_file(target: Path) -> Iterator[Path]:
 def replace_file(target: Path, data: bytes, *, sync: bool = False) -> None:
     """Replaces `target` by `data` with one rename: a reader sees all of the old content or all of the new.
 
-    With `sync`, the new content survives a power cut. After an error `target` is as it was. Raises OSError.
+    With `sync`, the new content survives a power cut. Raises OSError. After an error `target` is as it was;
+    only where its folder can't be synced it has the new content, which may not survive.
     """
     with staged_file(target) as staged:
         if sync:
@@ -127,6 +128,8 @@ def replace_file(target: Path, data: bytes, *, sync: bool = False) -> None:
         else:
             staged.write_bytes(data)
         staged.replace(target)
+        if sync:
+            sync_folder(target.parent)
 
 
 def write_synced(path: Path, data: bytes) -> None:

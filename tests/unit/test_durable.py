@@ -117,3 +117,13 @@ def test_two_staged_files_of_one_target_do_not_meet(tmp_path: Path):
         other.write_bytes(b"2")
         assert one.read_bytes() == b"1"
     assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_the_name_of_a_replaced_file_is_synced_behind_its_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool
+):
+    found: list[bytes] = []
+    monkeypatch.setattr(durable, "sync_folder", lambda folder: found.append((folder / "file").read_bytes()))
+    replace_file(tmp_path / "file", b"new", sync=sync)
+    assert found == [b"new"] * sync
