@@ -100,7 +100,7 @@ class Supervisor:
         self._send({"ended": str(ended.task), "incarnation": incarnation, "code": ended.code})
 
     def _send(self, message: Message) -> None:
-        # What can't be sent is told to the next controller.
+        # The controller is gone where this fails. `connect` sends the next one all that it needs.
         with contextlib.suppress(ChannelClosed):
             if self._channel is not None:
                 self._channel.send(message)
@@ -126,9 +126,10 @@ class Supervisor:
     def _launch(self, message: Message) -> Message:
         task, incarnation = TaskId.parse(message["task"]), int(message["incarnation"])
         if task in self._running:
-            # Of a controller that nothing is known of: the next try finds room.
+            # A controller that died launched this process and recorded nothing. It is killed, so that a later
+            # launch of the task can succeed.
             self._engine.signal(task, "kill")
-            return {"error": f"{task} lives already"}
+            return {"error": f"an earlier process of {task} was still running and has been killed"}
         try:
             self._logs.open(task, incarnation)
             pid = self._engine.launch(TaskSpec(task, NodeId(message["node"])), decode_command(message))

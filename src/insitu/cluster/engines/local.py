@@ -34,7 +34,9 @@ class _Running:
         self.process = process
         self.pidfd = os.pidfd_open(process.pid)
         if process.stdout is None:
-            raise ClusterError(f"{task} was started without a pipe for its output")
+            raise ClusterError(
+                f"{task} was started without a pipe for its output. Please report this: it is a bug of insitu"
+            )
         self.pipe = process.stdout
         os.set_blocking(self.pipe.fileno(), False)
 
@@ -77,7 +79,8 @@ class LocalEngine(TaskFiles):
             self._held_ports[spec.task] = hold_port(HOST)
         addresses = {task: f"{HOST}:{held.getsockname()[1]}" for task, held in self._held_ports.items()}
         for task in self._held_ports.keys() & self._running.keys():
-            # It lives already, of a controller that died before it could name it, and will listen itself.
+            # An earlier controller launched this task and died before it published the address. The process
+            # will listen on the port itself.
             self._held_ports.pop(task).close()
         return addresses
 
@@ -91,7 +94,10 @@ class LocalEngine(TaskFiles):
             try:
                 process = start_process(command, self._job.code)
             except OSError as error:
-                raise ClusterError(f"Can't start {task.task}: {error}") from error
+                raise ClusterError(
+                    f"Can't start {task.task}: {error}. Check the memory and the number of processes "
+                    "that this user may have (ulimit -u)"
+                ) from error
         running = _Running(task.task, process)
         self._running[task.task] = running
         self._selector.register(running.pidfd, selectors.EVENT_READ, running)

@@ -97,7 +97,10 @@ def _perform(engine: SetupAndObserver, message: Message) -> Message:
             states = engine.node_states(list(map(NodeId, message["nodes"])))
             return {"states": {node: astuple(state) for node, state in states.items()}}
         case other:
-            raise ClusterError(f"An engine has no call {other!r}")
+            raise ClusterError(
+                f"This engine has no call {other!r}: the controller is of another version of insitu. "
+                "Resume the job once both have the same version"
+            )
 
 
 def encode_command(command: Command) -> Message:

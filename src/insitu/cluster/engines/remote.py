@@ -98,7 +98,10 @@ class RemoteEngine(EngineCalls):
                 self._lose_server()
             self._receive(max(0.0, deadline - time.monotonic()))
         if not self._replies:
-            raise ClusterError("The engine's server has ended or doesn't answer")
+            raise ClusterError(
+                "The engine's server has ended or doesn't answer, so its tasks count as killed. Check "
+                "the memory of its machine, then `insitu resume` the job"
+            )
         reply = self._replies.pop(0)
         if "error" in reply:
             raise ClusterError(str(reply["error"]))
@@ -160,5 +163,8 @@ def start_engine_server(job: JobPaths, wake: int | None = None) -> RemoteEngine:
             )
         except OSError as error:
             ours.close()
-            raise ClusterError(f"Can't start the engine's server: {error}") from error
+            raise ClusterError(
+                f"Can't start the engine's server: {error}. Check the memory and the number of processes "
+                "that this user may have (ulimit -u)"
+            ) from error
     return RemoteEngine(ours, wake, process)
