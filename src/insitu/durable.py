@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import mmap
 import os
 import shutil
+import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,11 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 STAGING = ".staging-"
 """The beginning of names of folders that aren't published yet."""
+_PUBLISHING = threading.Lock()
+"""Held while a folder gets its name or leaves that of another writer."""
+_being_filled: set[Path] = set()
+"""Folders that threads of this process fill for `published`."""
+_staging_numbers = itertools.count()
 _DIRECT = getattr(os, "O_DIRECT", 0)
 _WORTHWHILE = 1 << 20
 """Bytes of a file from which on the way past the system's cache is the shorter one."""
@@ -84,23 +91,36 @@ def published(folder: Path, name: str) -> Iterator[Path]:
 
     What had the name before is removed.
 
-    After an error nothing is left of it. One process at a time publishes in `folder`: what those before it
-    left half-written is removed first. Raises OSError.
+    After an error nothing is left of it. One process at a time publishes in `folder`, in any of its threads:
+    what processes before it or failed writers left half-written is removed first. Raises OSError.
     """
-    staging, final = folder / f"{STAGING}{os.getpid()}", folder / name
+    final = folder / name
+    staging = _make_staging_folder(folder)
     try:
-        for left in folder.glob(f"{STAGING}*"):
-            shutil.rmtree(left, ignore_errors=True)
-        staging.mkdir(parents=True)
         yield staging
         sync_folder(staging)
-        if final.exists():
-            shutil.rmtree(final)
-        staging.rename(final)
+        with _PUBLISHING:
+            if final.exists():
+                shutil.rmtree(final)
+            staging.rename(final)
         sync_folder(folder)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
+    finally:
+        _being_filled.discard(staging)
+
+
+def _make_staging_folder(folder: Path) -> Path:
+    """Makes a new folder in `folder`, and removes those there that no thread of this process fills."""
+    with _PUBLISHING:
+        staging = folder.resolve() / f"{STAGING}{os.getpid()}-{next(_staging_numbers)}"
+        for left in staging.parent.glob(f"{STAGING}*"):
+            if left not in _being_filled:
+                shutil.rmtree(left, ignore_errors=True)
+        staging.mkdir(parents=True)
+        _being_filled.add(staging)
+    return staging
 
 
 @contextlib.contextmanager
@@ -119,7 +139,8 @@ def staged_file(target: Path) -> Iterator[Path]:
 def replace_file(target: Path, data: bytes, *, sync: bool = False) -> None:
     """Replaces `target` by `data` with one rename: a reader sees all of the old content or all of the new.
 
-    With `sync`, the new content survives a power cut. After an error `target` is as it was. Raises OSError.
+    With `sync`, the new content survives a power cut. Raises OSError. After an error `target` is as it was;
+    only where its folder can't be synced it has the new content, which may not survive.
     """
     with staged_file(target) as staged:
         if sync:
@@ -127,6 +148,8 @@ def replace_file(target: Path, data: bytes, *, sync: bool = False) -> None:
         else:
             staged.write_bytes(data)
         staged.replace(target)
+        if sync:
+            sync_folder(target.parent)
 
 
 def write_synced(path: Path, data: bytes) -> None:

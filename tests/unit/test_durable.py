@@ -117,3 +117,35 @@ def test_two_staged_files_of_one_target_do_not_meet(tmp_path: Path):
         other.write_bytes(b"2")
         assert one.read_bytes() == b"1"
     assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_the_name_of_a_replaced_file_is_synced_behind_its_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool
+):
+    found: list[bytes] = []
+    monkeypatch.setattr(durable, "sync_folder", lambda folder: found.append((folder / "file").read_bytes()))
+    replace_file(tmp_path / "file", b"new", sync=sync)
+    assert found == [b"new"] * sync
+
+
+def test_two_writers_of_one_process_do_not_meet(tmp_path: Path):
+    """A fit that failed may still write a checkpoint while the next fit of the process begins."""
+    (tmp_path / "linked").symlink_to(tmp_path / "real")
+    (tmp_path / "real").mkdir()
+    with durable.published(tmp_path / "real", "one") as first:
+        with durable.published(tmp_path / "linked", "two") as second:
+            assert first.exists()
+            durable.write_synced(second / "file", b"2")
+        durable.write_synced(first / "file", b"1")
+    assert (tmp_path / "real" / "one" / "file").read_bytes() == b"1"
+    assert (tmp_path / "real" / "two" / "file").read_bytes() == b"2"
+    assert sorted(os.listdir(tmp_path / "real")) == ["one", "two"]
+
+
+def test_what_a_process_of_the_same_number_left_is_removed(tmp_path: Path):
+    left = [tmp_path / f".staging-{os.getpid()}{suffix}" for suffix in ("", *(f"-{n}" for n in range(99)))]
+    for folder in left:
+        folder.mkdir()
+    with durable.published(tmp_path, "name") as staging:
+        assert os.listdir(tmp_path) == [staging.name]

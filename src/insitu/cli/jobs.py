@@ -19,7 +19,7 @@ from insitu.cli.console import (
     print_notice,
     print_table,
 )
-from insitu.errors import InputError, InsituError
+from insitu.errors import ClusterError, InputError, InsituError
 from insitu.paths import Paths
 
 if TYPE_CHECKING:
@@ -206,11 +206,11 @@ def parse_server_tasks(text: str) -> int | None:
 
 def stream(job: JobPaths, *, prefix: bool, start: int = 0) -> int:
     """Prints the job's output from byte `start` to its end. Returns the exit code to end with."""
-    from insitu.cluster import follow, is_running, read_exit_code
+    from insitu.cluster import is_running, read_exit_code
 
     printer = OutputPrinter(prefix=prefix)
     try:
-        for lines in follow(job.output, lambda: not is_running(job), start=start):
+        for lines in _follow(job, job.output, lambda: not is_running(job), start=start):
             printer.print(lines)
     except KeyboardInterrupt:
         name = job.root.name
@@ -219,6 +219,23 @@ def stream(job: JobPaths, *, prefix: bool, start: int = 0) -> int:
         )
         return INTERRUPTED
     return read_exit_code(job)
+
+
+def _follow(
+    job: JobPaths, log: Path, is_over: Callable[[], bool], *, start: int = 0
+) -> Iterator[list[bytes]]:
+    """Yield the lines of one of the job's logs; see `follow`. Raises ClusterError where it can't be read."""
+    from insitu.cluster import follow, read_status
+
+    try:
+        yield from follow(log, is_over, start=start)
+    except OSError as error:
+        # Raises for a folder that holds no job.
+        read_status(job)
+        raise ClusterError(
+            f"A log of {job.root.name} can't be read: {error}. If it was deleted its lines are lost; "
+            f"`insitu describe {job.root.name}` shows the rest of the job"
+        ) from error
 
 
 def attach(job_id: JobArgument, prefix: PrefixOption = True) -> None:
@@ -392,7 +409,7 @@ def logs(
     insitu logs -f digits-3fa9c1 chief
     ```
     """
-    from insitu.cluster import find_job, follow, is_running
+    from insitu.cluster import find_job, is_running
 
     job = find_job(Paths.default(), job_id)
     over = (lambda: not is_running(job)) if follow_it else (lambda: True)
@@ -402,7 +419,7 @@ def logs(
                 f"--attempt goes with a TASK: the merged output holds all of them. Received: {incarnation}"
             )
         printer = OutputPrinter(prefix=prefix, all_to_stdout=True)
-        batches: Iterable[list[bytes]] = follow(job.output, over)
+        batches: Iterable[list[bytes]] = _follow(job, job.output, over)
         for lines in batches:
             printer.print(lines)
         return
@@ -419,21 +436,19 @@ def follow_task(
     `incarnation` is its number, from 1. None is the latest, and then those that come after.
     Raises InputError for a task that the job doesn't have and for an incarnation that there never was.
     """
-    from insitu.cluster import follow
-
     task, latest = _find_incarnation(job, text)
     if not 1 <= (incarnation or latest) <= latest:
         count = "1 incarnation" if latest == 1 else f"{latest} incarnations"
         advice = f"Give --attempt 1 to {latest}" if latest else "Ask again once it has been started"
         raise InputError(f"{task} has had {count}. {advice}. Received: {incarnation or 'no --attempt'}")
     if incarnation is not None:
-        yield from follow(job.task_log(task, incarnation), is_over)
+        yield from _follow(job, job.task_log(task, incarnation), is_over)
         return
     number = latest
     while (log := job.task_log(task, number)).exists():
         number += 1
         successor = job.task_log(task, number)
-        yield from follow(log, partial(_is_over_or_replaced, is_over, successor))
+        yield from _follow(job, log, partial(_is_over_or_replaced, is_over, successor))
 
 
 def _is_over_or_replaced(is_over: Callable[[], bool], successor: Path) -> bool:

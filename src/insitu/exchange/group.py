@@ -215,9 +215,9 @@ class Group:
         rows, shape = self._split(array)
         out = np.empty((self.num_shards, *shape), array.dtype)
         length = int(np.prod(shape, dtype=np.int64))
-        flat = _as_bytes(out.reshape(-1)).reshape(self.num_shards, length * array.dtype.itemsize)
+        flat = out.reshape(-1).view(np.uint8).reshape(self.num_shards, length * array.dtype.itemsize)
         label = f"all_gather of {array.dtype.name}[{length}]"
-        sent = [_as_bytes(row) for row in rows]
+        sent = [row.view(np.uint8) for row in rows]
         self._perform("all_gather", array.nbytes, lambda: self._transport.gather(sent, flat, label))
         return out
 
@@ -231,7 +231,7 @@ class Group:
                 "broadcast writes to the arrays of all ranks except the root. Received: a read-only array. "
                 "Pass a copy"
             )
-        data = _as_bytes(array.reshape(-1))
+        data = array.reshape(-1).view(np.uint8)
         label = f"broadcast of {array.dtype.name}[{array.size}] from rank {root}"
         self._perform("broadcast", array.nbytes, lambda: self._transport.broadcast(data, root, label))
         return array
@@ -460,7 +460,3 @@ def _check_array(array: np.ndarray) -> None:
         raise InputError(
             f"An array must hold numbers in this machine's byte order. Received: dtype {array.dtype.str}"
         )
-
-
-def _as_bytes(array: np.ndarray) -> np.ndarray:
-    return array.view(np.uint8)

@@ -114,14 +114,14 @@ class HierarchicalTransport:
 
         def run(weights: Sequence[float] | None) -> bool:
             with self._within_host():
-                self._local.gather([_as_bytes(row) for row in reduction.rows], _as_byte_rows(rows), label)
+                self._local.gather([row.view(np.uint8) for row in reduction.rows], _as_byte_rows(rows), label)
                 own = self._gather_weights(weights)
             if run_outer is not None:
                 with self._between_hosts():
                     flag[0] = run_outer(own)
             with self._within_host():
                 self._local.broadcast(flag, 0, label)
-                self._local.broadcast(_as_bytes(result), 0, label)
+                self._local.broadcast(result.view(np.uint8), 0, label)
             if flag[0]:
                 reduction.result[...] = result
             return bool(flag[0])
@@ -133,7 +133,7 @@ class HierarchicalTransport:
         if weights is None:
             return None
         table = np.zeros((len(self._shards), 1), np.float64)
-        rows = [_as_bytes(np.array([weight])) for weight in weights]
+        rows = [np.array([weight]).view(np.uint8) for weight in weights]
         self._local.gather(rows, _as_byte_rows(table), "weights")
         return [float(weight) for weight in table[:, 0]]
 
@@ -220,10 +220,6 @@ class HierarchicalTransport:
         self._local.close()
         if self._remote is not None:
             self._remote.close()
-
-
-def _as_bytes(array: np.ndarray) -> np.ndarray:
-    return array.view(np.uint8)
 
 
 def _as_byte_rows(array: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ DIRECTORY/
     checkpoint-00000005/
       arrays.bin                the numbers, one array after the other
       state.json                a description of the state and of each array, with its checksum (XXH3)
-    .staging-PID/               half-written; readers ignore it, the next writer removes it
+    .staging-PID-NUMBER/        half-written; readers ignore it, the next writer removes it
 
 Checkpoint n has the same pushes on all servers: those of each shard up to one sequence. A server starts from
 the newest number that is complete on all servers whose folders it sees.

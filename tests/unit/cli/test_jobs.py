@@ -15,7 +15,7 @@ from insitu.cluster import Journal, Request, submit
 from insitu.cluster.client import submission
 from insitu.cluster.decide.events import Event, SubmittedEvent, TaskExitedEvent
 from insitu.cluster.decide.job import advance
-from insitu.errors import InputError
+from insitu.errors import ClusterError, InputError
 from insitu.paths import JobPaths
 from insitu.progress import ProgressWriter
 from insitu.spec import TaskId
@@ -129,3 +129,19 @@ def test_ps_shows_progress_as_keras_counts_and_how_long_a_job_lasted(
     jobs.ps(all_jobs=True, as_json=True)
     (summary,) = json.loads(capsys.readouterr().out)
     assert summary["progress"] == {"epoch": 0, "step": 2}
+
+
+def test_a_folder_without_a_job_is_told_as_such(insitu: Insitu) -> None:
+    folder = insitu.paths.job("empty").root
+    folder.mkdir(parents=True)
+    for show in (jobs.logs, jobs.attach):
+        with pytest.raises(ClusterError, match=r"holds no job.*Delete the folder"):
+            show("empty")
+
+
+def test_a_log_that_was_deleted_is_an_error(insitu: Insitu) -> None:
+    job = make_job(insitu)
+    job.output.unlink()
+    for show in (jobs.logs, jobs.attach):
+        with pytest.raises(ClusterError, match=r"No such file.*insitu describe"):
+            show(job.root.name)

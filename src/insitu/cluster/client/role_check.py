@@ -52,7 +52,7 @@ def _find_imports(file: Path) -> Iterator[tuple[str, int]]:
     """Yield each module that `file` may import, and the dots before its name."""
     try:
         tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         # Running the script will report it.
         return
     for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""The shell around a job's decisions: feeds events, performs actions.
+"""Runs one job: records what happens as events, has `advance` decide, and performs the decided actions.
 
 It is a child of the job's supervisor (see `supervisor.py`), which holds the tasks. So it may die:
 every event is in the journal before it is acted upon, and the next controller reads there what was decided,
@@ -277,7 +277,7 @@ class Controller:
             self._reserve([task])
             address = self._reserved[task.task, task.incarnation]
             if not task.shards:
-                # Its shards are assigned once it is ready; until then its data are those of its index.
+                # It gets its shards once it is ready. Until then it has those of a worker with its index.
                 layout = assign_contiguous_shards(self._state.target_workers, self._spec.shards)
                 task = replace(task, shards=layout[task.task.index])
         environment = build_task_environment(self._spec, self._roster, task, address, self._home, os.environ)

@@ -9,8 +9,11 @@ the same line again: the id shows that it is the same request.
 from __future__ import annotations
 
 import contextlib
+import errno
+import select
 import signal
 import socket
+import time
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -21,7 +24,11 @@ from insitu.errors import ClusterError
 
 MAX_REQUEST_BYTES = 4096
 MAX_CONNECTIONS = 64
-"""With more than these the one that has been silent for longest is closed."""
+"""With more than these the one that has been silent for longest is closed, else the one that has waited for
+its reply for longest."""
+ACCEPT_PAUSE = 1.0
+"""Seconds for which no connection is accepted where no descriptor is left for one."""
+_NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _MAX_TOKEN = 64
 
 
@@ -55,8 +62,10 @@ class RequestInbox:
         self._wakeup = wakeup
         self._silent: list[Channel] = []
         """Connections that have sent no request yet, oldest first."""
-        self._waiting: dict[str, list[Channel]] = {}
-        """Connections that wait for the reply to a request."""
+        self._waiting: list[tuple[str, Channel]] = []
+        """Connections that wait for the reply to the request of this token, oldest first."""
+        self._paused_until: float | None = None
+        """While no connection is accepted: the time of `time.monotonic` until then."""
         wakeup.watch(listener)
 
     def receive(self) -> list[JobRequest]:
@@ -64,6 +73,7 @@ class RequestInbox:
         requests = []
         if signal.SIGTERM in signals or signal.SIGINT in signals:
             requests.append(JobRequest("stop"))
+        self._drop_disconnected()
         self._accept()
         for channel in list(self._silent):
             with contextlib.suppress(ChannelClosed):
@@ -77,21 +87,29 @@ class RequestInbox:
         return requests
 
     def reply(self, token: str, message: Message) -> None:
-        for channel in self._waiting.pop(token, []):
+        waiting, self._waiting = self._waiting, []
+        for sent, channel in waiting:
+            if sent != token:
+                self._waiting.append((sent, channel))
+                continue
             with contextlib.suppress(ChannelClosed):
                 channel.send(message)
             channel.close()
 
     def close(self) -> None:
-        for channel in (*self._silent, *(c for waiting in self._waiting.values() for c in waiting)):
+        for channel in (*self._silent, *(channel for _, channel in self._waiting)):
             channel.close()
         self._silent.clear()
         self._waiting.clear()
         self._listener.close()
 
     def _accept(self) -> None:
-        # It ends with BlockingIOError once nobody else waits.
-        with contextlib.suppress(OSError):
+        if self._paused_until is not None:
+            if time.monotonic() < self._paused_until:
+                return
+            self._paused_until = None
+            self._wakeup.watch(self._listener)
+        try:
             while True:
                 connection, _ = self._listener.accept()
                 if not is_from_owner(connection):
@@ -100,8 +118,35 @@ class RequestInbox:
                 channel = Channel(connection, MAX_REQUEST_BYTES)
                 self._wakeup.watch(channel)
                 self._silent.append(channel)
-                if len(self._silent) > MAX_CONNECTIONS:
-                    self._drop(self._silent[0])
+                self._make_room()
+        except OSError as error:
+            # It ends with BlockingIOError once nobody else waits.
+            if error.errno in _NO_DESCRIPTORS:
+                # The listener stays readable, and would wake the controller again and again.
+                self._wakeup.unwatch(self._listener)
+                self._paused_until = time.monotonic() + ACCEPT_PAUSE
+
+    def _make_room(self) -> None:
+        """Closes connections beyond `MAX_CONNECTIONS`, never the newest: its request is still to be read."""
+        while len(self._silent) + len(self._waiting) > MAX_CONNECTIONS:
+            if len(self._silent) > 1:
+                self._drop(self._silent[0])
+            else:
+                self._waiting.pop(0)[1].close()
+
+    def _drop_disconnected(self) -> None:
+        """Closes the connections that wait for a reply and whose clients have closed theirs."""
+        poll = select.poll()
+        for _, channel in self._waiting:
+            # Asks for no event: that the other end is closed is always reported.
+            poll.register(channel, 0)
+        closed = {descriptor for descriptor, _ in poll.poll(0)}
+        waiting, self._waiting = self._waiting, []
+        for token, channel in waiting:
+            if channel.fileno() in closed:
+                channel.close()
+            else:
+                self._waiting.append((token, channel))
 
     def _read(self, channel: Channel, message: Message) -> JobRequest | None:
         """Returns the request in the first message of `channel`, which then waits for the reply, or None."""
@@ -112,7 +157,7 @@ class RequestInbox:
             return None
         self._silent.remove(channel)
         self._wakeup.unwatch(channel)
-        self._waiting.setdefault(request.token, []).append(channel)
+        self._waiting.append((request.token, channel))
         return request
 
     def _drop(self, channel: Channel) -> None:

@@ -34,7 +34,7 @@ from insitu.cluster.engines import (
     open_engine,
     reply_to_call,
 )
-from insitu.cluster.job_files import JobLogs, listen_for_requests, read_spec
+from insitu.cluster.job_files import JobLogs, MergedLog, listen_for_requests, read_spec
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths
 from insitu.processes import adopt_orphans, end_all_children
@@ -100,7 +100,7 @@ class Supervisor:
         self._send({"ended": str(ended.task), "incarnation": incarnation, "code": ended.code})
 
     def _send(self, message: Message) -> None:
-        # What can't be sent is sent to the next controller.
+        # The controller is gone where this fails. `connect` sends the next one all that it needs.
         with contextlib.suppress(ChannelClosed):
             if self._channel is not None:
                 self._channel.send(message)
@@ -126,9 +126,10 @@ class Supervisor:
     def _launch(self, message: Message) -> Message:
         task, incarnation = TaskId.parse(message["task"]), int(message["incarnation"])
         if task in self._running:
-            # Of a controller that nothing is known of: the next try finds room.
+            # A controller that died launched this process and recorded nothing. It is killed, so that a later
+            # launch of the task can succeed.
             self._engine.signal(task, "kill")
-            return {"error": f"{task} lives already"}
+            return {"error": f"an earlier process of {task} was still running and has been killed"}
         try:
             self._logs.open(task, incarnation)
             pid = self._engine.launch(TaskSpec(task, NodeId(message["node"])), decode_command(message))
@@ -185,6 +186,21 @@ def _has_ended(child: int) -> bool:
     return os.waitpid(child, os.WNOHANG)[0] == child
 
 
+def open_request_socket(job: JobPaths) -> socket.socket | None:
+    """Opens the job's socket for requests. Returns None where it can't; the job's output then says why."""
+    try:
+        return listen_for_requests(job)
+    except OSError as error:
+        text = (
+            f"the job can't begin: its socket for requests can't be made in {job.root}: {error}. Set "
+            "INSITU_HOME to a folder on a file system that has room and holds Unix sockets, such as a local "
+            "disk"
+        )
+        sys.stderr.write(f"insitu: {text}\n")
+        MergedLog(job).log(text)
+        return None
+
+
 def main(arguments: list[str]) -> int:
     job, lock = JobPaths(Path(arguments[0])), int(arguments[1])
     os.set_inheritable(lock, False)
@@ -193,10 +209,8 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         # Not SIG_IGN, which tasks would inherit.
         signal.signal(number, lambda *_: None)
-    try:
-        listener = listen_for_requests(job)
-    except OSError as error:
-        sys.stderr.write(f"insitu: the socket for requests can't be opened: {error}\n")
+    listener = open_request_socket(job)
+    if listener is None:
         return GAVE_UP_CODE
     with listener:
         code = supervise(job, lock, listener, resume="resume" in arguments[2:])

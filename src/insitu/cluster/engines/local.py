@@ -16,7 +16,7 @@ from insitu.cluster.engines.standby import Standby, StandbyPool, start_process
 from insitu.cluster.engines.task_files import TaskFiles
 from insitu.cluster.task import PARENT_ENV
 from insitu.errors import ClusterError
-from insitu.paths import JobPaths, Paths
+from insitu.paths import JobPaths, Paths, is_missing
 from insitu.ports import hold_port
 from insitu.processes import is_stopped, read_available_bytes, read_resident_bytes
 from insitu.spec import NodeId, TaskId, TaskSpec
@@ -34,7 +34,9 @@ class _Running:
         self.process = process
         self.pidfd = os.pidfd_open(process.pid)
         if process.stdout is None:
-            raise ClusterError(f"{task} was started without a pipe for its output")
+            raise ClusterError(
+                f"{task} was started without a pipe for its output. Please report this: it is a bug of insitu"
+            )
         self.pipe = process.stdout
         os.set_blocking(self.pipe.fileno(), False)
 
@@ -77,7 +79,8 @@ class LocalEngine(TaskFiles):
             self._held_ports[spec.task] = hold_port(HOST)
         addresses = {task: f"{HOST}:{held.getsockname()[1]}" for task, held in self._held_ports.items()}
         for task in self._held_ports.keys() & self._running.keys():
-            # It lives already, of a controller that died before it could name it, and will listen itself.
+            # An earlier controller launched this task and died before it published the address. The process
+            # will listen on the port itself.
             self._held_ports.pop(task).close()
         return addresses
 
@@ -91,7 +94,10 @@ class LocalEngine(TaskFiles):
             try:
                 process = start_process(command, self._job.code)
             except OSError as error:
-                raise ClusterError(f"Can't start {task.task}: {error}") from error
+                raise ClusterError(
+                    f"Can't start {task.task}: {error}. Check the memory and the number of processes "
+                    "that this user may have (ulimit -u)"
+                ) from error
         running = _Running(task.task, process)
         self._running[task.task] = running
         self._selector.register(running.pidfd, selectors.EVENT_READ, running)
@@ -177,8 +183,10 @@ class LocalEngine(TaskFiles):
 
     def node_states(self, nodes: Sequence[NodeId]) -> dict[NodeId, NodeState]:
         available = read_available_bytes()
-        have_stores = self._paths.nodes.exists()
-        return {n: NodeState(available, not have_stores or self._paths.node(n).exists()) for n in nodes}
+        have_stores = not is_missing(self._paths.nodes)
+        return {
+            n: NodeState(available, not have_stores or not is_missing(self._paths.node(n))) for n in nodes
+        }
 
     def _release_ports(self) -> None:
         for held in self._held_ports.values():

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict, astuple
 from typing import Protocol
@@ -27,8 +28,10 @@ class EngineCalls:
         raise NotImplementedError
 
     def _observe(self, message: Message) -> Message:
-        """Send a call of `TaskObserver` and return its answer, as `_request` does."""
-        return self._request(message)
+        """Send a call of `TaskObserver` and return its answer, or {} where the call failed."""
+        with contextlib.suppress(ClusterError):
+            return self._request(message)
+        return {}
 
     def reserve(self, tasks: Sequence[TaskSpec]) -> dict[TaskId, str]:
         reply = self._request({"do": "reserve", "tasks": [(str(t.task), t.node) for t in tasks]})
@@ -94,7 +97,10 @@ def _perform(engine: SetupAndObserver, message: Message) -> Message:
             states = engine.node_states(list(map(NodeId, message["nodes"])))
             return {"states": {node: astuple(state) for node, state in states.items()}}
         case other:
-            raise ClusterError(f"An engine has no call {other!r}")
+            raise ClusterError(
+                f"This engine has no call {other!r}: the controller is of another version of insitu. "
+                "Resume the job once both have the same version"
+            )
 
 
 def encode_command(command: Command) -> Message:

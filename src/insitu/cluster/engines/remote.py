@@ -7,7 +7,6 @@ inherited on one machine; over a network it needs a handshake and encryption fir
 from __future__ import annotations
 
 import base64
-import contextlib
 import os
 import select
 import signal
@@ -99,16 +98,14 @@ class RemoteEngine(EngineCalls):
                 self._lose_server()
             self._receive(max(0.0, deadline - time.monotonic()))
         if not self._replies:
-            raise ClusterError("The engine's server has ended or doesn't answer")
+            raise ClusterError(
+                "The engine's server has ended or doesn't answer, so its tasks count as killed. Check "
+                "the memory of its machine, then `insitu resume` the job"
+            )
         reply = self._replies.pop(0)
         if "error" in reply:
             raise ClusterError(str(reply["error"]))
         return reply
-
-    def _observe(self, message: Message) -> Message:
-        with contextlib.suppress(ClusterError):
-            return self._request(message)
-        return {}
 
     def _receive(self, timeout: float | None, *more: int | None) -> None:
         """Takes in what comes within `timeout` seconds, at most until one of `more` is readable."""
@@ -166,5 +163,8 @@ def start_engine_server(job: JobPaths, wake: int | None = None) -> RemoteEngine:
             )
         except OSError as error:
             ours.close()
-            raise ClusterError(f"Can't start the engine's server: {error}") from error
+            raise ClusterError(
+                f"Can't start the engine's server: {error}. Check the memory and the number of processes "
+                "that this user may have (ulimit -u)"
+            ) from error
     return RemoteEngine(ours, wake, process)

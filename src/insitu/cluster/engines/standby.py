@@ -44,7 +44,7 @@ def start_process(
 
 @dataclass(eq=False, slots=True)
 class Standby:
-    """One process that stands by. Its output until it becomes a task is nobody's and is dropped."""
+    """One process that stands by. What it prints before it becomes a task is dropped."""
 
     #: The process; its output comes through a pipe.
     process: subprocess.Popen[bytes]

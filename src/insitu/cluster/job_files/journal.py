@@ -20,6 +20,7 @@ from insitu.cluster.decide import (
     encode_job,
 )
 from insitu.errors import ClusterError, InputError
+from insitu.paths import is_missing
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (
@@ -64,6 +65,10 @@ class Journal:
             with closing(sqlite3.connect(uri, uri=True, timeout=30.0)) as connection:
                 yield connection
         except sqlite3.Error as error:
+            if mode != "rwc" and is_missing(self.path):
+                raise ClusterError(
+                    f"{self.path.parent} holds no job: it has no {self.path.name}. Delete the folder"
+                ) from error
             raise ClusterError(
                 f"The job's journal can't be used: {error}. Where the disk is full free some space; a "
                 "journal that is damaged can't be repaired, so start a new job",

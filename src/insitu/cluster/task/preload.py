@@ -1,9 +1,9 @@
 """Runs a standby: loads what the script will import, then waits to become a task.
 
-The script's own code isn't run, nor that of other files of JOB_DIR, which may look at the environment of a
-task: their top-level imports are read off their source, and what is installed beside them is imported. What
-they set in `os.environ` by plain constants before is set too; beyond anything else that touches it nothing is
-imported, since libraries read it while they are loaded.
+The code of the script and of other files in JOB_DIR isn't run, since it may read the environment of a task,
+which isn't set yet. Their source is parsed instead. Their top-level imports of installed packages are
+performed in order. So are assignments of constants to `os.environ` between them, since libraries read the
+environment while they are loaded. A file is left at the first other statement that changes `os.environ`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _find_actions(file: Path, folder: Path, seen: set[Path]) -> Iterator[Preload
     seen.add(file)
     try:
         tree = ast.parse(file.read_text())
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for statement in _walk_top_level(tree.body):
         if isinstance(statement, ast.Import | ast.ImportFrom):

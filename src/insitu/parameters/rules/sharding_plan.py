@@ -176,10 +176,6 @@ class ShardingPlan:
         """Return how many elements of `group` a server holds."""
         return sum(p.size for p in self.pieces_of(server, group))
 
-    def server_bytes(self, server: int) -> int:
-        """Return how many bytes of all groups a server holds."""
-        return sum(p.size * as_dtype(p.variable.dtype).itemsize for p in self.pieces_of(server))
-
     def spans_of(self, server: int, group: str) -> tuple[ServerSpan, ...]:
         """Return the pieces of `server` that aren't empty, joined where they are contiguous on both sides."""
         if (server, group) not in self._spans:

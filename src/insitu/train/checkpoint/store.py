@@ -5,7 +5,7 @@ DIRECTORY/
     epoch-00002.step-00000000/        the epoch and step that come next
       arrays.bin                      all arrays' bytes, laid out by `state_buffer.py`
       state.json                      position, the arrays' dtypes and shapes, checksums of both files
-  fit-00000/.staging-PID/             half-written; invisible to readers, removed by the next writer
+  fit-00000/.staging-PID-NUMBER/      half-written; invisible to readers, removed by the next writer
 
 On a local disk a checkpoint is staged and published by one rename. Elsewhere a folder can't be renamed at
 once: there `state.json` is written last, and a folder without it is no checkpoint.

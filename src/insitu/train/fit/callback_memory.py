@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import keras
 
+from insitu.durable import replace_file
 from insitu.train.collectives import copy_value, encode, keep_serializable
 
 WRITERS = (
@@ -103,7 +103,7 @@ def _named(callbacks: Sequence[Any]) -> dict[str, Any]:
 def _drop_rows(path: Path, separator: str, epoch: int) -> None:
     """Take the rows of `epoch` and later ones out of a CSVLogger's file: they will be written again."""
     try:
-        lines = path.read_text().splitlines(keepends=True)
+        lines = path.read_bytes().decode().splitlines(keepends=True)
     except (OSError, UnicodeDecodeError):
         return
 
@@ -113,9 +113,7 @@ def _drop_rows(path: Path, separator: str, epoch: int) -> None:
 
     kept = [line for line in lines if stays(line)]
     if kept != lines:
-        staged = path.with_name(f".{path.name}.{os.getpid()}")
-        staged.write_text("".join(kept))
-        staged.replace(path)
+        replace_file(path, "".join(kept).encode())
 
 
 def _plain(callback: Any) -> dict[str, Any]:

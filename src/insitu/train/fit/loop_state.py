@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from insitu.train.elastic import LoopPosition
+from insitu.train.elastic import EPOCH, TEST, LoopPosition
 from insitu.train.fit.bookkeeping import Bookkeeper
 from insitu.train.fit.callback_memory import CallbackMemory
 from insitu.train.replica import Logs, ModelState, load_snapshot, read_state, to_numpy
@@ -147,7 +147,8 @@ class LoopState:
         self.first_test = 0
         self.steps_since_check = state["steps_since_check"]
         self.logs, self.test_logs = state["logs"], state["test_logs"]
-        self.metrics_before_tests = state["metrics_before_tests"] if self.position.test else {}
+        tests_have_begun = self.position.kind in (TEST, EPOCH)
+        self.metrics_before_tests = state["metrics_before_tests"] if tests_have_begun else {}
         self._model.stop_training = state["stop_training"]
         if self.callback_memory is not None:
             self.callback_memory.load_state_dict(state["callback_memory"])

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from insitu.train.replica.jax import compile_for, copy_aliased, refuse_distribution, unpack_step
-from insitu.train.replica.leaves import flatten_batch
+from insitu.train.replica.leaves import flatten_to_numpy
 from insitu.train.replica.protocol import Logs
 
 
@@ -33,7 +33,7 @@ class FusedJax:
         self._predict = compile_for(model, self._trace_predict)
 
     def train(self, data: Any) -> Logs:
-        logs, state = self._train(copy_aliased(_values(self._trained)), _leaves(data))
+        logs, state = self._train(copy_aliased(_values(self._trained)), flatten_to_numpy(data))
         _assign(self._trained, state)
         return dict(logs)
 
@@ -41,12 +41,12 @@ class FusedJax:
         # Weights stay where they are; the rest of the state may move.
         weights = _values(self._tested[:1])
         moved = copy_aliased(_values(self._tested[1:]), *weights)
-        logs, state = self._test(moved, weights, _leaves(data))
+        logs, state = self._test(moved, weights, flatten_to_numpy(data))
         _assign(self._tested[1:], state)
         return dict(logs)
 
     def predict(self, data: Any) -> Any:
-        outputs = self._predict(_values(self._predicting), _leaves(data))
+        outputs = self._predict(_values(self._predicting), flatten_to_numpy(data))
         return keras.tree.map_structure(np.array, outputs)
 
     # Traced functions
@@ -73,7 +73,3 @@ def _assign(groups: Any, state: Any) -> None:
     for group, values in zip(groups, state, strict=True):
         for variable, value in zip(group, values, strict=True):
             variable._value = value
-
-
-def _leaves(data: Any) -> list[Any]:
-    return [np.asarray(leaf) for leaf in flatten_batch(data)]

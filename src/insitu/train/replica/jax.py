@@ -15,7 +15,7 @@ from insitu.errors import TrainingError
 from insitu.train.replica.base import BaseReplica, seed_offset
 from insitu.train.replica.batch import StepBatch
 from insitu.train.replica.gradient_capture import capture_gradients
-from insitu.train.replica.leaves import flatten_batch
+from insitu.train.replica.leaves import flatten_to_numpy
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import RecordLayout
 
@@ -71,7 +71,7 @@ class JaxReplica(BaseReplica):
 
     def start_gradient(self, shard: int, data: Any) -> Any:
         """Begin a gradient for `finish_gradient`. Several may be under way, on several devices."""
-        leaves = _leaves(data)
+        leaves = flatten_to_numpy(data)
         outputs = self._gradient(self._values(), np.uint32(seed_offset(shard)), leaves)
         return outputs, len(leaves[0])
 
@@ -106,7 +106,7 @@ class JaxReplica(BaseReplica):
 
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
         del shard  # nothing random happens in a test step
-        leaves = _leaves(data)
+        leaves = flatten_to_numpy(data)
         packed = self._evaluate(self._values(), leaves)
         self._fill(record, self._test_packer, packed, len(leaves[0]))
 
@@ -117,7 +117,7 @@ class JaxReplica(BaseReplica):
         return self._to_logs(logs, None)
 
     def predict(self, data: Any) -> Any:
-        return keras.tree.map_structure(np.array, self._predict(self._values(), _leaves(data)))
+        return keras.tree.map_structure(np.array, self._predict(self._values(), flatten_to_numpy(data)))
 
     @staticmethod
     def _fill(
@@ -398,10 +398,6 @@ def unpack_step(result: Any, parts: int) -> tuple[Any, Any]:
 def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
     for variable, value in zip(variables, values, strict=True):
         variable._direct_assign(value)
-
-
-def _leaves(data: Any) -> Arrays:
-    return [np.asarray(leaf) for leaf in flatten_batch(data)]
 
 
 def _view(tensor: Any) -> NDArray[Any]:

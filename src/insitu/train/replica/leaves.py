@@ -18,6 +18,11 @@ def flatten_batch(data: Any) -> list[Any]:
     return leaves
 
 
+def flatten_to_numpy(data: Any) -> list[Any]:
+    """Return the leaves of `data` as NumPy arrays."""
+    return [np.asarray(leaf) for leaf in flatten_batch(data)]
+
+
 def map_batch(function: Callable[[Any], Any], data: Any) -> Any:
     """Return the structure of `data` with `function` applied to each leaf."""
     if _is_flat(data):

@@ -69,7 +69,7 @@ class HybridStrategy(Strategy):
     def _open_session(self) -> ParameterServerSession:
         if self._session is None:
             self._session = ParameterServerSession(self.membership.context, self._server_config)
-            # Where another life of this task left off.
+            # An earlier incarnation of this task pushed up to these numbers.
             self._session.begin(self._session.applied())
         return self._session
 

@@ -68,3 +68,10 @@ def test_nothing_is_left_of_a_job_that_was_refused(tmp_path: Path, monkeypatch: 
     with pytest.raises(JobSpecError, match="--evaluator"):
         submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",), workers=1, evaluator=True))
     assert list_job_ids(insitu.paths) == []
+
+
+@pytest.mark.parametrize("signs", [2_000, 100_000])
+def test_a_file_too_deep_for_the_parser_is_left_alone(tmp_path: Path, signs: int) -> None:
+    (tmp_path / "train.py").write_text("import mine")
+    (tmp_path / "mine.py").write_text("x = " + "-" * signs + "1")
+    check(tmp_path, chief=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -166,3 +167,57 @@ def test_a_signal_asks_for_a_stop(office: Office) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     assert office.is_awake()
     assert office.inbox.receive() == [JobRequest("stop")]
+
+
+def count_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_clients_that_go_while_they_wait_hold_nothing(office: Office) -> None:
+    office.inbox.receive()
+    before = count_descriptors()
+    for number in range(2 * MAX_CONNECTIONS):
+        client = office.connect({"id": f"a{number}", "do": "stop"})
+        assert len(office.inbox.receive()) == 1
+        client.close()
+    office.inbox.receive()
+    assert count_descriptors() == before
+
+
+def test_of_too_many_waiting_clients_the_oldest_is_closed(office: Office) -> None:
+    waiting = []
+    for number in range(MAX_CONNECTIONS + 1):
+        waiting.append(office.connect({"id": f"a{number}", "do": "stop"}))
+        # Also the last request is read: a flood of others keeps nobody from stopping the job.
+        assert office.inbox.receive() == [JobRequest("stop", f"a{number}")]
+    assert read_all(waiting[0]) == b""
+    for number in range(1, MAX_CONNECTIONS + 1):
+        office.inbox.reply(f"a{number}", {"ok": True})
+        assert json.loads(read_all(waiting[number])) == {"ok": True}
+
+
+def test_a_client_that_has_closed_one_direction_gets_its_reply(office: Office) -> None:
+    client = office.connect(STOP)
+    client.shutdown(socket.SHUT_WR)
+    assert office.inbox.receive() == [JobRequest("stop", "a1")]
+    assert office.inbox.receive() == []
+    office.inbox.reply("a1", {"ok": True})
+    assert json.loads(read_all(client)) == {"ok": True}
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+def test_without_a_descriptor_for_a_client_the_controller_sleeps(
+    office: Office, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(listener: socket.socket) -> None:
+        raise OSError(code, os.strerror(code))
+
+    office.connect(STOP)
+    with monkeypatch.context() as patched:
+        patched.setattr(socket.socket, "accept", refuse)
+        patched.setattr(request_inbox, "ACCEPT_PAUSE", 0.0)
+        assert office.is_awake()
+        assert office.inbox.receive() == []
+        assert not office.is_awake()
+    # Accepted as soon as the pause is over.
+    assert office.inbox.receive() == [JobRequest("stop", "a1")]

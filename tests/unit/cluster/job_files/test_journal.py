@@ -69,3 +69,9 @@ def test_a_journal_whose_writer_was_killed_in_the_middle_can_be_read(tmp_path: P
     assert done.returncode == -signal.SIGKILL and os.path.getsize(f"{journal.path}-journal") > 0
     assert journal.state() == state
     assert [entry.event for entry in journal.entries()] == [{"event": "Created"}]
+
+
+def test_a_folder_without_a_journal_holds_no_job(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError) as caught:
+        Journal(tmp_path / "journal.sqlite").state()
+    assert str(caught.value) == f"{tmp_path} holds no job: it has no journal.sqlite. Delete the folder"

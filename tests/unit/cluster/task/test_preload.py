@@ -95,3 +95,8 @@ def test_what_cannot_be_done_ahead_is_left_for_the_script(
     (tmp_path / "train.py").write_text("import no_such_module\nimport json")
     preload_script(tmp_path / "train.py")
     assert called == ["fails", "works"]
+
+
+@pytest.mark.parametrize("signs", [2_000, 100_000])
+def test_a_script_too_deep_for_the_parser_is_left_alone(tmp_path: Path, signs: int) -> None:
+    assert steps(tmp_path, "import json\nx = " + "-" * signs + "1") in ([], [Import("json")])

@@ -143,3 +143,22 @@ def test_any_file_system_holds_checkpoints(tmp_path: Path, scheme: str, caplog: 
 def test_a_place_that_nobody_knows_is_refused():
     with pytest.raises(CheckpointError, match="nowhere"):
         CheckpointStore("nowhere://bucket/run", fit=0)
+
+
+def test_a_fit_that_failed_may_still_write_while_the_next_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    failed, following = CheckpointStore(tmp_path, fit=0), CheckpointStore(tmp_path, fit=0)
+    write, is_first = module.write_pages, True
+
+    def interrupted(path: Path, pages: memoryview, size: int) -> None:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            following.save(a_checkpoint(2, 0))
+        write(path, pages, size)
+
+    monkeypatch.setattr(module, "write_pages", interrupted)
+    failed.save(a_checkpoint(3, 0))
+    assert following.load_latest().epoch == 3
+    assert len(list((tmp_path / "fit-00000").iterdir())) == 2

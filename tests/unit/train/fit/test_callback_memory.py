@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
 from insitu.train.collectives.serialization import decode, encode
 from insitu.train.fit.callback_memory import CallbackMemory
@@ -67,3 +68,21 @@ def test_another_task_keeps_what_the_chief_sent_of_its_writers(tmp_path: Path) -
     other.load_state_dict({"ModelCheckpoint 0": {"best": 0.25}, "Gone 0": {"count": 1}})
     assert other.state_dict()["ModelCheckpoint 0"] == {"best": 0.25}
     assert saver.best is None
+
+
+def test_rows_that_cannot_be_dropped_leave_the_csv_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("epoch,loss\n0,0.5\n1,0.25\n")
+    memory = CallbackMemory([keras.callbacks.CSVLogger(str(path))], keras.callbacks.History(), True)
+
+    def full(staged: Path, target: Path) -> None:
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", full)
+        with pytest.raises(OSError, match="No space"):
+            memory.append_to_logs(1)
+    assert [p.name for p in tmp_path.iterdir()] == ["log.csv"]
+    assert path.read_text() == "epoch,loss\n0,0.5\n1,0.25\n"

@@ -99,6 +99,25 @@ def test_a_replacement_skips_to_the_survivors_and_is_then_as_they_are(fit: Fit) 
     assert new.loop.first_test == 0
 
 
+@pytest.mark.parametrize("others", [LoopPosition(0, TEST, 1, 2, 5, 0), LoopPosition(0, EPOCH, 1, 2, 5, 3)])
+def test_a_replacement_in_the_tests_is_a_source_for_the_next_one(fit: Fit, others: LoopPosition) -> None:
+    trained = fit.loop.metrics()
+    assert any(float(np.sum(value)) for value in trained.values())
+    fit.loop.metrics_before_tests = trained
+    fit.model.reset_metrics()
+    state = fit.loop.state_dict()
+
+    new = Fit()
+    new.loop.stage(others, state)
+    new.loop.begin_epoch(2)
+    new.model.reset_metrics()
+    new.loop.position = others
+    new.loop.resume(state)
+    sent = new.loop.state_dict()["metrics_before_tests"]
+    for name, value in trained.items():
+        np.testing.assert_array_equal(sent[name], value)
+
+
 def test_an_epoch_entered_in_its_middle_has_the_metrics_of_its_first_steps(fit: Fit) -> None:
     state, metrics = fit.loop.state_dict(), fit.loop.metrics()
     assert any(float(np.sum(value)) for value in metrics.values())
