@@ -250,8 +250,8 @@ class KerasTrainer:
             self._test_executor, self._test_adapter = outer
 
     def _make_test_adapter(self, feed: Feed) -> FeedAdapter:
-        # Tests are the same in each epoch: they begin with the first batch. Keras stops them after as many steps
-        # as were asked for, or with a warning where the data end.
+        # Tests are the same in each epoch: they begin with the first batch. Keras stops them after as many
+        # steps as were asked for, or with a warning where the data end.
         loop = self.loop
         return FeedAdapter(feed, start=lambda: (0, loop.position.test))
 
