@@ -210,11 +210,6 @@ def test_a_pure_folder_imports_nothing_of_the_room_around_it(folder: str):
         assert not {name for name in names if name != own and not name.startswith(f"{own}.")}
 
 
-def test_ray_would_be_imported_in_one_file():
-    users = [identity(p) for p in MODULES if any(n.split(".")[0] == "ray" for n in imports(p))]
-    assert len(users) <= 1
-
-
 def lines_of_body(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Lines of what a function does: its docstring and its parameters, which for a command of the command
     line are a page of help, left out."""
