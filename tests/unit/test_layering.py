@@ -302,3 +302,17 @@ def test_links_in_the_documents_lead_somewhere():
             if "://" not in target and not (document.parent / target).exists():
                 broken.append(f"{document.name}: {target}")
     assert not broken
+
+
+@pytest.mark.parametrize("document", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_paths_in_the_documents_exist(document: str):
+    """Paths in backticks, from the root or from src/insitu. A row of the table of rooms names files of its
+    room too."""
+    missing = []
+    for line in (ROOT / document).read_text().splitlines():
+        row = re.match(r"\| `(\w+)/` \|", line)
+        places = [ROOT, SOURCE, SOURCE / row[1]] if row else [ROOT, SOURCE]
+        found = re.findall(r"`([\w.-]+/[\w./-]*)`", line)
+        found += re.findall(r"`(\w+\.py)`", line) if row else []
+        missing += [path for path in found if not any((place / path).exists() for place in places)]
+    assert not missing
