@@ -40,7 +40,7 @@ check: $(STAMP) ## Lint, types, layering, words, commit subjects
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/unit/test_layering.py tests/unit/test_words.py
+	$(BIN)/python -m pytest -q tests/unit/test_layering.py tests/unit/test_words.py tests/unit/test_mirror.py
 	$(BIN)/python tools/check_commits.py
 
 strategies: $(STAMP) ## Train in every cell of docs/strategies.md and write it anew (installs PyTorch)

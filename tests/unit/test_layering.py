@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -165,19 +166,52 @@ def imports_a_backend(path: Path) -> bool:
     return False
 
 
+def module_of(name: str) -> Path | None:
+    """The file of the module that `name`, absolute, names or lies in. None for a package."""
+    parts = name.split(".")[1:]
+    candidates = [SOURCE.joinpath(*parts[:count]).with_suffix(".py") for count in range(len(parts), 0, -1)]
+    return next((path for path in candidates if path.exists()), None)
+
+
+def names_of_door(folder: Path) -> set[str]:
+    """The `__all__` of a package; nothing where it has none."""
+    for node in ast.parse((folder / "__init__.py").read_text()).body:
+        if isinstance(node, ast.Assign) and [ast.unparse(t) for t in node.targets] == ["__all__"]:
+            return set(ast.literal_eval(node.value))
+    return set()
+
+
 @pytest.mark.parametrize("path", [m for m in MODULES if m != SOURCE / "__init__.py"], ids=identity)
-def test_inner_rooms_are_entered_by_their_doors(path: Path):
-    """A module that imports a backend isn't behind the door: importing that would import every backend."""
-    own = inner_room_of(absolute_name(path))
+def test_rooms_are_entered_by_their_doors(path: Path):
+    """A room is any package in insitu. Its own modules and those of rooms inside it import each other. Others
+    import from the package, which may give a whole module too. A module that imports a backend isn't behind
+    the door: importing that would import every backend."""
     past = []
     for name in imports(path):
-        room = inner_room_of(name)
-        if room is None or room == own or name.count(".") < 3 or name in STARTED:
+        module = module_of(name) if name.startswith("insitu.") and name not in STARTED else None
+        if module is None or module.parent in {SOURCE, *path.parents}:
             continue
-        module = SOURCE.joinpath(*name.split(".")[1:4]).with_suffix(".py")
-        if module.exists() and not imports_a_backend(module):
+        given_whole = name == absolute_name(module) and module.stem in names_of_door(module.parent)
+        if not given_whole and not imports_a_backend(module):
             past.append(name)
     assert not past
+
+
+def test_the_module_of_a_name_and_the_names_of_a_door_are_found():
+    assert module_of("insitu.exchange.pages.Pages") == SOURCE / "exchange" / "pages.py"
+    assert module_of("insitu.exchange.Pages") is None
+    assert {"Group", "join", "memory"} <= names_of_door(SOURCE / "exchange")
+    assert "pages" not in names_of_door(SOURCE / "exchange")
+
+
+@pytest.mark.parametrize("room", ["insitu.exchange", "insitu.grid", "insitu.parameters"])
+def test_doors_give_all_that_they_name(room: str):
+    door = importlib.import_module(room)
+    assert dir(door) == sorted(door.__all__)
+    for name in door.__all__:
+        assert getattr(door, name) is not None
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        _ = door.nothing_of_the_kind
 
 
 @pytest.mark.parametrize(
@@ -208,11 +242,6 @@ def test_a_pure_folder_imports_nothing_of_the_room_around_it(folder: str):
     for path in (SOURCE / folder).glob("*.py"):
         names = {name for name in imports(path) if name == around or name.startswith(f"{around}.")}
         assert not {name for name in names if name != own and not name.startswith(f"{own}.")}
-
-
-def test_ray_would_be_imported_in_one_file():
-    users = [identity(p) for p in MODULES if any(n.split(".")[0] == "ray" for n in imports(p))]
-    assert len(users) <= 1
 
 
 def lines_of_body(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -273,3 +302,17 @@ def test_links_in_the_documents_lead_somewhere():
             if "://" not in target and not (document.parent / target).exists():
                 broken.append(f"{document.name}: {target}")
     assert not broken
+
+
+@pytest.mark.parametrize("document", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_paths_in_the_documents_exist(document: str):
+    """Paths in backticks, from the root or from src/insitu. A row of the table of rooms names files of its
+    room too."""
+    missing = []
+    for line in (ROOT / document).read_text().splitlines():
+        row = re.match(r"\| `(\w+)/` \|", line)
+        places = [ROOT, SOURCE, SOURCE / row[1]] if row else [ROOT, SOURCE]
+        found = re.findall(r"`([\w.-]+/[\w./-]*)`", line)
+        found += re.findall(r"`(\w+\.py)`", line) if row else []
+        missing += [path for path in found if not any((place / path).exists() for place in places)]
+    assert not missing

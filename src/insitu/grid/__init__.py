@@ -1,4 +1,7 @@
-"""The grid: where rows live. This is its door; everything is loaded on first use, so it costs nothing."""
+"""The grid: where rows live. This is its door; everything is loaded on first use, so it costs nothing.
+
+Begin reading with `datasets.py`, the rows of a task, and `importer.py`, how they come in.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from insitu.doors import lazy_door
 if TYPE_CHECKING:
     from insitu.grid.catalog import Catalog
     from insitu.grid.datasets import Batch, Dataset, dataset
+    from insitu.grid.files import publish_file
     from insitu.grid.importer import import_cache, sweep
     from insitu.grid.layout import owners_of_partition, shard_partitions
     from insitu.grid.ledger import EpochAudit, PartitionAudit, ShardLedger, audit, read_ledgers
@@ -20,6 +24,7 @@ __getattr__, __dir__ = lazy_door(
     {
         "catalog": ("Catalog",),
         "datasets": ("Batch", "Dataset", "dataset"),
+        "files": ("publish_file",),
         "importer": ("import_cache", "sweep"),
         "layout": ("owners_of_partition", "shard_partitions"),
         "ledger": ("EpochAudit", "PartitionAudit", "ShardLedger", "audit", "read_ledgers"),
@@ -41,6 +46,7 @@ __all__ = [
     "import_cache",
     "load_topology",
     "owners_of_partition",
+    "publish_file",
     "read_ledgers",
     "shard_partitions",
     "sweep",

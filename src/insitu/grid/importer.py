@@ -39,8 +39,15 @@ from insitu.grid.layout import (
     split_of_rows,
 )
 from insitu.grid.partition import TEXT
-from insitu.grid.sources import find_sources, open_sources, stem
-from insitu.grid.sources.base import Block, Source, SourceOptions, describe_columns
+from insitu.grid.sources import (
+    Block,
+    Source,
+    SourceOptions,
+    describe_columns,
+    find_sources,
+    open_sources,
+    stem,
+)
 from insitu.grid.spool import Spools, text_buffers
 from insitu.grid.topology import load_topology
 from insitu.grid.verification import record_written

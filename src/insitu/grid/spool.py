@@ -27,7 +27,7 @@ from insitu.grid.partition import (
     row_bytes,
     write_partition,
 )
-from insitu.grid.sources.base import Block, raw_bytes
+from insitu.grid.sources import Block, raw_bytes
 from insitu.paths import StagedPaths
 from insitu.spec import Column
 

@@ -8,6 +8,7 @@
         client.push(sequence=0, rows=32, gradients={"w": 2 * client.values["w"] + 1}).result()
 
 Each name is loaded on first use, so that importing this package takes no time.
+Begin reading with `server.py`, then `client.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from insitu.doors import lazy_door
 if TYPE_CHECKING:
     from insitu.parameters.client import Client, connect
     from insitu.parameters.futures import Future
+    from insitu.parameters.gradients import check_nan_policy
+    from insitu.parameters.native import copy_and_check
     from insitu.parameters.rules import (
         MIN_PIECE_BYTES,
         ConsistencyPolicy,
@@ -37,6 +40,8 @@ __getattr__, __dir__ = lazy_door(
     {
         "client": ("Client", "connect"),
         "futures": ("Future",),
+        "gradients": ("check_nan_policy",),
+        "native": ("copy_and_check",),
         "rules": (
             "ShardingPlan",
             "MIN_PIECE_BYTES",
@@ -66,7 +71,9 @@ __all__ = [
     "Table",
     "Updater",
     "Variable",
+    "check_nan_policy",
     "connect",
+    "copy_and_check",
     "make_updater",
     "plan_sharding",
 ]

@@ -29,7 +29,7 @@ import xxhash
 
 from insitu.durable import NO_ROOM, PageFile, published, seal, unseal, write_synced
 from insitu.errors import CheckpointError, InsituError, ParameterError, StorageFull
-from insitu.exchange.pages import Pages
+from insitu.exchange import Pages
 from insitu.exchange.plan import PAGE
 from insitu.parameters.copy_on_write import SnapshotArray
 from insitu.parameters.rules import Array, wire_dtype

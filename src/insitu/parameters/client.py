@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from insitu.errors import InputError, ParameterError
-from insitu.exchange.handshake import check_secret
+from insitu.exchange import handshake
 from insitu.parameters.dense_client import DenseClient
 from insitu.parameters.futures import Future
 from insitu.parameters.rules import plan_cut
@@ -61,7 +61,7 @@ def connect(
         )
     if len(set(own_shards)) != len(own_shards) or any(shard < 0 for shard in own_shards):
         raise InputError(f"shards must be distinct and at least 0. Received: {own_shards}")
-    check_secret(secret)
+    handshake.check_secret(secret)
     connections = []
     for server, address in enumerate(addresses):
         candidates = [address, *([addresses[(server + 1) % len(addresses)]] if backups else [])]

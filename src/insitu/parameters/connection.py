@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import ParameterError
-from insitu.exchange import memory
-from insitu.exchange.handshake import PeerInfo
+from insitu.exchange import PeerInfo, memory
 from insitu.parameters.rules import HEADER, MalformedMessage, Message, decode, encode, read_header
 
 _RECEIVE_BYTES = 1 << 16

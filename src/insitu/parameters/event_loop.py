@@ -12,9 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from insitu.errors import AuthenticationError, InsituError, ParameterError
-from insitu.exchange import handshake
-from insitu.exchange.handshake import PeerInfo
-from insitu.exchange.rendezvous import parse_address
+from insitu.exchange import PeerInfo, handshake, parse_address
 from insitu.parameters.checkpoints import CheckpointWriter
 from insitu.parameters.connection import Connection, ConnectionClosed
 from insitu.parameters.rules import MalformedMessage, Message

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import InputError, NotFinite
-from insitu.exchange.pages import aligned_empty
-from insitu.exchange.plan import arithmetic
+from insitu.exchange import aligned_empty
+from insitu.exchange.plan import PAGE, Factors, Reducer, compute_factors, split_chunks
 from insitu.parameters.tables import Table
 
 Array = NDArray[Any]
@@ -91,18 +91,18 @@ class GradientAverager:
         for group, own in values.items():
             # A shard without rows may have sent nothing: it has weight 0.
             sent = [(g.dense[group], w) for g, w in zip(gradients, weights, strict=True) if group in g.dense]
-            factors = arithmetic.compute_factors([w for _, w in sent], own.dtype)
+            factors = compute_factors([w for _, w in sent], own.dtype)
             if factors is not None:
                 means[group] = self._average(group, [flat for flat, _ in sent], factors, own)
         return means
 
-    def _average(self, group: str, flats: Sequence[Array], factors: arithmetic.Factors, like: Array) -> Array:
+    def _average(self, group: str, flats: Sequence[Array], factors: Factors, like: Array) -> Array:
         if group not in self._means:
             self._means[group] = aligned_empty(like.shape, like.dtype)
         mean = self._means[group]
-        size = arithmetic.PAGE * 16
-        reducer = arithmetic.Reducer("weighted_mean", like.dtype, len(flats), size)
-        for low, high in arithmetic.split_chunks(0, len(mean), size):
+        size = PAGE * 16
+        reducer = Reducer("weighted_mean", like.dtype, len(flats), size)
+        for low, high in split_chunks(0, len(mean), size):
             reducer.reduce([flat[low:high] for flat in flats], mean[low:high], factors)
         return mean
 
@@ -113,7 +113,7 @@ class GradientAverager:
         """Yield (table, keys, gradients) of each table. Keys repeat: the table adds up their gradients."""
         for name in dict.fromkeys(name for one in gradients for name in one.rows):
             sent = [(g.rows[name], w) for g, w in zip(gradients, weights, strict=True) if name in g.rows]
-            factors = arithmetic.compute_factors(weights, sent[0][0][1].dtype)
+            factors = compute_factors(weights, sent[0][0][1].dtype)
             if factors is None or not any(w for _, w in sent):
                 continue
             by_weight = dict(zip(weights, factors, strict=True))

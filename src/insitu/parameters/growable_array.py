@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import ExchangeError, ParameterError
-from insitu.exchange import pages
+from insitu.exchange import Pages
 
 _MIN_RESERVED_ROWS = 1024
 
@@ -48,7 +48,7 @@ class GrowableArray:
     def _reserve(self, rows: int) -> NDArray[Any]:
         while True:
             try:
-                whole = pages.Pages(rows * self._row_bytes, huge=self._huge).array()
+                whole = Pages(rows * self._row_bytes, huge=self._huge).array()
                 return whole[: rows * self._row_bytes].view(self._dtype).reshape(rows, *self._shape)
             except ExchangeError:
                 # Where the system counts reservations (overcommit off), reserve less; `extend` copies then.

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.exchange import compiling
-from insitu.exchange.native import address_of
+from insitu.exchange import address_of, compiling
 
 Array = NDArray[Any]
 _SOURCE = Path(__file__).with_name("kernels.c")

@@ -10,10 +10,7 @@ from typing import Any
 
 from insitu._version import __version__
 from insitu.errors import ExchangeError, VersionMismatch
-from insitu.exchange import handshake, memory
-from insitu.exchange.handshake import Handshake as HandshakeProtocol
-from insitu.exchange.handshake import HandshakeSteps, PeerInfo
-from insitu.exchange.rendezvous import parse_address
+from insitu.exchange import HandshakeSteps, PeerInfo, handshake, memory, parse_address
 from insitu.parameters.rules import PROTOCOL_VERSION
 
 HANDSHAKE_TIMEOUT = 5.0
@@ -58,7 +55,7 @@ class SocketHandshake:
         self.socket = connection
         #: Time on the monotonic clock by which the handshake must be done; the caller enforces it.
         self.deadline = time.monotonic() + HANDSHAKE_TIMEOUT
-        self._protocol = HandshakeProtocol(steps)
+        self._protocol = handshake.Handshake(steps)
 
     def fileno(self) -> int:
         """Return the socket's file descriptor, for selectors."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import DefinitionMismatch, InputError, SequenceError
-from insitu.exchange.pages import aligned_empty
+from insitu.exchange import aligned_empty
 from insitu.parameters import gradients as checks
 from insitu.parameters import native
 from insitu.parameters.gradients import GradientAverager, Gradients

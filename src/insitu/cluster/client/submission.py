@@ -128,9 +128,7 @@ def submit(paths: Paths, request: Request) -> str:
 
 def _spec(request: Request, cache: CacheSpec, topology: Topology) -> JobSpec:
     if request.engine != "local":
-        raise JobSpecError(
-            f"--engine must be local; ray isn't available in this version. Received: {request.engine}"
-        )
+        raise JobSpecError(f"--engine must be local. Received: {request.engine}")
     workers = choose_worker_count(cache, topology) if request.workers is None else request.workers
     if request.workers is None and request.shards is not None:
         workers = min(workers, max(1, request.shards))

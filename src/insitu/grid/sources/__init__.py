@@ -1,4 +1,7 @@
-"""The files that `import` reads: finds them, chooses their format, checks that they agree."""
+"""The files that `import` reads: finds them, chooses their format, checks that they agree.
+
+Begin reading with `base.py`, what each format's module gives.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,19 @@ from pathlib import Path
 from typing import cast
 
 from insitu.errors import InputError, SourceError
-from insitu.grid.sources.base import Source, SourceOptions, describe_columns
+from insitu.grid.sources.base import Block, Source, SourceOptions, describe_columns, raw_bytes
+
+__all__ = [
+    "FORMATS",
+    "Block",
+    "Source",
+    "SourceOptions",
+    "describe_columns",
+    "find_sources",
+    "open_sources",
+    "raw_bytes",
+    "stem",
+]
 
 FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "npy": ("npy", "NpySource", (".npy",)),

@@ -3,6 +3,7 @@
 Imports nothing else of `parameters`. Begin reading with `modes.py`.
 """
 
+from insitu.parameters.rules import modes, sharding_plan
 from insitu.parameters.rules.consistent_cut import (
     DENSE_STREAM,
     ConsistentCut,
@@ -80,9 +81,11 @@ __all__ = [
     "encode",
     "make_failure",
     "mix64",
+    "modes",
     "plan_cut",
     "plan_sharding",
     "read_header",
+    "sharding_plan",
     "stable_hash",
     "wire_dtype",
 ]

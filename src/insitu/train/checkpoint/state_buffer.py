@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from insitu.exchange.pages import ALIGNMENT, Pages, aligned_empty
+from insitu.exchange import ALIGNMENT, Pages, aligned_empty
 from insitu.train.collectives import Payload, parse_dtype
 
 _SLICE_BYTES = 1 << 20

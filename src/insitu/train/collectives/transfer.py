@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.exchange import Group
-from insitu.exchange.pages import aligned_empty
+from insitu.exchange import Group, aligned_empty
 from insitu.train.collectives.serialization import decode, encode, parse_dtype
 
 CHUNK_BYTES = 8 << 20

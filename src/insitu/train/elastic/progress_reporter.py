@@ -1,4 +1,4 @@
-"""Reports where this task is while it trains, for the controller and `insitu status` to read."""
+"""Reports where this task is while it trains, for the controller, `insitu ps` and `insitu describe`."""
 
 from __future__ import annotations
 

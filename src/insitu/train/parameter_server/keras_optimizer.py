@@ -17,8 +17,7 @@ from keras.src.optimizers.base_optimizer import clip_by_global_norm
 from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
-from insitu.exchange.native import address_of
-from insitu.exchange.pages import aligned_empty
+from insitu.exchange import address_of, aligned_empty
 from insitu.train.replica import to_numpy
 
 Arrays = list[NDArray[Any]]

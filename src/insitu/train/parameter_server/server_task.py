@@ -14,9 +14,8 @@ from typing import Any, NoReturn
 
 from insitu.context import Context
 from insitu.errors import InsituError, TrainingError
-from insitu.grid.files import publish_file
-from insitu.parameters import ConsistencyPolicy, ParameterServer
-from insitu.parameters.gradients import check_nan_policy
+from insitu.grid import publish_file
+from insitu.parameters import ConsistencyPolicy, ParameterServer, check_nan_policy
 from insitu.train.parameter_server.updater import make_model_updater
 
 _LOG = logging.getLogger("insitu")

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.parameters.native import copy_and_check
+from insitu.parameters import copy_and_check
 from insitu.train.elastic import LoopPosition
 from insitu.train.parameter_server.lookup import TableLookup
 from insitu.train.parameter_server.loss_scale import LossScale

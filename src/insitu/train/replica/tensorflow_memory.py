@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from insitu.exchange.pages import ALIGNMENT
+from insitu.exchange import ALIGNMENT
 
 
 def borrow(array: NDArray[Any]) -> Any:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
-from insitu.exchange.pages import ALIGNMENT
+from insitu.exchange import ALIGNMENT
 from insitu.train.replica.base import BaseReplica, seed_offset
 from insitu.train.replica.gradient_capture import capture_gradients
 from insitu.train.replica.leaves import flatten_batch

@@ -12,8 +12,7 @@ import keras
 from insitu.context import Context
 from insitu.context import context as read_context
 from insitu.errors import TrainingError
-from insitu.grid import Dataset
-from insitu.grid.files import publish_file
+from insitu.grid import Dataset, publish_file
 from insitu.parameters import MIN_PIECE_BYTES, ConsistencyPolicy, Mode
 from insitu.parameters.rules import check_min_piece_bytes
 from insitu.train.custom_loop import LoopAggregation, LoopStep, StepModel, make_loop_replica

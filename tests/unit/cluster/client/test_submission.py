@@ -61,7 +61,11 @@ def test_what_was_not_asked_for_follows_from_the_rest(
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"engine": "ray"}, "--engine must be local"), ({"name": "a b"}, "A job's name"), ({"workers": 9}, "9")],
+    [
+        ({"engine": "ray"}, "--engine must be local. Received: ray"),
+        ({"name": "a b"}, "A job's name"),
+        ({"workers": 9}, "9"),
+    ],
 )
 def test_what_can_not_be_used_is_refused(insitu: Insitu, options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):

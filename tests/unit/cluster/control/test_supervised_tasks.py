@@ -1,19 +1,126 @@
-"""What a controller makes of a supervisor that can't do what it asks for."""
+"""The controller's side of the channel to its supervisor."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
-from insitu.cluster.control.supervised_tasks import SupervisedTasks
-from insitu.cluster.engines.channel import open_channel_pair
+from insitu.cluster.control.supervised_tasks import SupervisedTasks, SupervisorLost, TaskExit
+from insitu.cluster.engines.channel import Channel, open_channel_pair
+from insitu.cluster.engines.engine import Command
 from insitu.cluster.engines.messages import reply_to_call
 from insitu.cluster.engines.wakeup import Wakeup
 from insitu.errors import ClusterError
-from insitu.spec import NodeId, TaskId
+from insitu.roster import Roster
+from insitu.spec import NodeId, TaskId, TaskSpec
 
-W0 = TaskId("worker", 0)
+W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
+COMMAND = Command(("python", "train.py"), {"A": "1"})
+ROSTER = Roster(4, ())
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def channels() -> Iterator[tuple[Channel, Channel]]:
+    """The supervisor's end and the controller's."""
+    ends = open_channel_pair()
+    yield ends
+    for end in ends:
+        end.close()
+
+
+@pytest.fixture
+def supervisor(channels: tuple[Channel, Channel]) -> Channel:
+    return channels[0]
+
+
+@pytest.fixture
+def wake() -> Iterator[tuple[int, int]]:
+    """(read, write) ends of the pipe that ends a wait."""
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+@pytest.fixture
+def tasks(channels: tuple[Channel, Channel], wake: tuple[int, int]) -> SupervisedTasks:
+    channels[0].send(
+        {
+            "running": [["worker:0", 2, 41]],
+            "roster": ROSTER.to_json(),
+            "exits": [["worker:1", 1, -9]],
+        }
+    )
+    return SupervisedTasks(channels[1], wake[0])
+
+
+def test_the_first_message_tells_what_there_is(tasks: SupervisedTasks):
+    assert tasks.running() == {W0: (2, 41)}
+    assert tasks.published_roster() == ROSTER
+    assert tasks.wait(0) == [TaskExit(W1, 1, -9)]
+    assert tasks.wait(0) == []
+
+
+def test_ends_that_come_before_an_answer_are_kept(tasks: SupervisedTasks, supervisor: Channel):
+    tasks.wait(0)
+    supervisor.send({"ended": "worker:0", "incarnation": 2, "code": 1})
+    supervisor.send({"pid": 77})
+    assert tasks.launch(TaskSpec(W1, NodeId("node-0")), 5, COMMAND) == 77
+    assert tasks.wait(PATIENCE) == [TaskExit(W0, 2, 1)]
+    assert supervisor.receive() == [
+        {
+            "do": "launch",
+            "task": "worker:1",
+            "incarnation": 5,
+            "node": "node-0",
+            "arguments": ["python", "train.py"],
+            "environment": {"A": "1"},
+        }
+    ]
+
+
+def test_an_answer_may_be_an_error(tasks: SupervisedTasks, supervisor: Channel):
+    supervisor.send({"error": "no such node"})
+    with pytest.raises(ClusterError, match="no such node"):
+        tasks.launch(TaskSpec(W1, NodeId("node-9")), 1, COMMAND)
+
+
+def test_requests_without_an_answer_are_sent_at_once(tasks: SupervisedTasks, supervisor: Channel):
+    tasks.signal(W0, "term")
+    tasks.keep_standby(2, COMMAND)
+    tasks.acknowledge(TaskExit(W1, 1, -9))
+    tasks.finish(3)
+    assert supervisor.receive() == [
+        {"do": "signal", "task": "worker:0", "name": "term"},
+        {
+            "do": "standby",
+            "count": 2,
+            "arguments": ["python", "train.py"],
+            "environment": {"A": "1"},
+        },
+        {"do": "acknowledge", "task": "worker:1", "incarnation": 1},
+        {"do": "finish", "code": 3},
+    ]
+
+
+def test_a_wait_ends_when_the_descriptor_is_readable(tasks: SupervisedTasks, wake: tuple[int, int]):
+    tasks.wait(0)
+    os.write(wake[1], b"x")
+    assert tasks.wait(PATIENCE) == []
+
+
+def test_the_end_of_the_supervisor_is_noticed(tasks: SupervisedTasks, supervisor: Channel):
+    tasks.wait(0)
+    supervisor.close()
+    with pytest.raises(SupervisorLost):
+        tasks.wait(PATIENCE)
+    with pytest.raises(SupervisorLost):
+        tasks.signal(W0, "kill")
+    with pytest.raises(SupervisorLost):
+        tasks.launch(TaskSpec(W1, NodeId("node-0")), 1, COMMAND)
 
 
 class FailingEngine:

@@ -1,0 +1,16 @@
+"""Engines by their names. `tests/process/test_jobs_engine.py` runs both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from insitu.cluster.engines.selection import open_engine
+from insitu.errors import ClusterError
+from insitu.paths import JobPaths
+
+
+def test_another_name_is_refused(tmp_path: Path):
+    with pytest.raises(ClusterError, match=r"must be local or server\. Received: cloud"):
+        open_engine("cloud", JobPaths(tmp_path), wake=0)

@@ -1,0 +1,61 @@
+"""The files that tasks write about themselves, and the roster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from insitu.cluster.decide.job_state import Failure
+from insitu.cluster.engines.task_files import TaskFiles
+from insitu.errors import ClusterError
+from insitu.paths import JobPaths
+from insitu.progress import ProgressWriter
+from insitu.roster import Member, Roster, read_roster
+from insitu.spec import TaskId
+
+W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
+ROSTER = Roster(3, (Member(W0, 2, "127.0.0.1:20000", (0, 1)),))
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobPaths:
+    job = JobPaths(tmp_path / "job")
+    job.root.mkdir()
+    return job
+
+
+def test_records_are_read_until_they_are_cleared(job: JobPaths):
+    files = TaskFiles(job)
+    files.clear_records([W0, W1])
+    assert files.read_progress([W0, W1]) == {} and files.read_failure(W0) is None
+
+    writer = ProgressWriter(job.progress(W0))
+    writer.write(1, 2, 3, "exchange")
+    writer.close()
+    failure = Failure("ValueError", "no", "abc", peer_lost=True)
+    job.failure(W0).write_text(
+        json.dumps({"type": "ValueError", "message": "no", "fingerprint": "abc", "peer_lost": True})
+    )
+    found = files.read_progress([W0, W1])
+    assert list(found) == [W0]
+    assert (found[W0].epoch, found[W0].step, found[W0].rows, found[W0].place) == (1, 2, 3, "exchange")
+    assert files.read_failure(W0) == failure and files.read_failure(W1) is None
+
+    files.clear_records([W0, W1])
+    assert files.read_progress([W0]) == {} and files.read_failure(W0) is None
+
+
+def test_the_roster_is_what_tasks_read(job: JobPaths):
+    TaskFiles(job).publish_roster(ROSTER)
+    assert read_roster(job.roster) == ROSTER
+
+
+def test_a_folder_that_is_not_there_is_an_error_of_the_cluster(tmp_path: Path):
+    (tmp_path / "job").write_text("a file")
+    files = TaskFiles(JobPaths(tmp_path / "job"))
+    with pytest.raises(ClusterError):
+        files.publish_roster(ROSTER)
+    with pytest.raises(ClusterError):
+        files.clear_records([W0])

@@ -1,0 +1,83 @@
+"""Arrow record batches as columns and values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from insitu.errors import SourceError
+from insitu.grid.sources.tables import arrow_errors, columns_of_batch, values_of_batch
+from insitu.spec import Column
+
+PATH = Path("a.parquet")
+
+
+def batch_of(**arrays: Any) -> Any:
+    return pa.record_batch(list(arrays.values()), names=list(arrays))
+
+
+@pytest.mark.parametrize(
+    ("array", "column", "values"),
+    [
+        (pa.array([1, 2], pa.int8()), Column("x", "int8"), [1, 2]),
+        (pa.array([True, False]), Column("x", "bool"), [True, False]),
+        (pa.array([[1.0, 2.0], [3.0, 4.0]]), Column("x", "float64", (2,)), [[1.0, 2.0], [3.0, 4.0]]),
+        (pa.array([[[1], [2]], [[3], [4]]]), Column("x", "int64", (2, 1)), [[[1], [2]], [[3], [4]]]),
+        (pa.array([[1, 2], [3, 4]], pa.list_(pa.int16(), 2)), Column("x", "int16", (2,)), [[1, 2], [3, 4]]),
+        (pa.array([5, 6]).dictionary_encode(), Column("x", "int64"), [5, 6]),
+        (pa.array([1.5, None], pa.float32()), Column("x", "float32"), [1.5, np.nan]),
+    ],
+    ids=["integers", "bools", "lists", "lists of lists", "fixed-size lists", "dictionary", "missing float"],
+)
+def test_numbers_are_arrays(array: Any, column: Column, values: list[Any]):
+    batch = batch_of(x=array)
+    assert columns_of_batch(batch, PATH) == (column,)
+    found = values_of_batch(batch, (column,), PATH)["x"]
+    assert found.dtype == np.dtype(column.dtype)
+    np.testing.assert_array_equal(found, values)
+
+
+@pytest.mark.parametrize("array", [pa.array(["a", "é"]), pa.array(["a", "é"]).dictionary_encode()])
+def test_text_stays_in_arrow(array: Any):
+    batch = batch_of(x=array)
+    assert columns_of_batch(batch, PATH) == (Column("x", "str"),)
+    found = values_of_batch(batch, (Column("x", "str"),), PATH)["x"]
+    assert found.type == pa.large_utf8() and found.to_pylist() == ["a", "é"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (pa.record_batch([pa.array([1]), pa.array([2])], names=["x", "x"]), "several columns of one name: x"),
+        (batch_of(x=pa.array([{"a": 1}])), "Convert it to numbers"),
+        (batch_of(x=pa.array([b"a"]), y=pa.array([b"b"])), "Convert them to numbers"),
+    ],
+)
+def test_what_can_be_no_column_is_refused(batch: Any, message: str):
+    with pytest.raises(SourceError, match=message):
+        columns_of_batch(batch, PATH)
+
+
+@pytest.mark.parametrize(
+    ("array", "column", "message"),
+    [
+        (pa.array([1, None]), Column("x", "int64"), r"misses 1 value\(s\) in a block of 2"),
+        (pa.array(["a", None]), Column("x", "str"), r"misses 1 value\(s\) in a block of 2"),
+        (pa.array([[1], [2, 3]]), Column("x", "int64", (1,)), "lists of 1 and of 2 values"),
+        (pa.array([[1, 2]]), Column("x", "int64", (1,)), r"first \[1\], then \[2\]"),
+    ],
+)
+def test_rows_that_differ_are_refused(array: Any, column: Column, message: str):
+    with pytest.raises(SourceError, match=message):
+        values_of_batch(batch_of(x=array), (column,), PATH)
+
+
+def test_errors_of_arrow_name_the_file_and_those_of_the_system_stay():
+    with pytest.raises(SourceError, match=r"a\.parquet can't be read: no magic"), arrow_errors(PATH):
+        raise pa.ArrowInvalid("no magic")
+    with pytest.raises(PermissionError), arrow_errors(PATH):
+        raise PermissionError(13, "Permission denied")

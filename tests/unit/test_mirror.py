@@ -1,0 +1,123 @@
+"""Tests mirror the source: `insitu/x/y.py` has `tests/unit/x/test_y.py`, or is listed here with its test."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+UNIT = TESTS / "unit"
+SOURCE = TESTS.parent / "src" / "insitu"
+
+OF_NO_MODULE = {
+    "cli/test_help.py": "the help of all commands",
+    "exchange/test_group_rejoin.py": "the second half of test_group.py",
+    "test_check_commits.py": "tools/check_commits.py",
+    "test_layering.py": "a law of all modules",
+    "test_mirror.py": "a law of all modules",
+    "test_strategies_page.py": "docs/strategies.md",
+    "test_words.py": "a law of all modules",
+}
+"""Unit tests of what isn't one module of insitu, and what that is."""
+
+TESTED_BY = {
+    "__init__.py": "unit/test_layering.py",
+    "cli/__init__.py": "unit/cli/test_help.py",
+    "cli/devices.py": "process/test_devices.py",
+    "cluster/control/supervisor.py": "process/test_jobs.py",
+    "cluster/engines/local.py": "process/test_jobs.py",
+    "cluster/engines/remote.py": "process/test_jobs_engine.py",
+    "exchange/plan/schedule.py": "unit/exchange/test_schedule_runner.py",
+    "parameters/server.py": "unit/parameters/test_client.py",
+    "train/collectives/gather.py": "unit/train/collectives/test_transfer.py",
+    "train/custom_loop/aggregation.py": "unit/train/custom_loop/test_runner.py",
+    "train/custom_loop/factory.py": "unit/train/custom_loop/test_runner.py",
+    "train/custom_loop/jax.py": "unit/train/strategies/test_multi_device.py",
+    "train/custom_loop/loop_replica.py": "unit/train/custom_loop/test_runner.py",
+    "train/custom_loop/spmd.py": "unit/train/spmd/test_program.py",
+    "train/custom_loop/steps.py": "unit/train/custom_loop/test_runner.py",
+    "train/custom_loop/tensorflow.py": "unit/train/custom_loop/test_runner.py",
+    "train/custom_loop/torch.py": "process/test_strategies_matrix.py",
+    "train/devices/setup.py": "process/test_devices.py",
+    "train/parameter_server/async_membership.py": "unit/train/strategies/test_parameter_server.py",
+    "train/parameter_server/custom_loop.py": "unit/train/strategies/test_parameter_server.py",
+    "train/parameter_server/hybrid.py": "unit/train/parameter_server/test_layers.py",
+    "train/parameter_server/keras_optimizer.py": "unit/train/parameter_server/test_model_spec.py",
+    "train/parameter_server/session.py": "unit/train/strategies/test_parameter_server.py",
+    "train/parameter_server/step.py": "unit/train/strategies/test_parameter_server.py",
+    "train/placement/jax.py": "unit/train/placement/test_layers.py",
+    "train/placement/tensorflow.py": "unit/train/placement/test_layers.py",
+    "train/placement/torch.py": "unit/train/placement/test_layers.py",
+    "train/replica/base.py": "unit/train/strategies/test_multi_worker_mirrored.py",
+    "train/replica/batch.py": "unit/train/fit/test_two_phase.py",
+    "train/replica/building.py": "unit/train/strategies/test_one_device.py",
+    "train/replica/fused.py": "unit/train/strategies/test_one_device.py",
+    "train/replica/fused_jax.py": "unit/train/replica/test_jax.py",
+    "train/replica/fused_tensorflow.py": "unit/train/strategies/test_one_device.py",
+    "train/replica/fused_torch.py": "unit/train/replica/test_torch.py",
+    "train/replica/tensorflow.py": "unit/train/strategies/test_multi_worker_mirrored.py",
+    "train/replica/tensorflow_memory.py": "unit/train/strategies/test_multi_worker_mirrored.py",
+    "train/replicated/jax.py": "unit/train/strategies/test_multi_device.py",
+    "train/replicated/step.py": "unit/train/strategies/test_multi_device.py",
+    "train/replicated/tensorflow.py": "unit/train/strategies/test_multi_device.py",
+    "train/replicated/torch.py": "unit/train/strategies/test_multi_device.py",
+    "train/spmd/distribution.py": "unit/train/spmd/test_program.py",
+    "train/spmd/lost_peers.py": "unit/train/spmd/test_distributed.py",
+    "train/spmd/mesh_step.py": "unit/train/spmd/test_program.py",
+    "train/spmd/sharding_plan.py": "unit/train/spmd/test_program.py",
+    "train/spmd/variables.py": "unit/train/spmd/test_program.py",
+    "train/strategies/base.py": "unit/train/strategies/test_multi_worker_mirrored.py",
+    "train/strategies/central_storage.py": "unit/train/strategies/test_multi_device.py",
+    "train/strategies/hybrid.py": "unit/train/parameter_server/test_layers.py",
+    "train/strategies/mirrored.py": "unit/train/strategies/test_multi_device.py",
+}
+"""Modules that have no unit test file of their own, with the file under tests/ whose runs use them."""
+
+
+def has_logic(path: Path) -> bool:
+    """Whether a function of the module does anything: it has more than a docstring or `...`."""
+    return any(
+        not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for statement in node.body
+    )
+
+
+def unit_test_of(module: Path) -> Path:
+    """The file that tests a module; for a package's `__init__.py`, beside the package's folder."""
+    relative = module.relative_to(SOURCE)
+    if module.name == "__init__.py":
+        return UNIT / relative.parent.parent / f"test_{relative.parent.name}.py"
+    return UNIT / relative.with_name(f"test_{relative.name}")
+
+
+MODULES = {str(m.relative_to(SOURCE)): m for m in sorted(SOURCE.rglob("*.py"))}
+UNIT_TESTS = {str(t.relative_to(UNIT)) for t in sorted(UNIT.rglob("test_*.py"))}
+
+
+def test_each_unit_test_stands_where_its_module_does():
+    of_modules = {str(unit_test_of(module).relative_to(UNIT)) for module in MODULES.values()}
+    assert UNIT_TESTS - of_modules == OF_NO_MODULE.keys()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_each_module_with_logic_is_tested(name: str):
+    module = MODULES[name]
+    tested = unit_test_of(module).exists() or not has_logic(module)
+    assert tested != (name in TESTED_BY), "has no test, or stands in TESTED_BY without need"
+
+
+def test_what_tests_a_module_elsewhere_exists():
+    assert TESTED_BY.keys() <= MODULES.keys()
+    assert {tests for tests in TESTED_BY.values() if not (TESTS / tests).is_file()} == set()
+
+
+def test_a_module_has_logic_if_a_function_has_a_body(tmp_path: Path):
+    path = tmp_path / "a.py"
+    path.write_text('class A:\n    def f(self):\n        """Return."""\n    def g(self): ...\n')
+    assert not has_logic(path)
+    path.write_text("class A:\n    def f(self):\n        return 1\n")
+    assert has_logic(path)
