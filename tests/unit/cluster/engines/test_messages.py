@@ -99,7 +99,7 @@ def test_a_call_that_fails_is_answered_with_the_error(engine: FixedEngine):
     calls.publish_roster(Roster(1, ()))
     with pytest.raises(ClusterError, match="No space left on device"):
         calls.publish_roster(Roster(2, ()))
-    assert reply_to_call(engine, {"do": "dance"}) == {"error": "An engine has no call 'dance'"}
+    assert "no call 'dance'" in str(reply_to_call(engine, {"do": "dance"})["error"])
 
 
 def test_a_command_arrives_as_it_was():
