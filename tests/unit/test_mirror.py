@@ -28,7 +28,6 @@ TESTED_BY = {
     "cli/devices.py": "process/test_devices.py",
     "cluster/control/supervisor.py": "process/test_jobs.py",
     "cluster/engines/local.py": "process/test_jobs.py",
-    "cluster/engines/remote.py": "process/test_jobs_engine.py",
     "exchange/plan/schedule.py": "unit/exchange/test_schedule_runner.py",
     "parameters/server.py": "unit/parameters/test_client.py",
     "train/collectives/gather.py": "unit/train/collectives/test_transfer.py",
