@@ -26,7 +26,6 @@ TESTED_BY = {
     "__init__.py": "unit/test_layering.py",
     "cli/__init__.py": "unit/cli/test_help.py",
     "cli/devices.py": "process/test_devices.py",
-    "cluster/engines/remote.py": "process/test_jobs_engine.py",
     "exchange/plan/schedule.py": "unit/exchange/test_schedule_runner.py",
     "parameters/server.py": "unit/parameters/test_client.py",
     "train/collectives/gather.py": "unit/train/collectives/test_transfer.py",
