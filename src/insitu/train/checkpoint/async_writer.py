@@ -11,6 +11,18 @@ from insitu.train.checkpoint.state_buffer import StateBuffer
 from insitu.train.checkpoint.store import Checkpoint, CheckpointStore, EncodedCheckpoint
 
 _LOG = logging.getLogger("insitu")
+_started: list[AsyncCheckpointWriter] = []
+"""Writers of this process that have written something. Their threads live as long as the process."""
+
+
+def wait_for_writers(store: CheckpointStore) -> None:
+    """Return once no writer of this process writes to the folder of `store`.
+
+    The writer of a fit that failed may still write its last checkpoint when the next fit begins.
+    """
+    for writer in list(_started):
+        if writer.store.path == store.path:
+            writer.wait()
 
 
 class AsyncCheckpointWriter:
@@ -22,7 +34,8 @@ class AsyncCheckpointWriter:
     """
 
     def __init__(self, store: CheckpointStore) -> None:
-        self._store = store
+        self.store = store
+        """The checkpoints that it writes."""
         self._changed = threading.Condition()
         self._waiting: EncodedCheckpoint | None = None
         """The checkpoint that the thread writes next."""
@@ -48,16 +61,18 @@ class AsyncCheckpointWriter:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="insitu-checkpoints", daemon=True)
                 self._thread.start()
-                atexit.register(self._wait)
+                _started.append(self)
+                atexit.register(self.wait)
             self._changed.notify_all()
 
     def finish(self) -> None:
         """Return once everything is written. Raises CheckpointError for a failure."""
-        self._wait()
+        self.wait()
         with self._changed:
             self._raise_failure()
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Return once everything is written, or has failed to be."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting is None and not self._writing)
 
@@ -81,7 +96,7 @@ class AsyncCheckpointWriter:
 
     def _write(self, encoded: EncodedCheckpoint) -> CheckpointError | None:
         try:
-            self._store.publish(encoded)
+            self.store.publish(encoded)
             self.written += 1
         except StorageFull as full:
             _LOG.warning("%s Training continues.", full)

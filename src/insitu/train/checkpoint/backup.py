@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
 from insitu.exchange import Group
-from insitu.train.checkpoint.async_writer import AsyncCheckpointWriter
+from insitu.train.checkpoint.async_writer import AsyncCheckpointWriter, wait_for_writers
 from insitu.train.checkpoint.memory_store import broadcast_newest, memory_store
 from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
 from insitu.train.collectives import barrier_token
@@ -67,6 +67,9 @@ class BackupAndRestore(keras.callbacks.Callback):
             return
         store = CheckpointStore(directory, trainer.fit_index, self._keep)
         memory = memory_store(trainer.membership.context, trainer.fit_index)
+        for place in (store, memory):
+            if place is not None:
+                wait_for_writers(place)
         self._restore(trainer, store, memory)
         trainer.strategy.expect_saves()
         self._writer = AsyncCheckpointWriter(store)

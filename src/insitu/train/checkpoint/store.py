@@ -108,6 +108,11 @@ class CheckpointStore:
         self._folder = _open_folder(directory, f"fit-{fit:05d}")
         self._keep = keep
 
+    @property
+    def path(self) -> str:
+        """The folder, for messages and to tell stores apart."""
+        return self._folder.path("")
+
     def save(self, checkpoint: Checkpoint) -> str:
         """See `publish`."""
         return self.publish(EncodedCheckpoint.encode(checkpoint, StateBuffer()))
@@ -119,7 +124,7 @@ class CheckpointStore:
         Raises StorageFull where no room is left: nothing half-written and all older checkpoints stay.
         """
         name = f"epoch-{encoded.epoch:05d}.step-{encoded.step:08d}"
-        where = self._folder.path("")
+        where = self.path
         try:
             self._folder.write(name, encoded.buffer, encoded.state)
         except OSError as error:

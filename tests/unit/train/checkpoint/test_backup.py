@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from models import image_model, image_rows, in_shards, same_bits, weights
 
 from insitu.errors import CheckpointError, TrainingError
 from insitu.train import BackupAndRestore, MultiWorkerMirroredStrategy
+from insitu.train.checkpoint import store
 from insitu.train.fit.trainer import trainer_of
 
 
@@ -82,6 +84,23 @@ def test_a_second_run_ends_like_an_undisturbed_one(
     assert resumed == history
     steps_done = fail_at[0] * 7 + fail_at[1] + 1
     assert len(again.heard) <= 21 - (steps_done if save_freq == 1 else 0) + (1 if save_freq == 1 else 0)
+
+
+def test_a_second_run_waits_for_what_the_first_still_writes(
+    rows, strategy_over, tmp_path, monkeypatch: pytest.MonkeyPatch
+):
+    write = store.write_pages
+
+    def write_slowly(path: Path, pages: memoryview, size: int) -> None:
+        threading.Event().wait(0.3)
+        write(path, pages, size)
+
+    monkeypatch.setattr(store, "write_pages", write_slowly)
+    with pytest.raises(ZeroDivisionError):
+        run(strategy_over(1), rows, BackupAndRestore(tmp_path, save_freq=1), FailAt(1, 4))
+    again = FailAt(-1, -1)
+    run(strategy_over(1), rows, BackupAndRestore(tmp_path, save_freq=1), again)
+    assert again.heard[0] == (1, 4)
 
 
 def test_a_finished_fit_is_not_repeated_and_the_next_one_runs(rows, strategy_over, tmp_path):
