@@ -9,6 +9,7 @@ import itertools
 import json
 import mmap
 import os
+import re
 import shutil
 import threading
 import zlib
@@ -134,6 +135,11 @@ def staged_file(target: Path) -> Iterator[Path]:
         yield staged
     finally:
         staged.unlink(missing_ok=True)
+
+
+def is_staged_file(path: Path) -> bool:
+    """Return whether `path` has the form of `staged_file`: a process that was killed may leave one."""
+    return re.fullmatch(r"\..+\.\d+\.[0-9a-f]{8}", path.name) is not None
 
 
 def replace_file(target: Path, data: bytes, *, sync: bool = False) -> None:

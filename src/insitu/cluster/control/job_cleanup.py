@@ -6,9 +6,11 @@ import contextlib
 import os
 import shutil
 import time
+from pathlib import Path
 
 from insitu.cluster.decide import ControllerLostEvent, Log, advance
 from insitu.cluster.job_files import Journal, MergedLog, is_locked
+from insitu.durable import is_staged_file
 from insitu.errors import ClusterError
 from insitu.grid import Catalog
 from insitu.paths import JobPaths, Paths
@@ -34,7 +36,19 @@ def finalize_job(job: JobPaths) -> None:
             if isinstance(action, Log):
                 MergedLog(job).log(action.text)
     shutil.rmtree(job.memory, ignore_errors=True)
+    _remove_staged_files(job)
     Catalog(Paths(job.root.parent.parent)).unpin(job.root.name)
+
+
+def _remove_staged_files(job: JobPaths) -> None:
+    """Remove what tasks that were killed left half-written. The script's own folder is left as it is."""
+    for folder, names, files in os.walk(job.root):
+        if Path(folder) == job.root:
+            names[:] = [name for name in names if name != job.code.name]
+        for path in (Path(folder, name) for name in files):
+            if is_staged_file(path):
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
 
 def staged_folder(paths: Paths, job_id: str) -> JobPaths:

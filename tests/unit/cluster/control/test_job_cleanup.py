@@ -10,7 +10,7 @@ from job_runs import Insitu
 
 from insitu.cluster import Request, read_status, submit
 from insitu.cluster.client import submission
-from insitu.cluster.control.job_cleanup import clean_up, staged_folder
+from insitu.cluster.control.job_cleanup import clean_up, finalize_job, staged_folder
 from insitu.cluster.decide.events import (
     SubmittedEvent,
 )
@@ -76,3 +76,16 @@ def test_a_pin_of_a_job_that_is_gone_is_dropped(insitu: Insitu) -> None:
     Catalog(insitu.paths).pin("data/train", 1, "gone-1")
     clean_up(insitu.paths, "data/train")
     assert Catalog(insitu.paths).pinned_by("data/train") == []
+
+
+def test_half_written_files_of_killed_tasks_go_and_those_of_the_script_stay(
+    insitu: Insitu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = insitu.job(make_job(insitu, monkeypatch))
+    staged = ".reads.json.16841.6ae9fb4e"
+    left, kept = job.root / "tasks" / "worker-1" / staged, job.code / staged
+    for path in (left, kept):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"{")
+    finalize_job(job)
+    assert not left.exists() and kept.exists()
