@@ -1,6 +1,6 @@
 """The strategies: the public classes, one module each.
 
-Begin reading with `base.py`.
+Begin reading with `base.py`, then `synchronous.py`.
 """
 
 from __future__ import annotations

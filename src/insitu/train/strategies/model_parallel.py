@@ -15,12 +15,12 @@ from insitu.train.custom_loop import LoopStep, RestorePlacementStep, StepModel
 from insitu.train.devices import Device, resolve, resolve_all
 from insitu.train.fit import StepExecutor
 from insitu.train.replica import broadcast_state, read_state
-from insitu.train.strategies.base import Strategy
+from insitu.train.strategies.synchronous import SynchronousStrategy
 
 _DATA, _MODEL = "data", "model"
 
 
-class ModelParallelStrategy(Strategy):
+class ModelParallelStrategy(SynchronousStrategy):
     """One model over many devices.
 
     On JAX variables, and the computation with them, are sharded over a mesh; rows are sharded over the mesh's
