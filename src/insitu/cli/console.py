@@ -11,6 +11,8 @@ from typing import Any, BinaryIO, TextIO
 
 _COLOURS = (36, 32, 35, 34, 33, 96, 92, 95, 94, 93)
 _RED, _DIM = 31, 2
+_CELL_WIDTH = 60
+"""Characters of a text in a cell."""
 
 
 def wants_colour(stream: TextIO) -> bool:
@@ -53,6 +55,12 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     first, *lines = table_lines(header, rows)
     sys.stdout.write(f"{paint(first, _DIM, sys.stdout)}\n")
     sys.stdout.writelines(f"{line}\n" for line in lines)
+
+
+def format_cell(text: str) -> str:
+    """Return `text` as one line, short enough for a cell of a table."""
+    line = " ".join(text.split())
+    return line if len(line) <= _CELL_WIDTH else f"{line[: _CELL_WIDTH - 3]}..."
 
 
 def format_duration(seconds: float) -> str:

@@ -13,6 +13,7 @@ import typer
 from insitu.cli import INTERRUPTED
 from insitu.cli.console import (
     OutputPrinter,
+    format_cell,
     format_duration,
     format_position,
     print_json,
@@ -317,6 +318,7 @@ def ps(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON (see docs/json.md).")] = False,
 ) -> None:
     """Lists the running jobs. DURATION is the time since the start, of a job that has ended until its end.
+    REASON says why a job failed or was stopped; `insitu describe JOB` shows all of it.
 
     Examples:
 
@@ -331,7 +333,7 @@ def ps(
     if as_json:
         print_json([summarize_job(job) for job in jobs])
     elif jobs:
-        header = ("JOB", "STATE", "CACHE", "TASKS", "ATTEMPT", "PROGRESS", "DURATION", "EXIT")
+        header = ("JOB", "STATE", "CACHE", "TASKS", "ATTEMPT", "PROGRESS", "DURATION", "EXIT", "REASON")
         print_table(header, (_format_row(summarize_job(job)) for job in jobs))
     else:
         print_notice(
@@ -368,7 +370,7 @@ def summarize_job(job: JobStatus | BrokenJob) -> dict[str, Any]:
 
 def _format_row(job: dict[str, Any]) -> tuple[str, ...]:
     if job["state"] == "unreadable":
-        return (job["job_id"], "unreadable", *[""] * 6)
+        return (job["job_id"], "unreadable", *[""] * 6, format_cell(job["reason"]))
     tasks = " ".join(f"{count} {role}" for role, count in job["tasks"].items() if count)
     progress = job["progress"]
     lasted = format_duration((job["ended"] or time.time()) - job["created"])
@@ -381,6 +383,7 @@ def _format_row(job: dict[str, Any]) -> tuple[str, ...]:
         format_position(progress),
         lasted,
         "-" if job["exit_code"] is None else str(job["exit_code"]),
+        format_cell(job["reason"]),
     )
 
 

@@ -438,14 +438,13 @@ def control(job: JobPaths, lock: int, channel: Channel, listener: socket.socket,
     write_controller_pid(lock)
     try:
         tasks = SupervisedTasks(channel, wakeup.fileno())
-        code = 1
+        code, reason = 1, ""
         try:
             code = Controller(job, tasks, inbox).run(resume=resume)
         except ClusterError as error:
             # What can't be done now can't be done by another controller either.
-            sys.stderr.write(f"insitu: {error}\n")
-            sys.stderr.flush()
-        tasks.finish(code)
+            reason = str(error)
+        tasks.finish(code, reason)
     except SupervisorLost:
         return 1
     except Exception:

@@ -107,9 +107,12 @@ class SupervisedTasks(EngineCalls):
     def acknowledge(self, ended: TaskExit) -> None:
         self._send({"do": "acknowledge", "task": str(ended.task), "incarnation": ended.incarnation})
 
-    def finish(self, code: int) -> None:
-        """Ends the job: the supervisor ends whatever is left, and itself."""
-        self._send({"do": "finish", "code": code})
+    def finish(self, code: int, reason: str = "") -> None:
+        """Ends the job: the supervisor ends whatever is left, and itself.
+
+        `reason` says why the controller gave up; "" where the journal has the job's end.
+        """
+        self._send({"do": "finish", "code": code, "reason": reason})
         deadline = time.monotonic() + _REPLY_TIMEOUT
         while not self._channel.flush() and time.monotonic() < deadline:
             time.sleep(0.01)
