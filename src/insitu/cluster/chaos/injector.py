@@ -312,6 +312,11 @@ def find_leftovers(paths: Paths, job: JobPaths) -> list[str]:
 
 
 def _is_staged(path: Path) -> bool:
+    """Return whether `path` may be a file that was left half-written.
+
+    This takes more for one than `durable.is_staged_file` does, by which `finalize_job` cleans up: the check
+    must not have the blind spots of what it checks.
+    """
     return path.is_file() and bool(re.search(r"\.(json|progress)(\.\w+)+$", path.name))
 
 
