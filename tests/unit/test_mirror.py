@@ -23,7 +23,6 @@ OF_NO_MODULE = {
 """Unit tests of what isn't one module of insitu, and what that is."""
 
 TESTED_BY = {
-    "__init__.py": "unit/test_layering.py",
     "cli/__init__.py": "unit/cli/test_help.py",
     "cli/devices.py": "process/test_devices.py",
     "exchange/plan/schedule.py": "unit/exchange/test_schedule_runner.py",
@@ -85,7 +84,7 @@ def unit_test_of(module: Path) -> Path:
     """The file that tests a module; for a package's `__init__.py`, beside the package's folder."""
     relative = module.relative_to(SOURCE)
     if module.name == "__init__.py":
-        return UNIT / relative.parent.parent / f"test_{relative.parent.name}.py"
+        return UNIT / relative.parent.parent / f"test_{relative.parent.name or SOURCE.name}.py"
     return UNIT / relative.with_name(f"test_{relative.name}")
 
 
