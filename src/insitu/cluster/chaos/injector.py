@@ -236,7 +236,7 @@ class FaultInjector:
         return _format_victim(victim)
 
     def _corrupt_checkpoint(self) -> str:
-        """Flips one bit in the middle of the newest checkpoint's largest file."""
+        """Flip one bit in the middle of the newest checkpoint's largest file."""
         files = [p for p in self._job.checkpoints.rglob("*") if p.is_file() and p.stat().st_size]
         if not files:
             raise ClusterError("there is no checkpoint yet; give the fault a later EPOCH.STEP")

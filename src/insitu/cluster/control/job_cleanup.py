@@ -61,7 +61,7 @@ def staged_folder(paths: Paths, job_id: str) -> JobPaths:
 
 
 def clean_up(paths: Paths, cache: str) -> None:
-    """Removes half-made jobs whose maker was killed; finalizes jobs on `cache` that died with their
+    """Remove half-made jobs whose maker was killed; finalize jobs on `cache` that died with their
     machine."""
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(paths.jobs):

@@ -65,7 +65,7 @@ class Supervisor:
         """Why the controller gave up, where the journal may not say it."""
 
     def connect(self, channel: Channel | None) -> None:
-        """Serves a new controller, or none, from now on."""
+        """Serve a new controller, or none, from now on."""
         if self._channel is not None:
             self._channel.close()
         self._channel = channel
@@ -80,7 +80,7 @@ class Supervisor:
         )
 
     def serve(self) -> None:
-        """Waits for whatever comes next, and sees to it."""
+        """Wait for whatever comes next, and see to it."""
         now = time.time()
         for happened in self._engine.wait(None):
             if isinstance(happened, Output):
@@ -90,7 +90,7 @@ class Supervisor:
         self.handle_messages()
 
     def handle_messages(self) -> None:
-        """Performs the calls that the controller has sent so far."""
+        """Perform the calls that the controller has sent so far."""
         with contextlib.suppress(ChannelClosed):
             if self._channel is not None:
                 self._channel.flush()
@@ -149,7 +149,7 @@ class Supervisor:
 
 
 def supervise(job: JobPaths, lock: int, listener: socket.socket, *, resume: bool) -> tuple[int, str]:
-    """Runs the job to its end. Returns its exit code, and why no controller could go on, if none could.
+    """Run the job to its end. Returns its exit code, and why no controller could go on, if none could.
 
     `listener` takes the requests of users.
     """
@@ -202,12 +202,12 @@ def describe_controller_deaths(job: JobPaths) -> str:
 
 
 def _has_ended(child: int) -> bool:
-    """Reaps the child if it has ended."""
+    """Reap the child if it has ended."""
     return os.waitpid(child, os.WNOHANG)[0] == child
 
 
 def open_request_socket(job: JobPaths) -> socket.socket:
-    """Opens the job's socket for requests. Raises ClusterError where it can't."""
+    """Open the job's socket for requests. Raises ClusterError where it can't."""
     try:
         return listen_for_requests(job)
     except OSError as error:

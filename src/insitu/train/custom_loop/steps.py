@@ -23,8 +23,8 @@ class LoopStep(Protocol):
     """A user's step over all replicas. Collective, unless the step changes nothing."""
 
     def run(self, parts: Sequence[ShardBatch]) -> Outputs:
-        """Runs it on the rows of `parts`, one for each shard of this task, at least one of any task with
-        rows, and does the update."""
+        """Run it on the rows of `parts`, one for each shard of this task, at least one of any task with
+        rows, and do the update."""
 
 
 class TrainOrObserveStep:

@@ -121,7 +121,7 @@ class ModelParallelStrategy(SynchronousStrategy):
     # Layers on devices
 
     def place(self, devices: Mapping[str, str | Device]) -> None:
-        """Puts layers on devices, by name: `strategy.place({"dense_1": "cpu:1"})`.
+        """Put layers on devices, by name: `strategy.place({"dense_1": "cpu:1"})`.
 
         Before the model is made. A layer's variables lie on its device, and what it computes in training,
         evaluation and prediction is computed there, gradients too; a layer within it goes with it, unless it
