@@ -1,0 +1,60 @@
+"""The command line as a whole: exit codes, and what errors look like."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from insitu import cli
+from insitu.errors import ClusterError, InputError, JobEnded
+
+
+@pytest.fixture(autouse=True)
+def sigpipe() -> Iterator[None]:
+    """`main` sets the action for a whole process."""
+    before = signal.getsignal(signal.SIGPIPE)
+    yield
+    signal.signal(signal.SIGPIPE, before)
+
+
+def exit_code(monkeypatch: pytest.MonkeyPatch, app: Callable[[], Any]) -> object:
+    monkeypatch.setattr(cli, "build_app", lambda: app)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code
+
+
+def failing(error: BaseException) -> Callable[[], Any]:
+    def app() -> None:
+        raise error
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(ClusterError("no room"), 1), (InputError("no room"), 2), (JobEnded("no room"), 3)]
+)
+def test_an_error_of_insitu_is_one_line_and_a_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, code: int
+) -> None:
+    assert exit_code(monkeypatch, failing(error)) == code
+    assert capsys.readouterr() == ("", "error: no room\n")
+
+
+def test_the_end_of_a_command_and_an_interrupt_have_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert exit_code(monkeypatch, lambda: None) == 0
+    assert exit_code(monkeypatch, failing(KeyboardInterrupt())) == cli.INTERRUPTED == 130
+
+
+def test_any_other_error_is_a_defect_and_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "build_app", lambda: failing(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
+
+
+def test_a_reader_that_has_gone_ends_the_process_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    exit_code(monkeypatch, lambda: None)
+    assert signal.getsignal(signal.SIGPIPE) is signal.SIG_DFL

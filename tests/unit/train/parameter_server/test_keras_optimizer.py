@@ -1,0 +1,126 @@
+"""A Keras optimizer on a server updates arrays as the same optimizer updates variables."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from insitu.errors import TrainingError
+from insitu.train.parameter_server.keras_optimizer import KerasUpdater, make_optimizer, serialize_optimizer
+
+VALUES = {"a": np.array([1.0, -2.0], "float32"), "b": np.array([[3.0]], "float32")}
+GRADIENTS = [
+    {"a": np.array([0.5, 0.25], "float32"), "b": np.array([[-1.0]], "float32")},
+    {"a": np.array([-3.0, 1.0], "float32"), "b": np.array([[2.0]], "float32")},
+]
+
+
+def by_keras(optimizer: Any) -> dict[str, Any]:
+    variables = {name: keras.Variable(value) for name, value in VALUES.items()}
+    for gradients in GRADIENTS:
+        optimizer.apply([keras.ops.convert_to_tensor(g) for g in gradients.values()], variables.values())
+    return {name: variable.numpy() for name, variable in variables.items()}
+
+
+def by_updater(optimizer: Any) -> tuple[KerasUpdater, dict[str, Any], dict[str, Any]]:
+    updater = KerasUpdater(serialize_optimizer(optimizer), jit=False)
+    values = {name: value.copy() for name, value in VALUES.items()}
+    slots = {name: updater.slots(name, value.shape, value.dtype) for name, value in values.items()}
+    for step, gradients in enumerate(GRADIENTS):
+        updater.update(values, gradients, slots, step)
+    return updater, values, slots
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.optimizers.RMSprop(0.1, momentum=0.5),
+        lambda: keras.optimizers.Nadam(0.1),
+        lambda: keras.optimizers.SGD(0.1, global_clipnorm=1.0),
+        lambda: keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)),
+    ],
+)
+def test_values_are_those_of_the_optimizer_on_variables(make: Any) -> None:
+    _, values, _ = by_updater(make())
+    for name, expected in by_keras(make()).items():
+        np.testing.assert_allclose(values[name], expected, rtol=1e-6)
+
+
+def test_gradients_are_left_as_they_were() -> None:
+    before = [{name: g.copy() for name, g in gradients.items()} for gradients in GRADIENTS]
+    by_updater(keras.optimizers.SGD(0.1, global_clipnorm=0.1))
+    for left, right in zip(before, GRADIENTS, strict=True):
+        for name in left:
+            np.testing.assert_array_equal(left[name], right[name])
+
+
+def test_another_updater_goes_on_from_slots_of_a_checkpoint() -> None:
+    make = lambda: keras.optimizers.RMSprop(0.1, momentum=0.5)  # noqa: E731
+    updater = KerasUpdater(serialize_optimizer(make()), jit=False)
+    values = {name: value.copy() for name, value in VALUES.items()}
+    slots = {name: updater.slots(name, value.shape, value.dtype) for name, value in values.items()}
+    updater.update(values, GRADIENTS[0], slots, 0)
+    KerasUpdater(serialize_optimizer(make()), jit=False).update(values, GRADIENTS[1], slots, 1)
+    for name, expected in by_keras(make()).items():
+        np.testing.assert_allclose(values[name], expected, rtol=1e-6)
+
+
+def test_a_learning_rate_that_is_set_takes_the_place_of_the_configured_one() -> None:
+    updater = KerasUpdater(serialize_optimizer(keras.optimizers.SGD(0.5)), jit=False)
+    updater.learning_rate = 0.25
+    value = np.array([1.0], "float32")
+    slots = {"a": updater.slots("a", (1,), value.dtype)}
+    updater.update({"a": value}, {"a": np.array([2.0], "float32")}, slots, 0)
+    assert value.tolist() == [0.5]
+    updater.update({}, {}, {}, 1)  # a server may hold no piece
+
+
+def test_final_values_are_the_averages_where_the_optimizer_keeps_them() -> None:
+    optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+    updater, values, slots = by_updater(optimizer)
+    last = {name: value.copy() for name, value in values.items()}
+    fresh = KerasUpdater(serialize_optimizer(optimizer), jit=False)  # of a server that has taken over
+    fresh.finalize(values, slots)
+    assert all((values[name] != last[name]).any() for name in values)
+    plain, unchanged, plain_slots = by_updater(keras.optimizers.SGD(1.0))
+    before = {name: value.copy() for name, value in unchanged.items()}
+    plain.finalize(unchanged, plain_slots)
+    assert all((unchanged[name] == before[name]).all() for name in before)
+    assert updater.elementwise is False
+
+
+def test_rows_of_tables_have_updaters_of_their_own() -> None:
+    updater = KerasUpdater(serialize_optimizer(keras.optimizers.SGD()), jit=False)
+    for call in (updater.row_slots, lambda: updater.update_rows(VALUES["a"], VALUES["a"], {}, 0)):
+        with pytest.raises(NotImplementedError):
+            call()
+
+
+def test_an_optimizer_goes_as_its_configuration() -> None:
+    made = make_optimizer(serialize_optimizer(keras.optimizers.Adam(0.25, beta_1=0.5)))
+    assert type(made) is keras.optimizers.Adam and made.get_config()["beta_1"] == 0.5
+
+
+def test_a_configuration_that_is_no_plain_value_is_refused() -> None:
+    class Odd(keras.optimizers.SGD):
+        def get_config(self) -> dict[str, Any]:
+            return {**super().get_config(), "odd": object()}
+
+    with pytest.raises(TrainingError, match=r"must be plain values. Received: Odd"):
+        serialize_optimizer(Odd())
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"class_name": "Nowhere", "module": "nowhere", "config": {}, "registered_name": "mine>Own"}, "Own"),
+        ({"class_name": "Dense", "module": "keras.layers", "config": {"units": 1}}, "Dense"),
+    ],
+)
+def test_a_server_must_know_the_optimizers_class(config: Any, named: str) -> None:
+    with pytest.raises(TrainingError, match=f"{named}. Define it before the strategy"):
+        make_optimizer(json.dumps(config))
