@@ -27,11 +27,7 @@ TESTED_BY = {
     "train/custom_loop/spmd.py": "unit/train/spmd/test_program.py",
     "train/custom_loop/tensorflow.py": "unit/train/custom_loop/test_runner.py",
     "train/custom_loop/torch.py": "process/test_strategies_matrix.py",
-    "train/devices/setup.py": "process/test_devices.py",
-    "train/parameter_server/hybrid.py": "unit/train/parameter_server/test_layers.py",
     "train/parameter_server/session.py": "unit/train/strategies/test_parameter_server.py",
-    "train/placement/jax.py": "unit/train/placement/test_layers.py",
-    "train/placement/tensorflow.py": "unit/train/placement/test_layers.py",
     "train/placement/torch.py": "unit/train/placement/test_layers.py",
     "train/replica/base.py": "unit/train/strategies/test_multi_worker_mirrored.py",
     "train/replica/batch.py": "unit/train/fit/test_two_phase.py",
@@ -46,11 +42,6 @@ TESTED_BY = {
     "train/replicated/step.py": "unit/train/strategies/test_multi_device.py",
     "train/replicated/tensorflow.py": "unit/train/strategies/test_multi_device.py",
     "train/replicated/torch.py": "unit/train/strategies/test_multi_device.py",
-    "train/spmd/mesh_sharding.py": "unit/train/spmd/test_program.py",
-    "train/spmd/variables.py": "unit/train/spmd/test_program.py",
-    "train/strategies/central_storage.py": "unit/train/strategies/test_multi_device.py",
-    "train/strategies/hybrid.py": "unit/train/parameter_server/test_layers.py",
-    "train/strategies/mirrored.py": "unit/train/strategies/test_multi_device.py",
 }
 """Modules that have no unit test file of their own, with the file under tests/ whose runs use them."""
 
