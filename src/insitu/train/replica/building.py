@@ -8,6 +8,12 @@ import keras
 from keras.src.backend import compute_output_spec
 
 
+def is_unbuilt(model: Any) -> bool:
+    """Return whether training on a batch makes variables: of the model, its loss or its metrics."""
+    parts = (*model._flatten_layers(), model._compile_loss, model._compile_metrics)
+    return not all(part is None or part.built for part in parts)
+
+
 def build_to_train(model: Any, example: Any) -> None:
     """Make all variables that training and evaluation on batches like `example` need, metrics' too."""
     model._symbolic_build(data_batch=example)
