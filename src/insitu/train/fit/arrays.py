@@ -17,6 +17,11 @@ from insitu.errors import InputError
 from insitu.train.fit.streams import Reader, Source
 from insitu.train.replica import map_batch
 
+_SPARSE = (
+    array_slicing.TensorflowSparseSliceable,
+    array_slicing.JaxSparseSliceable,
+    array_slicing.ScipySparseSliceable,
+)
 _FITS_ATTRIBUTE = "_insitu_fits"
 """The attribute of a model that counts its fits."""
 Shuffle = Literal["batch"] | bool
@@ -63,7 +68,7 @@ def count_fit_of(model: Any) -> int:
 class ArraySource(Source):
     """Global batches of arrays of equal length.
 
-    `data` is a structure of `to_rows` leaves, with None where nothing was given.
+    `data` is a structure of what `to_rows` returns.
     """
 
     restartable = True
@@ -124,12 +129,21 @@ class ArraySource(Source):
         return map_batch(partial(_take, rows), self.data)
 
 
-def _take(rows: slice | NDArray[Any], leaf: Any) -> Any:
-    if type(leaf) is np.ndarray:
-        return leaf[rows]
-    if leaf is None:
-        return None
-    return np.asarray(leaf.convert_to_numpy(leaf[rows]))
+def _take(rows: slice | NDArray[Any], leaf: Any) -> NDArray[Any]:
+    array: NDArray[Any] = leaf[rows]
+    return array
+
+
+class SparseRows:
+    """Rows of a sparse matrix, which are dense in a batch: each layer takes those."""
+
+    def __init__(self, matrix: Any, sliceable: Any) -> None:
+        self.shape = tuple(int(size) for size in matrix.shape)
+        self.dtype = matrix.dtype
+        self._sliceable = sliceable
+
+    def __getitem__(self, rows: slice | NDArray[Any]) -> NDArray[Any]:
+        return np.asarray(self._sliceable.convert_to_numpy(self._sliceable[rows]))
 
 
 def count_array_rows(data: Any) -> int:
@@ -143,8 +157,8 @@ def count_array_rows(data: Any) -> int:
 
 
 def to_rows(part: Any) -> Any:
-    """Return what the user gave as arrays that can be cut by rows: NumPy arrays, and Keras' wrappers of
-    sparse ones. Floats become `keras.config.floatx()`, as in Keras. Raises InputError for ragged tensors."""
+    """Return what the user gave as arrays that can be cut by rows: NumPy arrays, and `SparseRows`; None stays.
+    Floats become `keras.config.floatx()`, as in Keras. Raises InputError for ragged tensors."""
     return keras.tree.map_structure(_to_sliceable, part)
 
 
@@ -156,8 +170,8 @@ def _to_sliceable(leaf: Any) -> Any:
     if data_adapter_utils.is_torch_tensor(leaf):
         leaf = leaf.detach().cpu()
     sliceable = array_slicing.convert_to_sliceable(leaf, target_backend="jax")
-    if data_adapter_utils.is_scipy_sparse(leaf) or type(sliceable).__name__.endswith("SparseSliceable"):
-        return sliceable
+    if isinstance(sliceable, _SPARSE):
+        return SparseRows(leaf, sliceable)
     array = sliceable.array
     return np.asarray(array if isinstance(array, np.ndarray) else sliceable.convert_to_numpy(array))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ from insitu.errors import InputError, TrainingError
 from insitu.grid import Batch, Dataset
 from insitu.train.fit.arrays import refuse_ragged
 from insitu.train.fit.streams import Source
-from insitu.train.replica import ShardBatch, StepBatch, flatten_batch, map_batch
+from insitu.train.replica import ShardBatch, StepBatch, count_rows, map_batch
 
 StepReader = Callable[[int, int], Iterator[StepBatch]]
 """Gives the steps of an epoch of the data, from a step on. Called once."""
@@ -42,8 +43,8 @@ class Feed(Protocol):
     def num_steps(self) -> int | None:
         """The number of steps of an epoch; None where that isn't known before the data has been read."""
 
-    def example(self) -> Any:
-        """Return a batch of at least one row that shows structure, dtypes and shapes."""
+    def example(self, rows: int = 1) -> Any:
+        """Return a batch of up to `rows` rows, at least one, that shows structure, dtypes and shapes."""
 
     def begin(self) -> StepReader:
         """Begin an iteration of the data."""
@@ -98,9 +99,9 @@ class DatasetFeed:
     def num_steps(self) -> int | None:
         return int(self._dataset.num_steps)
 
-    def example(self) -> Any:
+    def example(self, rows: int = 1) -> Any:
         return keras.tree.map_structure(
-            lambda spec: np.zeros((1, *spec.shape[1:]), spec.dtype), self._dataset.element_spec
+            lambda spec: np.zeros((rows, *spec.shape[1:]), spec.dtype), self._dataset.element_spec
         )
 
     def begin(self) -> StepReader:
@@ -178,11 +179,11 @@ class StreamFeed:
     def num_steps(self) -> int | None:
         return self.source.num_steps
 
-    def example(self) -> Any:
+    def example(self, rows: int = 1) -> Any:
         batch = _as_arrays(self.source.peek())
         if not count_rows(batch):
             raise InputError("A batch must have at least one row. Received: a first batch of none.")
-        return map_batch(_first_row, batch)
+        return map_batch(partial(_first_rows, rows), batch)
 
     def begin(self) -> StepReader:
         read = self.source.begin()
@@ -250,28 +251,16 @@ def _slice(
     origins = origins if index == 0 else ()
     if start == stop:
         return ShardBatch(shard, 0, None, origins, fingerprint)
-    return ShardBatch(shard, stop - start, _rows(data, slice(start, stop)), origins, fingerprint)
+    return ShardBatch(
+        shard, stop - start, map_batch(itemgetter(slice(start, stop)), data), origins, fingerprint
+    )
 
 
-def _rows(data: Any, rows: slice) -> Any:
-    try:
-        return map_batch(itemgetter(rows), data)
-    except TypeError:  # optional inputs that are None
-        return map_batch(lambda leaf: None if leaf is None else leaf[rows], data)
-
-
-def _first_row(leaf: Any) -> Any:
-    if leaf is None:
-        return None
+def _first_rows(rows: int, leaf: Any) -> Any:
     if leaf.dtype.hasobject or leaf.dtype.kind in "SU":
         # Keras knows strings as tensors only.
-        return keras.ops.convert_to_tensor(leaf[:1], dtype="string")
-    return leaf[:1]
-
-
-def count_rows(batch: Any) -> int:
-    """Return the number of rows of a batch of arrays, of which some may be None."""
-    return next((len(leaf) for leaf in flatten_batch(batch) if leaf is not None), 0)
+        return keras.ops.convert_to_tensor(leaf[:rows], dtype="string")
+    return leaf[:rows]
 
 
 def _as_arrays(batch: Any) -> Any:
@@ -279,7 +268,7 @@ def _as_arrays(batch: Any) -> Any:
 
 
 def _as_array(leaf: Any) -> Any:
-    if type(leaf) is np.ndarray or leaf is None:
+    if type(leaf) is np.ndarray:
         return leaf
     if data_adapter_utils.is_tensorflow_ragged(leaf):
         refuse_ragged()

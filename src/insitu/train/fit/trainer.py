@@ -21,6 +21,7 @@ from insitu.train.devices import log_variables
 from insitu.train.elastic import PREDICT, TEST, TRAIN, Kind, LoopPosition, RetryStep
 from insitu.train.fit.adapter import FeedAdapter
 from insitu.train.fit.arrays import count_array_rows, count_fit_of
+from insitu.train.fit.batch_shapes import check_batch_shape, find_fixed_batch_size
 from insitu.train.fit.bookkeeping import Bookkeeper
 from insitu.train.fit.callback_memory import CallbackMemory
 from insitu.train.fit.callbacks import EpochCallbacks, own_callbacks
@@ -384,6 +385,7 @@ class KerasTrainer:
         )
         key = (build, str(shapes))
         if key not in self._executors:
+            check_batch_shape(self.model, self.membership.num_shards)
             self.strategy.before_build(self.model, example, part_rows)
             with self.strategy.placement():
                 build(self.model, example)
@@ -395,7 +397,7 @@ class KerasTrainer:
 
     def prepare_for(self, feed: Feed) -> StepExecutor:
         """Return the executor for the batches of a feed. Builds the model where it isn't built."""
-        example = feed.example()
+        example = feed.example(find_fixed_batch_size(self.model) or 1)
         if keras.backend.backend() != "tensorflow" and is_unbuilt(self.model):
             # Keras builds it there by an iteration of the data.
             feed.source.drop_peeked()

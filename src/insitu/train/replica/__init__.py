@@ -9,7 +9,7 @@ from insitu.train.replica.building import build_to_predict, build_to_train, is_u
 from insitu.train.replica.factory import make_fused_replica, make_replica, wrap_train_function
 from insitu.train.replica.flat import Span
 from insitu.train.replica.fused import FusedStep
-from insitu.train.replica.leaves import count_rows, flatten_batch, map_batch
+from insitu.train.replica.leaves import count_rows, flatten_batch, map_batch, pack_batch
 from insitu.train.replica.protocol import Logs, Replica
 from insitu.train.replica.record import RecordLayout
 from insitu.train.replica.state import (
@@ -48,6 +48,7 @@ __all__ = [
     "make_fused_replica",
     "make_replica",
     "map_batch",
+    "pack_batch",
     "read_state",
     "seed_offset",
     "to_numpy",

@@ -50,6 +50,7 @@ from insitu.train.replica import (
     make_replica,
     read_state,
 )
+from insitu.train.strategies.seeds import seed_unseeded
 
 _active: list[Strategy] = []
 
@@ -66,6 +67,8 @@ class Strategy:
     ) -> None:
         register_dataset_adapter()
         self._membership = Membership(context or read_context(), transport, compression)
+        if len(self._membership.context.workers) > 1:
+            seed_unseeded(self._membership.context.seed)
         self.created_in_scope = CreationTracker()
         self._loop_runner: LoopRunner | None = None
 
