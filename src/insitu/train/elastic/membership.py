@@ -75,6 +75,7 @@ class Membership:
             "seed": context.seed,
             "launched_shards": self.launched_shards,
             "replicas_per_shard": context.replicas_per_shard,
+            "several_processes": len(context.workers) > 1,
         }
 
     @property

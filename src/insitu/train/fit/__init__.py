@@ -5,6 +5,7 @@ Begin reading with `trainer.py`, then `two_phase.py`, the step.
 
 from insitu.train.fit.adapter import FeedAdapter, register_dataset_adapter
 from insitu.train.fit.bookkeeping import Bookkeeper
+from insitu.train.fit.data_fingerprint import check_same_data
 from insitu.train.fit.feed import Feed
 from insitu.train.fit.fit_strategy import FitStrategy, StepExecutor
 from insitu.train.fit.sources import make_feed
@@ -19,6 +20,7 @@ __all__ = [
     "KerasTrainer",
     "StepExecutor",
     "TwoPhaseStep",
+    "check_same_data",
     "make_feed",
     "register_dataset_adapter",
     "trainer_of",

@@ -9,10 +9,11 @@ import keras
 import numpy as np
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+from keras.src.trainers.epoch_iterator import EpochIterator
 
 from insitu.errors import InputError
 from insitu.grid import Dataset
-from insitu.train.fit.feed import Feed, weigh_classes
+from insitu.train.fit.feed import Feed, StepReader, weigh_classes
 from insitu.train.replica import SKIPPED, StepBatch
 
 
@@ -35,8 +36,9 @@ def _start_of_data() -> tuple[int, int]:
 class FeedAdapter(_UnevenBatches):
     """Shows a feed to Keras, as an iterable of steps for the train function of a strategy.
 
-    Each iteration asks `start` where it starts, as (epoch, step). With `steps_per_epoch` the feed repeats
-    without end, and Keras' epochs cut it into pieces of that length.
+    Keras' own `EpochIterator` cuts it into epochs, so that `steps_per_epoch` and `steps_per_execution` mean
+    what they mean without a strategy: an iteration of the data goes on over several epochs of Keras', and is
+    followed by another where the data ends. `start` tells where training is, as (epoch, step).
     """
 
     def __init__(
@@ -44,64 +46,135 @@ class FeedAdapter(_UnevenBatches):
         feed: Feed,
         steps_per_epoch: int | None = None,
         start: Callable[[], tuple[int, int]] = _start_of_data,
+        *,
+        initial_epoch: int = 0,
+        steps_per_execution: int = 1,
     ) -> None:
         self.feed = feed
         self.steps_per_epoch = steps_per_epoch
         self._start = start
-        #: The feed's steps that come next; None where they are to be made, for the shards of now.
-        self._iterator: Iterator[StepBatch] | None = None
-        if steps_per_epoch and feed.num_steps is None:
-            raise InputError(
-                "steps_per_epoch needs data of known length. Received a dataset of unknown length. Leave "
-                "steps_per_epoch out."
-            )
+        self._initial_epoch = initial_epoch
+        #: Steps by which an epoch of Keras' goes on in the data: whole executions.
+        self._stride = -(-(steps_per_epoch or 0) // steps_per_execution) * steps_per_execution
+        #: Keras' iterator over the feed. Written by `attach`.
+        self._iterator: EpochIterator | None = None
+        #: Keras' epoch that was entered last; None before the first. Written by `on_epoch_begin`.
+        self._epoch: int | None = None
+        #: The epoch of the data that is read in it, and the steps that earlier epochs of Keras' did of that.
+        self._place = (initial_epoch - 1, 0)
+        #: The `state_dict()` of another process, until its place is entered.
+        self._loaded: dict[str, int] | None = None
 
     @property
     def num_batches(self) -> int | None:
-        return None if self.steps_per_epoch else self.feed.num_steps
+        return self.feed.num_steps
+
+    @property
+    def steps_of_each_epoch(self) -> int | None:
+        """The steps of an epoch of Keras', where they are known and as many in each."""
+        whole = self.feed.num_steps
+        if not self.steps_per_epoch or whole is None:
+            return self._stride or whole
+        if self._stride >= whole:
+            return whole
+        return self._stride if whole % self._stride == 0 else None
+
+    # Keras' iterator tells of epochs
+
+    def attach(self, iterator: EpochIterator) -> None:
+        """Let `iterator` be Keras' iterator over the feed. Called when that is reset."""
+        self._iterator = iterator
+
+    def on_epoch_begin(self) -> None:
+        epoch, _ = self._start()
+        is_first, source = self._epoch is None, self.feed.source
+        if is_first and epoch > self._initial_epoch:
+            source.replay_epochs(epoch - self._initial_epoch)
+        self._place = self._find_place(epoch)
+        self._epoch = epoch
+        source.begin_epoch(self._place[0])
+        if is_first and self._place[1] and self._iterator is not None:
+            # Another process has begun the iteration, which goes on over several epochs.
+            self._iterator._current_iterator = iter(self)
+            self._iterator._steps_seen = self._place[1]
+
+    def on_epoch_end(self) -> None:
+        self.feed.source.end_epoch()
+
+    def _find_place(self, epoch: int) -> tuple[int, int]:
+        """Return the epoch of the data that Keras' `epoch` begins in, and the steps before it."""
+        if not self.steps_per_epoch:
+            return epoch, 0
+        whole = self.feed.num_steps
+        if whole:
+            data_epochs, part = divmod(epoch - self._initial_epoch, -(-whole // self._stride))
+            return self._initial_epoch + data_epochs, part * self._stride
+        if self._loaded is not None and self._loaded["epoch"] == epoch:
+            return self._loaded["data_epoch"], self._loaded["done"]
+        if epoch == self._epoch:
+            return self._place
+        return self._next_place()
+
+    def _next_place(self) -> tuple[int, int]:
+        done = self._iterator._steps_seen if self._iterator is not None and self._goes_on else 0
+        return self._place[0] + (0 if done else 1), done
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether Keras goes on with an iteration in its next epoch."""
+        iterator = self._iterator
+        return bool(self.steps_per_epoch) and iterator is not None and iterator._current_iterator is not None
+
+    # Steps
 
     def __iter__(self) -> Iterator[StepBatch]:
-        # A generator, so that `start` is called when the first step is asked for: Keras makes the iterator of
-        # the next epoch while this one is still under way.
+        source, loaded = self.feed.source, self._loaded
+        if loaded is not None:
+            self._loaded = None
+            source.skip(loaded["iterations"] - source.begun)
+        # Some data draws its order here, as without a strategy. Where training is, is asked for later: Keras
+        # makes the iterator of the next epoch while this one is still under way.
+        return self._read(self.feed.begin())
+
+    def _read(self, read: StepReader) -> Iterator[StepBatch]:
         epoch, index = self._start()
         for _ in range(index):
             yield SKIPPED
-        yield from self.steps(epoch, index)
+        yield from read(*self.data_position(epoch, index))
 
     def steps(self, epoch: int, index: int) -> Iterator[StepBatch]:
-        """Yield the steps of Keras' `epoch` from `index` on, each of the shards that this task then has."""
-        self._iterator = None
-        while True:
-            if self._iterator is None:
-                self._iterator = self._read(epoch, index)
-            step = next(self._iterator, None)
-            if step is None:
-                return
-            index += 1
-            yield step
-
-    def _read(self, epoch: int, index: int) -> Iterator[StepBatch]:
-        """Yield the feed's steps from Keras' (`epoch`, `index`) on; without end where Keras cuts them."""
-        data_epoch, step = self.data_position(epoch, index)
-        yield from self.feed.steps(data_epoch, step)
-        while self.steps_per_epoch:
-            data_epoch += 1
-            yield from self.feed.steps(data_epoch, 0)
+        """Yield the steps of an epoch of the data from `index` on, in an iteration of their own."""
+        return self.feed.steps(epoch, index)
 
     def data_position(self, epoch: int, index: int) -> tuple[int, int]:
         """Return the (epoch, step) of the data that the step `index` of Keras' `epoch` is."""
-        if not self.steps_per_epoch:
-            return epoch, index
-        return divmod(epoch * self.steps_per_epoch + index, self.feed.num_steps or 1)
+        data_epoch, done = self._find_place(epoch)
+        return data_epoch, done + index
 
     def assign_shards(self, shards: Sequence[int]) -> None:
         """Read these shards from the next step on that is asked for."""
         self.feed.assign_shards(shards)
-        self._iterator = None
 
     def step_at(self, epoch: int, index: int) -> StepBatch:
         """Return one step, of the shards that this task has now."""
-        return next(self._read(epoch, index))
+        return self.feed.step_at(*self.data_position(epoch, index))
+
+    # Another process goes on
+
+    def state_dict(self, epoch: int) -> dict[str, int]:
+        """Return where the data is in Keras' `epoch`: the one under way or, between two, the next."""
+        begun = self.feed.source.begun
+        if epoch == self._epoch:
+            (data_epoch, done), over = self._place, begun - 1
+        else:
+            data_epoch, done = self._next_place()
+            has_begun = done or (self._goes_on and self.feed.source.eager)
+            over = begun - 1 if has_begun else begun
+        return {"epoch": epoch, "data_epoch": data_epoch, "done": done, "iterations": max(0, over)}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on where another process was."""
+        self._loaded = dict(state)
 
     def get_tf_dataset(self) -> FeedAdapter:
         return self
@@ -182,6 +255,14 @@ def register_dataset_adapter() -> None:
 
     get_data_adapter.knows_insitu = True  # type: ignore[attr-defined]
     data_adapters.get_data_adapter = get_data_adapter
+    reset = EpochIterator.reset
+
+    def reset_and_attach(self: EpochIterator) -> None:
+        reset(self)
+        if isinstance(self.data_adapter, FeedAdapter):
+            self.data_adapter.attach(self)
+
+    EpochIterator.reset = reset_and_attach
 
 
 def refuse_beside_dataset(**arguments: Any) -> None:

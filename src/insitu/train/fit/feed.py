@@ -1,43 +1,63 @@
 """Cuts data into steps: for each shard of this task, its rows of the step's global batch.
 
-Two kinds of source. An `insitu.Dataset` gives each shard its own rows. Anything else that Keras takes
-(arrays, tf.data, PyDataset, generators) is a stream of *global* batches, the same in each process, of which
-each shard takes its slice. In both, every row enters the model once.
+Two kinds of feed. An `insitu.Dataset` gives each shard its own rows. Anything else that Keras takes (arrays,
+tf.data, PyDataset, generators) is a source of *global* batches, the same in each process, of which each shard
+takes its slice. In both, every row enters the model once.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from typing import Any, Protocol
 
 import keras
 import numpy as np
+from keras.src.trainers.data_adapters import data_adapter_utils
 
 from insitu.errors import InputError, TrainingError
 from insitu.grid import Batch, Dataset
+from insitu.train.fit.arrays import refuse_ragged
+from insitu.train.fit.streams import Source
 from insitu.train.replica import ShardBatch, StepBatch, count_rows, map_batch
+
+StepReader = Callable[[int, int], Iterator[StepBatch]]
+"""Gives the steps of an epoch of the data, from a step on. Called once."""
+_KEPT_BATCHES = 2
+"""Global batches that a feed keeps: the one of the step under way, and one that Keras has read ahead."""
 
 
 class Feed(Protocol):
     """A source of steps."""
 
-    #: Steps in an epoch; None where that isn't known before the data has been read.
-    num_steps: int | None
+    #: Where global batches come from. An `insitu.Dataset` has a source that only hears of epochs.
+    source: Source
     #: The name of the cache that the rows come from; None for other sources.
     cache: str | None
     #: The most rows that one shard has in a step; None where it isn't known.
     part_rows: int | None
 
-    def example(self) -> Any:
-        """Return a batch of at least one row that shows structure, dtypes and shapes."""
+    @property
+    def num_steps(self) -> int | None:
+        """The number of steps of an epoch; None where that isn't known before the data has been read."""
+
+    def example(self, rows: int = 1) -> Any:
+        """Return a batch of up to `rows` rows, at least one, that shows structure, dtypes and shapes."""
+
+    def begin(self) -> StepReader:
+        """Begin an iteration of the data."""
 
     def steps(self, epoch: int, start_step: int) -> Iterator[StepBatch]:
-        """Yield the steps of `epoch` from `start_step` on."""
+        """Yield the steps of `epoch` from `start_step` on, in an iteration of their own."""
+
+    def step_at(self, epoch: int, step: int) -> StepBatch:
+        """Return one step, of the shards that are assigned now: the one that was read last, or any where the
+        source can be read anywhere."""
 
     def assign_shards(self, shards: Sequence[int]) -> None:
-        """Read these shards from now on. Iterators that were made before keep theirs."""
+        """Read these shards from the next step on that is asked for."""
 
     def origins(self, shard: int, epoch: int, stop_step: int) -> tuple[tuple[int, Any], ...]:
         """Return where the rows of the shard's first `stop_step` steps of `epoch` come from: pairs of a
@@ -71,26 +91,44 @@ class DatasetFeed:
         self._dataset = dataset
         self._shards = self._of_dataset(shards)
         self._own = frozenset(shards)
-        self.num_steps: int | None = dataset.num_steps
+        self.source = Source()
         self.part_rows: int | None = -(-dataset.batch_size // num_shards)
         self.cache: str | None = dataset.cache.name
 
-    def example(self) -> Any:
+    @property
+    def num_steps(self) -> int | None:
+        return int(self._dataset.num_steps)
+
+    def example(self, rows: int = 1) -> Any:
         return keras.tree.map_structure(
-            lambda spec: np.zeros((1, *spec.shape[1:]), spec.dtype), self._dataset.element_spec
+            lambda spec: np.zeros((rows, *spec.shape[1:]), spec.dtype), self._dataset.element_spec
         )
 
+    def begin(self) -> StepReader:
+        return self.steps
+
     def steps(self, epoch: int, start_step: int) -> Iterator[StepBatch]:
-        shards, own = self._shards, self._own
-        streams = [self._dataset.shard_batches(s, epoch, start_step) for s in shards]
-        for index, batches in enumerate(zip(*streams, strict=True), start_step):
-            parts = [
-                part
-                for shard, batch in zip(shards, batches, strict=True)
-                for part in self._split(shard, batch)
-                if part.shard in own
-            ]
-            yield StepBatch(epoch, tuple(parts), last=index + 1 == self.num_steps)
+        step, num_steps = start_step, self._dataset.num_steps
+        while step < num_steps:
+            own, streams = self._own, [self._dataset.shard_batches(s, epoch, step) for s in self._shards]
+            for batches in zip(*streams, strict=True):
+                yield self._join(epoch, batches, last=step + 1 == num_steps)
+                step += 1
+                if self._own is not own:
+                    break
+
+    def _join(self, epoch: int, batches: Sequence[Batch], *, last: bool) -> StepBatch:
+        own = self._own
+        parts = [
+            part
+            for shard, batch in zip(self._shards, batches, strict=True)
+            for part in self._split(shard, batch)
+            if part.shard in own
+        ]
+        return StepBatch(epoch, tuple(parts), last=last)
+
+    def step_at(self, epoch: int, step: int) -> StepBatch:
+        return next(self.steps(epoch, step))
 
     def _split(self, shard: int, batch: Batch) -> list[ShardBatch]:
         replicas = self._replicas
@@ -114,43 +152,79 @@ class DatasetFeed:
 
 
 class StreamFeed:
-    """Slices steps out of global batches. `batches(epoch)` gives them, the same in each process."""
+    """Slices steps out of the global batches of a source, the same in each process.
+
+    `fingerprint` tells global batches apart: tasks compare its numbers in each step.
+    """
 
     cache: str | None = None
 
     def __init__(
         self,
-        batches: Callable[[int], Iterator[Any]],
-        num_steps: int | None,
+        source: Source,
         shards: Sequence[int],
         num_shards: int,
         batch_size: int | None = None,
+        fingerprint: Callable[[Any], int] | None = None,
     ) -> None:
         self.part_rows = -(-batch_size // num_shards) if batch_size else None
-        self._batches = batches
+        self.source = source
         self._shards = tuple(shards)
         self._num_shards = num_shards
-        self.num_steps = num_steps
+        self._fingerprint = fingerprint
+        #: The global batches that were read last, as (epoch, step, batch). Written by `_read`.
+        self._recent: deque[tuple[int, int, Any]] = deque(maxlen=_KEPT_BATCHES)
 
-    def example(self) -> Any:
-        batches = iter(self._batches(0))
-        batch = next(batches, None)
-        if batch is None:
-            raise InputError("The data must have at least one batch. Received: none.")
-        arrays = _as_arrays(batch)
-        rows = count_rows(arrays)
-        # A last batch may have fewer rows than there are replicas.
-        if rows < self._num_shards and next(batches, None) is not None:
-            check_global_batch(rows, self._num_shards)
-        return keras.tree.map_structure(lambda leaf: leaf[:1], arrays)
+    @property
+    def num_steps(self) -> int | None:
+        return self.source.num_steps
+
+    def example(self, rows: int = 1) -> Any:
+        batch = _as_arrays(self.source.peek())
+        if not count_rows(batch):
+            raise InputError("A batch must have at least one row. Received: a first batch of none.")
+        return map_batch(partial(_first_rows, rows), batch)
+
+    def begin(self) -> StepReader:
+        read = self.source.begin()
+        return lambda epoch, start: self._read(read(epoch, start), epoch, start)
 
     def steps(self, epoch: int, start_step: int) -> Iterator[StepBatch]:
-        shards = self._shards
-        for index, batch in enumerate(self._batches(epoch)):
-            if index >= start_step:
-                arrays = _as_arrays(batch)
-                rows = count_rows(arrays)
-                yield StepBatch(epoch, tuple([self._part(shard, arrays, rows) for shard in shards]))
+        self.source.begin_epoch(epoch)
+        try:
+            yield from self.begin()(epoch, start_step)
+        finally:
+            self.source.end_epoch()
+
+    def _read(self, batches: Iterator[Any], epoch: int, start: int) -> Iterator[StepBatch]:
+        for step, batch in enumerate(batches, start):
+            arrays = _as_arrays(batch)
+            self._recent.append((epoch, step, arrays))
+            yield self._cut(epoch, arrays)
+
+    def _cut(self, epoch: int, batch: Any) -> StepBatch:
+        rows = count_rows(batch)
+        fingerprint = self._fingerprint(batch) if self._fingerprint is not None else 0
+        count = self._num_shards
+        if count == 1:
+            return StepBatch(epoch, (ShardBatch(self._shards[0], rows, batch, (), fingerprint),))
+        return StepBatch(
+            epoch,
+            tuple(
+                [_slice(batch, rows, shard, count, shard, fingerprint=fingerprint) for shard in self._shards]
+            ),
+        )
+
+    def step_at(self, epoch: int, step: int) -> StepBatch:
+        for kept_epoch, kept_step, batch in self._recent:
+            if (kept_epoch, kept_step) == (epoch, step):
+                return self._cut(epoch, batch)
+        if not self.source.restartable:
+            raise TrainingError(
+                f"Data that is read in order can be cut again where it is. Received: step {step} of epoch "
+                f"{epoch}, which isn't the last one. Start the job again."
+            )
+        return next(self.steps(epoch, step))
 
     def assign_shards(self, shards: Sequence[int]) -> None:
         self._shards = tuple(shards)
@@ -158,14 +232,10 @@ class StreamFeed:
     def origins(self, shard: int, epoch: int, stop_step: int) -> tuple[tuple[int, Any], ...]:
         return ()
 
-    def _part(self, shard: int, batch: Any, rows: int) -> ShardBatch:
-        if self._num_shards == 1:
-            return ShardBatch(shard, rows, batch)
-        return _slice(batch, rows, shard, self._num_shards, shard)
-
 
 def check_global_batch(rows: int, replicas: int) -> None:
-    """Raise InputError where a whole batch of `rows` rows leaves replicas without any."""
+    """Raise InputError where a whole batch of `rows` rows of an `insitu.Dataset` leaves replicas without
+    any."""
     if rows < replicas:
         raise InputError(
             f"The global batch must have at least one row for each of the {replicas} replicas. Received: a "
@@ -173,13 +243,24 @@ def check_global_batch(rows: int, replicas: int) -> None:
         )
 
 
-def _slice(data: Any, rows: int, index: int, count: int, shard: int, origins: Any = ()) -> ShardBatch:
+def _slice(
+    data: Any, rows: int, index: int, count: int, shard: int, origins: Any = (), *, fingerprint: int = 0
+) -> ShardBatch:
     """Return part `index` of `count` of a batch, for `shard`; the first has the origins of all rows."""
     start, stop = (rows * i // count for i in (index, index + 1))
     origins = origins if index == 0 else ()
     if start == stop:
-        return ShardBatch(shard, 0, None, origins)
-    return ShardBatch(shard, stop - start, map_batch(itemgetter(slice(start, stop)), data), origins)
+        return ShardBatch(shard, 0, None, origins, fingerprint)
+    return ShardBatch(
+        shard, stop - start, map_batch(itemgetter(slice(start, stop)), data), origins, fingerprint
+    )
+
+
+def _first_rows(rows: int, leaf: Any) -> Any:
+    if leaf.dtype.hasobject or leaf.dtype.kind in "SU":
+        # Keras knows strings as tensors only.
+        return keras.ops.convert_to_tensor(leaf[:rows], dtype="string")
+    return leaf[:rows]
 
 
 def _as_arrays(batch: Any) -> Any:
@@ -187,59 +268,15 @@ def _as_arrays(batch: Any) -> Any:
 
 
 def _as_array(leaf: Any) -> Any:
-    return leaf if type(leaf) is np.ndarray else keras.ops.convert_to_numpy(leaf)
-
-
-@dataclass(frozen=True, slots=True)
-class ArraySource:
-    """Cuts arrays of equal length into global batches, each epoch in an order of its own when shuffled.
-
-    `data` is a structure of NumPy arrays; the order is a pure function of (seed, epoch).
-    """
-
-    #: A structure of arrays with the rows as their first axis.
-    data: Any
-    #: Rows of a global batch.
-    batch_size: int
-    #: Whether each epoch has an order of its own.
-    shuffle: bool
-    #: The seed of these orders.
-    seed: int
-    #: Rows of each array; set from `data`.
-    rows: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        lengths = {len(leaf) for leaf in keras.tree.flatten(self.data)}
-        if len(lengths) != 1 or not lengths.isdisjoint({0}):
-            raise InputError(
-                "All arrays must have the same number of rows, at least one. "
-                f"Received: {sorted(lengths)} rows."
-            )
-        object.__setattr__(self, "rows", lengths.pop())
-
-    @property
-    def num_steps(self) -> int:
-        return -(-self.rows // self.batch_size)
-
-    def __call__(self, epoch: int) -> Iterator[Any]:
-        order = None
-        if self.shuffle:
-            order = np.random.Generator(np.random.Philox(key=[self.seed, epoch])).permutation(self.rows)
-        for start in range(0, self.rows, self.batch_size):
-            rows: Any = slice(start, start + self.batch_size)
-            if order is not None:
-                rows = order[rows]
-            yield map_batch(itemgetter(rows), self.data)
-
-
-def with_class_weight(batches: Callable[[int], Iterator[Any]], class_weight: dict[int, float]) -> Any:
-    """Return `batches`, each row weighted by the class of its label."""
-
-    def weighted(epoch: int) -> Iterator[Any]:
-        for batch in batches(epoch):
-            yield weigh_classes(batch, class_weight)
-
-    return weighted
+    if type(leaf) is np.ndarray:
+        return leaf
+    if data_adapter_utils.is_tensorflow_ragged(leaf):
+        refuse_ragged()
+    if data_adapter_utils.is_scipy_sparse(leaf):
+        return leaf.toarray()
+    if not hasattr(leaf, "shape"):
+        return np.asarray(leaf)
+    return keras.ops.convert_to_numpy(leaf)
 
 
 def weigh_classes(batch: Any, class_weight: dict[int, float]) -> Any:

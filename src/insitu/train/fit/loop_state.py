@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from insitu.train.elastic import EPOCH, TEST, LoopPosition
+from insitu.train.fit.adapter import FeedAdapter
 from insitu.train.fit.bookkeeping import Bookkeeper
 from insitu.train.fit.callback_memory import CallbackMemory
 from insitu.train.replica import Logs, ModelState, load_snapshot, read_state, to_numpy
@@ -40,6 +41,8 @@ class LoopState:
         #: What the callbacks of a fit remember while it lasts; None in other calls. Written by
         #: `KerasTrainer`.
         self.callback_memory: CallbackMemory | None = None
+        #: What Keras reads the data of a fit through; None in other calls. Written by `KerasTrainer`.
+        self.data: FeedAdapter | None = None
         #: Whether the fit has come to its end. Written by `KerasTrainer`.
         self.fit_has_ended = False
         #: What the metrics held in the middle of the epoch that is to be entered, by variable name.
@@ -128,7 +131,15 @@ class LoopState:
             "outputs": list(self.outputs),
             "stop_training": bool(getattr(self._model, "stop_training", False)),
             "callback_memory": memory.state_dict() if memory is not None else {},
+            "data": self._data_state(),
         }
+
+    def _data_state(self) -> dict[str, int] | None:
+        return self.data.state_dict(self.position.epoch) if self.data is not None else None
+
+    def _load_data_state(self, state: dict[str, int] | None) -> None:
+        if self.data is not None and state is not None:
+            self.data.load_state_dict(state)
 
     def stage(self, position: LoopPosition, state: dict[str, Any]) -> None:
         """Skip to the survivors' `position`; what they have done before isn't done again."""
@@ -140,6 +151,7 @@ class LoopState:
             self._metrics_to_restore = state["metrics_before_tests"]
             self.logs = state["logs"]
             self.callback_memory.append_to_logs(position.epoch)
+            self._load_data_state(state["data"])
 
     def resume(self, state: dict[str, Any]) -> None:
         """Become as the survivors are: this task has come to their position."""
@@ -159,7 +171,11 @@ class LoopState:
     def checkpoint_extras(self) -> dict[str, Any]:
         """Return what a checkpoint holds beside the position and the variables."""
         memory = self.callback_memory
-        return {"logs": as_floats(self.logs), "memory": memory.state_dict() if memory is not None else {}}
+        return {
+            "logs": as_floats(self.logs),
+            "memory": memory.state_dict() if memory is not None else {},
+            "data": self._data_state(),
+        }
 
     def restore(self, epoch: int, step: int, values: dict[str, Any], extras: dict[str, Any]) -> None:
         """Go on at this step with the variables of a checkpoint, and with its `checkpoint_extras()`."""
@@ -167,6 +183,7 @@ class LoopState:
         self._metrics_to_restore = self.metrics()
         self.logs = extras["logs"]
         self._checkpoint = (values, extras["memory"])
+        self._load_data_state(extras.get("data"))
         self.start_at(epoch, step)
         if self.callback_memory is not None:
             self.callback_memory.append_to_logs(epoch)
@@ -188,7 +205,7 @@ class LoopState:
 
     def close(self) -> None:
         """End a fit, whether it ended well or not: let go of its callbacks."""
-        self.callback_memory = self._checkpoint = None
+        self.callback_memory = self._checkpoint = self.data = None
 
 
 def as_floats(logs: Mapping[str, Any]) -> dict[str, float]:

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import array_data_adapter
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+from keras.src.trainers.data_adapters.grain_dataset_adapter import GrainDatasetAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
+from keras.src.trainers.data_adapters.torch_data_loader_adapter import TorchDataLoaderAdapter
 
 from insitu.errors import InputError
 from insitu.grid import Dataset
 from insitu.train.fit.adapter import refuse_beside_dataset
-from insitu.train.fit.feed import (
+from insitu.train.fit.arrays import (
     ArraySource,
-    DatasetFeed,
-    Feed,
-    StreamFeed,
-    check_global_batch,
-    weigh_classes,
-    with_class_weight,
+    DrawnOrder,
+    Shuffle,
+    count_array_rows,
+    default_batch_size,
+    to_rows,
 )
-
-DEFAULT_BATCH_SIZE = 32
-"""Keras' own default, here of the global batch."""
+from insitu.train.fit.data_fingerprint import fingerprint_arrays, fingerprint_batch
+from insitu.train.fit.feed import DatasetFeed, Feed, StreamFeed, weigh_classes
+from insitu.train.fit.streams import (
+    OrderedBatches,
+    PyDatasetSource,
+    Source,
+    StreamSource,
+    TensorFlowSource,
+    TorchSource,
+)
 
 
 def make_feed(
@@ -34,18 +45,23 @@ def make_feed(
     sample_weight: Any = None,
     *,
     batch_size: int | None = None,
-    shuffle: bool = False,
+    steps: int | None = None,
+    shuffle: Shuffle = False,
     class_weight: dict[int, float] | None = None,
     shards: Sequence[int],
     num_shards: int,
     replicas_per_shard: int = 1,
     seed: int = 0,
+    fit: int = 0,
     launched_shards: Sequence[int] | None = None,
+    several_processes: bool = False,
 ) -> Feed:
     """Return a feed over the rows of `x`.
 
-    `batch_size` is that of the global batch. `launched_shards` are those that the script's datasets were made
-    for, where the task has others by now.
+    `batch_size` is that of the global batch; without it, `steps` divides arrays. `seed` and `fit`, the number
+    of the fit, draw the order of arrays. `launched_shards` are those that the script's datasets were made
+    for, where the task has others by now. With `several_processes`, steps tell whether all were given the
+    same.
 
     Raises InputError for data that can't be cut into the same global batches in each process.
     """
@@ -53,48 +69,71 @@ def make_feed(
         refuse_beside_dataset(y=y, sample_weight=sample_weight, batch_size=batch_size)
         dataset = x.map(lambda *xy: weigh_classes(xy, class_weight)) if class_weight else x
         return DatasetFeed(dataset, shards, num_shards, launched_shards, replicas_per_shard)
+    order = DrawnOrder(seed, fit)
     if array_data_adapter.can_convert_arrays((x, y, sample_weight)):
-        data = tuple(_to_numpy(part) for part in (x, y, sample_weight) if part is not None)
-        size = batch_size or DEFAULT_BATCH_SIZE
-        check_global_batch(size, num_shards)
-        source = ArraySource(data, size, shuffle, seed)
-        return StreamFeed(_weighted(source, class_weight), source.num_steps, shards, num_shards, size)
-    for name, value in (("y", y), ("sample_weight", sample_weight), ("batch_size", batch_size)):
+        source = _make_array_source(x, y, sample_weight, batch_size, steps, shuffle, class_weight, order)
+        number = fingerprint_arrays(source.leaves, source.order_numbers) if several_processes else 0
+        fingerprint = (lambda batch: number) if several_processes else None
+        return StreamFeed(source, shards, num_shards, source.batch_size, fingerprint)
+    for name, value in (("y", y), ("sample_weight", sample_weight)):
         if value is not None:
             raise InputError(
                 f"Data of type {type(x).__name__} yields whole batches with labels and weights: leave {name} "
                 f"out. Received: {name} of type {type(value).__name__}."
             )
-    batches, num_steps = _stream(x)
-    return StreamFeed(_weighted(batches, class_weight), num_steps, shards, num_shards)
+    stream = _make_stream_source(x, class_weight, bool(shuffle), order)
+    return StreamFeed(stream, shards, num_shards, None, fingerprint_batch if several_processes else None)
 
 
-def _weighted(batches: Callable[[int], Iterator[Any]], class_weight: dict[int, float] | None) -> Any:
-    return with_class_weight(batches, class_weight) if class_weight else batches
+def _make_array_source(
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    batch_size: int | None,
+    steps: int | None,
+    shuffle: Shuffle,
+    class_weight: dict[int, float] | None,
+    order: DrawnOrder,
+) -> ArraySource:
+    shuffle = shuffle if shuffle == "batch" else bool(shuffle)
+    rows = count_array_rows((x, y, sample_weight))
+    # Keras' own checks, and the weights that it makes out of those of classes.
+    packed = ArrayDataAdapter(x, y, sample_weight, class_weight=class_weight)._inputs
+    data = to_rows(packed if isinstance(packed, tuple) else (packed,))
+    return ArraySource(data, batch_size or default_batch_size(rows, steps), shuffle, order)
 
 
-def _to_numpy(part: Any) -> Any:
-    return keras.tree.map_structure(lambda leaf: np.asarray(leaf), part)
-
-
-def _stream(x: Any) -> tuple[Callable[[int], Iterator[Any]], int | None]:
-    """Return (global batches of an epoch, their number) of data that comes in batches."""
-    if isinstance(x, types.GeneratorType):
-        raise InputError(
-            "A generator can't be started again for each epoch or after a failure. Received: a generator. "
-            "Use an insitu.Dataset, arrays, a tf.data.Dataset or a keras.utils.PyDataset."
-        )
+def _make_stream_source(
+    x: Any, class_weight: dict[int, float] | None, shuffle: bool, order: DrawnOrder
+) -> Source:
+    """Return the source of data that comes in batches."""
+    backend = keras.backend.backend()
     if isinstance(x, keras.utils.PyDataset):
-        length = x.num_batches
-        if length is None:
-            raise InputError("A PyDataset needs a length. Received: num_batches=None. Give it __len__.")
-        return (lambda epoch: (x[index] for index in range(length))), length
+        ordered = OrderedBatches(x, order.generator) if shuffle and x.num_batches is not None else x
+        batches = PyDatasetAdapter(ordered, class_weight)
+        return PyDatasetSource(batches, ordered, batches.get_numpy_iterator)
     if data_adapters.is_tf_dataset(x):
-        length = int(x.cardinality())
-        return (lambda epoch: x.as_numpy_iterator()), (length if length >= 0 else None)
+        dataset = TFDatasetAdapter(x, class_weight)
+        eager = backend == "tensorflow"  # as Keras begins an iteration
+        start = dataset.get_tf_dataset().__iter__ if eager else dataset.get_numpy_iterator
+        return TensorFlowSource(dataset, start, eager=eager)
+    if not (data_adapters.is_torch_dataloader(x) or data_adapters.is_grain_dataset(x)) and not isinstance(
+        x, types.GeneratorType
+    ):
+        raise InputError(
+            "A strategy trains on an insitu.Dataset, arrays, a tf.data.Dataset, a keras.utils.PyDataset, a "
+            f"torch DataLoader, a grain dataset or a generator. Received: {type(x).__name__}"
+        )
+    if class_weight is not None:
+        raise InputError(
+            f"class_weight needs arrays, a tf.data.Dataset, a PyDataset or an insitu.Dataset. Received: "
+            f"class_weight with a {type(x).__name__}. Yield (x, y, weight of each row)."
+        )
     if data_adapters.is_torch_dataloader(x):
-        return (lambda epoch: iter(x)), len(x)
-    raise InputError(
-        "A strategy trains on an insitu.Dataset, arrays, a tf.data.Dataset, a keras.utils.PyDataset or a "
-        f"torch DataLoader. Received: {type(x).__name__}"
-    )
+        loader, eager = TorchDataLoaderAdapter(x), backend == "torch"
+        return TorchSource(loader, x, x.__iter__ if eager else loader.get_numpy_iterator, eager=eager)
+    if data_adapters.is_grain_dataset(x):
+        grain = GrainDatasetAdapter(x)
+        return StreamSource(grain, grain.get_numpy_iterator)
+    generator = GeneratorDataAdapter(x)
+    return StreamSource(generator, generator.get_numpy_iterator)

@@ -20,6 +20,8 @@ from insitu.train.collectives import barrier_token, broadcast_value
 from insitu.train.devices import log_variables
 from insitu.train.elastic import PREDICT, TEST, TRAIN, Kind, LoopPosition, RetryStep
 from insitu.train.fit.adapter import FeedAdapter
+from insitu.train.fit.arrays import count_array_rows, count_fit_of
+from insitu.train.fit.batch_shapes import check_batch_shape, find_fixed_batch_size
 from insitu.train.fit.bookkeeping import Bookkeeper
 from insitu.train.fit.callback_memory import CallbackMemory
 from insitu.train.fit.callbacks import EpochCallbacks, own_callbacks
@@ -35,6 +37,7 @@ from insitu.train.replica import (
     StepBatch,
     build_to_predict,
     build_to_train,
+    is_unbuilt,
     read_state,
 )
 
@@ -89,9 +92,15 @@ class KerasTrainer:
         membership, loop = self.membership, self.loop
         batch_size, steps_per_epoch = arguments["batch_size"], arguments["steps_per_epoch"]
         feed = self._make_train_feed(arguments)
-        adapter = FeedAdapter(feed, steps_per_epoch, lambda: (loop.position.epoch, loop.position.step))
-        self._train_adapter = adapter
-        self._train_executor = self.prepare(feed.example(), feed.part_rows)
+        adapter = FeedAdapter(
+            feed,
+            steps_per_epoch,
+            lambda: (loop.position.epoch, loop.position.step),
+            initial_epoch=arguments["initial_epoch"],
+            steps_per_execution=self.model.steps_per_execution,
+        )
+        self._train_adapter = loop.data = adapter
+        self._train_executor = self.prepare_for(feed)
         self.fit_index = membership.count_fit()
         given = keras.tree.flatten(arguments["callbacks"]) if arguments["callbacks"] else []
         point = membership.lockstep.find_resume_point()
@@ -99,7 +108,7 @@ class KerasTrainer:
             return self._recall_fit(given)
         self.bookkeeper.begin(adapter)
         epochs, steps = arguments["epochs"], steps_per_epoch or feed.num_steps
-        start = self.strategy.begin_fit(self.model, self.fit_index, epochs, steps)
+        start = self.strategy.begin_fit(self.model, self.fit_index, epochs, adapter.steps_of_each_epoch)
         if start != (0, 0):
             loop.start_at(*start)
         if arguments["validation_data"] is not None:
@@ -136,8 +145,10 @@ class KerasTrainer:
         return make_feed(
             *data,
             batch_size=arguments.pop("batch_size"),
-            shuffle=bool(arguments.pop("shuffle")),
+            steps=arguments["steps_per_epoch"],
+            shuffle=arguments.pop("shuffle"),
             class_weight=arguments.pop("class_weight"),
+            fit=count_fit_of(self.model),
             **self.membership.feed_options,
         )
 
@@ -147,9 +158,10 @@ class KerasTrainer:
         feed = make_feed(
             *parts,
             batch_size=arguments.pop("validation_batch_size") or (batch_size if len(parts) > 1 else None),
+            steps=arguments["validation_steps"],
             **self.strategy.evaluation_options(parts[0]),
         )
-        self._test_executor = self.prepare(feed.example(), feed.part_rows)
+        self._test_executor = self.prepare_for(feed)
         self._test_adapter = self._make_test_adapter(feed)
         return self._test_adapter
 
@@ -231,9 +243,9 @@ class KerasTrainer:
     def _evaluate(self, arguments: dict[str, Any]) -> Any:
         data = tuple(arguments.pop(name) for name in ("x", "y", "sample_weight"))
         options = self.strategy.evaluation_options(data[0])
-        feed = make_feed(*data, batch_size=arguments.pop("batch_size"), **options)
+        feed = make_feed(*data, batch_size=arguments.pop("batch_size"), steps=arguments["steps"], **options)
         check_labels(self.model, data[0], "evaluate")
-        executor = self.prepare(feed.example(), feed.part_rows)
+        executor = self.prepare_for(feed)
         point = self.membership.lockstep.find_resume_point()
         if self.calls.is_finished(point):
             return self.calls.recall(self)
@@ -299,13 +311,16 @@ class KerasTrainer:
     def _predict(self, arguments: dict[str, Any]) -> Any:
         x = arguments.pop("x")
         options = self.strategy.evaluation_options(x)
-        feed = make_feed(x, batch_size=arguments.pop("batch_size"), **options)
+        steps, per_execution = arguments["steps"], self.model.steps_per_execution
+        feed = make_feed(x, batch_size=arguments.pop("batch_size"), steps=steps, **options)
         example = feed.example()
         executor = self.prepare(example, feed.part_rows, build_to_predict)
         point = self.membership.lockstep.find_resume_point()
         if self.calls.is_finished(point):
             return self.calls.recall(self)
-        steps, verbose = arguments["steps"], self.membership.verbosity(arguments["verbose"])
+        verbose = self.membership.verbosity(arguments["verbose"])
+        # Keras does whole executions.
+        last = -(-steps // per_execution) * per_execution if steps else None
         callbacks = keras.callbacks.CallbackList(
             own_callbacks(arguments["callbacks"], self.membership.context.is_chief),
             add_progbar=verbose != 0,
@@ -321,7 +336,7 @@ class KerasTrainer:
         outputs, adapter = self.loop.outputs, FeedAdapter(feed)
         callbacks.on_predict_begin()
         for index, batch in enumerate(adapter.steps(0, len(outputs)), len(outputs)):
-            if index == steps:
+            if index == last:
                 break
             callbacks.on_predict_batch_begin(index)
             self.loop.position = self.loop.position.at_prediction(index)
@@ -365,9 +380,12 @@ class KerasTrainer:
     ) -> StepExecutor:
         """Return the executor for batches like `example`, of up to `part_rows` rows in each shard, if known.
         Builds the model where it isn't built."""
-        shapes = keras.tree.map_structure(lambda leaf: (leaf.shape[1:], leaf.dtype), example)
+        shapes = keras.tree.map_structure(
+            lambda leaf: leaf if leaf is None else (leaf.shape[1:], leaf.dtype), example
+        )
         key = (build, str(shapes))
         if key not in self._executors:
+            check_batch_shape(self.model, self.membership.num_shards)
             self.strategy.before_build(self.model, example, part_rows)
             with self.strategy.placement():
                 build(self.model, example)
@@ -376,6 +394,14 @@ class KerasTrainer:
             if first:
                 log_variables(self.model.variables)
         return self._executors[key]
+
+    def prepare_for(self, feed: Feed) -> StepExecutor:
+        """Return the executor for the batches of a feed. Builds the model where it isn't built."""
+        example = feed.example(find_fixed_batch_size(self.model) or 1)
+        if keras.backend.backend() != "tensorflow" and is_unbuilt(self.model):
+            # Keras builds it there by an iteration of the data.
+            feed.source.drop_peeked()
+        return self.prepare(example, feed.part_rows)
 
     def _next_batches(self, source: Iterable[Any]) -> Iterator[StepBatch]:
         """Return the batches of one execution; Keras hands over an iterator or a list of steps."""
@@ -387,7 +413,7 @@ class KerasTrainer:
             return batch
         self.membership.group()  # no replacement can enter a loop of single batches
         data = tuple(part for part in batch if part is not None)
-        feed = make_feed(*data, batch_size=len(keras.tree.flatten(data)[0]), **self.membership.feed_options)
+        feed = make_feed(*data, batch_size=count_array_rows(data), **self.membership.feed_options)
         self._train_executor = self._test_executor = self.prepare(feed.example())
         self._train_adapter = self._test_adapter = None
         return next(feed.steps(0, 0))

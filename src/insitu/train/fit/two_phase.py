@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
 from insitu.exchange import Group
-from insitu.train.collectives import barrier_token, gather_rows, squeeze_shards
+from insitu.train.collectives import gather_rows, squeeze_shards
 from insitu.train.elastic import Lockstep, LoopPosition
+from insitu.train.fit.data_fingerprint import check_same_data
 from insitu.train.replica import Logs, Replica, ShardBatch
 
 
@@ -37,7 +38,11 @@ class TwoPhaseStep:
         self._floats: NDArray[Any] | None = None
         #: The same memory as the group takes it.
         self._floats_by_shard: NDArray[Any] = np.empty(0)
-        #: What each shard has beside its gradient; the number of its rows first.
+        #: What each shard has beside its gradient: the replica's record, which begins with the number of
+        #: rows, then the fingerprint of the global batch.
+        self._train_rows: NDArray[np.float64] = np.empty(0)
+        self._test_rows: NDArray[np.float64] = np.empty(0)
+        #: The replica's part of these.
         self._train_records: NDArray[np.float64] = np.empty(0)
         self._test_records: NDArray[np.float64] = np.empty(0)
 
@@ -52,10 +57,10 @@ class TwoPhaseStep:
             self.compute(parts, group)
             report("exchange")
             means.append(self.exchange(group))
-            return squeeze_shards(self._train_records)
+            return self._with_fingerprints(self._train_rows, parts)
 
         # The records are gathered last: who has them knows that everybody has the means.
-        records = self._lockstep.run_unit(position, work)
+        records = _checked(self._lockstep.run_unit(position, work), position)
         # As a list: to ask NumPy costs many times more, in every step.
         if not any(records[:, 0].tolist()):
             raise TrainingError("A step must have at least one row over all shards. Received: none.")
@@ -90,8 +95,15 @@ class TwoPhaseStep:
     def _make_records(self, group: Group) -> None:
         if self._shards != group.shards:
             self._shards = group.shards
-            self._train_records = np.zeros((len(group.shards), self._replica.train_record_size))
-            self._test_records = np.zeros((len(group.shards), self._replica.test_record_size))
+            self._train_rows = np.zeros((len(group.shards), self._replica.train_record_size + 1))
+            self._test_rows = np.zeros((len(group.shards), self._replica.test_record_size + 1))
+            self._train_records, self._test_records = self._train_rows[:, :-1], self._test_rows[:, :-1]
+
+    @staticmethod
+    def _with_fingerprints(rows: NDArray[np.float64], parts: Sequence[ShardBatch]) -> NDArray[np.float64]:
+        for index, part in enumerate(parts):
+            rows[index, -1] = part.fingerprint
+        return squeeze_shards(rows)
 
     def example_output(self, data: Any) -> Any:
         """See `StepExecutor`."""
@@ -106,9 +118,9 @@ class TwoPhaseStep:
                 self._test_records[index] = 0
                 if part.rows:
                     self._replica.evaluate(part.shard, part.data, self._test_records[index])
-            return squeeze_shards(self._test_records)
+            return self._with_fingerprints(self._test_rows, parts)
 
-        return self._replica.merge(self._lockstep.run_unit(position, work))
+        return self._replica.merge(_checked(self._lockstep.run_unit(position, work), position))
 
     def predict(self, position: LoopPosition, parts: Sequence[ShardBatch], example: Any) -> Any:
         """See `StepExecutor`."""
@@ -117,7 +129,15 @@ class TwoPhaseStep:
         def work(group: Group) -> NDArray[Any]:
             outputs = [self._replica.predict(part.data) if part.rows else None for part in parts]
             gathered.append(gather_rows(group, outputs, example))
-            return barrier_token(group)
+            return self._with_fingerprints(np.zeros((len(group.shards), 1)), parts)
 
-        self._lockstep.run_unit(position, work)
+        _checked(self._lockstep.run_unit(position, work), position)
         return gathered[-1]
+
+
+def _checked(rows: NDArray[np.float64], position: LoopPosition) -> NDArray[np.float64]:
+    """Return the records of all shards without the fingerprints. Raises InputError where these differ."""
+    fingerprints = rows[:, -1].tolist()
+    if fingerprints.count(fingerprints[0]) != len(fingerprints):
+        check_same_data(fingerprints, position)
+    return rows[:, :-1]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
 from insitu.train.replica.flat import Span, compute_spans, group_into_buckets
+from insitu.train.replica.leaves import pack_batch
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import EXTRA_LOGS, RecordLayout
 from insitu.train.replica.state import SEED_STRIDE, read_state
@@ -62,7 +63,7 @@ class BaseReplica:
         )
 
     def _pack(self, leaves: Sequence[Any]) -> Any:
-        return keras.tree.pack_sequence_as(self._structure, list(leaves))
+        return pack_batch(self._structure, leaves)
 
     def _select_extra_logs(self, logs: Any) -> list[Any]:
         """Return the logs of a train_step that are no metrics of the model. Raises TrainingError for too

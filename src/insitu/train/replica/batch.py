@@ -18,6 +18,9 @@ class ShardBatch:
     """The batch, a structure of arrays with rows first; None without rows."""
     origins: tuple[tuple[int, Any], ...] = ()
     """(partition, rows) of the rows, as in `grid.Batch`, for the ledger."""
+    fingerprint: int = 0
+    """A number of the global batch that all processes must agree on, below 2**52; 0 where shards have rows of
+    their own."""
 
 
 @dataclass(frozen=True, slots=True)

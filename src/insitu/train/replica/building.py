@@ -7,6 +7,14 @@ from typing import Any
 import keras
 from keras.src.backend import compute_output_spec
 
+from insitu.train.replica.leaves import map_batch
+
+
+def is_unbuilt(model: Any) -> bool:
+    """Return whether training on a batch makes variables: of the model, its loss or its metrics."""
+    parts = (*model._flatten_layers(), model._compile_loss, model._compile_metrics)
+    return not all(part is None or part.built for part in parts)
+
 
 def build_to_train(model: Any, example: Any) -> None:
     """Make all variables that training and evaluation on batches like `example` need, metrics' too."""
@@ -18,7 +26,7 @@ def build_to_predict(model: Any, example: Any) -> None:
     which `example`, a batch of inputs, doesn't hold: the first `fit` or `evaluate` builds them."""
     if not all(layer.built for layer in model._flatten_layers()):
         x, _, _ = keras.utils.unpack_x_y_sample_weight(example)
-        compute_output_spec(model, keras.tree.map_structure(_symbolic, x), training=False)
+        compute_output_spec(model, map_batch(_symbolic, x), training=False)
     optimizer = model.optimizer
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)

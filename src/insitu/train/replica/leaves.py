@@ -3,7 +3,7 @@ structure, which takes longer than a small model's whole step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -11,11 +11,17 @@ import numpy as np
 
 
 def flatten_batch(data: Any) -> list[Any]:
-    """Return the leaves of `data` in the order of `keras.tree.flatten`."""
+    """Return the leaves of `data` in the order of `keras.tree.flatten`, without optional inputs that are
+    None."""
     if _is_flat(data):
         return list(data)
-    leaves: list[Any] = keras.tree.flatten(data)
-    return leaves
+    return [leaf for leaf in keras.tree.flatten(data) if leaf is not None]
+
+
+def pack_batch(structure: Any, leaves: Iterable[Any]) -> Any:
+    """Return what `flatten_batch` made `leaves` of, a batch of this structure."""
+    remaining = iter(leaves)
+    return keras.tree.map_structure(lambda leaf: None if leaf is None else next(remaining), structure)
 
 
 def flatten_to_numpy(data: Any) -> list[Any]:
@@ -24,14 +30,16 @@ def flatten_to_numpy(data: Any) -> list[Any]:
 
 
 def map_batch(function: Callable[[Any], Any], data: Any) -> Any:
-    """Return the structure of `data` with `function` applied to each leaf."""
+    """Return the structure of `data` with `function` applied to each leaf but None."""
     if _is_flat(data):
         return tuple([function(leaf) for leaf in data])
-    return keras.tree.map_structure(function, data)
+    return keras.tree.map_structure(lambda leaf: None if leaf is None else function(leaf), data)
 
 
 def count_rows(data: Any) -> int:
-    return len(data[0]) if _is_flat(data) else len(keras.tree.flatten(data)[0])
+    """Return the number of rows of a batch; 0 where all is None."""
+    leaves = flatten_batch(data)
+    return len(leaves[0]) if leaves else 0
 
 
 def _is_flat(data: Any) -> bool:

@@ -142,7 +142,8 @@ class TensorFlowReplica(BaseReplica):
             (None if index in self._without_gradient else tf.cast(gradient, variable.dtype), variable)
             for index, (gradient, variable) in enumerate(zip(gradients, state.trainable, strict=True))
         ]
-        self._model.optimizer.apply_gradients(updates)
+        if updates:
+            self._model.optimizer.apply_gradients(updates)
 
     def _trace_load(self, combined: Any, *buckets: Any) -> Any:
         state = self._state

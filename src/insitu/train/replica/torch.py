@@ -83,7 +83,8 @@ class TorchReplica(BaseReplica):
                     zip(values[:count], state.trainable, strict=True)
                 )
             ]
-            self._model.optimizer.apply(gradients, list(state.trainable))
+            if gradients:
+                self._model.optimizer.apply(gradients, list(state.trainable))
             return self._to_logs(self._model.get_metrics_result(), combined)
 
     def load(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:

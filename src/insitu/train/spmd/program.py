@@ -14,7 +14,8 @@ from insitu.errors import TrainingError
 from insitu.exchange import Group
 from insitu.train.collectives import squeeze_shards
 from insitu.train.elastic import LoopPosition, Membership
-from insitu.train.replica import Logs, ShardBatch
+from insitu.train.fit import check_same_data
+from insitu.train.replica import Logs, ShardBatch, flatten_batch, pack_batch
 from insitu.train.replica.jax import unpack_step
 from insitu.train.spmd.lost_peers import report_lost_peers
 from insitu.train.spmd.mesh_sharding import MeshSharding
@@ -166,7 +167,7 @@ class MeshStep:
     def _batch(self, leaves: Leaves, plan: RowPlan) -> Any:
         if not plan.whole:
             leaves = [self._drop_padding(leaf, plan) for leaf in leaves]
-        return keras.tree.pack_sequence_as(self._structure, leaves)
+        return pack_batch(self._structure, leaves)
 
     def _drop_padding(self, leaf: Any, plan: RowPlan) -> Any:
         pieces = [leaf[start:stop] for start, stop in plan.pieces]
@@ -226,10 +227,15 @@ class _RowCounts:
 
     def plan(self, parts: Sequence[ShardBatch]) -> RowPlan:
         """Agree on the rows of a step. Raises PeerLost."""
-        own = np.array([[part.rows] for part in parts], np.int64)
-        with self.report_lost_peers():
-            counts = own if self._alone else self._group.all_gather(squeeze_shards(own))
-        return plan_rows(counts.reshape(-1).tolist(), self._hosts, self._mesh_sharding.local_rows)
+        if self._alone:
+            counts = [part.rows for part in parts]
+        else:
+            own = np.array([[part.rows, part.fingerprint] for part in parts], np.int64)
+            with self.report_lost_peers():
+                gathered = self._group.all_gather(squeeze_shards(own))
+            counts = gathered[:, 0].tolist()
+            check_same_data(gathered[:, 1].tolist(), "this step")
+        return plan_rows(counts, self._hosts, self._mesh_sharding.local_rows)
 
     def report_lost_peers(self) -> contextlib.AbstractContextManager[None]:
         """See `report_lost_peers`."""
@@ -238,5 +244,5 @@ class _RowCounts:
 
 def _arrays(data: Any) -> Leaves:
     """Return the leaves of a batch in dtypes that JAX has."""
-    leaves = [np.asarray(leaf) for leaf in keras.tree.flatten(data)]
+    leaves = [np.asarray(leaf) for leaf in flatten_batch(data)]
     return [leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False) for leaf in leaves]

@@ -33,6 +33,7 @@ from insitu.train.fit import (
     register_dataset_adapter,
     trainer_of,
 )
+from insitu.train.strategies.seeds import seed_unseeded
 
 _active: list[Strategy] = []
 
@@ -47,6 +48,8 @@ class Strategy:
     def __init__(self, membership: Membership) -> None:
         register_dataset_adapter()
         self._membership = membership
+        if len(membership.context.workers) > 1:
+            seed_unseeded(membership.context.seed)
         self.created_in_scope = CreationTracker()
         self._loop_runner: LoopRunner | None = None
 

@@ -211,6 +211,12 @@ class ParameterServerStrategy(Strategy):
         session.begin(applied)
         start = fits[-1] if fits else 0
         done, self._planned = applied - start, start + epochs * (steps or 0)
+        if done and not steps:
+            raise TrainingError(
+                "A worker finds its place again in epochs of equal, known length. Received: data of unknown "
+                "length, or steps_per_epoch that doesn't divide it, and a fit that was under way. Start the "
+                "job again, on arrays or an insitu.Dataset."
+            )
         return divmod(done, steps) if done and steps else (0, 0)
 
     def expect_saves(self) -> None:

@@ -1,53 +1,146 @@
-"""A feed as Keras sees it: iterations that start where the position is."""
+"""A feed as Keras sees it: cut into epochs as Keras cuts its own data, from any position on."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras.src.trainers import data_adapters
+from keras.src.trainers.epoch_iterator import EpochIterator
 
-from insitu.errors import InputError
 from insitu.train.fit.adapter import FeedAdapter, register_dataset_adapter
 from insitu.train.fit.feed import StreamFeed
 from insitu.train.fit.sources import make_feed
 
-
-@given(st.integers(0, 6), st.integers(0, 2))
-def test_starting_in_the_middle_skips_what_was_done(start, epoch):
-    feed = make_feed(np.arange(40), batch_size=6, shuffle=True, shards=(0, 1), num_shards=2)
-    adapter = FeedAdapter(feed, start=lambda: (epoch, start))
-    steps = list(adapter)
-    assert [s.skipped for s in steps] == [i < start for i in range(7)]
-    whole = list(feed.steps(epoch, 0))
-    for ours, theirs in zip(steps[start:], whole[start:], strict=True):
-        assert [p.rows for p in ours.parts] == [p.rows for p in theirs.parts]
-        np.testing.assert_array_equal(ours.parts[0].data[0], theirs.parts[0].data[0])
+register_dataset_adapter()
 
 
-def test_steps_per_epoch_repeats_the_data_without_end():
-    feed = make_feed(np.arange(6), batch_size=2, shards=(0,), num_shards=1)
-    adapter = FeedAdapter(feed, 2, lambda: (1, 1))
-    steps = iter(adapter)
-    assert next(steps).skipped
-    rows = [next(steps).parts[0].data[0].tolist() for _ in range(4)]
-    assert rows == [[0, 1], [2, 3], [4, 5], [0, 1]]
+class Fit:
+    """What Keras' `fit` does with its iterator, on PyTorch: notes the rows of each epoch."""
+
+    def __init__(self, make: Any, steps: int | None, execution: int, *, initial: int = 0) -> None:
+        self.position = (initial, 0)
+        self.adapter = FeedAdapter(
+            make(), steps, lambda: self.position, initial_epoch=initial, steps_per_execution=execution
+        )
+        self.iterator = EpochIterator(self.adapter, steps_per_epoch=steps, steps_per_execution=execution)
+        self.iterator._get_iterator = lambda: self.adapter
+        self.initial = initial
+        self.saved: list[tuple[tuple[int, int], dict[str, int]]] = []
+
+    def run(self, epochs: int) -> list[list[list[int]]]:
+        """Return the first column of each batch, by epoch; [-1] for a batch that was skipped."""
+        self.iterator.reset()
+        seen: list[list[list[int]]] = []
+        for epoch in range(self.position[0], epochs):
+            self.position = (epoch, self.position[1] if epoch == self.position[0] else 0)
+            seen.append([])
+            first, done = self.position[1], 0
+            for _, _, batches in self.iterator:
+                for batch in batches:
+                    done += 1
+                    if not batch.skipped:
+                        self.position = (epoch, done)
+                        seen[-1].append(batch.parts[0].data[0].tolist())
+                        self.saved.append((self.position, self.adapter.state_dict(epoch)))
+                    else:
+                        assert done <= first
+                        seen[-1].append([-1])
+            self.position = (epoch + 1, 0)
+            self.saved.append((self.position, self.adapter.state_dict(epoch + 1)))
+        return seen
 
 
-def test_steps_per_epoch_needs_a_length():
-    feed = StreamFeed(lambda epoch: iter(()), None, (0,), 1)
-    with pytest.raises(InputError, match="steps_per_epoch needs data of known length"):
-        FeedAdapter(feed, steps_per_epoch=3)
-    with pytest.raises(InputError, match="at least one batch"):
-        feed.example()
+def plain_rows(data: Any, epochs: int, steps: int | None, execution: int, **options: Any) -> Any:
+    iterator = EpochIterator(data, steps_per_epoch=steps, steps_per_execution=execution, **options)
+    iterator.reset()
+    seen = []
+    for _ in range(epochs):
+        batches = [np.asarray(x).tolist() for _, _, group in iterator for x in map(first_leaf, group)]
+        seen.append(batches)
+    return seen
+
+
+def first_leaf(batch: Any) -> Any:
+    return keras.tree.flatten(batch)[0]
+
+
+COUNTS = {
+    "batches": st.integers(1, 9),
+    "steps": st.none() | st.integers(1, 12),
+    "execution": st.integers(1, 3),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@given(**COUNTS)
+def test_epochs_have_the_steps_that_they_have_in_keras(batches, steps, execution):
+    x = np.arange(2 * batches)
+    plain = plain_rows(x, 5, steps, execution, batch_size=2)
+    assert Fit(lambda: feed_of(x), steps, execution).run(5) == plain
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@given(**COUNTS, initial=st.integers(0, 2), chosen=st.integers(0, 1000))
+def test_another_process_goes_on_at_any_position(batches, steps, execution, initial, chosen):
+    x = np.arange(2 * batches)
+    first = Fit(lambda: feed_of(x, shuffle=True), steps, execution, initial=initial)
+    whole = first.run(initial + 4)
+    (epoch, step), state = first.saved[chosen % len(first.saved)]
+    if epoch == initial + 4:
+        return
+    second = Fit(lambda: feed_of(x, shuffle=True), steps, execution, initial=initial)
+    second.position = (epoch, step)
+    second.adapter.load_state_dict(state)
+    rest = second.run(initial + 4)
+    expected = whole[epoch - initial :]
+    assert rest[1:] == expected[1:]
+    assert rest[0] == [[-1]] * step + expected[0][step:]
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@settings(max_examples=40, deadline=None)
+@given(**COUNTS, chosen=st.integers(0, 1000), repeats=st.booleans())
+def test_another_process_goes_on_in_a_stream_of_unknown_length(batches, steps, execution, chosen, repeats):
+    def make() -> StreamFeed:
+        import tensorflow as tf
+
+        data = tf.data.Dataset.range(2 * batches).shuffle(50, seed=1).filter(lambda x: x >= 0).batch(2)
+        return make_feed(data.repeat() if repeats and steps else data, shards=(0,), num_shards=1)
+
+    first = Fit(make, steps, execution)
+    whole = first.run(4)
+    (epoch, step), state = first.saved[chosen % len(first.saved)]
+    if epoch == 4:
+        return
+    second = Fit(make, steps, execution)
+    second.position = (epoch, step)
+    second.adapter.load_state_dict(state)
+    rest = second.run(4)
+    assert rest[1:] == whole[epoch + 1 :]
+    assert rest[0] == [[-1]] * step + whole[epoch][step:]
+
+
+def feed_of(x: Any, **options: Any) -> Any:
+    return make_feed(x, batch_size=2, shards=(0,), num_shards=1, **options)
+
+
+def test_steps_of_each_epoch_are_known_where_they_are_equal():
+    def steps(batches: int, steps: int | None, execution: int = 1) -> int | None:
+        return FeedAdapter(
+            feed_of(np.arange(2 * batches)), steps, steps_per_execution=execution
+        ).steps_of_each_epoch
+
+    assert [steps(6, None), steps(6, 3), steps(6, 9), steps(6, 5), steps(8, 3, 2)] == [6, 3, 6, None, 4]
 
 
 def test_an_iteration_starts_where_the_position_is_when_its_first_step_is_asked_for():
-    feed = make_feed(np.arange(6), batch_size=2, shards=(0,), num_shards=1)
     position = [(0, 0)]
-    steps = iter(FeedAdapter(feed, start=lambda: position[-1]))
+    steps = iter(FeedAdapter(feed_of(np.arange(6)), start=lambda: position[-1]))
     position.append((0, 2))
     assert [step.skipped for step in steps] == [True, True, False]
 

@@ -31,7 +31,6 @@ def test_a_tf_dataset_and_a_py_dataset_are_streams_of_global_batches():
     [
         ({"x": np.zeros((0, 2))}, "at least one"),
         ({"x": np.zeros((3, 2)), "y": np.zeros(4)}, "same number of rows"),
-        ({"x": np.zeros((3, 2)), "batch_size": 1}, "a batch of 1"),
         ({"x": object()}, "Received: object"),
         ({"x": iter(())}, "Received: tuple_iterator"),
     ],
@@ -47,6 +46,20 @@ def test_labels_beside_whole_batches_are_refused():
     batches = tf.data.Dataset.from_tensor_slices((np.arange(4), np.zeros(4))).batch(2)
     with pytest.raises(InputError, match=r"leave y out\. Received: y of type ndarray"):
         make_feed(batches, np.zeros(4), shards=(0,), num_shards=1)
+
+
+def test_only_several_processes_compare_what_they_were_given():
+    x = np.arange(6)
+    options = {"batch_size": 2, "shards": (0,), "num_shards": 2}
+    for several in (False, True):
+        feed = make_feed(x, **options, several_processes=several)
+        numbers = {part.fingerprint for step in feed.steps(0, 0) for part in step.parts}
+        assert len(numbers) == 1 and (numbers == {0}) != several
+
+
+def test_class_weights_beside_batches_with_weights_are_refused():
+    with pytest.raises(InputError, match="class_weight with a generator"):
+        make_feed((batch for batch in ()), class_weight={0: 1.0}, shards=(0,), num_shards=1)
 
 
 def test_class_weights_become_weights_of_rows():

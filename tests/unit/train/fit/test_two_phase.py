@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import insitu.exchange
-from insitu.errors import TrainingError
+from insitu.errors import InputError, TrainingError
 from insitu.exchange import Group
 from insitu.train.elastic.position import TEST, TRAIN, LoopPosition
 from insitu.train.fit.two_phase import TwoPhaseStep
@@ -79,6 +79,21 @@ def test_a_step_updates_by_the_mean_over_rows(lockstep: Any, replica: Any) -> No
     assert replica.applied == [(4.0, [[3, 0], [1, 1]])]
     assert places == ["gradient", "exchange", "update"]
     assert lockstep.positions == [POSITION]
+
+
+def test_a_step_on_different_data_changes_nothing(lockstep: Any, replica: Any) -> None:
+    step = TwoPhaseStep(replica, lockstep)
+    row = np.ones((1, 1), np.float32)
+    parts = [ShardBatch(shard, 1, row, fingerprint=5 + shard) for shard in (0, 1)]
+    example = np.zeros((1, 1), np.float32)
+    for call in (
+        lambda: step.train(POSITION, parts, lambda place: None),
+        lambda: step.test(POSITION, parts),
+        lambda: step.predict(POSITION, parts, example),
+    ):
+        with pytest.raises(InputError, match=r"same data.* epoch 1 step 2.*process of shard 1"):
+            call()
+    assert replica.applied == []
 
 
 def test_a_shard_without_rows_counts_nothing(lockstep: Any, replica: Any) -> None:

@@ -1,0 +1,136 @@
+"""Data that comes in batches is read as Keras reads it, and again as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from insitu.errors import InputError
+from insitu.train.fit.arrays import DrawnOrder
+from insitu.train.fit.sources import make_feed
+from insitu.train.fit.streams import OrderedBatches, PyDatasetSource, Source
+
+
+def source_of(data: Any, **options: Any) -> Source:
+    return make_feed(data, shards=(0,), num_shards=1, **options).source
+
+
+def read(source: Source, epoch: int = 0, start: int = 0) -> list[list[int]]:
+    return [np.asarray(batch[0]).tolist() for batch in source.begin()(epoch, start)]
+
+
+class Fours(keras.utils.PyDataset):
+    """Four batches of two rows. Tells what it hears."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.heard: list[str] = []
+
+    @property
+    def num_batches(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return np.arange(2) + 2 * index, np.zeros(2)
+
+    def on_epoch_begin(self) -> None:
+        self.heard.append("begin")
+
+    def on_epoch_end(self) -> None:
+        self.heard.append("end")
+
+
+def shuffled() -> Any:
+    return tf.data.Dataset.from_tensor_slices((np.arange(12), np.zeros(12))).shuffle(12, seed=3).batch(4)
+
+
+def test_a_look_at_the_first_batch_uses_up_no_iteration():
+    plain = shuffled()
+    expected = [[np.asarray(x).tolist() for x, _ in plain] for _ in range(2)]
+    source = source_of(shuffled())
+    assert source.peek()[0].numpy().tolist() == source.peek()[0].numpy().tolist() == expected[0][0]
+    assert [read(source), read(source)] == expected
+    assert source.begun == 2
+
+
+def test_an_iteration_that_another_process_has_done_is_skipped():
+    plain = shuffled()
+    expected = [[np.asarray(x).tolist() for x, _ in plain] for _ in range(4)]
+    source = source_of(shuffled())
+    source.peek()
+    source.skip(3)
+    assert (read(source, start=1), source.begun) == (expected[3][1:], 4)
+
+
+def test_a_generator_loses_no_batch():
+    def batches() -> Iterator[Any]:
+        for index in range(3):
+            yield np.full(2, index), np.zeros(2)
+
+    source = source_of(batches())
+    source.peek()
+    assert read(source) == [[0, 0], [1, 1], [2, 2]]
+    assert source.num_steps is None
+
+
+def test_a_py_dataset_is_shuffled_by_batches_in_the_same_order_everywhere():
+    def orders() -> list[list[list[int]]]:
+        source = source_of(Fours(), shuffle=True, seed=2)
+        found = []
+        for epoch in range(3):
+            source.begin_epoch(epoch)
+            found.append(read(source, epoch))
+            source.end_epoch()
+        return found
+
+    first = orders()
+    assert first == orders()
+    assert all(sorted(order) == [[0, 1], [2, 3], [4, 5], [6, 7]] for order in first)
+    assert first[0] != first[1]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_py_dataset_hears_of_epochs(workers):
+    data = Fours(workers=workers)
+    source = source_of(data)
+    assert source.peek()[0].tolist() == [0, 1]
+    for epoch in range(2):
+        source.begin_epoch(epoch)
+        assert read(source, epoch) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+        source.end_epoch()
+    assert data.heard == ["begin", "end"] * 2
+    source.replay_epochs(2)
+    assert data.heard == ["begin", "end"] * 4
+
+
+def test_an_order_is_drawn_once_for_an_epoch():
+    ordered = OrderedBatches(Fours(), DrawnOrder(1).generator)
+    before = [ordered[index][0][0] for index in range(4)]
+    ordered.draw(0)
+    assert [ordered[index][0][0] for index in range(4)] == before
+    assert isinstance(source_of(Fours()), PyDatasetSource)
+
+
+def test_data_without_batches_is_named():
+    with pytest.raises(InputError, match="at least one batch"):
+        source_of(tf.data.Dataset.range(0).batch(2)).peek()
+
+
+def test_a_loader_of_pytorch_draws_its_order_as_often_as_it_is_iterated():
+    torch = pytest.importorskip("torch")
+
+    def loader() -> Any:
+        data = torch.utils.data.TensorDataset(torch.arange(12), torch.zeros(12))
+        generator = torch.Generator().manual_seed(3)
+        return torch.utils.data.DataLoader(data, batch_size=4, shuffle=True, generator=generator)
+
+    plain = loader()
+    expected = [[x.tolist() for x, _ in plain] for _ in range(3)]
+    source = source_of(loader())
+    source.skip(2)
+    assert read(source) == expected[2]
