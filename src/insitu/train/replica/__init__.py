@@ -3,9 +3,10 @@
 Begin reading with `protocol.py`, the seam; `tensorflow.py`, `jax.py` and `torch.py` fill it.
 """
 
-from insitu.train.replica.base import seed_offset
+from insitu.train.replica.base import StepLogs, seed_offset
 from insitu.train.replica.batch import SKIPPED, ShardBatch, StepBatch
 from insitu.train.replica.building import build_to_predict, build_to_train, is_unbuilt
+from insitu.train.replica.combination import Operation
 from insitu.train.replica.factory import make_fused_replica, make_replica, wrap_train_function
 from insitu.train.replica.flat import Span
 from insitu.train.replica.fused import FusedStep
@@ -18,6 +19,7 @@ from insitu.train.replica.state import (
     check_snapshot,
     check_trainable_by_shards,
     holds_table_rows,
+    is_floating,
     load_snapshot,
     read_state,
     to_numpy,
@@ -30,11 +32,13 @@ __all__ = [
     "FusedStep",
     "Logs",
     "ModelState",
+    "Operation",
     "RecordLayout",
     "Replica",
     "ShardBatch",
     "Span",
     "StepBatch",
+    "StepLogs",
     "broadcast_state",
     "build_to_predict",
     "build_to_train",
@@ -43,6 +47,7 @@ __all__ = [
     "count_rows",
     "flatten_batch",
     "holds_table_rows",
+    "is_floating",
     "is_unbuilt",
     "load_snapshot",
     "make_fused_replica",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -10,11 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
+from insitu.train.replica.batch_means import BatchMeans, find_batch_means
+from insitu.train.replica.combination import Operation
 from insitu.train.replica.flat import Span, compute_spans, group_into_buckets
 from insitu.train.replica.leaves import pack_batch
+from insitu.train.replica.metric_results import MetricResults, Source, find_metric_results, read_result
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import EXTRA_LOGS, RecordLayout
-from insitu.train.replica.state import SEED_STRIDE, read_state
+from insitu.train.replica.state import SEED_STRIDE, read_state, regroup
 
 
 class BaseReplica:
@@ -24,9 +29,10 @@ class BaseReplica:
     buckets of both are relative to the whole buffer.
     """
 
-    def __init__(self, model: Any, data: Any) -> None:
+    def __init__(self, model: Any, data: Any, operations: Mapping[int, Operation] | None = None) -> None:
+        """`operations` are those of variables that combine otherwise than by default, by id."""
         self._model = model
-        self._state = read_state(model)
+        self._state = regroup(read_state(model), operations or {})
         self._structure = data
         self._train_record = RecordLayout(self._state, training=True)
         self._test_record = RecordLayout(self._state, training=False)
@@ -36,7 +42,9 @@ class BaseReplica:
         self.copy_out: Callable[[NDArray[Any], NDArray[Any]], object] = np.copyto
         """`copy_out(to, source)` copies a part of the gradient out of the backend's memory."""
         self._without_gradient: frozenset[int] = frozenset()
-        self._extra_logs: tuple[str, ...] = ()
+        # The steps of a custom loop have no logs, and sum their metrics as tf.distribute does.
+        self._is_loop = not isinstance(model, keras.Model)
+        self._train_logs = self._test_logs = NO_LOGS if self._is_loop else None
 
     def _lay_out_floats(self) -> None:
         trainable, mean = self._state.trainable, self._state.mean
@@ -65,19 +73,31 @@ class BaseReplica:
     def _pack(self, leaves: Sequence[Any]) -> Any:
         return pack_batch(self._structure, leaves)
 
-    def _select_extra_logs(self, logs: Any) -> list[Any]:
-        """Return the logs of a train_step that are no metrics of the model. Raises TrainingError for too
-        many, or for one that is no scalar."""
-        known = set(self._model.get_metrics_result())
-        extra = {name: value for name, value in (logs or {}).items() if name not in known}
-        if len(extra) > EXTRA_LOGS or any(getattr(v, "shape", ()) != () for v in extra.values()):
+    def _note_logs(self, logs: Any, watch: StepWatch, *, training: bool) -> list[Any]:
+        """Record what a step returns, and which means count each batch once. Returns the logs that are no
+        results of metrics."""
+        if self._is_loop:
+            return []
+        found = {name: watch.results.find(value) for name, value in (logs or {}).items()}
+        extra = {name: logs[name] for name, source in found.items() if source is None}
+        if len(extra) > EXTRA_LOGS or any(tuple(getattr(v, "shape", ())) != () for v in extra.values()):
             received = [f"{name} of shape {getattr(value, 'shape', ())}" for name, value in extra.items()]
             raise TrainingError(
-                f"A train_step may return up to {EXTRA_LOGS} scalars beside the model's metrics. "
-                f"Received: {', '.join(received)}"
+                f"A train_step or test_step may return up to {EXTRA_LOGS} scalars beside results of the "
+                f"model's metrics. Received: {', '.join(received)}"
             )
-        self._extra_logs = tuple(extra)
+        noted = StepLogs(tuple(found), {name: s for name, s in found.items() if s is not None}, tuple(extra))
+        if training:
+            self._train_logs = noted
+        else:
+            self._test_logs = noted
+        (self._train_record if training else self._test_record).average(watch.means.variables)
         return list(extra.values())
+
+    def _metric_logs(self, *, training: bool) -> dict[str, Any]:
+        """Return those logs of a step that are results of metrics, as they are now."""
+        logs = (self._train_logs if training else self._test_logs) or NO_LOGS
+        return {name: read_result(source) for name, source in logs.results.items()}
 
     def _order_gradients(self, variables: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
         """Return the gradients in the order of the state's trainable variables, with None where there is
@@ -87,13 +107,80 @@ class BaseReplica:
         self._without_gradient = frozenset(i for i, gradient in enumerate(ordered) if gradient is None)
         return ordered
 
-    def _to_logs(self, logs: Mapping[str, Any], combined: NDArray[np.float64] | None) -> Logs:
-        """Return the model's metrics and, from the `combined` record of a training step, its extra logs."""
-        values = {name: float(value) for name, value in logs.items()}
-        if combined is not None:
-            start = self._train_record.extra_start
-            values.update(zip(self._extra_logs, combined[start:].tolist(), strict=False))
-        return values
+    def _combine_train(self, records: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Combine records of a training step. A task without rows so far first finds out what steps do."""
+        if self._train_logs is None:
+            self._learn_train_logs()
+        return self._train_record.combine(records)
+
+    def _combine_test(self, records: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Do as `_combine_train` for a test step."""
+        if self._test_logs is None:
+            self._learn_test_logs()
+        return self._test_record.combine(records)
+
+    def _learn_train_logs(self) -> None:
+        raise NotImplementedError
+
+    def _learn_test_logs(self) -> None:
+        raise NotImplementedError
+
+    def _to_train_logs(self, metrics: Mapping[str, Any], combined: NDArray[np.float64]) -> Logs:
+        """Return the logs of a training step, from the model's metrics and its combined record."""
+        return _merge_logs(self._train_logs or NO_LOGS, metrics, combined[self._train_record.extra_start :])
+
+    def _to_test_logs(self, metrics: Mapping[str, Any], combined: NDArray[np.float64]) -> Logs:
+        """Do as `_to_train_logs` for a test step."""
+        return _merge_logs(self._test_logs or NO_LOGS, metrics, combined[self._test_record.extra_start :])
+
+
+@dataclass(frozen=True, slots=True)
+class StepLogs:
+    """What a step returns."""
+
+    names: tuple[str, ...]
+    """Names of all values, in their order."""
+    results: Mapping[str, Source]
+    """Where those come from that are results of metrics."""
+    extra: tuple[str, ...]
+    """Names of the others."""
+
+
+NO_LOGS = StepLogs((), {}, ())
+
+
+@dataclass(frozen=True, slots=True)
+class StepWatch:
+    """What is found out while a step runs."""
+
+    means: BatchMeans
+    """The means that count each batch once."""
+    results: MetricResults
+    """The results that metrics gave."""
+
+
+@contextmanager
+def watch_step(model: Any) -> Iterator[StepWatch]:
+    """While open, find out what a step of `model` does."""
+    if not isinstance(model, keras.Model):
+        yield StepWatch(BatchMeans(), MetricResults())
+        return
+    with find_batch_means() as means, find_metric_results(model) as results:
+        yield StepWatch(means, results)
+
+
+def _merge_logs(logs: StepLogs, metrics: Mapping[str, Any], extra: NDArray[np.float64]) -> Logs:
+    values = {name: _to_log(value) for name, value in metrics.items()}
+    values.update(zip(logs.extra, extra.tolist(), strict=False))
+    return {name: values[name] for name in logs.names}
+
+
+def _to_log(value: Any) -> Any:
+    """Return a number, or an array for a metric with several."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return np.array(keras.ops.convert_to_numpy(value))
 
 
 def seed_offset(shard: int) -> int:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from insitu.train.replica.leaves import flatten_batch
 from insitu.train.replica.protocol import Logs
-from insitu.train.replica.tensorflow import batch_spec, weight_losses_by_rows
+from insitu.train.replica.tensorflow import batch_spec
 from insitu.train.replica.tensorflow_calls import CompiledCall
 
 
@@ -54,12 +54,10 @@ class FusedTensorFlow:
         return keras.tree.pack_sequence_as(self._structure, list(leaves))
 
     def _trace_train(self, *leaves: Any) -> Any:
-        with weight_losses_by_rows(tf.shape(leaves[0])[0], self._model):
-            return self._model.train_step(self._pack(leaves))
+        return self._model.train_step(self._pack(leaves))
 
     def _trace_test(self, *leaves: Any) -> Any:
-        with weight_losses_by_rows(tf.shape(leaves[0])[0], self._model):
-            return self._model.test_step(self._pack(leaves))
+        return self._model.test_step(self._pack(leaves))
 
     def _trace_predict(self, *leaves: Any) -> Any:
         return self._model.predict_step(self._pack(leaves))

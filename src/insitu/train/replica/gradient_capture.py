@@ -11,7 +11,15 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
+
 from insitu.errors import TrainingError
+from insitu.train.replica.updated_weights import UpdatedValue, find_learning_rate
+
+_OPTIMIZERS = (BaseOptimizer, LossScaleOptimizer)
+"""The classes whose methods all optimizers come to in the end."""
+_UPDATES = ("apply", "stateless_apply")
 
 
 class CapturedGradients:
@@ -22,6 +30,12 @@ class CapturedGradients:
         self.gradients: list[Any] = []
         self.variables: list[Any] = []
         self.calls = 0
+        self.updated: list[Any] = []
+        """What JAX' `stateless_apply` gave the step in place of the updated variables."""
+
+    def is_applied(self) -> bool:
+        """Return True once the step has called `apply`."""
+        return self.calls > 0
 
 
 @contextlib.contextmanager
@@ -39,13 +53,20 @@ def capture_gradients(optimizer: Any) -> Iterator[CapturedGradients]:
 
     def stateless_apply(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> tuple[Any, Any]:
         apply(grads)
-        return trainable_variables, optimizer_variables
+        names = [variable.path for variable in captured.variables]
+        captured.updated = [UpdatedValue(name) for name in names[: len(trainable_variables)]]
+        moved = [
+            value if variable is find_learning_rate(optimizer) else UpdatedValue(variable.path)
+            for variable, value in zip(optimizer.variables, optimizer_variables, strict=True)
+        ]
+        return list(captured.updated), moved
 
     # Around Keras' attribute tracking: this is no part of the optimizer's state.
     object.__setattr__(optimizer, "apply", apply)
     object.__setattr__(optimizer, "stateless_apply", stateless_apply)
     try:
-        yield captured
+        with _refuse_other_optimizers():
+            yield captured
     finally:
         object.__delattr__(optimizer, "apply")
         object.__delattr__(optimizer, "stateless_apply")
@@ -55,3 +76,28 @@ def capture_gradients(optimizer: Any) -> Iterator[CapturedGradients]:
             "A train_step must call its optimizer's apply() or apply_gradients() exactly once, so that the "
             f"gradient can be combined over shards. Received: {captured.calls} calls."
         )
+
+
+@contextlib.contextmanager
+def _refuse_other_optimizers() -> Iterator[None]:
+    """While open, any optimizer whose update isn't recorded raises TrainingError."""
+    originals = [(kind, name, kind.__dict__.get(name)) for kind in _OPTIMIZERS for name in _UPDATES]
+    for kind, name, _ in originals:
+        setattr(kind, name, _refuse)
+    try:
+        yield
+    finally:
+        for kind, name, original in originals:
+            if original is None:
+                delattr(kind, name)
+            else:
+                setattr(kind, name, original)
+
+
+def _refuse(optimizer: Any, *arguments: Any, **options: Any) -> None:
+    del arguments, options
+    raise TrainingError(
+        "Gradients are combined over shards only for the optimizer given to compile(). Received: a "
+        f"train_step that applies another one, {optimizer.name!r}. Train with several optimizers in a custom "
+        "loop (strategy.run)."
+    )

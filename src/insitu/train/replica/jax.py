@@ -12,12 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
-from insitu.train.replica.base import BaseReplica, seed_offset
+from insitu.train.replica.base import BaseReplica, seed_offset, watch_step
 from insitu.train.replica.batch import StepBatch
+from insitu.train.replica.combination import Operation
 from insitu.train.replica.gradient_capture import capture_gradients
 from insitu.train.replica.leaves import flatten_to_numpy
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import RecordLayout
+from insitu.train.replica.updated_weights import ADVICE
 
 Arrays = list[Any]
 Functional = tuple[Arrays, Arrays, Arrays, Arrays]
@@ -33,9 +35,9 @@ class JaxReplica(BaseReplica):
     processes.
     """
 
-    def __init__(self, model: Any, data: Any) -> None:
+    def __init__(self, model: Any, data: Any, operations: Mapping[int, Operation] | None = None) -> None:
         refuse_distribution()
-        super().__init__(model, data)
+        super().__init__(model, data, operations)
         # Collected once: Keras searches all layers each time.
         self._variables = (
             list(model.trainable_variables),
@@ -47,6 +49,8 @@ class JaxReplica(BaseReplica):
         self._trainable_indices = [indices[id(v)] for v in self._state.trainable]
         self._seeds = {id(v) for v in self._state.seeds}
         self._sums = {id(v) for v in self._state.sums}
+        combined = (*self._state.combined, *self._state.metric_combined)
+        self._changes = {id(v) for v, operation in combined if operation is Operation.SUM_OF_CHANGES}
         self._train_packer = _RecordPacker(self._train_record)
         self._test_packer = _RecordPacker(self._test_record)
         self._gradient = self._compile(self._trace_gradient)
@@ -85,7 +89,7 @@ class JaxReplica(BaseReplica):
         record[start : start + len(extra)] = [float(value) for value in extra]
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
-        combined = self._train_record.combine(records)
+        combined = self._combine_train(records)
         buckets = [floats[p.start : p.stop] for p in self._all_buckets]
         state = copy_aliased(self._values())
         logs, state = self._apply(state, self._train_packer.split(combined), buckets)
@@ -93,28 +97,30 @@ class JaxReplica(BaseReplica):
         jax.block_until_ready(state)
         for group, values in zip(self._variables, state, strict=True):
             _assign(group, values)
-        return self._to_logs(logs, combined)
+        return self._to_train_logs(logs, combined)
 
     def load(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
-        combined = self._train_record.combine(records)
+        combined = self._combine_train(records)
         buckets = [floats[p.start : p.stop] for p in self._all_buckets]
         logs, state = self._load(self._values(), self._train_packer.split(combined), buckets)
         jax.block_until_ready(state)
         for group, values in zip((self._variables[0], *self._variables[1::2]), state, strict=True):
             _assign(group, values)
-        return self._to_logs(logs, combined)
+        return self._to_train_logs(logs, combined)
 
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
         del shard  # nothing random happens in a test step
         leaves = flatten_to_numpy(data)
-        packed = self._evaluate(self._values(), leaves)
+        packed, extra = self._evaluate(self._values(), leaves)
         self._fill(record, self._test_packer, packed, len(leaves[0]))
+        start = self._test_record.extra_start
+        record[start : start + len(extra)] = [float(value) for value in extra]
 
     def merge(self, records: NDArray[np.float64]) -> Logs:
-        combined = self._test_record.combine(records)
+        combined = self._combine_test(records)
         logs, metrics = self._merge(self._values()[3], self._test_packer.split(combined))
         _assign(self._variables[3], metrics)
-        return self._to_logs(logs, None)
+        return self._to_test_logs(logs, combined)
 
     def predict(self, data: Any) -> Any:
         return keras.tree.map_structure(np.array, self._predict(self._values(), flatten_to_numpy(data)))
@@ -131,19 +137,21 @@ class JaxReplica(BaseReplica):
     # Traced functions
 
     def _trace_gradient(self, state: Functional, offset: Any, leaves: Arrays) -> Any:
-        after, logs, gradients, means = self._trace_parts(state, offset, leaves)
+        after, extra, gradients, means = self._trace_parts(state, offset, leaves)
         buckets = [self._join(bucket.members, gradients) for bucket in self._gradient_buckets]
         buckets += [self._join(bucket.members, means) for bucket in self._mean_buckets]
-        return self._train_packer.pack(after), self._select_extra_logs(logs), buckets
+        return self._train_packer.pack(after), extra, buckets
 
     def _trace_parts(self, state: Functional, offset: Any, leaves: Arrays) -> Any:
-        """Return (values of other variables after the step by variable, logs, a gradient for each trainable
-        variable, the state to be averaged)."""
+        """Return (values of other variables after the step by variable, logs that are no metrics, a gradient
+        for each trainable variable, the state to be averaged)."""
         trainable, others, optimizer, metrics = state
         begin = (trainable, self._shift_seeds(others, offset), optimizer, self._without_sums(metrics))
-        with capture_gradients(self._model.optimizer) as captured:
-            logs, (_, others, _, metrics) = unpack_step(self._model.train_step(begin, self._pack(leaves)), 4)
-        after = self._by_variable(self._shift_seeds(others, -offset), metrics)
+        with watch_step(self._model) as watch, capture_gradients(self._model.optimizer) as captured:
+            logs, end = unpack_step(self._model.train_step(begin, self._pack(leaves)), 4)
+        self._refuse_assigned(end[0], (*captured.updated, *trainable))
+        after = self._changed(state, self._by_variable(self._shift_seeds(end[1], -offset), end[3]))
+        extra = self._note_logs(logs, watch, training=True)
         gradients = [
             jnp.zeros(tuple(v.shape), self.floats_dtype) if g is None else g
             for v, g in zip(
@@ -152,19 +160,36 @@ class JaxReplica(BaseReplica):
                 strict=True,
             )
         ]
-        return after, logs, gradients, [after[id(v)] for v in self._state.mean]
+        return after, extra, gradients, [after[id(v)] for v in self._state.mean]
+
+    def _refuse_assigned(self, values: Sequence[Any], given: Sequence[Any]) -> None:
+        """Raise TrainingError where a step returns weights that it has changed after their update."""
+        unchanged = {id(value) for value in given}
+        # The step of a custom loop has been checked when it was traced.
+        if isinstance(self._model, keras.Model) and any(id(value) not in unchanged for value in values):
+            raise TrainingError(
+                "A train_step returns the trainable variables as stateless_apply() does: with several "
+                f"replicas the update comes after the step. Received: other values in the state. {ADVICE}"
+            )
+
+    def _changed(self, before: Functional, after: dict[int, Any]) -> dict[int, Any]:
+        """Return `after` with the changes of variables whose changes are summed."""
+        if not self._changes:
+            return after
+        start = self._by_variable(before[1], before[3])
+        return {key: value - start[key] if key in self._changes else value for key, value in after.items()}
 
     def _trace_apply(self, state: Functional, packed: Mapping[str, Any], buckets: Arrays) -> Any:
         trainable, others, optimizer, metrics = state
         gradients, others, metrics = self._take_in(others, metrics, packed, buckets)
         trainable, optimizer = self._update(trainable, optimizer, gradients)
-        return self._metric_logs(metrics), (trainable, others, optimizer, metrics)
+        return self._logs_of(metrics, training=True), (trainable, others, optimizer, metrics)
 
     def _trace_load(self, state: Functional, packed: Mapping[str, Any], buckets: Arrays) -> Any:
         _, others, _, metrics = state
         values, others, metrics = self._take_in(others, metrics, packed, buckets)
         values = [v.astype(variable.dtype) for v, variable in zip(values, self._state.trainable, strict=True)]
-        return self._metric_logs(metrics), (self._as_keras_has_them(values), others, metrics)
+        return self._logs_of(metrics, training=True), (self._as_keras_has_them(values), others, metrics)
 
     def _take_in(
         self, others: Arrays, metrics: Arrays, packed: Mapping[str, Any], buckets: Arrays
@@ -208,21 +233,30 @@ class JaxReplica(BaseReplica):
             values[index] = value
         return values
 
-    def _trace_evaluate(self, state: Functional, leaves: Arrays) -> Mapping[str, Any]:
+    def _trace_evaluate(self, state: Functional, leaves: Arrays) -> tuple[Mapping[str, Any], Arrays]:
         trainable, others, _, metrics = state
         begin = (trainable, others, self._without_sums(metrics))
-        _, (_, others, metrics) = unpack_step(self._model.test_step(begin, self._pack(leaves)), 3)
-        return self._test_packer.pack(self._by_variable(others, metrics))
+        with watch_step(self._model) as watch:
+            logs, (_, others, metrics) = unpack_step(self._model.test_step(begin, self._pack(leaves)), 3)
+        after = self._changed(state, self._by_variable(others, metrics))
+        return self._test_packer.pack(after), self._note_logs(logs, watch, training=False)
 
     def _trace_merge(self, metrics: Arrays, packed: Mapping[str, Any]) -> Any:
         metrics = self._write(self._variables[3], metrics, self._test_packer, packed)
-        return self._metric_logs(metrics), metrics
+        return self._logs_of(metrics, training=False), metrics
 
     def _trace_predict(self, state: Functional, leaves: Arrays) -> Any:
         outputs, _ = self._model.predict_step(state[:2], self._pack(leaves))
         return outputs
 
     # Helpers
+
+    def _learn_train_logs(self) -> None:
+        leaves = flatten_to_numpy(self._structure)
+        jax.eval_shape(self._trace_gradient, self._values(), np.uint32(0), leaves)
+
+    def _learn_test_logs(self) -> None:
+        jax.eval_shape(self._trace_evaluate, self._values(), flatten_to_numpy(self._structure))
 
     def _shift_seeds(self, others: Sequence[Any], offset: Any) -> Arrays:
         return [
@@ -247,15 +281,15 @@ class JaxReplica(BaseReplica):
         variables: Sequence[Any], values: Sequence[Any], packer: _RecordPacker, packed: Mapping[str, Any]
     ) -> Arrays:
         """Return `values` of `variables` updated by a record: sums are added, others replaced."""
-        sums, firsts = packer.unpack(packed)
+        added, replaced = packer.unpack(packed)
         return [
-            value + sums[id(v)] if id(v) in sums else firsts.get(id(v), value)
+            value + added[id(v)] if id(v) in added else replaced.get(id(v), value)
             for v, value in zip(variables, values, strict=True)
         ]
 
-    def _metric_logs(self, metrics: Arrays) -> Any:
+    def _logs_of(self, metrics: Arrays, *, training: bool) -> Any:
         with keras.StatelessScope(state_mapping=zip(self._variables[3], metrics, strict=True)):
-            return self._model.get_metrics_result()
+            return self._metric_logs(training=training)
 
     def _join(self, members: Sequence[int], tensors: Sequence[Any]) -> Any:
         flat = [jnp.ravel(tensors[i]).astype(self.floats_dtype) for i in members]
@@ -277,9 +311,10 @@ class _RecordPacker:
     """
 
     def __init__(self, layout: RecordLayout) -> None:
-        self._sums, self._firsts = layout.sums, layout.firsts
+        self._added = {id(v) for v, _ in layout.sums}
+        self._added |= {id(v) for v, _, operation in layout.others if operation is Operation.SUM_OF_CHANGES}
         self._members: dict[str, list[tuple[Any, Any]]] = {}
-        for variable, span in (*layout.sums, *layout.firsts):
+        for variable, span in layout.entries():
             self._members.setdefault(str(variable.value.dtype), []).append((variable, span))
         self.indices = {
             dtype: np.concatenate([np.arange(span.start, span.stop) for _, span in members])
@@ -298,18 +333,17 @@ class _RecordPacker:
         return {dtype: record[indices].astype(jnp.dtype(dtype)) for dtype, indices in self.indices.items()}
 
     def unpack(self, packed: Mapping[str, Any]) -> tuple[dict[int, Any], dict[int, Any]]:
-        """Return (sums, others): the values in vectors, by variable. Traced."""
-        values = {}
+        """Return (what is added to variables, what replaces their values), by variable. Traced."""
+        added: dict[int, Any] = {}
+        replaced: dict[int, Any] = {}
         for dtype, members in self._members.items():
             start = 0
             for variable, span in members:
                 stop = start + span.stop - span.start
+                values = added if id(variable) in self._added else replaced
                 values[id(variable)] = packed[dtype][start:stop].reshape(span.shape)
                 start = stop
-        return (
-            {id(v): values[id(v)] for v, _ in self._sums},
-            {id(v): values[id(v)] for v, _ in self._firsts},
-        )
+        return added, replaced
 
 
 # What Keras' JAX trainer needs to run such steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from insitu.errors import CheckpointError, TrainingError
 from insitu.exchange import Group
 from insitu.train.collectives import broadcast_value, gather_sizes
+from insitu.train.replica.combination import Operation
 
 _MIN_BORROWED_BYTES = 1 << 16
 """Bytes of an array from which on saving a copy pays."""
@@ -41,6 +42,21 @@ class ModelState:
     """Metric variables that don't add up; handled as `first`."""
     optimizer: tuple[Any, ...]
     """The optimizer's variables, equal on every replica, since all apply the same update."""
+    combined: tuple[tuple[Any, Operation], ...] = ()
+    """Other state that combines by an operation. Only a replica's own grouping has these, see `regroup`."""
+    metric_combined: tuple[tuple[Any, Operation], ...] = ()
+    """Metric variables that combine by an operation."""
+
+    @property
+    def moved_in_tests(self) -> tuple[Any, ...]:
+        """What a test step moves."""
+        return (*self.sums, *self.metric_first, *(v for v, _ in self.metric_combined))
+
+    @property
+    def moved(self) -> tuple[Any, ...]:
+        """What a training step moves before its update."""
+        others = (*self.mean, *self.seeds, *self.first, *(v for v, _ in self.combined))
+        return (*others, *self.moved_in_tests)
 
     def named(self) -> Iterator[tuple[str, Any]]:
         """Yield every variable once, under a name that is the same in each run of the same script."""
@@ -81,6 +97,41 @@ def read_state(model: Any) -> ModelState:
         metric_first=tuple(others),
         optimizer=tuple(optimizer.variables) if optimizer is not None else (),
     )
+
+
+def regroup(state: ModelState, operations: Mapping[int, Operation]) -> ModelState:
+    """Return `state` with the variables whose id is in `operations` combined by those. Snapshots name
+    variables by the groups of `read_state`, whatever a replica makes of them."""
+    operations = {**_declared(state), **operations}
+
+    def kept(variables: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(v for v in variables if id(v) not in operations)
+
+    def taken(*groups: tuple[Any, ...]) -> tuple[tuple[Any, Operation], ...]:
+        return tuple((v, operations[id(v)]) for group in groups for v in group if id(v) in operations)
+
+    return replace(
+        state,
+        mean=kept(state.mean),
+        first=kept(state.first),
+        sums=kept(state.sums),
+        metric_first=kept(state.metric_first),
+        combined=taken(state.mean, state.first),
+        metric_combined=taken(state.sums, state.metric_first),
+    )
+
+
+def _declared(state: ModelState) -> dict[int, Operation]:
+    """Return the operations that `aggregation=` of add_weight or add_variable asks for, where the group of
+    the variable doesn't do the same."""
+    found = {}
+    for variable in (*state.first, *state.metric_first):
+        aggregation = getattr(variable, "aggregation", "none")
+        if aggregation == "sum":
+            found[id(variable)] = Operation.SUM_OF_CHANGES
+        elif aggregation == "mean":
+            found[id(variable)] = Operation.MEAN
+    return found
 
 
 def _unwrapped(variable: Any) -> Any:

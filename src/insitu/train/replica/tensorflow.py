@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,9 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from insitu.train.replica.base import BaseReplica
+from insitu.train.replica.base import BaseReplica, watch_step
+from insitu.train.replica.combination import Operation
+from insitu.train.replica.flat import Span
 from insitu.train.replica.gradient_capture import capture_gradients
 from insitu.train.replica.leaves import flatten_batch
 from insitu.train.replica.protocol import Logs
@@ -19,13 +21,14 @@ from insitu.train.replica.record import EXTRA_LOGS, RecordLayout
 from insitu.train.replica.state import SEED_STRIDE
 from insitu.train.replica.tensorflow_calls import CompiledCall
 from insitu.train.replica.tensorflow_memory import borrow
+from insitu.train.replica.updated_weights import refuse_use_of_updated
 
 
 class TensorFlowReplica(BaseReplica):
     """See `Replica`."""
 
-    def __init__(self, model: Any, data: Any) -> None:
-        super().__init__(model, data)
+    def __init__(self, model: Any, data: Any, operations: Mapping[int, Operation] | None = None) -> None:
+        super().__init__(model, data, operations)
         self._copies_gradients = any(
             getattr(v, "overwrite_with_gradient", False) for v in self._state.trainable
         )
@@ -71,7 +74,7 @@ class TensorFlowReplica(BaseReplica):
         np.copyto(record, _view(outputs[0]))
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
-        combined = self._train_record.combine(records)
+        combined = self._combine_train(records)
         as_tensor = _copy if self._copies_gradients else borrow
         buckets = [as_tensor(floats[p.start : p.stop]) for p in self._gradient_buckets]
         buckets += [_copy(floats[p.start : p.stop]) for p in self._mean_buckets]
@@ -79,21 +82,21 @@ class TensorFlowReplica(BaseReplica):
         if not self._applied:
             self._applied = True
             self._stop_borrowing_if_kept(floats)
-        return self._to_logs(logs, combined)
+        return self._to_train_logs(logs, combined)
 
     def load(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
-        combined = self._train_record.combine(records)
+        combined = self._combine_train(records)
         # Large variables end up in the memory of `floats`, without a copy.
         buckets = [borrow(floats[p.start : p.stop]) for p in self._all_buckets]
-        return self._to_logs(self._load(tf.constant(combined), *buckets), combined)
+        return self._to_train_logs(self._load(tf.constant(combined), *buckets), combined)
 
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
         del shard  # nothing random happens in a test step
         np.copyto(record, _view(self._evaluate(*self._tensors(data))))
 
     def merge(self, records: NDArray[np.float64]) -> Logs:
-        combined = self._test_record.combine(records)
-        return self._to_logs(self._merge(tf.constant(combined)), None)
+        combined = self._combine_test(records)
+        return self._to_test_logs(self._merge(tf.constant(combined)), combined)
 
     def predict(self, data: Any) -> Any:
         return keras.tree.map_structure(lambda t: np.array(_view(t)), self._predict(*self._tensors(data)))
@@ -102,33 +105,33 @@ class TensorFlowReplica(BaseReplica):
 
     def _trace_gradient(self, shard: Any, *leaves: Any) -> list[Any]:
         state = self._state
-        moved = (*state.mean, *state.seeds, *state.first, *state.sums, *state.metric_first)
-        with _restored(moved):
+        with _restored(state.moved) as before:
             stride = tf.stack([shard * SEED_STRIDE, tf.zeros((), tf.int64)])
             for variable in state.seeds:
                 variable.assign(variable.value + tf.cast(stride, variable.dtype))
             for variable in state.sums:
                 variable.assign(tf.zeros_like(variable.value))
-            rows = tf.shape(leaves[0])[0]
             with (
+                watch_step(self._model) as watch,
                 capture_gradients(self._model.optimizer) as captured,
-                weight_losses_by_rows(rows, self._model),
+                refuse_use_of_updated(self._model, captured.is_applied),
             ):
                 logs = self._model.train_step(self._pack(leaves))
             for variable in state.seeds:
                 variable.assign(variable.value - tf.cast(stride, variable.dtype))
-            record = self._read_record(self._train_record, rows, self._select_extra_logs(logs))
+            extra = self._note_logs(logs, watch, training=True)
+            record = self._read_record(self._train_record, tf.shape(leaves[0])[0], before, extra)
             ordered = self._order_gradients(captured.variables, captured.gradients)
             gradients = [self._dense(*pair) for pair in zip(self._state.trainable, ordered, strict=True)]
-            means = [tf.identity(variable.value) for variable in state.mean]
+            averages = [tf.identity(variable.value) for variable in state.mean]
         buckets = [self._join(bucket.members, gradients) for bucket in self._gradient_buckets]
-        buckets += [self._join(bucket.members, means) for bucket in self._mean_buckets]
+        buckets += [self._join(bucket.members, averages) for bucket in self._mean_buckets]
         return [record, *buckets]
 
     def _trace_apply(self, combined: Any, *buckets: Any) -> Any:
         self._write_record(self._train_record, combined)
         self._trace_update(*buckets)
-        return self._model.get_metrics_result()
+        return self._metric_logs(training=True)
 
     def _trace_update(self, *buckets: Any) -> None:
         state = self._state
@@ -153,21 +156,21 @@ class TensorFlowReplica(BaseReplica):
         for variable, value in zip((*state.trainable, *state.mean), values, strict=True):
             variable.assign(tf.cast(value, variable.dtype))
         self._write_record(self._train_record, combined)
-        return self._model.get_metrics_result()
+        return self._metric_logs(training=True)
 
     def _trace_evaluate(self, *leaves: Any) -> Any:
         state = self._state
-        with _restored((*state.sums, *state.metric_first)):
+        with _restored(state.moved_in_tests) as before:
             for variable in state.sums:
                 variable.assign(tf.zeros_like(variable.value))
-            rows = tf.shape(leaves[0])[0]
-            with weight_losses_by_rows(rows, self._model):
-                self._model.test_step(self._pack(leaves))
-            return self._read_record(self._test_record, rows, [])
+            with watch_step(self._model) as watch:
+                logs = self._model.test_step(self._pack(leaves))
+            extra = self._note_logs(logs, watch, training=False)
+            return self._read_record(self._test_record, tf.shape(leaves[0])[0], before, extra)
 
     def _trace_merge(self, combined: Any) -> Any:
         self._write_record(self._test_record, combined)
-        return self._model.get_metrics_result()
+        return self._metric_logs(training=False)
 
     def _trace_predict(self, *leaves: Any) -> Any:
         return self._model.predict_step(self._pack(leaves))
@@ -177,24 +180,52 @@ class TensorFlowReplica(BaseReplica):
     def _tensors(self, data: Any) -> list[Any]:
         return [tf.constant(leaf) for leaf in flatten_batch(data)]
 
-    def _read_record(self, layout: RecordLayout, rows: Any, extra: list[Any]) -> Any:
+    def _learn_train_logs(self) -> None:
+        self._trace_only(self._gradient, [tf.constant(0, tf.int64), *self._tensors(self._structure)])
+
+    def _learn_test_logs(self) -> None:
+        self._trace_only(self._evaluate, self._tensors(self._structure))
+
+    @staticmethod
+    def _trace_only(function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+        if isinstance(function, CompiledCall):
+            function.trace()
+        else:
+            function(*arguments)
+
+    def _read_record(
+        self, layout: RecordLayout, rows: Any, before: Mapping[int, Any], extra: Sequence[Any]
+    ) -> Any:
         parts = [tf.reshape(tf.cast(rows, tf.float64), (1,))]
-        parts += [tf.reshape(tf.cast(v.value, tf.float64), (-1,)) for v, _ in (*layout.sums, *layout.firsts)]
+        values = [v.value for v, _ in (*layout.sums, *layout.firsts)]
+        values += [
+            v.value - before[id(v)] if operation is Operation.SUM_OF_CHANGES else v.value
+            for v, _, operation in layout.others
+        ]
+        parts += [tf.reshape(tf.cast(value, tf.float64), (-1,)) for value in values]
         parts += [tf.reshape(tf.cast(value, tf.float64), (1,)) for value in extra]
         parts.append(tf.zeros((EXTRA_LOGS - len(extra),), tf.float64))
         return tf.concat(parts, 0)
 
     def _write_record(self, layout: RecordLayout, combined: Any) -> None:
-        self._write_firsts(layout, combined)
+        self._write_state(layout, combined)
         for variable, span in layout.sums:
-            value = tf.reshape(combined[span.start : span.stop], span.shape)
-            variable.assign_add(tf.cast(value, variable.dtype))
+            variable.assign_add(self._part(variable, span, combined))
+
+    @classmethod
+    def _write_state(cls, layout: RecordLayout, combined: Any) -> None:
+        """Write all but sums of metrics."""
+        for variable, span in layout.firsts:
+            variable.assign(cls._part(variable, span, combined))
+        for variable, span, operation in layout.others:
+            if operation is Operation.SUM_OF_CHANGES:
+                variable.assign_add(cls._part(variable, span, combined))
+            else:
+                variable.assign(cls._part(variable, span, combined))
 
     @staticmethod
-    def _write_firsts(layout: RecordLayout, combined: Any) -> None:
-        for variable, span in layout.firsts:
-            value = tf.reshape(combined[span.start : span.stop], span.shape)
-            variable.assign(tf.cast(value, variable.dtype))
+    def _part(variable: Any, span: Span, combined: Any) -> Any:
+        return tf.cast(tf.reshape(combined[span.start : span.stop], span.shape), variable.dtype)
 
     def _dense(self, variable: Any, gradient: Any) -> Any:
         """Return a whole gradient, also where there is none or only some rows have one."""
@@ -229,31 +260,12 @@ class TensorFlowReplica(BaseReplica):
 
 
 @contextmanager
-def _restored(variables: Sequence[Any]) -> Iterator[None]:
-    """Restore the values of `variables` after the block."""
-    saved = [tf.identity(variable.value) for variable in variables]
-    yield
-    for variable, value in zip(variables, saved, strict=True):
-        variable.assign(value)
-
-
-@contextmanager
-def weight_losses_by_rows(rows: Any, model: Any) -> Iterator[None]:
-    """While open, the mean loss of each output counts rows. Keras takes their number from the static shape,
-    which is unknown in a trace for every batch size, and would count each batch, and so each shard, as
-    one."""
-    trackers = list(getattr(getattr(model, "_compile_loss", None), "metrics", None) or [])
-
-    def by_rows(update_state: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda value, sample_weight=None: update_state(value, sample_weight=rows)
-
-    for tracker in trackers:
-        object.__setattr__(tracker, "update_state", by_rows(tracker.update_state))
-    try:
-        yield
-    finally:
-        for tracker in trackers:
-            object.__delattr__(tracker, "update_state")
+def _restored(variables: Sequence[Any]) -> Iterator[Mapping[int, Any]]:
+    """Restore the values of `variables` after the block. Gives them by id."""
+    saved = {id(variable): tf.identity(variable.value) for variable in variables}
+    yield saved
+    for variable in variables:
+        variable.assign(saved[id(variable)])
 
 
 def batch_spec(leaf: Any) -> Any:

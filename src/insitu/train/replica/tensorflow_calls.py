@@ -67,8 +67,7 @@ class CompiledCall:
         self._chooser = CallModeChooser()
 
     def __call__(self, *tensors: Any) -> Any:
-        if self._concrete is None:
-            self._trace()
+        self.trace()
         if self._chooser.chosen:
             return self._call(tensors)
         started = time.perf_counter()
@@ -84,7 +83,10 @@ class CompiledCall:
         )
         return self._pack(outputs)
 
-    def _trace(self) -> None:
+    def trace(self) -> None:
+        """Trace the function, if it hasn't been."""
+        if self._concrete is not None:
+            return
         self._concrete = self._function.get_concrete_function()
         self._captured = self._concrete.captured_inputs
         several_devices = len({tensor.device for tensor in self._captured}) > 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
 from insitu.exchange import ALIGNMENT
-from insitu.train.replica.base import BaseReplica, seed_offset
-from insitu.train.replica.gradient_capture import capture_gradients
+from insitu.train.replica.base import BaseReplica, seed_offset, watch_step
+from insitu.train.replica.combination import Operation
+from insitu.train.replica.gradient_capture import CapturedGradients, capture_gradients
 from insitu.train.replica.leaves import flatten_batch
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import RecordLayout
 from insitu.train.replica.state import find_seed_generators
+from insitu.train.replica.updated_weights import refuse_assigned, refuse_use_of_updated
 
 
 class TorchReplica(BaseReplica):
@@ -29,8 +31,8 @@ class TorchReplica(BaseReplica):
     while it trains, such as `torch.nn.BatchNorm2d`, is refused.
     """
 
-    def __init__(self, model: Any, data: Any) -> None:
-        super().__init__(model, data)
+    def __init__(self, model: Any, data: Any, operations: Mapping[int, Operation] | None = None) -> None:
+        super().__init__(model, data, operations)
         if model.jit_compile:
             warnings.warn(
                 "On the PyTorch backend a strategy runs steps eagerly: jit_compile=True has no effect.",
@@ -40,14 +42,12 @@ class TorchReplica(BaseReplica):
         state = self._state
         self._seeds = _tensors(state.seeds)
         self._sums = _tensors(state.sums)
-        self._moved_in_training = _tensors(
-            (*state.mean, *state.seeds, *state.first, *state.sums, *state.metric_first)
-        )
-        self._moved_in_tests = _tensors((*state.sums, *state.metric_first))
+        self._moved_in_training = _tensors(state.moved)
+        self._moved_in_tests = _tensors(state.moved_in_tests)
         spans = (*self._gradient_spans, *self._mean_spans)
         self._sizes = [span.stop - span.start for span in spans]
         self._shapes = [span.shape for span in spans]
-        self._buffers_checked = False
+        self._step_checked = False
 
     def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
         leaves = as_tensors(data)
@@ -55,21 +55,22 @@ class TorchReplica(BaseReplica):
         with torch.no_grad(), _restored(self._moved_in_training):
             self._shift_seeds(offset)
             self._zero_sums()
+            before = self._read_changing(self._train_record)
             with (
                 torch.enable_grad(),
-                self._watched_buffers(),
+                watch_step(self._model) as watch,
                 capture_gradients(self._model.optimizer) as captured,
+                self._checked_step(captured),
             ):
                 logs = self._model.train_step(self._pack(leaves))
             self._shift_seeds(-offset)
-            self._read_record(self._train_record, len(leaves[0]), record)
-            extra = [float(value) for value in self._select_extra_logs(logs)]
-            record[self._train_record.extra_start :][: len(extra)] = extra
+            extra = self._note_logs(logs, watch, training=True)
+            self._read_record(self._train_record, len(leaves[0]), before, extra, record)
             gradients = self._order_gradients(captured.variables, captured.gradients)
             self._write_floats(floats, gradients)
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
-        combined = self._train_record.combine(records)
+        combined = self._combine_train(records)
         values = self._views(floats)
         count = len(self._gradient_spans)
         state = self._state
@@ -85,30 +86,34 @@ class TorchReplica(BaseReplica):
             ]
             if gradients:
                 self._model.optimizer.apply(gradients, list(state.trainable))
-            return self._to_logs(self._model.get_metrics_result(), combined)
+            return self._to_train_logs(self._metric_logs(training=True), combined)
 
     def load(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
-        combined = self._train_record.combine(records)
+        combined = self._combine_train(records)
         state = self._state
         with torch.no_grad():
             targets = _tensors((*state.trainable, *state.mean))
             if targets:
                 torch._foreach_copy_(targets, self._views(floats))
             self._write_record(self._train_record, combined)
-            return self._to_logs(self._model.get_metrics_result(), combined)
+            return self._to_train_logs(self._metric_logs(training=True), combined)
 
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
         del shard  # nothing random happens in a test step
         leaves = as_tensors(data)
         with torch.no_grad(), _restored(self._moved_in_tests):
             self._zero_sums()
-            self._model.test_step(self._pack(leaves))
-            self._read_record(self._test_record, len(leaves[0]), record)
+            before = self._read_changing(self._test_record)
+            with watch_step(self._model) as watch:
+                logs = self._model.test_step(self._pack(leaves))
+            extra = self._note_logs(logs, watch, training=False)
+            self._read_record(self._test_record, len(leaves[0]), before, extra, record)
 
     def merge(self, records: NDArray[np.float64]) -> Logs:
+        combined = self._combine_test(records)
         with torch.no_grad():
-            self._write_record(self._test_record, self._test_record.combine(records))
-            return self._to_logs(self._model.get_metrics_result(), None)
+            self._write_record(self._test_record, combined)
+            return self._to_test_logs(self._metric_logs(training=False), combined)
 
     def predict(self, data: Any) -> Any:
         if self._model.training:
@@ -141,28 +146,61 @@ class TorchReplica(BaseReplica):
         if present:
             torch._foreach_copy_([targets[i] for i in present], [values[i] for i in present])
 
-    def _read_record(self, layout: RecordLayout, rows: int, record: NDArray[np.float64]) -> None:
+    def _learn_train_logs(self) -> None:
+        floats, record = np.zeros(self.floats_size, self.floats_dtype), np.zeros(self.train_record_size)
+        self.gradient(0, self._structure, floats, record)
+
+    def _learn_test_logs(self) -> None:
+        self.evaluate(0, self._structure, np.zeros(self.test_record_size))
+
+    @staticmethod
+    def _read_changing(layout: RecordLayout) -> dict[int, Any]:
+        """Return the values of variables whose changes are summed, by id."""
+        changing = [v for v, _, operation in layout.others if operation is Operation.SUM_OF_CHANGES]
+        return {id(v): v.value.detach().clone() for v in changing}
+
+    def _read_record(
+        self,
+        layout: RecordLayout,
+        rows: int,
+        before: Mapping[int, Any],
+        extra: Sequence[Any],
+        record: NDArray[np.float64],
+    ) -> None:
         record[:] = 0
         record[0] = rows
-        for variable, span in (*layout.sums, *layout.firsts):
-            record[span.start : span.stop] = variable.value.detach().cpu().numpy().reshape(-1)
+        for variable, span in layout.entries():
+            value = variable.value.detach()
+            if id(variable) in before:
+                value = value - before[id(variable)]
+            record[span.start : span.stop] = value.cpu().numpy().reshape(-1)
+        record[layout.extra_start :][: len(extra)] = [float(value) for value in extra]
 
     @staticmethod
     def _write_record(layout: RecordLayout, combined: NDArray[np.float64]) -> None:
         values = torch.from_numpy(combined)
-        for variable, span in layout.firsts:
-            variable.value.copy_(values[span.start : span.stop].view(span.shape))
-        for variable, span in layout.sums:
-            variable.value.add_(values[span.start : span.stop].view(span.shape).to(variable.value))
+        changing = [
+            (v, span) for v, span, operation in layout.others if operation is Operation.SUM_OF_CHANGES
+        ]
+        added = {id(v) for v, _ in (*layout.sums, *changing)}
+        for variable, span in layout.entries():
+            value = values[span.start : span.stop].view(span.shape)
+            if id(variable) in added:
+                variable.value.add_(value.to(variable.value))
+            else:
+                variable.value.copy_(value)
 
     @contextmanager
-    def _watched_buffers(self) -> Iterator[None]:
-        """Raise TrainingError where the first step has changed state that Keras doesn't know."""
-        if self._buffers_checked:
+    def _checked_step(self, captured: CapturedGradients) -> Iterator[None]:
+        """Raise TrainingError where the first step does what can't be combined: uses weights after their
+        update, assigns them, or changes state that Keras doesn't know."""
+        if self._step_checked:
             yield
             return
         before = [(name, buffer, buffer.clone()) for name, buffer in _buffers(self._model)]
-        yield
+        weights = [(v, v.value.detach(), v.value.detach().clone()) for v in self._state.trainable]
+        with refuse_use_of_updated(self._model, captured.is_applied):
+            yield
         moved = [name for name, buffer, value in before if not torch.equal(buffer, value)]
         if moved:
             raise TrainingError(
@@ -170,7 +208,8 @@ class TorchReplica(BaseReplica):
                 f"shards and saved. Received: PyTorch buffers that changed: {', '.join(moved[:5])}. Use the "
                 "Keras layer (keras.layers.BatchNormalization for torch.nn.BatchNorm)."
             )
-        self._buffers_checked = True
+        refuse_assigned(self._model, [v for v, value, old in weights if not torch.equal(value, old)])
+        self._step_checked = True
 
 
 @contextmanager

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from insitu.train.replica import Logs, RecordLayout, ShardBatch, flatten_batch, map_batch
+from insitu.train.replica import (
+    Logs,
+    Operation,
+    RecordLayout,
+    ShardBatch,
+    StepLogs,
+    flatten_batch,
+    is_floating,
+    map_batch,
+)
 from insitu.train.replica.tensorflow import TensorFlowReplica, batch_spec
 from insitu.train.replicated.mirrors import MirroredVariables, mirror_variables
 
@@ -34,15 +43,16 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         shards: Sequence[int],
         *,
         home: str | None = None,
+        operations: Mapping[int, Operation] | None = None,
     ) -> None:
-        super().__init__(model, data)
+        super().__init__(model, data, operations)
         self._mirrored = mirrored = home is None
         # Where variables are: the home first, which computes nothing.
         self._all_devices = tuple(devices) if home is None else (home, *devices)
         self._computing_devices = tuple(range(len(self._all_devices) - len(devices), len(self._all_devices)))
         self._shards = tuple(shards)
         state = self._state
-        moved = (*state.mean, *state.seeds, *state.first, *state.sums, *state.metric_first)
+        moved = state.moved
         every = (*state.trainable, *moved, *state.optimizer, *_only_read(model)) if mirrored else moved
         self._mirrors: MirroredVariables = mirror_variables(model, every, self._all_devices)
         batch = [batch_spec(leaf) for leaf in flatten_batch(data)]
@@ -100,9 +110,9 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
 
     def apply(self, floats: Any, records: Any) -> Logs:
         """Update the model on each device by the mean over all tasks."""
-        combined = self._train_record.combine(records)
+        combined = self._combine_train(records)
         buckets = [tf.constant(floats[p.start : p.stop]) for p in self._all_buckets]
-        return self._to_logs(self._apply_all(tf.constant(combined), *buckets), combined)
+        return self._to_train_logs(self._apply_all(tf.constant(combined), *buckets), combined)
 
     def refresh(self, *, force: bool) -> None:
         """Copy assignments from outside of steps to all devices, if there were any or with `force`."""
@@ -134,10 +144,8 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         """Update the model on each device by the mean of the `outputs` of all, and return the logs."""
         combined = self._combine(self._train_record, [output[0] for output in outputs], rows)
         means = self._mean([output[1:] for output in outputs], rows)
-        logs = self._update_devices(combined, means)
-        start = self._train_record.extra_start
-        extra = {name: combined[start + index] for index, name in enumerate(self._extra_logs)}
-        return {**logs, **extra}
+        metrics = self._update_devices(combined, means)
+        return _select_logs(self._train_logs, metrics, combined[self._train_record.extra_start :])
 
     def _trace_gradients_all(self, rows: Any, *leaves: Any) -> list[Any]:
         del rows
@@ -161,7 +169,8 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
             for device_index, own in zip(self._computing_devices, self._by_replica(leaves), strict=True)
         ]
         combined = self._combine(self._test_record, records, rows)
-        return self._run_on(0, self._trace_merge, combined)
+        metrics = self._run_on(0, self._trace_merge, combined)
+        return _select_logs(self._test_logs, metrics, combined[self._test_record.extra_start :])
 
     def _trace_predict_all(self, rows: Any, *leaves: Any) -> list[Any]:
         del rows
@@ -192,7 +201,7 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
 
     def _trace_follow(self, combined: Any, *buckets: Any) -> None:
         """Update without computing metrics."""
-        self._write_firsts(self._train_record, combined)
+        self._write_state(self._train_record, combined)
         self._trace_update(*buckets)
 
     @staticmethod
@@ -202,11 +211,22 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
             shares = rows / tf.reduce_sum(rows)
             sums = tf.zeros((layout.sums_stop,), tf.float64)
             extra = tf.zeros((layout.size - layout.extra_start,), tf.float64)
+            # Some sums are averaged: their weight is the shard's share of the rows.
+            averaged = np.isin(np.arange(layout.sums_stop), layout.averaged)
             for index, record in enumerate(records):
-                sums += tf.math.multiply_no_nan(record[: layout.sums_stop], tf.sign(rows[index]))
+                weights = tf.sign(rows[index])
+                if averaged.any():
+                    weights = tf.where(averaged, shares[index], weights)
+                sums += tf.math.multiply_no_nan(record[: layout.sums_stop], weights)
                 extra += tf.math.multiply_no_nan(record[layout.extra_start :], shares[index])
-            first = tf.gather(tf.stack(records), tf.argmax(rows > 0))
-            return tf.concat([sums, first[layout.sums_stop : layout.extra_start], extra], 0)
+            stacked = tf.stack(records)
+            firsts_stop = layout.others[0][1].start if layout.others else layout.extra_start
+            first = tf.gather(stacked, tf.argmax(rows > 0))
+            others = []
+            for variable, span, operation in layout.others:
+                value = combine_in_graph(operation, stacked[:, span.start : span.stop], rows, shares)
+                others.append(value if is_floating(variable) else tf.round(value))
+            return tf.concat([sums, first[layout.sums_stop : firsts_stop], *others, extra], 0)
 
     def _mean(self, outputs: Sequence[Sequence[Any]], rows: Any) -> list[list[Any]]:
         """Return the mean of each bucket by rows, on each device."""
@@ -221,6 +241,28 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
                     total = total + tf.math.multiply_no_nan(bucket, shares[index])
                 means.append(total)
         return [means] * len(self._all_devices)
+
+
+def combine_in_graph(operation: Operation, values: Any, rows: Any, shares: Any) -> Any:
+    """Do as `combine` in a graph. `values` has shape (shards, n); shards without rows have a share of 0."""
+    active = rows[:, None] > 0
+    match operation:
+        case Operation.LARGEST:
+            return tf.reduce_max(tf.where(active, values, values.dtype.min), 0)
+        case Operation.SMALLEST:
+            return tf.reduce_min(tf.where(active, values, values.dtype.max), 0)
+        case Operation.FIRST:
+            return tf.gather(values, tf.argmax(rows > 0))
+    weights = tf.unstack(shares if operation is Operation.MEAN else tf.sign(rows))
+    return tf.add_n([tf.math.multiply_no_nan(v, w) for v, w in zip(tf.unstack(values), weights, strict=True)])
+
+
+def _select_logs(logs: StepLogs | None, metrics: Any, extra: Any) -> Any:
+    """Return what the step returns, with the model's metrics over all devices and the means of the rest."""
+    if logs is None:
+        return metrics
+    values = {**metrics, **{name: extra[index] for index, name in enumerate(logs.extra)}}
+    return {name: values[name] for name in logs.names}
 
 
 def _only_read(model: Any) -> list[Any]:

@@ -30,3 +30,24 @@ def test_a_step_applies_exactly_once(calls: int) -> None:
     with pytest.raises(TrainingError, match=f"Received: {calls} calls"), capture_gradients(optimizer):
         for _ in range(calls):
             optimizer.apply([np.ones(2, "float32")], [variable])
+
+
+@pytest.mark.parametrize("kind", ["plain", "of its own class", "scaled"])
+def test_another_optimizer_is_refused_wherever_it_is_kept(kind: str) -> None:
+    class Own(keras.optimizers.SGD):
+        def apply(self, grads, trainable_variables=None):
+            super().apply(grads, trainable_variables)
+
+    variable = keras.Variable(np.ones(2, "float32"))
+    makers = {"plain": keras.optimizers.Adam, "of its own class": Own}
+    other = makers.get(kind, lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))()
+    other.build([variable])
+    hidden = {"other": other}
+    with (
+        pytest.raises(TrainingError, match=rf"applies another one, '{other.name}'.*custom loop"),
+        capture_gradients(keras.optimizers.SGD(1.0)),
+    ):
+        hidden["other"].apply_gradients([(np.ones(2, "float32"), variable)])
+    assert variable.numpy().tolist() == [1, 1]
+    other.apply_gradients([(np.ones(2, "float32"), variable)])
+    assert variable.numpy().tolist() != [1, 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 
+from insitu.train.replica.combination import Operation
 from insitu.train.replica.record import EXTRA_LOGS, RecordLayout
 from insitu.train.replica.state import ModelState
 
@@ -19,3 +20,20 @@ def test_sums_add_up_the_first_shard_with_rows_decides_and_logs_are_means_by_row
     combined = layout.combine(records)
     assert combined[:5].tolist() == [4, 30, 5, 6, 1.75]
     assert RecordLayout(ModelState((), (), (seed,), (), (), (), ()), training=False).firsts == ()
+
+
+def test_some_sums_are_averaged_and_other_state_combines_by_its_operation() -> None:
+    total, count, largest = keras.Variable(0.0), keras.Variable(0.0), keras.Variable(0.0)
+    steps = keras.Variable(0, dtype="int32")
+    state = ModelState(
+        *((), (), (), (), (total, count), (), ()),
+        combined=((steps, Operation.MEAN),),
+        metric_combined=((largest, Operation.LARGEST),),
+    )
+    layout = RecordLayout(state, training=True)
+    layout.average({id(total), id(count)})
+    records = np.zeros((3, layout.size))
+    # [rows, total, count, steps, largest]. The first shard has no rows.
+    records[:, :5] = [[0, 9, 9, 9, 9], [1, 10, 1, 3, 5], [3, 20, 1, 4, 2]]
+    assert layout.combine(records)[:5].tolist() == [4, 17.5, 1, 4, 5]
+    assert [v is largest for v, _ in RecordLayout(state, training=False).entries()] == [False, False, True]

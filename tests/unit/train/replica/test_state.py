@@ -8,7 +8,8 @@ import pytest
 
 from insitu.errors import CheckpointError
 from insitu.exchange.pages import ALIGNMENT, aligned_empty
-from insitu.train.replica.state import load_snapshot, read_state, view, views
+from insitu.train.replica.combination import Operation
+from insitu.train.replica.state import load_snapshot, read_state, regroup, view, views
 
 UNITS = 200
 """So many that the kernel is worth sparing copies."""
@@ -68,3 +69,33 @@ def test_arrays_begin_where_a_backend_takes_them_as_they_are():
         array = aligned_empty(shape, np.dtype(dtype))
         assert (array.shape, array.dtype) == (shape, np.dtype(dtype))
         assert array.ctypes.data % ALIGNMENT == 0 or array.size == 0
+
+
+def test_what_is_declared_or_found_leaves_the_default_groups():
+    class Keeps(keras.layers.Layer):
+        def build(self, shape):
+            options = {"shape": (), "initializer": "zeros", "trainable": False}
+            self.plain = self.add_weight(**options)
+            self.added = self.add_weight(**options, aggregation="sum")
+            self.first = self.add_weight(**options, aggregation="only_first_replica")
+
+        def call(self, x):
+            return x
+
+    layer = Keeps()
+    model = keras.Sequential([keras.Input((2,)), layer, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    state = read_state(model)
+    grouped = regroup(state, {})
+    assert [v is layer.plain for v in grouped.mean] == [True]
+    assert [v is layer.first for v in grouped.first] == [True]
+    assert [(v is layer.added, how) for v, how in grouped.combined] == [(True, Operation.SUM_OF_CHANGES)]
+    found = regroup(state, {id(layer.plain): Operation.LARGEST})
+    assert not found.mean
+    assert {how for _, how in found.combined} == {Operation.SUM_OF_CHANGES, Operation.LARGEST}
+    # Snapshots name variables as ever.
+    assert [name for name, _ in state.named() if name.startswith(("mean", "first"))] == [
+        "mean/0",
+        "first/0",
+        "first/1",
+    ]

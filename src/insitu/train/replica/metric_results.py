@@ -1,0 +1,71 @@
+"""Find which logs of a step are the results of metrics.
+
+A step returns numbers. A metric's result is computed again, once the metric holds the rows of all shards; any
+other number is averaged over shards by rows. Names tell nothing: a step may call its own loss "loss".
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+Source = tuple[Any, str | None]
+"""A metric, and the name of one of its results if it has several."""
+
+
+class MetricResults:
+    """The results that the metrics of a model have given."""
+
+    def __init__(self) -> None:
+        self._sources: dict[int, Source] = {}
+        self._kept: list[Any] = []
+        """All results, so that no other tensor gets the id of one."""
+
+    def note(self, metric: Any, result: Any) -> None:
+        """Record a result of `metric`."""
+        parts = result.items() if isinstance(result, Mapping) else [(None, result)]
+        for name, value in parts:
+            # The first that gives a result computes it; those around it pass it on.
+            self._sources.setdefault(id(value), (metric, name))
+            self._kept.append(value)
+
+    def find(self, value: Any) -> Source | None:
+        """Return where `value` comes from, None for a number that is no metric's result."""
+        return self._sources.get(id(value))
+
+
+def read_result(source: Source) -> Any:
+    """Compute a result again."""
+    metric, name = source
+    return metric.result() if name is None else metric.result()[name]
+
+
+@contextlib.contextmanager
+def find_metric_results(model: Any) -> Iterator[MetricResults]:
+    """While open, record the results of the model's metrics."""
+    found = MetricResults()
+
+    def noting(metric: Any, result: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any, **options: Any) -> Any:
+            value = result(*arguments, **options)
+            found.note(metric, value)
+            return value
+
+        return noted
+
+    metrics = list({id(metric): metric for metric in _flatten(model.metrics)}.values())
+    for metric in metrics:
+        # Around Keras' attribute tracking: this is no part of the metric's state.
+        object.__setattr__(metric, "result", noting(metric, metric.result))
+    try:
+        yield found
+    finally:
+        for metric in metrics:
+            object.__delattr__(metric, "result")
+
+
+def _flatten(metrics: Any) -> Iterator[Any]:
+    for metric in metrics:
+        yield metric
+        yield from _flatten([*getattr(metric, "metrics", ()), *getattr(metric, "_metrics", ())])
