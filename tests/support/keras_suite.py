@@ -391,22 +391,32 @@ class Suite:
             folders = [f for f in GROUPS[group] if not options.test or self._names_test_in(f)]
             if not folders:
                 continue
-            plain = self.run_plain(group, folders)
+            if not options.quick:
+                self.run_plain(group, folders, options.test)
             for strategy in options.strategy:
-                if strategy != "plain" and (own := self.run_strategy(strategy, group, folders)):
-                    yield compare(group, options.backend, strategy, plain, own, listed)
+                if strategy == "plain" or not (own := self.run_strategy(strategy, group, folders)):
+                    continue
+                failed = [test for test, result in own.items() if result.status == "failed"]
+                plain = self.run_plain(group, folders, failed if options.quick else options.test)
+                if options.quick:  # what passes under a strategy is taken to pass plainly
+                    plain = {**dict.fromkeys(own, Result("passed")), **plain}
+                yield compare(group, options.backend, strategy, plain, own, listed)
 
     def _names_test_in(self, folder: str) -> bool:
         return any(test.startswith(f"{folder}/") for test in self.options.test)
 
-    def run_plain(self, group: str, folders: Sequence[str]) -> Results:
-        """Return plain Keras' results for a group, from before if they are known."""
-        options = self.options
-        known = self.plain.setdefault(f"{options.backend} {group}", {})
-        if not known or not all(fnmatch.filter(known, pattern) for pattern in options.test or ()):
-            known.update(self._start("plain").run(folders, options.test))
-            if options.plain and not options.test:
-                write_results(options.plain, self.plain)
+    def run_plain(self, group: str, folders: Sequence[str], chosen: Collection[str] | None) -> Results:
+        """Return plain Keras' results for a group, and run what isn't known of the tests `chosen`."""
+        key = f"{self.options.backend} {group}"
+        # A group that hasn't been run as a whole is kept apart, under a name of its own.
+        known = self.plain.get(key) or self.plain.setdefault(f"{key}, in part", {})
+        unknown = None if chosen is None else [test for test in chosen if test not in known]
+        if unknown is None and key not in self.plain:
+            self.plain[key] = known = self._start("plain").run(folders)
+        elif unknown:
+            known.update(self._start("plain").run(folders, unknown))
+        if self.options.plain:
+            write_results(self.options.plain, self.plain)
         return known
 
     def run_strategy(self, strategy: str, group: str, folders: Sequence[str]) -> Results:
