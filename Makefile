@@ -7,11 +7,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 DATA ?=
+KERAS_OPTIONS ?=
 
 # Quiet backends, warnings of our own untouched.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help demo test test-torch test-slow check strategies bench lock clean
+.PHONY: help demo test test-torch test-slow test-keras check strategies bench lock clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -35,6 +36,10 @@ test-torch: $(STAMP) ## Run the tests that need PyTorch (installs it: the defaul
 
 test-slow: $(STAMP) ## Run the tests that take long
 	$(BIN)/python -m pytest -m "slow and not torch" --timeout 1800
+
+test-keras: $(STAMP) ## Run Keras' own tests under strategies (KERAS_OPTIONS=--help lists the choices)
+	$(BIN)/python -m pip install --quiet --requirement tests/support/keras_suite_requirements.txt
+	$(BIN)/python tests/support/keras_suite.py --fetch --source .cache/keras $(KERAS_OPTIONS)
 
 check: $(STAMP) ## Lint, types, layering, words, commit subjects
 	$(BIN)/ruff check .
