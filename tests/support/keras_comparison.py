@@ -37,6 +37,8 @@ GRACE = 8.0
 TOLERANCE = 1e-4
 HALF_TOLERANCE = 5e-2
 WORKERS = 2
+LIFETIME = 200
+"""Cases that a group runs: compiled functions of old cases are never freed."""
 
 Outcomes = list[dict[str, Any]]
 
@@ -67,15 +69,13 @@ def serve(folder: Path, strategy_name: str) -> None:
     parent = os.getppid()
     index = insitu.context().index
     scope, replicas = _scope_of(strategy_name)
-    from keras_cases import CASES
-
     number = 0
     while True:
         _write(folder / f"ready-{number}-{index}.json", {"ready": True})
         command = _wait_for(folder / f"command-{number}.json", parent)
         if command.get("stop"):
             return
-        result = _run_case(CASES[command["case"]], strategy_name, replicas, index, command, scope)
+        result = _run_case(_case_of(command), strategy_name, replicas, index, command, scope)
         _write(folder / f"result-{number}-{index}.json", result)
         number += 1
 
@@ -96,6 +96,17 @@ def _scope_of(strategy_name: str) -> tuple[Callable[[], Any], int]:
     if replicas != wanted:
         raise RuntimeError(f"{strategy_name} has {replicas} replicas, not {wanted}")
     return strategy.scope, replicas
+
+
+def _case_of(command: Any) -> Any:
+    """The case that a command names or describes."""
+    if "description" in command:
+        from described_trainings import described_case
+
+        return described_case(command["description"])
+    from keras_cases import CASES
+
+    return CASES[command["case"]]
 
 
 def _run_case(
@@ -219,11 +230,12 @@ class Processes:
         bring_up(paths, WORKERS)
         import_cache(paths, "rows", [str(self.folder / "rows.npy")], partitions=WORKERS)
 
-    def run(self, case: str) -> Outcomes:
-        """What each process says of the case; an empty list where it never came to an end."""
+    def run(self, command: dict[str, Any]) -> Outcomes:
+        """What each process says of the case that the command names or describes; an empty list where it
+        never came to an end."""
         room = self.folder / f"case-{self.number}"
         room.mkdir()
-        _write(self.folder / f"command-{self.number}.json", {"case": case, "folder": str(room)})
+        _write(self.folder / f"command-{self.number}.json", {**command, "folder": str(room)})
         found = self._wait_for_all("result", DEADLINE)
         self.number += 1
         if found:
@@ -234,7 +246,7 @@ class Processes:
         """Whether the group can run more cases. An error leaves a process that trains alone as it was, but
         others may still be waiting in the middle of the case."""
         states = {answer["status"] for answer in answers}
-        if len(answers) < self.members or self._process.poll() is not None:
+        if len(answers) < self.members or self._process.poll() is not None or self.number >= LIFETIME:
             return False
         return self.members == 1 or (states <= {"done", "refused"} and len(states) == 1)
 
@@ -296,6 +308,8 @@ class Comparer:
         self._root = Path(tempfile.mkdtemp(prefix="insitu-cases-"))
         self._groups: dict[tuple[str, str], Processes] = {}
         self._answers: dict[tuple[str, str, str], Outcomes] = {}
+        #: answers of plain Keras and of the strategy to the last description
+        self.last: tuple[Outcomes, Outcomes] = ([], [])
         for name, answers in (plain or {}).items():
             backend, case = name.split(" ")
             self._answers[case, "plain", backend] = answers
@@ -312,18 +326,28 @@ class Comparer:
         others = self.answers(name, strategy, backend) if _is_done(plain) else []
         return judge(CASES[name], strategy, backend, plain, others)
 
+    def verdict_of(self, description: dict[str, Any], strategy: str, backend: str) -> Verdict:
+        """How the training that `random_models` describes comes out."""
+        command = {"description": description}
+        plain = self._run(command, "plain", backend)
+        others = self._run(command, strategy, backend) if _is_done(plain) else []
+        self.last = plain, others
+        return judge(_case_of(command), strategy, backend, plain, others)
+
     def answers(self, name: str, strategy: str, backend: str) -> Outcomes:
         """What each process says of the case; fewer where some never came to an end."""
         key = (name, strategy, backend)
         if key not in self._answers:
-            answers = self._run(name, strategy, backend)
-            # A machine that stood still for a while looks like a case that never ends: once more.
-            self._answers[key] = answers or self._run(name, strategy, backend)
+            self._answers[key] = self._run({"case": name}, strategy, backend)
         return self._answers[key]
 
-    def _run(self, name: str, strategy: str, backend: str) -> Outcomes:
+    def _run(self, command: dict[str, Any], strategy: str, backend: str) -> Outcomes:
+        # A machine that stood still for a while looks like a case that never ends: once more.
+        return self._run_once(command, strategy, backend) or self._run_once(command, strategy, backend)
+
+    def _run_once(self, command: dict[str, Any], strategy: str, backend: str) -> Outcomes:
         group = self._group(strategy, backend)
-        answers = group.run(name)
+        answers = group.run(command)
         if not group.is_sound_after(answers):
             self._groups.pop((strategy, backend)).stop()
         return answers
