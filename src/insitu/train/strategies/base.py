@@ -80,6 +80,8 @@ class Strategy:
             _active.pop()
 
     def _bind(self, model: Any) -> None:
+        if not self._membership.is_alone:
+            _refuse_distribution(model)
         if model.built:
             self.created_in_scope.check_created_here(model.variables)
         KerasTrainer(model, self)
@@ -231,3 +233,15 @@ class Strategy:
     def _after_step(self, index: int, last: bool) -> None:
         if last or (index + 1) % LOOP_CHECK_INTERVAL == 0 or index == 0:
             self.check_replicas("after an epoch" if last else f"after step {index}")
+
+
+def _refuse_distribution(model: Any) -> None:
+    """Raise TrainingError for a model that TensorFlow would distribute too. JAX' distributions are refused by
+    the replica, since some strategies set one."""
+    distribution = getattr(model, "_distribute_strategy", None)
+    if distribution is not None:
+        raise TrainingError(
+            "A strategy and a tf.distribute strategy can't distribute the same model. Received: "
+            f"{model.name!r}, made in the scope of a tf.distribute.{type(distribution).__name__}. Make it "
+            "outside that scope."
+        )

@@ -348,6 +348,20 @@ def test_what_cannot_be_combined_over_shards_is_refused(rows, strategy_over):
         fit(second, rows)
 
 
+def test_a_model_of_a_tf_distribute_strategy_is_refused(strategy_over):
+    import tensorflow as tf
+
+    distribution = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy_over(1).scope(), distribution.scope():
+        image_model()
+    with (
+        strategy_over(2).scope(),
+        distribution.scope(),
+        pytest.raises(TrainingError, match=r"Received: .*tf\.distribute\.MirroredStrategy\. Make it"),
+    ):
+        image_model()
+
+
 def test_a_batch_too_small_and_data_that_cannot_start_again(rows, strategy_over):
     with strategy_over(4).scope():
         model = image_model()
