@@ -274,9 +274,9 @@ def _as_array(leaf: Any) -> Any:
         refuse_ragged()
     if data_adapter_utils.is_scipy_sparse(leaf):
         return leaf.toarray()
-    if not hasattr(leaf, "shape"):
-        return np.asarray(leaf)
-    return keras.ops.convert_to_numpy(leaf)
+    if data_adapter_utils.is_torch_tensor(leaf) or data_adapter_utils.is_tensorflow_sparse(leaf):
+        return keras.ops.convert_to_numpy(leaf)
+    return np.asarray(leaf)
 
 
 def weigh_classes(batch: Any, class_weight: dict[int, float]) -> Any:
