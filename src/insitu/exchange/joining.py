@@ -23,6 +23,7 @@ from insitu.exchange.rendezvous import Peer, Rendezvous, parse_address
 from insitu.exchange.shm import SharedMemoryTransport
 from insitu.exchange.shm_barrier import choose_spin_policy
 from insitu.exchange.shm_layout import SegmentLayout
+from insitu.exchange.shm_session import ShmSession
 from insitu.exchange.solo import SoloTransport
 from insitu.exchange.tcp import TcpTransport
 
@@ -324,13 +325,8 @@ def _form_shared(
     policy = choose_spin_policy(len(infos), _is_crowded(infos), same_process)
     ranks = topology.local_ranks
     others = [rank for rank in ranks if rank != topology.members.rank]
-    shared = SharedMemoryTransport(
-        topology.make_local_members(),
-        control,
-        ranks,
-        policy,
-        lambda: liveness.find_dead(others),
-        stall_timeout,
-    )
+    members = topology.make_local_members()
+    session = ShmSession(members, control, ranks, policy, lambda: liveness.find_dead(others), stall_timeout)
+    shared = SharedMemoryTransport(session)
     shared.allocate(0)  # all ranks have mapped the leader's segment once this returns
     return shared

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from insitu.exchange.memory import Segment
-from insitu.exchange.plan import Members, ReducePlan, Reduction, RunReduction, WaitStats, split_chunks
-from insitu.exchange.shm_barrier import SpinPolicy
+from insitu.exchange.plan import ReducePlan, Reduction, RunReduction, WaitStats, split_chunks
 from insitu.exchange.shm_layout import SLOT_BYTES
 from insitu.exchange.shm_reductions import (
     StagedReduction,
@@ -28,17 +26,8 @@ class SharedMemoryTransport:
 
     name = "shm"
 
-    def __init__(
-        self,
-        members: Members,
-        control: Segment,
-        ranks: Sequence[int],
-        policy: SpinPolicy,
-        find_dead: Callable[[], Sequence[int]],
-        stall_timeout: float,
-    ) -> None:
-        """See ShmSession."""
-        self.session = ShmSession(members, control, ranks, policy, find_dead, stall_timeout)
+    def __init__(self, session: ShmSession) -> None:
+        self.session = session
 
     @property
     def wait_stats(self) -> WaitStats:

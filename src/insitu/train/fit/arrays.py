@@ -158,7 +158,7 @@ def count_array_rows(data: Any) -> int:
 
 def to_rows(part: Any) -> Any:
     """Return what the user gave as arrays that can be cut by rows: NumPy arrays, and `SparseRows`. None
-    stays. Floats become `keras.config.floatx()`, as in Keras. Raises InputError for ragged tensors."""
+    stays, and floats become `keras.config.floatx()`, as in Keras. Raises InputError for ragged tensors."""
     return keras.tree.map_structure(_to_sliceable, part)
 
 

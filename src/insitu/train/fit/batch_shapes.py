@@ -17,18 +17,19 @@ def find_fixed_batch_size(model: Any) -> int | None:
 
 
 def check_batch_shape(model: Any, num_replicas: int) -> None:
-    """Raise TrainingError where `model` takes batches of one size only, or keeps a state for each row of a
-    batch, and there are several replicas."""
+    """Raise TrainingError where `model` keeps a state for each row of a batch, and there are several
+    replicas.
+
+    The size of the batch itself is no reason: Keras holds nobody to it, and sets it in a Sequential model
+    that it builds from a first batch.
+    """
     if num_replicas == 1:
         return
-    rows = find_fixed_batch_size(model)
     stateful = [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
-    if rows is None and not stateful:
-        return
-    received = f"the stateful layer {stateful[0]!r}" if stateful else f"inputs of {rows} rows"
-    raise TrainingError(
-        "Each replica computes on a part of the global batch. So a model must take batches of any size, and "
-        f"may keep no state of rows from one batch to the next. Received: {model.name!r} with {received} and "
-        f"{num_replicas} replicas. Leave stateful=True and the size of the batch (batch_shape, batch_size) "
-        "out, or train on one device."
-    )
+    if stateful:
+        raise TrainingError(
+            "Each replica computes on a part of the global batch. So a model may keep no state of rows from "
+            f"one batch to the next. Received: {model.name!r} with the stateful layer {stateful[0]!r} and "
+            f"{num_replicas} replicas. Leave stateful=True and the size of the batch (batch_shape, "
+            "batch_size) out, or train on one device."
+        )

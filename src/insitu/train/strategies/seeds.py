@@ -10,7 +10,7 @@ def seed_unseeded(seed: int) -> None:
     own then draw the same order in each process, and in one that replaces another.
 
     Other generators stay as they are. PyTorch's has the same seed in each process anyway. Whether a script
-    has seeded NumPy's can't be told; `check_same_data` notices what follows.
+    has seeded NumPy's is unknown; `check_same_data` notices what follows.
     """
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None:
