@@ -364,6 +364,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--strategy", nargs="*", default=list(STRATEGIES), choices=[*STRATEGIES, "plain"])
     parser.add_argument("--group", nargs="*", default=list(GROUPS), choices=list(GROUPS))
     parser.add_argument(
+        "--quick", action="store_true", help="run plainly only what fails under a strategy: half the time"
+    )
+    parser.add_argument(
         "--test", nargs="*", help="names or patterns of the tests to run, as in the list of failures"
     )
     parser.add_argument("--again", type=Path, help="run only what failed in this --json of before")
