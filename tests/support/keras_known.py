@@ -160,7 +160,6 @@ KNOWN: dict[tuple[str, str], dict[str, str]] = {
     ("jax", "mirrored"): {
         "make_train_function_around_keras": "different",
         "make_train_function_of_the_users_own": "different",
-        "predict_draws_new_random_numbers": "different",
         "py_dataset_hears_of_epochs": "different",
         "py_dataset_that_shuffles_itself": "different",
         "shuffled_arrays": "different",
