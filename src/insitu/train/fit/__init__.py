@@ -1,12 +1,13 @@
 """Keras' `fit`, `evaluate` and `predict` under a strategy, on the host.
 
-Begin reading with `trainer.py`, then `two_phase.py`, the step.
+Begin reading with `trainer.py`, then `two_phase.py`, the step. `keras_patch.py` is how Keras gets there.
 """
 
 from insitu.train.fit.adapter import FeedAdapter, register_dataset_adapter
 from insitu.train.fit.bookkeeping import Bookkeeper
 from insitu.train.fit.feed import Feed
 from insitu.train.fit.fit_strategy import FitStrategy, StepExecutor
+from insitu.train.fit.keras_patch import dispatch_methods
 from insitu.train.fit.sources import make_feed
 from insitu.train.fit.trainer import KerasTrainer, trainer_of
 from insitu.train.fit.two_phase import TwoPhaseStep
@@ -19,6 +20,7 @@ __all__ = [
     "KerasTrainer",
     "StepExecutor",
     "TwoPhaseStep",
+    "dispatch_methods",
     "make_feed",
     "register_dataset_adapter",
     "trainer_of",
