@@ -29,6 +29,7 @@ from insitu.train.fit import (
     Bookkeeper,
     KerasTrainer,
     StepExecutor,
+    dispatch_methods,
     make_feed,
     register_dataset_adapter,
     trainer_of,
@@ -47,6 +48,7 @@ class Strategy:
 
     def __init__(self, membership: Membership) -> None:
         register_dataset_adapter()
+        dispatch_methods()
         self._membership = membership
         if len(membership.context.workers) > 1:
             seed_unseeded(membership.context.seed)
@@ -84,7 +86,9 @@ class Strategy:
             _refuse_distribution(model)
         if model.built:
             self.created_in_scope.check_created_here(model.variables)
-        KerasTrainer(model, self)
+        trainer = trainer_of(model)
+        if trainer is None or trainer.strategy is not self:
+            KerasTrainer(model, self)
 
     def _check_bound(self, model: Any) -> None:
         """Raise TrainingError for a model that no strategy knows: Keras' own fit would train it in each task
@@ -94,6 +98,21 @@ class Strategy:
                 "A model that is trained in a strategy's scope must have been compiled in it. Received: "
                 f"{model.name!r}, compiled outside. Make and compile it in `with strategy.scope():`."
             )
+
+    @property
+    def delegates_to_keras(self) -> bool:
+        """Whether Keras' own loop and steps do what is asked, inside `placement()`: there is one replica, and
+        no job that follows it."""
+        return self._membership.is_alone and self._membership.context.job_id is None
+
+    def check_recompile(self, model: Any) -> None:
+        """Raise TrainingError where `model` can't be compiled again. Here it always can."""
+
+    def configure_compiled(self, model: Any) -> None:
+        """Change what `compile` has chosen for `model`. Nothing is to be changed here."""
+
+    def check_callbacks(self, callbacks: Sequence[Any]) -> None:
+        """Raise TrainingError for a callback that does the wrong thing here. There is none."""
 
     def check_open(self, model: Any) -> None:
         """Raise TrainingError where `model`, of this strategy, is trained in the scope of another."""
@@ -112,6 +131,10 @@ class Strategy:
     def placement(self) -> contextlib.AbstractContextManager[Any]:
         """Return the scope in which variables are made: entered by `scope()`, and when the first `fit` builds
         a model."""
+        return contextlib.nullcontext()
+
+    def call_scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a scope for a whole call of a model whose steps insitu does. Nothing is to be set here."""
         return contextlib.nullcontext()
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:

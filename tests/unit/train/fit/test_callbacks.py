@@ -7,8 +7,10 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from models import in_shards
 
 import insitu
+from insitu.train import MultiWorkerMirroredStrategy
 
 tf = pytest.importorskip("tensorflow")
 
@@ -16,7 +18,7 @@ X, Y = np.ones((10, 3), "float32"), np.ones((10, 1), "float32")
 
 
 def model_in_scope() -> Any:
-    with insitu.OneDeviceStrategy().scope():
+    with MultiWorkerMirroredStrategy(context=in_shards((0, 1), 2)).scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     return model
