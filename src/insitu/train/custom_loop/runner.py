@@ -12,7 +12,7 @@ from keras.src.backend.common.variables import Variable
 from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
-from insitu.train.custom_loop.factory import trace_step
+from insitu.train.custom_loop.factory import leave_graph, trace_step
 from insitu.train.custom_loop.per_replica import PerReplica, merge_per_replica, values_per_replica
 from insitu.train.custom_loop.scope import CreationTracker
 from insitu.train.custom_loop.step_model import BoundCall, StepModel
@@ -71,13 +71,13 @@ class LoopRunner:
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """See `Strategy.run`."""
+        leave_graph("strategy.run")
         with self._strategy.placement():
             return self._run(fn, args, kwargs)
 
     def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         # A tf.function would hide its step behind another trace.
         fn = getattr(fn, "python_function", fn)
-        _refuse_inside_graph()
         shards = self._strategy.membership.context.shards
         arguments = _Arguments(fn, tuple(args), dict(kwargs), len(shards))
         program = self._programs.get(arguments.key)
@@ -107,18 +107,6 @@ class LoopRunner:
             log_variables(new)
             self._synchronized.update(map(id, new))
             self._aggregation.synchronize(new)
-
-
-def _refuse_inside_graph() -> None:
-    if keras.backend.backend() != "tensorflow":
-        return
-    import tensorflow as tf
-
-    if tf.inside_function():
-        raise TrainingError(
-            "strategy.run compiles the step itself, and moves gradients between tasks outside of graphs. "
-            "Received: a call inside a tf.function. Leave the tf.function around strategy.run out."
-        )
 
 
 class _Arguments:
@@ -164,15 +152,16 @@ class _Arguments:
             return [1] * replicas
         return [int(value.shape[0]) for value in self._columns[candidates[0]]]
 
-    def arrays(self, replica: int, global_rows: int) -> list[Any]:
-        """Return the arguments of the compiled step for one replica."""
-        share = np.full(self.rows[replica], global_rows, np.float32)
+    def arrays(self, replica: int, shard: int, global_rows: int) -> list[Any]:
+        """Return the arguments of the compiled step for one replica, which is number `shard` of all."""
+        share = np.empty((self.rows[replica], 2), np.float32)
+        share[:] = global_rows, shard
         return [share, *(column[replica] for column in self._columns)]
 
     def example(self) -> list[Any]:
         """Return arrays of one row, with the right shapes and dtypes."""
         like = [_numpy_like(column[0]) for column in self._columns]
-        return [np.ones(1, np.float32), *like]
+        return [np.array([[1, 0]], np.float32), *like]
 
 
 def _is_array(leaf: Any) -> bool:
@@ -220,7 +209,7 @@ class _CompiledStep:
         self._shards = strategy.membership.context.shards
         self._aggregation = aggregation
         optimizers = strategy.created_in_scope.optimizers
-        self.model = StepModel(arguments.call, optimizers, aggregation.replicas)
+        self.model = StepModel(arguments.call, optimizers, aggregation.replicas, strategy)
         example = arguments.example()
         trace_step(self.model, example)
         strategy.created_in_scope.check_created_here(self.model.variables)
@@ -235,6 +224,6 @@ class _CompiledStep:
         rows_of_step = self._aggregation.count_step_rows(own) if changes else [sum(own)] * len(own)
         parts = []
         for index, (shard, rows) in enumerate(zip(self._shards, arguments.rows, strict=True)):
-            data = arguments.arrays(index, rows_of_step[index]) if rows else None
+            data = arguments.arrays(index, shard, rows_of_step[index]) if rows else None
             parts.append(ShardBatch(shard, rows, data))
         return merge_per_replica([self._result.rebuild(outputs) for outputs in self._step.run(parts)])
