@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -86,8 +87,8 @@ class LoopRunner:
                 raise TrainingError(
                     "A step is compiled for each structure and shape of its arguments, at most "
                     f"{MAX_COMPILED_STEPS} times. Received: {len(self._programs) + 1} kinds of calls. Give "
-                    "run() the same function each time, not a new lambda; numbers that change as NumPy "
-                    "scalars; arrays that differ in their first axis only."
+                    "run() the same function each time, which uses the same objects; numbers that change as "
+                    "arguments that are NumPy scalars; arrays that differ in their first axis only."
                 )
             program = _CompiledStep(self._strategy, self._aggregation, arguments)
             self._programs[arguments.key] = program
@@ -141,7 +142,14 @@ class _Arguments:
         )
         specs = tuple((tuple(c[0].shape[1:]), str(c[0].dtype)) for c in self._columns)
         structure = str(keras.tree.map_structure(lambda leaf: 0, (args, kwargs)))
-        self.key = (fn, structure, tuple(map(_identity, constants)), is_array, scalars, specs)
+        self.key = (
+            _identity_of_code(fn),
+            structure,
+            tuple(map(_identity, constants)),
+            is_array,
+            scalars,
+            specs,
+        )
 
     def _count_rows(self, divided: Sequence[bool], scalars: Sequence[bool], replicas: int) -> list[int]:
         """Return the number of rows of each replica: those of its first per-replica array, or else of the
@@ -192,6 +200,19 @@ def _fill_missing(column: list[Any]) -> list[Any]:
 
 def _numpy_like(value: Any) -> NDArray[Any]:
     return np.zeros((1, *value.shape[1:]), keras.backend.standardize_dtype(value.dtype))
+
+
+def _identity_of_code(fn: Any) -> Any:
+    """Return a key for a function: the same for one that is made anew with the same code, over the same
+    objects."""
+    if not isinstance(fn, types.FunctionType):
+        return fn
+    try:
+        enclosed = [cell.cell_contents for cell in fn.__closure__ or ()]
+    except ValueError:  # a name that has no value yet
+        return fn
+    enclosed += [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
+    return fn.__code__, id(fn.__globals__), tuple(map(_identity, enclosed))
 
 
 def _identity(constant: Any) -> Any:

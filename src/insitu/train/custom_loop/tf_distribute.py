@@ -93,8 +93,10 @@ def refuse_raw_variables() -> Iterator[None]:
 
     Keras' variables are assigned in another way while a step is traced.
     """
-    owner = resource_variable_ops.BaseResourceVariable
-    originals = {name: getattr(owner, name) for name in _ASSIGNMENTS}
+    owners = (resource_variable_ops.BaseResourceVariable, resource_variable_ops.ResourceVariable)
+    originals = [
+        (owner, name, vars(owner)[name]) for owner in owners for name in _ASSIGNMENTS if name in vars(owner)
+    ]
 
     def refuse(variable: Any, *args: Any, **kwargs: Any) -> None:
         del args, kwargs
@@ -104,10 +106,10 @@ def refuse_raw_variables() -> Iterator[None]:
             '(aggregation="sum" or "mean" says how replicas combine), a metric, or a layer\'s weight.'
         )
 
-    for name in originals:
+    for owner, name, _ in originals:
         setattr(owner, name, refuse)
     try:
         yield
     finally:
-        for name, original in originals.items():
+        for owner, name, original in originals:
             setattr(owner, name, original)
