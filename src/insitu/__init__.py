@@ -12,6 +12,7 @@ from insitu._version import __version__
 
 # Loaded at once: the name is also that of the module, which an import of it would put in its place.
 from insitu.context import Context, context
+from insitu.doors import lazy_door
 from insitu.import_hooks import call_after_import
 from insitu.parent_death import tie_to_parent
 
@@ -28,29 +29,41 @@ if TYPE_CHECKING:
         MultiWorkerMirroredStrategy,
         OneDeviceStrategy,
         ParameterServerStrategy,
+        ReduceOp,
         TPUStrategy,
-        layers,
+        get_replica_context,
+        get_strategy,
+        has_strategy,
+        in_cross_replica_context,
     )
+    from insitu.train.parameter_server import layers
 
-_LAZY = {
-    "BackupAndRestore": "insitu.train",
-    "CentralStorageStrategy": "insitu.train",
-    "Dataset": "insitu.grid",
-    "HybridStrategy": "insitu.train",
-    "MirroredStrategy": "insitu.train",
-    "ModelParallelStrategy": "insitu.train",
-    "MultiWorkerMirroredStrategy": "insitu.train",
-    "OneDeviceStrategy": "insitu.train",
-    "ParameterServer": "insitu.parameters",
-    "ParameterServerStrategy": "insitu.train",
-    "TPUStrategy": "insitu.train",
-}
-_MODULES = {
-    "errors": "insitu.errors",
-    "exchange": "insitu.exchange",
-    "layers": "insitu.train.parameter_server.layers",
-    "parameters": "insitu.parameters",
-}
+_load, _ = lazy_door(
+    __name__,
+    {
+        "errors": ("errors",),
+        "exchange": ("exchange",),
+        "grid": ("Dataset", "dataset"),
+        "insitu.train.parameter_server.layers": ("layers",),
+        "parameters": ("ParameterServer", "parameters"),
+        "train": (
+            "BackupAndRestore",
+            "CentralStorageStrategy",
+            "HybridStrategy",
+            "MirroredStrategy",
+            "ModelParallelStrategy",
+            "MultiWorkerMirroredStrategy",
+            "OneDeviceStrategy",
+            "ParameterServerStrategy",
+            "ReduceOp",
+            "TPUStrategy",
+            "get_replica_context",
+            "get_strategy",
+            "has_strategy",
+            "in_cross_replica_context",
+        ),
+    },
+)
 
 __all__ = [
     "BackupAndRestore",
@@ -64,6 +77,7 @@ __all__ = [
     "OneDeviceStrategy",
     "ParameterServer",
     "ParameterServerStrategy",
+    "ReduceOp",
     "TPUStrategy",
     "__version__",
     "config",
@@ -71,6 +85,10 @@ __all__ = [
     "dataset",
     "errors",
     "exchange",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
     "layers",
     "parameters",
 ]
@@ -96,17 +114,10 @@ tie_to_parent()
 
 
 def __getattr__(name: str) -> Any:
-    import importlib
-
     if name == "dataset":
         # A script that trains with Keras alone, without a strategy, may pass the dataset to fit too.
         call_after_import("keras", _register_dataset_adapter)
-        return importlib.import_module("insitu.grid").dataset
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
-    raise AttributeError(f"module 'insitu' has no attribute {name!r}")
+    return _load(name)
 
 
 def __dir__() -> list[str]:

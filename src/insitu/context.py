@@ -77,6 +77,13 @@ class Context:
     #: Outside a job, the secret that processes of one script share; maybe empty.
     shared_secret: bytes = field(default=b"", repr=False)
 
+    def __post_init__(self) -> None:
+        if not _are_shards(self.shards, self.num_shards):
+            raise InputError(
+                "shards must be distinct and in [0, num_shards), with num_shards at least 1. Received: "
+                f"shards={self.shards}, num_shards={self.num_shards}. Outside a job leave both out"
+            )
+
     def split_over(self, replicas: int) -> Context:
         """Return this context with each shard split into `replicas` of its own, numbered one after the
         other."""
@@ -127,6 +134,11 @@ class Context:
         return self.job.secret.read_bytes() if self.job else self.shared_secret
 
 
+def _are_shards(shards: tuple[int, ...], num_shards: int) -> bool:
+    """Return whether a task can have `shards` out of `num_shards`."""
+    return num_shards >= 1 and len(set(shards)) == len(shards) and all(0 <= s < num_shards for s in shards)
+
+
 def format_shards(shards: tuple[int, ...], num_shards: int) -> str:
     """Return the value of INSITU_SHARDS: `0,1/4` is shards 0 and 1 out of 4; `/4` is none of them."""
     return f"{','.join(map(str, shards))}/{num_shards}"
@@ -139,12 +151,7 @@ def parse_shards(text: str) -> tuple[tuple[int, ...], int]:
         shards, num_shards = tuple(int(s) for s in listed.split(",") if s), int(total)
     except ValueError:
         slash = ""
-    if (
-        not slash
-        or num_shards < 1
-        or len(set(shards)) != len(shards)
-        or not all(0 <= s < num_shards for s in shards)
-    ):
+    if not slash or not _are_shards(shards, num_shards):
         raise InputError(
             f"{SHARDS_ENV} lists distinct shards in [0, N), then '/' and N, such as 0,1/4. Received: {text!r}"
         )

@@ -13,7 +13,7 @@ def lazy_door(
     """Return `__getattr__` and `__dir__` for the package `room`, as PEP 562 has them.
 
     `modules` maps the name of a module inside the room to the names that it gives to others. A dotted name
-    is an absolute one. A module that gives its own name is given whole.
+    is an absolute one. A module that gives its own name, without its packages, is given whole.
     """
     module_of = {name: module for module, names in modules.items() for name in names}
 
@@ -22,6 +22,6 @@ def lazy_door(
             raise AttributeError(f"module {room!r} has no attribute {name!r}")
         module = module_of[name]
         loaded = import_module(module if "." in module else f"{room}.{module}")
-        return loaded if name == module else getattr(loaded, name)
+        return loaded if name == module.rpartition(".")[2] else getattr(loaded, name)
 
     return load, lambda: sorted(module_of)

@@ -35,7 +35,7 @@ _AT_ONCE = 16 << 20
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in `folder` survive a power cut."""
+    """Make the names in `folder` survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -59,7 +59,7 @@ class PageFile:
             _set_direct_io(self._descriptor, True)
 
     def write(self, pages: memoryview) -> None:
-        """Adds whole pages, which begin at one. Only the last call may bring part of one."""
+        """Add whole pages, which begin at one. Only the last call may bring part of one."""
         written = 0
         while written < len(pages):
             try:
@@ -70,7 +70,7 @@ class PageFile:
                     raise
 
     def finish(self, size: int) -> None:
-        """Cuts the file to `size` bytes, which survive a power cut from then on."""
+        """Cut the file to `size` bytes, which survive a power cut from then on."""
         os.ftruncate(self._descriptor, size)
         os.fsync(self._descriptor)
 
@@ -79,7 +79,7 @@ class PageFile:
 
 
 def write_pages(path: Path, pages: memoryview, size: int) -> None:
-    """Writes the first `size` bytes of `pages` to a new file, so that they survive a power cut. `pages` must
+    """Write the first `size` bytes of `pages` to a new file, so that they survive a power cut. `pages` must
     be whole pages of memory that begin at one: see `PageFile`. Raises OSError."""
     with contextlib.closing(PageFile(path, size)) as file:
         file.write(pages[: -(-size // mmap.PAGESIZE) * mmap.PAGESIZE])
@@ -88,7 +88,7 @@ def write_pages(path: Path, pages: memoryview, size: int) -> None:
 
 @contextlib.contextmanager
 def published(folder: Path, name: str) -> Iterator[Path]:
-    """Yields a new folder to be filled, which becomes `folder`/`name` by one rename and survives a power cut.
+    """Yield a new folder to be filled, which becomes `folder`/`name` by one rename and survives a power cut.
 
     What had the name before is removed.
 
@@ -113,7 +113,7 @@ def published(folder: Path, name: str) -> Iterator[Path]:
 
 
 def _make_staging_folder(folder: Path) -> Path:
-    """Makes a new folder in `folder`, and removes those there that no thread of this process fills."""
+    """Make a new folder in `folder`, and remove those there that no thread of this process fills."""
     with _PUBLISHING:
         staging = folder.resolve() / f"{STAGING}{os.getpid()}-{next(_staging_numbers)}"
         for left in staging.parent.glob(f"{STAGING}*"):
@@ -126,7 +126,7 @@ def _make_staging_folder(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def staged_file(target: Path) -> Iterator[Path]:
-    """Yields the path of a new file beside `target`, for the caller to write and then rename or link.
+    """Yield the path of a new file beside `target`, for the caller to write and then rename or link.
 
     No other process uses this path. If the file is still there at the end, it is removed.
     """
@@ -143,7 +143,7 @@ def is_staged_file(path: Path) -> bool:
 
 
 def replace_file(target: Path, data: bytes, *, sync: bool = False) -> None:
-    """Replaces `target` by `data` with one rename: a reader sees all of the old content or all of the new.
+    """Replace `target` by `data` with one rename: a reader sees all of the old content or all of the new.
 
     With `sync`, the new content survives a power cut. Raises OSError. After an error `target` is as it was;
     only where its folder can't be synced it has the new content, which may not survive.
@@ -159,7 +159,7 @@ def replace_file(target: Path, data: bytes, *, sync: bool = False) -> None:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Writes a small file so that it survives a power cut. Raises OSError."""
+    """Write a small file so that it survives a power cut. Raises OSError."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -167,13 +167,13 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def seal(state: Any) -> bytes:
-    """Returns `state` as JSON, with a checksum of it."""
+    """Return `state` as JSON, with a checksum of it."""
     text = json.dumps(state)
     return json.dumps({"crc32": zlib.crc32(text.encode()), "state": text}).encode()
 
 
 def unseal(data: bytes) -> Any:
-    """Returns what `seal` was given. Raises ValueError, KeyError or TypeError if `data` is anything else."""
+    """Return what `seal` was given. Raises ValueError, KeyError or TypeError if `data` is anything else."""
     outer = json.loads(data)
     if zlib.crc32(outer["state"].encode()) != outer["crc32"]:
         raise ValueError("its checksum doesn't match")
@@ -181,7 +181,7 @@ def unseal(data: bytes) -> Any:
 
 
 def _set_direct_io(descriptor: int, enabled: bool) -> bool:
-    """Makes writes to the file bypass the system's cache, or no longer. Returns whether that is new."""
+    """Make writes to the file bypass the system's cache, or no longer. Returns whether that is new."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     if bool(flags & _DIRECT) is enabled or not _DIRECT:
         return False

@@ -46,7 +46,7 @@ MEMORY = Path("/dev/shm")
 
 
 def default_home() -> Path:
-    """Returns $INSITU_HOME, or ~/.insitu, absolute."""
+    """Return $INSITU_HOME, or ~/.insitu, absolute."""
     return Path(os.environ.get(HOME_ENV) or "~/.insitu").expanduser().absolute()
 
 
@@ -55,7 +55,7 @@ def cache_folder_name(cache: str) -> str:
 
 
 def cache_name_of_folder(folder: str) -> str:
-    """Returns the cache that `folder`, in a store or in staging, belongs to."""
+    """Return the cache that `folder`, in a store or in staging, belongs to."""
     return folder.partition("~")[0].replace("@", "/")
 
 
@@ -64,7 +64,7 @@ def partition_file_name(index: int) -> str:
 
 
 def is_missing(path: Path) -> bool:
-    """Returns True where nothing has this name. What can't be looked at for another reason isn't missing."""
+    """Return True where nothing has this name. What can't be looked at for another reason isn't missing."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -97,11 +97,11 @@ class Paths:
         return self.home / "staging"
 
     def staged(self, cache: str, token: str) -> StagedPaths:
-        """Returns where one import puts its half-written version of `cache`; no cache's name contains `~`."""
+        """Return where one import puts its half-written version of `cache`; no cache's name contains `~`."""
         return StagedPaths(self.staging / f"{cache_folder_name(cache)}~{token}")
 
     def trash(self, token: str) -> Path:
-        """Returns a folder that belongs to no cache any more, about to be deleted."""
+        """Return a folder that belongs to no cache any more, about to be deleted."""
         return self.staging / f"~{token}"
 
     def cache_lock(self, cache: str) -> Path:
@@ -124,7 +124,7 @@ class Paths:
         return self.version(node, cache, version) / partition_file_name(index)
 
     def verified(self, node: str, cache: str, version: int, index: int) -> Path:
-        """Returns the record that this copy of the partition has been verified."""
+        """Return the record that this copy of the partition has been verified."""
         return self.partition(node, cache, version, index).with_suffix(".verified")
 
     @property

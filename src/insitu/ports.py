@@ -21,14 +21,14 @@ _TRIES = 200
 
 
 def candidate_ports(ephemeral: tuple[int, int]) -> range:
-    """Returns the longer range of ports in [15000, 65000) outside the ephemeral range; maybe empty."""
+    """Return the longer range of ports in [15000, 65000) outside the ephemeral range; maybe empty."""
     below = range(_LOWEST, max(_LOWEST, min(ephemeral[0], _HIGHEST)))
     above = range(min(_HIGHEST, max(ephemeral[1] + 1, _LOWEST)), _HIGHEST)
     return max(below, above, key=len)
 
 
 def hold_port(host: str) -> socket.socket:
-    """Binds a socket to a free port of `host`; closing it frees the port at once. Raises ClusterError."""
+    """Bind a socket to a free port of `host`; closing it frees the port at once. Raises ClusterError."""
     try:
         low, high = map(int, _EPHEMERAL.read_text().split())
     except (OSError, ValueError):

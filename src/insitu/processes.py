@@ -52,7 +52,7 @@ def list_children() -> Iterator[int]:
 
 
 def end_all_children() -> None:
-    """Kills every child, and every orphan that thereby becomes one, until none is left."""
+    """Kill every child, and every orphan that thereby becomes one, until none is left."""
     while True:
         for child in list_children():
             with contextlib.suppress(ProcessLookupError):
@@ -72,7 +72,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def raise_priority(pid: int) -> None:
-    """Gives every thread of the process this process's priority, where the system allows it."""
+    """Give every thread of the process this process's priority, where the system allows it."""
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             os.setpriority(os.PRIO_PROCESS, int(thread), os.getpriority(os.PRIO_PROCESS, 0))

@@ -82,7 +82,7 @@ class ProgressWriter:
 
 
 def read_progress(path: Path) -> Progress | None:
-    """Returns the last record at `path`, or None where there is none."""
+    """Return the last record at `path`, or None where there is none."""
     for _ in range(_TRIES):
         try:
             data = path.read_bytes()

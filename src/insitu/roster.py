@@ -61,7 +61,7 @@ class Roster:
         return tuple(member.address for member in self.members)
 
     def rank(self, task: TaskId, incarnation: int | None = None) -> int | None:
-        """Returns the rank of `task`, or None where it is no member (or only another `incarnation` of it
+        """Return the rank of `task`, or None where it is no member (or only another `incarnation` of it
         is)."""
         for rank, member in enumerate(self.members):
             if member.task == task and incarnation in (None, member.incarnation):
@@ -100,12 +100,12 @@ def _from_json(data: Mapping[str, Any]) -> Member:
 
 
 def write_roster(path: Path, roster: Roster) -> None:
-    """Replaces the roster at `path`. Raises OSError."""
+    """Replace the roster at `path`. Raises OSError."""
     replace_file(path, json.dumps(roster.to_json()).encode())
 
 
 def read_roster(path: Path) -> Roster | None:
-    """Returns the newest roster, or None where there is none yet."""
+    """Return the newest roster, or None where there is none yet."""
     try:
         return Roster.from_json(json.loads(path.read_text()))
     except FileNotFoundError:
@@ -121,7 +121,7 @@ class RosterWatch:
         self._roster: Roster | None = None
 
     def newest(self) -> Roster | None:
-        """Returns the newest roster, the same object while it stays so; None where there is none yet."""
+        """Return the newest roster, the same object while it stays so; None where there is none yet."""
         try:
             found = os.stat(self._path)
         except FileNotFoundError:

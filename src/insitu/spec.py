@@ -23,7 +23,7 @@ _SIMPLE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def check_cache_name(name: str) -> str:
-    """Returns `name`. Raises InputError unless it is words of [A-Za-z0-9_.-] joined by '/'."""
+    """Return `name`. Raises InputError unless it is words of [A-Za-z0-9_.-] joined by '/'."""
     if not _CACHE_NAME.fullmatch(name) or len(name) > 200:
         raise InputError(
             f"A cache's name is made of letters, digits, '_', '.', '-', in parts joined by '/', none of "
@@ -38,7 +38,7 @@ def is_simple_name(name: str) -> bool:
 
 
 def check_simple_name(what: str, name: str) -> str:
-    """Returns `name`. Raises InputError unless it is one word of [A-Za-z0-9_.-]."""
+    """Return `name`. Raises InputError unless it is one word of [A-Za-z0-9_.-]."""
     if not is_simple_name(name):
         raise InputError(
             f"{what} is made of letters, digits, '_', '.', '-', starts with a letter, a digit or '_', and "
@@ -248,7 +248,7 @@ class TaskId:
 
     @classmethod
     def parse(cls, text: str) -> TaskId:
-        """Returns the task that `text` names: `worker:0`, or `chief` for `chief:0`."""
+        """Return the task that `text` names: `worker:0`, or `chief` for `chief:0`."""
         role, _, index = text.partition(":")
         if role not in ROLES or not (index or "0").isdecimal():
             raise InputError(

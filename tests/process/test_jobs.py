@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from job_runs import PATIENCE, Insitu, insitu_at, wait_for
+
+from insitu.cluster import is_running
 
 ONE = ("--workers", "1")
 TWO = ("--workers", "2")
@@ -369,6 +372,43 @@ def test_a_killed_controller_is_taken_over_and_tasks_notice_nothing(insitu: Insi
     assert lines[0].startswith("pid") and lines[1:-1] == [f"line {i + 1}" for i in range(last)]
     assert insitu.state(job_id) == "finished"
     assert insitu.json("describe", job_id)["attempt"] == 1
+
+
+def test_a_job_whose_controllers_all_die_says_why_it_ended(insitu: Insitu) -> None:
+    insitu.script(WAITS)
+    job_id = insitu.detach(*ONE)
+    wait_for_output(insitu, job_id, "waiting")
+    killed = set()
+
+    def has_ended() -> bool:
+        controller = insitu.controller(job_id)
+        if controller not in killed:
+            killed.add(controller)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(controller, signal.SIGKILL)
+        return not is_running(insitu.job(job_id))
+
+    wait_for("the job's end", has_ended)
+    assert len(killed) == 60
+    reason = insitu.json("describe", job_id)["reason"]
+    assert "controller died 60 times within 60 s" in reason and "insitu resume" in reason
+    assert "controller died 60 times" in insitu.run("ps", "--all").stdout
+    assert reason in insitu.run("attach", job_id, code=1).stderr
+
+
+def test_a_job_that_no_controller_can_run_says_why_it_ended(insitu: Insitu) -> None:
+    insitu.script(WAITS)
+    job_id = insitu.detach(*ONE)
+    wait_for_output(insitu, job_id, "waiting")
+    placement = insitu.job(job_id).placement
+    whole = placement.read_text()
+    placement.write_text("{")
+    os.kill(insitu.controller(job_id), signal.SIGKILL)
+    wait_for("the job's end", lambda: not is_running(insitu.job(job_id)))
+    placement.write_text(whole)
+    described = insitu.json("describe", job_id)
+    assert described["state"] == "failed" and "placement" in described["reason"]
+    assert described["reason"] in insitu.run("attach", job_id, code=1).stderr
 
 
 def test_an_end_that_no_controller_saw_is_seen_by_the_next(insitu: Insitu) -> None:

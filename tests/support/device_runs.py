@@ -193,14 +193,14 @@ def tensorflow_only(results: dict[str, float], everything: bool) -> None:
         """As in a job of several tasks."""
 
         def make_step(self, model: Any, example: Any, *, first: bool) -> Any:
-            return MultiDeviceStep(self._replica(model, example), self.membership.lockstep)
+            return MultiDeviceStep(self._replica(model, example), self._membership.lockstep)
 
         def make_loop_step(self, model: Any, example: Any) -> Any:
             devices = [device.handle() for device in self.devices]
             replica = make_multi_device_loop_replica(
                 model, example, devices, self.membership.context.shards, None
             )
-            return MultiDeviceExchangeStep(model, replica, self.membership)
+            return MultiDeviceExchangeStep(model, replica, self._membership)
 
     results["beside others"] = between(BesideOthers, images)
     if not everything:
@@ -230,7 +230,7 @@ def torch_only(results: dict[str, float]) -> None:
         def make_step(self, model: Any, example: Any, *, first: bool) -> Any:
             devices = [device.handle() for device in self.devices]
             return MultiDeviceStep(
-                TorchMultiDeviceReplica(model, example, devices, copy=True), self.membership.lockstep
+                TorchMultiDeviceReplica(model, example, devices, copy=True), self._membership.lockstep
             )
 
     results["copies"] = between(Copying, images)

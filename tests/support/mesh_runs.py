@@ -28,13 +28,13 @@ from backend_runs import FailAt, Failure, OwnStepOnJax, SeesWeights, digest  # n
 
 import insitu  # noqa: E402
 from insitu.train.spmd.mesh_step import make_mesh_step  # noqa: E402
-from insitu.train.strategies.base import Strategy  # noqa: E402
+from insitu.train.strategies.synchronous import SynchronousStrategy  # noqa: E402
 
 BATCH, EPOCHS, ROWS = 32, 2, 97
 """Three full batches an epoch and one of a single row: fewer than there are devices."""
 
 
-class OverDevices(Strategy):
+class OverDevices(SynchronousStrategy):
     def __init__(self, devices: int) -> None:
         super().__init__()
         self.devices = jax.devices()[:devices]

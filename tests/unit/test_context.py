@@ -48,6 +48,12 @@ def test_shards_of_no_form_are_an_error(text: str) -> None:
         parse_shards(text)
 
 
+@pytest.mark.parametrize(("shards", "count"), [((), 0), ((0,), 0), ((1,), 1), ((-1,), 2), ((0, 0), 2)])
+def test_shards_that_a_task_cannot_have_are_refused(shards: tuple[int, ...], count: int) -> None:
+    with pytest.raises(InputError, match=rf"num_shards at least 1\. Received: .*num_shards={count}"):
+        Context(Paths(Path("/h")), shards=shards, num_shards=count)
+
+
 def test_a_value_of_no_form_is_an_error() -> None:
     with pytest.raises(InputError, match="TF_CONFIG must be a JSON object"):
         read_context({"TF_CONFIG": "{"})

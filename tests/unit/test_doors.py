@@ -24,3 +24,10 @@ def test_another_name_is_no_attribute():
     load, _ = lazy_door("insitu.grid.layout", ROOM)
     with pytest.raises(AttributeError, match=r"module 'insitu.grid.layout' has no attribute 'affinity'"):
         load("affinity")
+
+
+def test_a_module_that_gives_its_own_name_is_given_whole():
+    load, _ = lazy_door("insitu", {"insitu.grid.layout": ("layout",), "errors": ("InputError", "errors")})
+    assert load("layout") is sys.modules["insitu.grid.layout"]
+    assert load("errors") is sys.modules["insitu.errors"]
+    assert load("InputError") is sys.modules["insitu.errors"].InputError

@@ -23,7 +23,6 @@ OF_NO_MODULE = {
 """Unit tests of what isn't one module of insitu, and what that is."""
 
 TESTED_BY = {
-    "__init__.py": "unit/test_layering.py",
     "cli/__init__.py": "unit/cli/test_help.py",
     "cli/devices.py": "process/test_devices.py",
     "exchange/plan/schedule.py": "unit/exchange/test_schedule_runner.py",
@@ -38,7 +37,6 @@ TESTED_BY = {
     "train/custom_loop/tensorflow.py": "unit/train/custom_loop/test_runner.py",
     "train/custom_loop/torch.py": "process/test_strategies_matrix.py",
     "train/devices/setup.py": "process/test_devices.py",
-    "train/parameter_server/async_membership.py": "unit/train/strategies/test_parameter_server.py",
     "train/parameter_server/custom_loop.py": "unit/train/strategies/test_parameter_server.py",
     "train/parameter_server/hybrid.py": "unit/train/parameter_server/test_layers.py",
     "train/parameter_server/keras_optimizer.py": "unit/train/parameter_server/test_model_spec.py",
@@ -65,7 +63,6 @@ TESTED_BY = {
     "train/spmd/mesh_step.py": "unit/train/spmd/test_program.py",
     "train/spmd/mesh_sharding.py": "unit/train/spmd/test_program.py",
     "train/spmd/variables.py": "unit/train/spmd/test_program.py",
-    "train/strategies/base.py": "unit/train/strategies/test_multi_worker_mirrored.py",
     "train/strategies/central_storage.py": "unit/train/strategies/test_multi_device.py",
     "train/strategies/hybrid.py": "unit/train/parameter_server/test_layers.py",
     "train/strategies/mirrored.py": "unit/train/strategies/test_multi_device.py",
@@ -87,7 +84,7 @@ def unit_test_of(module: Path) -> Path:
     """The file that tests a module; for a package's `__init__.py`, beside the package's folder."""
     relative = module.relative_to(SOURCE)
     if module.name == "__init__.py":
-        return UNIT / relative.parent.parent / f"test_{relative.parent.name}.py"
+        return UNIT / relative.parent.parent / f"test_{relative.parent.name or SOURCE.name}.py"
     return UNIT / relative.with_name(f"test_{relative.name}")
 
 

@@ -11,10 +11,12 @@ from typing import Any, BinaryIO, TextIO
 
 _COLOURS = (36, 32, 35, 34, 33, 96, 92, 95, 94, 93)
 _RED, _DIM = 31, 2
+_CELL_WIDTH = 60
+"""Characters of a text in a cell."""
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """Returns whether `stream` is a terminal and $NO_COLOR is not set (https://no-color.org)."""
+    """Return whether `stream` is a terminal and $NO_COLOR is not set (https://no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -23,13 +25,13 @@ def paint(text: str, colour: int, stream: TextIO) -> str:
 
 
 def print_error(message: str) -> None:
-    """Prints an error on stderr. What a terminal would obey, such as bytes of a file, is escaped."""
+    """Print an error on stderr. What a terminal would obey, such as bytes of a file, is escaped."""
     shown = "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in message)
     sys.stderr.write(f"{paint('error:', _RED, sys.stderr)} {shown}\n")
 
 
 def print_notice(message: str) -> None:
-    """Prints on stderr what concerns the command rather than its result."""
+    """Print on stderr what concerns the command rather than its result."""
     sys.stderr.write(f"{message}\n")
     sys.stderr.flush()
 
@@ -39,7 +41,7 @@ def print_json(value: Any) -> None:
 
 
 def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Returns the header and the rows, with columns as wide as their widest cell."""
+    """Return the header and the rows, with columns as wide as their widest cell."""
     table = [list(header), *(list(row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
@@ -49,14 +51,20 @@ def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[st
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Prints a table; the header is dimmed on a terminal."""
+    """Print a table; the header is dimmed on a terminal."""
     first, *lines = table_lines(header, rows)
     sys.stdout.write(f"{paint(first, _DIM, sys.stdout)}\n")
     sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
+def format_cell(text: str) -> str:
+    """Return `text` as one line, short enough for a cell of a table."""
+    line = " ".join(text.split())
+    return line if len(line) <= _CELL_WIDTH else f"{line[: _CELL_WIDTH - 3]}..."
+
+
 def format_duration(seconds: float) -> str:
-    """Returns such as `42s`, `3m10s`, `2h05m`, `4d3h`."""
+    """Return such as `42s`, `3m10s`, `2h05m`, `4d3h`."""
     whole = max(0, int(seconds))
     minutes, hours, days = whole // 60, whole // 3600, whole // 86400
     if days:
@@ -67,14 +75,14 @@ def format_duration(seconds: float) -> str:
 
 
 def format_position(progress: Mapping[str, int] | None) -> str:
-    """Returns such as `epoch 2 step 17`, counted from 1 as Keras prints them; `-` before training."""
+    """Return such as `epoch 2 step 17`, counted from 1 as Keras prints them; `-` before training."""
     if not progress or progress["epoch"] < 0:
         return "-"
     return f"epoch {progress['epoch'] + 1} step {progress['step'] + 1}"
 
 
 def format_time(at: float) -> str:
-    """Returns the local date and time of `at`, in seconds since 1970."""
+    """Return the local date and time of `at`, in seconds since 1970."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
@@ -106,7 +114,7 @@ class OutputPrinter:
         sys.stderr.buffer.flush()
 
     def print_raw(self, lines: Iterable[bytes]) -> None:
-        """Prints lines of one task's own log as they are."""
+        """Print lines of one task's own log as they are."""
         for line in lines:
             sys.stdout.buffer.write(line + b"\n")
         sys.stdout.buffer.flush()

@@ -35,7 +35,7 @@ Examples:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds these commands to the command line."""
+    """Add these commands to the command line."""
     app.command("import", help=_IMPORT_HELP)(import_command)
     app.command("caches")(caches)
     app.command("up")(up)
@@ -100,7 +100,7 @@ def import_command(
 
 @contextlib.contextmanager
 def _interruption_explained(paths: Paths) -> Iterator[None]:
-    """Prints what has become of an import that the user interrupts."""
+    """Print what has become of an import that the user interrupts."""
     from insitu.grid import Catalog
 
     def versions() -> dict[str, int]:
@@ -122,7 +122,7 @@ def _interruption_explained(paths: Paths) -> Iterator[None]:
 
 
 def parse_split(text: str) -> dict[str, float]:
-    """Returns `train=0.9,test=0.1` as a dict. Raises InputError."""
+    """Return `train=0.9,test=0.1` as a dict. Raises InputError."""
     split: dict[str, float] = {}
     for part in text.split(","):
         name, equals, fraction = part.partition("=")
@@ -152,7 +152,7 @@ class _Progress:
 
 @contextlib.contextmanager
 def _shown_progress(cache: str) -> Iterator[_Progress]:
-    """Shows a progress bar on stderr where that is a terminal."""
+    """Show a progress bar on stderr where that is a terminal."""
     if not sys.stderr.isatty():
         yield _Progress()
         return
@@ -183,7 +183,7 @@ def _shown_progress(cache: str) -> Iterator[_Progress]:
 
 
 def caches(as_json: JsonOption = False) -> None:
-    """Lists the caches. Removes what imports that were killed have left.
+    """List the caches. Removes what imports that were killed have left.
 
     Example: insitu caches
     """
@@ -220,7 +220,7 @@ def _print_caches(specs: list[CacheSpec], as_json: bool) -> None:
 
 
 def summarize_cache(cache: CacheSpec) -> dict[str, Any]:
-    """Returns one cache as `insitu caches --json` prints it."""
+    """Return one cache as `insitu caches --json` prints it."""
     return {
         "name": cache.name,
         "version": cache.version,
@@ -234,7 +234,7 @@ def summarize_cache(cache: CacheSpec) -> dict[str, Any]:
 
 
 def describe_cache(name: str, as_json: bool, verify: bool) -> None:
-    """Prints all about a cache: schema, rows, bytes, partitions and their owners.
+    """Print all about a cache: schema, rows, bytes, partitions and their owners.
 
     `verify` reads every copy of every partition and compares it with its checksum. Raises UnknownCache;
     CorruptPartition after all has been printed.
@@ -325,7 +325,7 @@ def format_size(size: int) -> str:
 
 
 def up(nodes: Annotated[int, typer.Option(help="How many simulated nodes.")] = 1) -> None:
-    """Brings up simulated nodes on this machine, each with a store of its own.
+    """Bring up simulated nodes on this machine, each with a store of its own.
 
     Caches that exist stay where they are; import them again with --overwrite to spread them. Stores lie in
     the folder $INSITU_HOME, by default ~/.insitu.
@@ -354,7 +354,7 @@ def down(
         typer.Option("--force", "--yes", help="Delete caches, too, and stop running jobs first."),
     ] = False,
 ) -> None:
-    """Takes the nodes down and deletes their stores, with all caches in them.
+    """Take the nodes down and delete their stores, with all caches in them.
 
     Example: insitu down --force
     """
@@ -367,7 +367,7 @@ def down(
 
 
 def _stop_jobs(paths: Paths, *, force: bool) -> None:
-    """Stops the running jobs, whose data would go. Raises InputError, which names them, without `force`."""
+    """Stop the running jobs, whose data would go. Raises InputError, which names them, without `force`."""
     from insitu.cli.jobs import stop_and_wait
     from insitu.cluster import is_running, list_job_ids
 
@@ -395,7 +395,7 @@ def _remove_leftovers(paths: Paths) -> None:
 
 
 def nodes(as_json: JsonOption = False) -> None:
-    """Lists the nodes, with what they store. Removes what imports that were killed have left.
+    """List the nodes, with what they store. Removes what imports that were killed have left.
 
     Stores lie in the folder $INSITU_HOME, by default ~/.insitu.
 

@@ -48,7 +48,7 @@ def describe(
     events: Annotated[bool, typer.Option("--events", help="Of a job: everything that happened.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Of a cache: check every partition.")] = False,
 ) -> None:
-    """Shows all about a cache, or about a job. A name that both have means the cache.
+    """Show all about a cache, or about a job. A name that both have means the cache.
 
     Examples:
 
@@ -100,7 +100,7 @@ def _raise_unknown(paths: Paths, name: str, no_job: UnknownJob) -> None:
 
 
 def describe_job(job: JobPaths, *, as_json: bool, ledger: bool, events: bool) -> None:
-    """Prints one job."""
+    """Print one job."""
     report = build_job_report(job, ledger=ledger, events=events)
     if as_json:
         print_json(report)

@@ -24,7 +24,7 @@ def devices(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON (see docs/json.md).")] = False,
 ) -> None:
-    """Lists the devices of this machine by the names that strategies take.
+    """List the devices of this machine by the names that strategies take.
 
     Examples:
 
@@ -77,5 +77,5 @@ def _row(device: dict[str, Any]) -> tuple[str, ...]:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds this module's command."""
+    """Add this module's command."""
     app.command()(devices)

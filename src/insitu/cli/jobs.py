@@ -13,6 +13,7 @@ import typer
 from insitu.cli import INTERRUPTED
 from insitu.cli.console import (
     OutputPrinter,
+    format_cell,
     format_duration,
     format_position,
     print_json,
@@ -205,7 +206,7 @@ def parse_server_tasks(text: str) -> int | None:
 
 
 def stream(job: JobPaths, *, prefix: bool, start: int = 0) -> int:
-    """Prints the job's output from byte `start` to its end. Returns the exit code to end with."""
+    """Print the job's output from byte `start` to its end. Returns the exit code to end with."""
     from insitu.cluster import is_running, read_exit_code
 
     printer = OutputPrinter(prefix=prefix)
@@ -239,7 +240,7 @@ def _follow(
 
 
 def attach(job_id: JobArgument, prefix: PrefixOption = True) -> None:
-    """Replays a job's output from its start, then follows it. Exits with the training's exit code.
+    """Replay a job's output from its start, then follow it. Exits with the training's exit code.
 
     Example:
 
@@ -255,7 +256,7 @@ def resume(
     detach: Annotated[bool, typer.Option("--detach", help="Don't stream the output.")] = False,
     prefix: PrefixOption = True,
 ) -> None:
-    """Lets a job that was stopped, has failed or lost its machine go on from its last checkpoint.
+    """Let a job that was stopped, has failed or lost its machine go on from its last checkpoint.
 
     Shards and seed stay the same, so it ends with the weights of a job that was never interrupted. Exits with
     3 if the job has finished, with 2 if it runs.
@@ -277,7 +278,7 @@ def scale(
     job_id: JobArgument,
     workers: Annotated[int, typer.Argument(metavar="N", help="Workers from now on: 1 to its shards.")],
 ) -> None:
-    """Gives a running job more workers, or fewer. Its shards and its final weights stay the same.
+    """Give a running job more workers, or fewer. Its shards and its final weights stay the same.
 
     Example:
 
@@ -289,7 +290,7 @@ def scale(
 
 
 def stop(job_id: JobArgument) -> None:
-    """Stops a job: its tasks get SIGTERM, and SIGKILL ten seconds later. A second `stop` kills at once.
+    """Stop a job: its tasks get SIGTERM, and SIGKILL ten seconds later. A second `stop` kills at once.
 
     Waits until nothing of the job runs any more. Exits with 3 if the job had ended already.
 
@@ -303,7 +304,7 @@ def stop(job_id: JobArgument) -> None:
 
 
 def stop_and_wait(job: JobPaths) -> None:
-    """Stops a job and waits until nothing of it runs any more. Raises JobEnded where it has ended already."""
+    """Stop a job and wait until nothing of it runs any more. Raises JobEnded where it has ended already."""
     from insitu.cluster import is_running, read_status, stop_job
 
     stop_job(job)
@@ -316,7 +317,8 @@ def ps(
     all_jobs: Annotated[bool, typer.Option("--all", "-a", help="Show jobs that have ended, too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON (see docs/json.md).")] = False,
 ) -> None:
-    """Lists the running jobs. DURATION is the time since the start, of a job that has ended until its end.
+    """List the running jobs. DURATION is the time since the start, of a job that has ended until its end.
+    REASON says why a job failed or was stopped; `insitu describe JOB` shows all of it.
 
     Examples:
 
@@ -331,7 +333,7 @@ def ps(
     if as_json:
         print_json([summarize_job(job) for job in jobs])
     elif jobs:
-        header = ("JOB", "STATE", "CACHE", "TASKS", "ATTEMPT", "PROGRESS", "DURATION", "EXIT")
+        header = ("JOB", "STATE", "CACHE", "TASKS", "ATTEMPT", "PROGRESS", "DURATION", "EXIT", "REASON")
         print_table(header, (_format_row(summarize_job(job)) for job in jobs))
     else:
         print_notice(
@@ -368,7 +370,7 @@ def summarize_job(job: JobStatus | BrokenJob) -> dict[str, Any]:
 
 def _format_row(job: dict[str, Any]) -> tuple[str, ...]:
     if job["state"] == "unreadable":
-        return (job["job_id"], "unreadable", *[""] * 6)
+        return (job["job_id"], "unreadable", *[""] * 6, format_cell(job["reason"]))
     tasks = " ".join(f"{count} {role}" for role, count in job["tasks"].items() if count)
     progress = job["progress"]
     lasted = format_duration((job["ended"] or time.time()) - job["created"])
@@ -381,6 +383,7 @@ def _format_row(job: dict[str, Any]) -> tuple[str, ...]:
         format_position(progress),
         lasted,
         "-" if job["exit_code"] is None else str(job["exit_code"]),
+        format_cell(job["reason"]),
     )
 
 
@@ -399,7 +402,7 @@ def logs(
     ] = None,
     prefix: PrefixOption = True,
 ) -> None:
-    """Prints a job's output: of all tasks merged, or one task's own, as it wrote it.
+    """Print a job's output: of all tasks merged, or one task's own, as it wrote it.
 
     Examples:
 

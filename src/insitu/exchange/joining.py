@@ -95,7 +95,7 @@ def join(
         (rank,) if shards is None else tuple(map(index, shards)),
         None if tasks is None else tuple(tasks),
     )
-    total = len(addresses) if num_shards is None else num_shards
+    total = len(addresses) if num_shards is None else index(num_shards)
     form = partial(_form_group, _JoinOptions(total, transport, compression, secret, stall_timeout))
     formed = form(config, timeout, cancelled)
     return Group(*formed, config=config, timeout=timeout, form=form)
@@ -181,6 +181,11 @@ def _check_config(config: GroupConfig, num_shards: int) -> None:
         parse_address(address)
     if config.tasks is not None and len(config.tasks) != size:
         raise InputError(f"tasks must name each of the {size} ranks. Received: {len(config.tasks)} names")
+    if num_shards < 1:
+        raise InputError(
+            f"num_shards must be a number of shards of at least 1. Received: {num_shards}. Leave it out for "
+            "one shard a rank"
+        )
     hosted = config.shards
     if list(hosted) != sorted(set(hosted)) or any(not 0 <= s < num_shards for s in hosted):
         raise InputError(f"shards must be distinct, ascending and in [0, {num_shards}). Received: {hosted}")

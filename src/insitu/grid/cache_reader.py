@@ -67,14 +67,14 @@ class CacheReader:
         self._opening = threading.Lock()
 
     def starts(self, shard: int) -> list[int]:
-        """Returns the position in the shard of each of its partitions' first row; at the end, its rows."""
+        """Return the position in the shard of each of its partitions' first row; at the end, its rows."""
         starts = [0]
         for index in self.shard_map.shards[shard]:
             starts.append(starts[-1] + self.cache.partitions[index].rows)
         return starts
 
     def read_rows(self, shard: int, selection: Sequence[tuple[int, Rows]]) -> Read:
-        """Copies the given rows of the shard's k-th partitions, in the order of `selection`."""
+        """Copy the given rows of the shard's k-th partitions, in the order of `selection`."""
         held = self.shard_map.shards[shard]
         origins = tuple([(held[k], rows) for k, rows in selection])
         opened = [self._opened.get(index) or self._open(index) for index, _ in origins]
@@ -91,7 +91,7 @@ class CacheReader:
         return self._structure(arrays), sum(lengths), origins
 
     def read_ranges(self, shard: int, ranges: Sequence[tuple[int, int, int]]) -> Read:
-        """Returns rows [start, stop) of the shard's k-th partitions; in place where they lie in one."""
+        """Return rows [start, stop) of the shard's k-th partitions; in place where they lie in one."""
         held = self.shard_map.shards[shard]
         opened = [self._opened.get(held[k]) or self._open(held[k]) for k, _, _ in ranges]
         arrays = []
@@ -107,7 +107,7 @@ class CacheReader:
         return self._structure(arrays), sum(lengths), origins
 
     def probe(self) -> tuple[Structure, int]:
-        """Reads (structure, rows) of the first rows of the cache, two at most. They don't count as read."""
+        """Read (structure, rows) of the first rows of the cache, two at most. They don't count as read."""
         index = next(p.index for p in self.cache.partitions if p.rows)
         partition = open_copy(self._paths, self.cache, index, self._node, verify=False).partition
         rows = min(2, partition.rows)

@@ -41,21 +41,21 @@ class Catalog:
         self._paths = paths
 
     def caches(self) -> list[CacheSpec]:
-        """Returns the latest version of each cache, by name."""
+        """Return the latest version of each cache, by name."""
         return self._select("WHERE latest = 1 ORDER BY cache")
 
     def stored(self) -> list[CacheSpec]:
-        """Returns every version whose partitions are kept: the latest, and older ones that a job uses."""
+        """Return every version whose partitions are kept: the latest, and older ones that a job uses."""
         return self._select("ORDER BY cache, version")
 
     def find(self, name: str, version: int | None = None) -> CacheSpec | None:
-        """Returns one version of a cache (None: the latest), or None where there is none."""
+        """Return one version of a cache (None: the latest), or None where there is none."""
         where = "WHERE cache = ? AND " + ("latest = 1" if version is None else "version = ?")
         found = self._select(where, (name,) if version is None else (name, version))
         return found[0] if found else None
 
     def get(self, name: str, version: int | None = None) -> CacheSpec:
-        """Returns one version of a cache (None: the latest). Raises UnknownCache with similar names."""
+        """Return one version of a cache (None: the latest). Raises UnknownCache with similar names."""
         found = self.find(name, version)
         if found is not None:
             return found
@@ -74,7 +74,7 @@ class Catalog:
         )
 
     def publish(self, caches: Sequence[CacheSpec], *, overwrite: bool = False) -> list[CacheSpec]:
-        """Makes `caches` the latest versions, all in one transaction.
+        """Make `caches` the latest versions, all in one transaction.
 
         Returns the versions that are no longer used, whose files can be deleted. Raises CacheExists where a
         cache is there and `overwrite` is not given.
@@ -96,7 +96,7 @@ class Catalog:
         return dropped
 
     def pin(self, cache: str, version: int, job_id: str) -> None:
-        """Keeps this version until `unpin(job_id)`. Raises UnknownCache where it is gone already."""
+        """Keep this version until `unpin(job_id)`. Raises UnknownCache where it is gone already."""
         with self._transaction() as database:
             key = (cache, version)
             if not database.execute("SELECT 1 FROM versions WHERE cache = ? AND version = ?", key).fetchone():
@@ -104,7 +104,7 @@ class Catalog:
             database.execute("INSERT OR IGNORE INTO pins VALUES (?, ?, ?)", (*key, job_id))
 
     def unpin(self, job_id: str) -> None:
-        """Removes the pins of `job_id`, and deletes the versions that are then unused."""
+        """Remove the pins of `job_id`, and delete the versions that are then unused."""
         if not self._paths.catalog.exists():
             return
         with self._transaction() as database:
@@ -113,7 +113,7 @@ class Catalog:
         self.remove_files(dropped)
 
     def pinned_by(self, cache: str, version: int | None = None) -> list[str]:
-        """Returns the jobs that use a version of `cache` (None: any version)."""
+        """Return the jobs that use a version of `cache` (None: any version)."""
         with self._reading() as database:
             if database is None:
                 return []
@@ -121,13 +121,13 @@ class Catalog:
             return [job for (job,) in database.execute(query, (cache, -1 if version is None else version))]
 
     def remove_files(self, versions: Sequence[CacheSpec]) -> None:
-        """Deletes the partitions of versions that the catalogue doesn't hold any more."""
+        """Delete the partitions of versions that the catalogue doesn't hold any more."""
         for cache in versions:
             for node in {owner for p in cache.partitions for owner in p.owners}:
                 shutil.rmtree(self._paths.version(node, cache.name, cache.version), ignore_errors=True)
 
     def clear(self) -> None:
-        """Forgets all caches and pins."""
+        """Forget all caches and pins."""
         if self._paths.catalog.exists():
             with self._transaction() as database:
                 database.execute("DELETE FROM versions")
@@ -162,7 +162,7 @@ class Catalog:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection | None]:
-        """Yields a connection, or None where there is no catalogue yet."""
+        """Yield a connection, or None where there is no catalogue yet."""
         if not self._paths.catalog.exists():
             yield None
             return

@@ -17,12 +17,12 @@ _ONE = 1 << 31
 
 
 def checksum_text(crc32: int) -> str:
-    """Returns a checksum as in the catalogue: `crc32:` and 8 hex digits."""
+    """Return a checksum as in the catalogue: `crc32:` and 8 hex digits."""
     return f"{_NAME}:{crc32:08x}"
 
 
 def file_checksum(path: Path) -> str:
-    """Returns the checksum of a whole file, read in slices; leaves it in the page cache."""
+    """Return the checksum of a whole file, read in slices; leaves it in the page cache."""
     crc32 = 0
     room = memoryview(bytearray(_SLICE_BYTES))
     with path.open("rb", buffering=0) as file:
@@ -32,7 +32,7 @@ def file_checksum(path: Path) -> str:
 
 
 def combined(first: int, second: int, second_bytes: int) -> int:
-    """Returns the CRC-32 of two parts in a row, given each one's and the size of the second.
+    """Return the CRC-32 of two parts in a row, given each one's and the size of the second.
 
     Appending n bytes multiplies the first part's remainder by x**(8 n) modulo the polynomial, over GF(2);
     CRC-32's conditioning before and after cancels out. As in zlib's `crc32_combine`, after Mark Adler.
@@ -51,7 +51,7 @@ def _power_of_x(exponent: int) -> int:
 
 
 def _product(left: int, right: int) -> int:
-    """Returns left * right modulo the polynomial, over GF(2), the highest power in the lowest bit."""
+    """Return left * right modulo the polynomial, over GF(2), the highest power in the lowest bit."""
     product = 0
     for bit in range(31, -1, -1):
         if left >> bit & 1:

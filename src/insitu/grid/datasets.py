@@ -66,14 +66,14 @@ class Dataset:
         self._element_spec: Structure = None
 
     def shuffle(self, seed: int | None = None) -> Dataset:
-        """Takes the rows of each shard in a new order each epoch. `seed` in [0, 2**63); None: the job's."""
+        """Take the rows of each shard in a new order each epoch. `seed` in [0, 2**63); None: the job's."""
         seed = self._context.seed if seed is None else seed
         if not 0 <= seed < 2**63:
             raise InputError(f"The seed of shuffle must be in [0, 2**63). Received: {seed}")
         return self._chained(replace(self._chain, seed=int(seed)))
 
     def batch(self, global_size: int) -> Dataset:
-        """Takes `global_size` rows a step over all shards together, spread as evenly as can be.
+        """Take `global_size` rows a step over all shards together, spread as evenly as can be.
 
         The last batch of each shard holds what is left. Raises InputError where a shard would get none.
         """
@@ -83,7 +83,7 @@ class Dataset:
         return self._chained(replace(self._chain, batch_size=int(global_size)))
 
     def map(self, fn: Callable[..., Any]) -> Dataset:
-        """Applies `fn` to each shard's batches: `fn(features, label)` to a tuple, `fn(batch)` to others.
+        """Apply `fn` to each shard's batches: `fn(features, label)` to a tuple, `fn(batch)` to others.
 
         It gets NumPy arrays of whole batches, never single rows, and returns any structure of arrays with
         as many rows. Several maps compose in their order.
@@ -162,7 +162,7 @@ class Dataset:
         return self._element_spec
 
     def shard_batches(self, shard: int, epoch: int, start_step: int = 0) -> Iterator[Batch]:
-        """Yields the batches of one shard in one epoch, from `start_step` on. Reads no others.
+        """Yield the batches of one shard in one epoch, from `start_step` on. Reads no others.
 
         Batches without rows follow where other shards last longer. Raises CorruptPartition.
         """
@@ -195,7 +195,7 @@ class Dataset:
             READS.publish()
 
     def shard_origins(self, shard: int, epoch: int, stop_step: int) -> tuple[tuple[int, Rows], ...]:
-        """Returns the origins of the rows of the shard's first `stop_step` batches of `epoch`.
+        """Return the origins of the rows of the shard's first `stop_step` batches of `epoch`.
 
         They are pairs of a partition's index and int64 row indices in it. They follow from (seed, epoch,
         shard) alone; no rows are read.
@@ -213,7 +213,7 @@ class Dataset:
         return tuple((held[k], found) for k, found in ShuffledPlan(starts, rows, positions).rows_of_batch(0))
 
     def __iter__(self) -> Iterator[Structure]:
-        """Yields this task's batches of one epoch: each step's rows of its shards, in their order."""
+        """Yield this task's batches of one epoch: each step's rows of its shards, in their order."""
         epoch = next(self._epochs) if self.batch_size else 0
         streams = [self.shard_batches(shard, epoch) for shard in self.shards]
         for batches in zip(*streams, strict=True):
@@ -247,7 +247,7 @@ def dataset(
     paths: Paths | None = None,
     context: Context | None = None,
 ) -> Dataset:
-    """Returns the rows of cache `name`, for this task's shards.
+    """Return the rows of cache `name`, for this task's shards.
 
     A batch is `(features, label)` where the cache has column `label`, else `features`; features are one
     array for one column, a dict of arrays by column's name for several. `features` names the columns;

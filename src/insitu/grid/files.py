@@ -34,7 +34,7 @@ _CLEANING_SECONDS = 0.5
 
 @contextlib.contextmanager
 def full_disk_as_error(where: Path) -> Iterator[None]:
-    """Turns the system's errors for "no room" (device, quota, file size limit) into StorageFull."""
+    """Turn the system's errors for "no room" (device, quota, file size limit) into StorageFull."""
     try:
         yield
     except OSError as error:
@@ -48,7 +48,7 @@ def full_disk_as_error(where: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def home_errors(home: Path) -> Iterator[None]:
-    """Turns the system's refusal of a file or folder of INSITU_HOME into InputError.
+    """Turn the system's refusal of a file or folder of INSITU_HOME into InputError.
 
     Too many open files become GridError. Errors about other paths pass.
     """
@@ -74,14 +74,14 @@ def _related(path: Path, home: Path) -> bool:
 
 
 def publish_file(target: Path, data: bytes) -> None:
-    """Replaces `target` by `data` as a whole, durable, and makes its folder. Raises StorageFull."""
+    """Replace `target` by `data` as a whole, durable, and make its folder. Raises StorageFull."""
     with full_disk_as_error(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         replace_file(target, data, sync=True)
 
 
 def publish_first(target: Path, data: bytes) -> bool:
-    """Publishes `data` at `target` unless another process has done so. Returns whether this one did."""
+    """Publish `data` at `target` unless another process has done so. Returns whether this one did."""
     with full_disk_as_error(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with staged_file(target) as staged:
@@ -95,7 +95,7 @@ def publish_first(target: Path, data: bytes) -> bool:
 
 @contextlib.contextmanager
 def cache_locks(paths: Paths, caches: Sequence[str]) -> Iterator[None]:
-    """Holds the import locks of `caches`. Raises CacheBusy where another process has one.
+    """Hold the import locks of `caches`. Raises CacheBusy where another process has one.
 
     The kernel drops a lock when its holder ends, so a killed import leaves none. A clean-up holds a lock for
     an instant; this function waits for that.

@@ -105,7 +105,7 @@ def import_cache(
     split: Mapping[str, float] | None = None,
     progress: ProgressCallback | None = None,
 ) -> list[CacheSpec]:
-    """Imports `sources` as a new version of cache `name`; returns what was published.
+    """Import `sources` as a new version of cache `name`; return what was published.
 
     `partitions` defaults to 8 or more, the same number on each node. `column` names the values of `.npy`
     files, "x" unless given. `key` is the column whose hash chooses a row's partition; None: its index in
@@ -166,7 +166,7 @@ def _names_and_fractions(
 
 
 def sweep(paths: Paths, locked: Sequence[str] = ()) -> int:
-    """Removes what dead imports left: staging, and version folders that the catalogue doesn't know.
+    """Remove what dead imports left: staging, and version folders that the catalogue doesn't know.
 
     Leaves alone what belongs to an import that is alive. `locked` are caches that the caller has locked;
     others are locked for the instant that it takes to rename what is dead. Returns the bytes removed.
@@ -191,7 +191,7 @@ def sweep(paths: Paths, locked: Sequence[str] = ()) -> int:
 
 
 def _dead_folders(paths: Paths, cache: str) -> list[Path]:
-    """Returns the folders that dead imports into `cache` left, provided that nobody imports into it now."""
+    """Return the folders that dead imports into `cache` left, provided that nobody imports into it now."""
     known = {f"v{spec.version}" for spec in Catalog(paths).stored() if spec.name == cache}
     staged = [f for f in _folders(paths.staging) if cache_name_of_folder(f.name) == cache]
     stores = [
@@ -275,7 +275,7 @@ def _import(
 
 
 def _record_as_verified(paths: Paths, caches: Sequence[CacheSpec]) -> None:
-    """Spares the first training the reading of what this import wrote; copies by the system are read then."""
+    """Spare the first training the reading of what this import wrote; copies by the system are read then."""
     for cache in caches:
         for info in cache.partitions:
             place = (info.owners[0], cache.name, cache.version, info.index)
@@ -283,13 +283,13 @@ def _record_as_verified(paths: Paths, caches: Sequence[CacheSpec]) -> None:
 
 
 def _remove_unpublished(catalog: Catalog, versions: Sequence[CacheSpec]) -> None:
-    """Removes the files of `versions`, but for those published just before an interruption."""
+    """Remove the files of `versions`, but for those published just before an interruption."""
     with contextlib.suppress(GridError):
         catalog.remove_files([v for v in versions if catalog.find(v.name, v.version) is None])
 
 
 def _make_targets(paths: Paths, plan: ImportPlan, token: str) -> list[Path]:
-    """Returns each destination's file in the staged store of its primary owner; the first name's first."""
+    """Return each destination's file in the staged store of its primary owner; the first name's first."""
     targets = []
     for name in plan.names:
         for partition in range(plan.partitions):
@@ -301,7 +301,7 @@ def _make_targets(paths: Paths, plan: ImportPlan, token: str) -> list[Path]:
 
 
 def _spool(plan: ImportPlan, spools: Spools, progress: ProgressCallback) -> None:
-    """Reads all sources into the spools (step B)."""
+    """Read all sources into the spools (step B)."""
     rows = bytes_before = 0
     label_type = next((np.dtype(c.dtype) for c in plan.columns if c.name == LABEL and c.dtype != TEXT), None)
     for source in plan.sources:
@@ -323,7 +323,7 @@ def _spool(plan: ImportPlan, spools: Spools, progress: ProgressCallback) -> None
 
 
 def _blocks(source: Source) -> Iterator[Block]:
-    """Yields the blocks of a source. Raises SourceError where the system refuses to read it."""
+    """Yield the blocks of a source. Raises SourceError where the system refuses to read it."""
     try:
         yield from source.blocks(BLOCK_BYTES)
     except OSError as error:
@@ -368,7 +368,7 @@ def _destinations(plan: ImportPlan, block: Block, first_row: int) -> npt.NDArray
 def _seal(
     paths: Paths, catalog: Catalog, plan: ImportPlan, spools: Spools, token: str, index: int, name: str
 ) -> CacheSpec:
-    """Writes the partitions of one of the names (step C)."""
+    """Write the partitions of one of the names (step C)."""
     staged = paths.staged(name, token)
     infos = []
     for partition in range(plan.partitions):
@@ -389,7 +389,7 @@ def _seal(
 
 
 def _move_into_stores(paths: Paths, staged: StagedPaths, cache: CacheSpec) -> None:
-    """Renames the staged stores into the stores of their nodes (step D)."""
+    """Rename the staged stores into the stores of their nodes (step D)."""
     for node in sorted({owner for p in cache.partitions for owner in p.owners}):
         source = staged.store(node)
         sync_folder(source)

@@ -57,7 +57,7 @@ class ShardLedger:
         self._pending_rows = 0
 
     def add(self, partition: int, row_indices: npt.NDArray[np.int64], *, left_out: bool = False) -> None:
-        """Counts these rows of a partition. The array must not change afterwards."""
+        """Count these rows of a partition. The array must not change afterwards."""
         if left_out:
             self.left_out[partition] = self.left_out.get(partition, 0) + len(row_indices)
         self._pending.setdefault(partition, []).append(row_indices)
@@ -81,7 +81,7 @@ class ShardLedger:
         self._pending_rows = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the ledger as JSON values.
+        """Return the ledger as JSON values.
 
         `{"epoch", "shard", "complete", "partitions": {INDEX: {"rows", "checksum" (16 hex digits)}},
         "left_out": {INDEX: rows}}`.
@@ -100,7 +100,7 @@ class ShardLedger:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ShardLedger:
-        """Returns the ledger that `to_json` was called on. Raises GridError for other data."""
+        """Return the ledger that `to_json` was called on. Raises GridError for other data."""
         try:
             ledger = cls(int(data["epoch"]), int(data["shard"]))
             ledger.complete = bool(data["complete"])
@@ -114,25 +114,25 @@ class ShardLedger:
 
     @classmethod
     def published(cls, job: JobPaths, epoch: int, shard: int) -> ShardLedger | None:
-        """Returns what was published of one shard in one epoch; None if nothing that can be read was."""
+        """Return what was published of one shard in one epoch; None if nothing that can be read was."""
         try:
             return cls.from_json(json.loads(job.epoch_ledger(epoch, shard).read_text()))
         except (OSError, ValueError, GridError):
             return None
 
     def publish(self, job: JobPaths) -> None:
-        """Writes the ledger to the job's folder in one atomic step. Raises StorageFull."""
+        """Write the ledger to the job's folder in one atomic step. Raises StorageFull."""
         publish_file(job.epoch_ledger(self.epoch, self.shard), json.dumps(self.to_json()).encode())
 
 
 def checksum_of_rows(rows: npt.NDArray[np.int64]) -> int:
-    """Returns the sum, modulo 2**64, of the hashes of these row indices; their order doesn't matter."""
+    """Return the sum, modulo 2**64, of the hashes of these row indices; their order doesn't matter."""
     return int(splitmix64(rows.astype(np.uint64)).sum(dtype=np.uint64))
 
 
 @functools.lru_cache(maxsize=4096)
 def checksum_of_all_rows(rows: int) -> int:
-    """Returns `checksum_of_rows` of 0, 1, ..., rows - 1."""
+    """Return `checksum_of_rows` of 0, 1, ..., rows - 1."""
     total = 0
     for start in range(0, rows, _CHUNK_ROWS):
         total += checksum_of_rows(np.arange(start, min(rows, start + _CHUNK_ROWS)))
@@ -140,7 +140,7 @@ def checksum_of_all_rows(rows: int) -> int:
 
 
 def read_ledgers(job: JobPaths) -> list[ShardLedger]:
-    """Returns all ledgers that the tasks of a job have published, by epoch and shard. Raises GridError."""
+    """Return all ledgers that the tasks of a job have published, by epoch and shard. Raises GridError."""
     ledgers = []
     for path in sorted(job.ledger.glob("epoch-*.json")):
         try:
@@ -215,7 +215,7 @@ class EpochAudit:
 
 
 def audit(cache: CacheSpec, shard_map: ShardMap, ledgers: Iterable[ShardLedger]) -> list[EpochAudit]:
-    """Compares `ledgers` with the cache: returns the audit of each epoch that one of them mentions, in order.
+    """Compare `ledgers` with the cache: return the audit of each epoch that one of them mentions, in order.
 
     An epoch is complete once each shard that has rows has said so. A partition that a shard counted
     without holding it makes the epoch unclean. Raises GridError where the map is of another version, or

@@ -36,25 +36,25 @@ _MADV_POPULATE_READ = 22
 
 
 def value_type(column: Column) -> Any:
-    """Returns the Arrow type of one value of a column."""
+    """Return the Arrow type of one value of a column."""
     if column.dtype == TEXT:
         return pa.large_utf8()
     return pa.uint8() if column.dtype == "bool" else pa.from_numpy_dtype(np.dtype(column.dtype))
 
 
 def row_bytes(column: Column) -> int:
-    """Returns the bytes of one row of a column; 0 for text, whose rows differ."""
+    """Return the bytes of one row of a column; 0 for text, whose rows differ."""
     return 0 if column.dtype == TEXT else np.dtype(column.dtype).itemsize * math.prod(column.shape)
 
 
 def file_order(columns: Sequence[Column]) -> list[Column]:
-    """Returns `columns` as they lie in the file: the widest first, text last."""
+    """Return `columns` as they lie in the file: the widest first, text last."""
     return sorted(columns, key=lambda column: (column.dtype == TEXT, -row_bytes(column)))
 
 
 @functools.lru_cache(maxsize=64)
 def arrow_schema(columns: tuple[Column, ...]) -> Any:
-    """Returns the Arrow schema of a partition with these columns."""
+    """Return the Arrow schema of a partition with these columns."""
     fields = []
     for column in file_order(columns):
         kind = value_type(column)
@@ -78,7 +78,7 @@ class Buffers:
 
 @functools.lru_cache(maxsize=64)
 def body_layout(columns: tuple[Column, ...]) -> tuple[Any, int]:
-    """Returns (schema with padding, where the first buffer lies in the file).
+    """Return (schema with padding, where the first buffer lies in the file).
 
     The metadata before it has the same size for any number of rows but 0; the padding makes it end at a
     multiple of ALIGNMENT.
@@ -104,7 +104,7 @@ def write_partition(
     in_place: int | None = None,
     written: Callable[[], None] = lambda: None,
 ) -> tuple[int, str]:
-    """Writes one partition, durable, to `path`. Returns (bytes, checksum).
+    """Write one partition, durable, to `path`. Returns (bytes, checksum).
 
     Where `in_place` is given, `path` is there already and holds the first column (in `file_order`) from
     `body_layout` on, and `in_place` is the CRC-32 of these bytes with their padding; else it is made.
@@ -203,7 +203,7 @@ class _ChecksumSink(_MeasuringSink):
 
 
 def take(values: Any, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
-    """Copies the given rows of one column of a Partition into `out`, in their order."""
+    """Copy the given rows of one column of a Partition into `out`, in their order."""
     if isinstance(values, np.ndarray):
         # "clip" spares NumPy a buffer of its own; the rows are within bounds.
         values.take(rows, 0, out, "clip")
@@ -219,7 +219,7 @@ class Partition:
     __slots__ = ("_mapping", "path", "rows", "values")
 
     def __init__(self, path: Path, columns: tuple[Column, ...], rows: int) -> None:
-        """Maps `path`, after a check of its footer, schema and rows. Raises CorruptPartition."""
+        """Map `path`, after a check of its footer, schema and rows. Raises CorruptPartition."""
         self.path = path
         self.rows = rows
         try:
@@ -242,7 +242,7 @@ class Partition:
         self.values = {column.name: _values(batch.column(column.name), column, rows) for column in columns}
 
     def prefault(self) -> None:
-        """Maps all pages at once, large ones where the kernel has them: some 20 GB/s of cached file.
+        """Map all pages at once, large ones where the kernel has them: some 20 GB/s of cached file.
 
         Taken one by one on first use they make the first epoch several times slower. Left out where the file
         would fill half of the memory, or the kernel is older than 5.14.
@@ -254,7 +254,7 @@ class Partition:
                     self._mapping.madvise(advice)
 
     def slice(self, name: str, start: int, stop: int) -> npt.NDArray[Any]:
-        """Returns rows [start, stop) of one column, in place where it isn't text."""
+        """Return rows [start, stop) of one column, in place where it isn't text."""
         values = self.values[name]
         if isinstance(values, np.ndarray):
             return values[start:stop]
@@ -262,7 +262,7 @@ class Partition:
         return texts
 
     def bytes_per_row(self, name: str) -> float:
-        """Returns the bytes of the file that a row of this column takes; the mean for text."""
+        """Return the bytes of the file that a row of this column takes; the mean for text."""
         values = self.values[name]
         return float(values.nbytes) / max(1, self.rows)
 
@@ -277,7 +277,7 @@ def _values(array: Any, column: Column, rows: int) -> Any:
 
 
 def make_corrupt_error(path: Path, why: str) -> CorruptPartition:
-    """Returns the error for a partition that can't be used, for the caller to raise."""
+    """Return the error for a partition that can't be used, for the caller to raise."""
     return CorruptPartition(
         f"Partition {path} is corrupt: {why}. Import the cache again with --overwrite, or put back a copy "
         f"of the file"

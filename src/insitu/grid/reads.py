@@ -48,13 +48,13 @@ class ReadCounter:
             self._reads.remote_rows += remote_rows
 
     def write_to(self, target: Path) -> None:
-        """Makes `publish`, and the end of this process, write the counts to `target` as JSON."""
+        """Make `publish`, and the end of this process, write the counts to `target` as JSON."""
         if self._target is None:
             atexit.register(self.publish)
         self._target = target
 
     def publish(self) -> None:
-        """Writes the counts, where a target has been named, in one atomic step. A forked child doesn't."""
+        """Write the counts, where a target has been named, in one atomic step. A forked child doesn't."""
         if self._target is not None and os.getpid() == self._pid:
             publish_file(self._target, json.dumps(asdict(self.reads)).encode())
 

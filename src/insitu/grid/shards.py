@@ -18,7 +18,7 @@ _ATTEMPTS = 5
 
 
 def shard_map_to_json(shard_map: ShardMap, homes: tuple[NodeId, ...]) -> str:
-    """Returns the JSON for `JobPaths.shard_map(cache)`: the map, and each shard's home node."""
+    """Return the JSON for `JobPaths.shard_map(cache)`: the map, and each shard's home node."""
     return json.dumps(
         {
             "cache": shard_map.cache,
@@ -30,7 +30,7 @@ def shard_map_to_json(shard_map: ShardMap, homes: tuple[NodeId, ...]) -> str:
 
 
 def read_shard_map(path: Path) -> tuple[ShardMap, tuple[NodeId, ...]] | None:
-    """Returns (map, homes) from `path`, or None where there is no such file. Raises GridError."""
+    """Return (map, homes) from `path`, or None where there is no such file. Raises GridError."""
     try:
         data = json.loads(path.read_text())
         shards = tuple(tuple(int(p) for p in shard) for shard in data["shards"])
@@ -43,7 +43,7 @@ def read_shard_map(path: Path) -> tuple[ShardMap, tuple[NodeId, ...]] | None:
 
 
 def resolve(name: str, paths: Paths, context: Context) -> tuple[CacheSpec, ShardMap]:
-    """Returns the version of cache `name` that this process reads, and its shards.
+    """Return the version of cache `name` that this process reads, and its shards.
 
     In a job all incarnations of all tasks get the same answer: `start` wrote it down for the job's own cache,
     and for another one the first task that asks does, for the version that is then the latest, and pins it.

@@ -55,7 +55,7 @@ class Spools:
         self._main_crc32 = [0] * len(targets)
 
     def append(self, block: Block, destinations: npt.NDArray[np.int64] | None) -> None:
-        """Adds the rows of `block`, row i to `destinations[i]`, or all to destination 0 where it is None."""
+        """Add the rows of `block`, row i to `destinations[i]`, or all to destination 0 where it is None."""
         if destinations is None:
             order, counts = None, np.array([block.rows])
         else:
@@ -104,7 +104,7 @@ class Spools:
             self._text_bytes[destination, index] = running[-1]
 
     def seal(self, destination: int) -> tuple[int, str]:
-        """Completes the target of `destination` and drops its spools. Returns (bytes, checksum)."""
+        """Complete the target of `destination` and drop its spools. Returns (bytes, checksum)."""
         target, rows = self._targets[destination], int(self.rows[destination])
         mapped: list[Any] = []
         buffers: dict[str, Buffers] = {}
@@ -129,7 +129,7 @@ class Spools:
         return sealed
 
     def _sealed_main(self, destination: int, size: int) -> tuple[Any, int]:
-        """Returns (buffer, CRC-32) of the widest column with its padding, which is written."""
+        """Return (buffer, CRC-32) of the widest column with its padding, which is written."""
         padding = bytes(-size % ALIGNMENT)
         crc32 = zlib.crc32(padding, self._main_crc32[destination])
         with self._targets[destination].open("r+b") as file:
@@ -139,14 +139,14 @@ class Spools:
 
 
 def text_buffers(texts: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Returns (offsets, UTF-8 bytes) of an Arrow array of large strings, or of a slice of one."""
+    """Return (offsets, UTF-8 bytes) of an Arrow array of large strings, or of a slice of one."""
     _, offsets, data = texts.buffers()
     all_offsets = np.frombuffer(offsets, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
     return all_offsets, np.frombuffer(data if data is not None else b"", dtype=np.uint8)
 
 
 def _append(path: Path, values: npt.NDArray[Any], start: int = 0) -> None:
-    """Appends to `path`, or writes at `start` where that is beyond its end."""
+    """Append to `path`, or write at `start` where that is beyond its end."""
     with path.open("ab", buffering=0) as file:
         if file.tell() < start:
             file.truncate(start)
@@ -156,7 +156,7 @@ def _append(path: Path, values: npt.NDArray[Any], start: int = 0) -> None:
 
 
 def _map(path: Path, mapped: list[Any]) -> Any:
-    """Returns the bytes of a spool as an Arrow buffer, padded to ALIGNMENT; zeros if there are none.
+    """Return the bytes of a spool as an Arrow buffer, padded to ALIGNMENT; zeros if there are none.
 
     Adds the buffer to `mapped`. Arrow's mappings, unlike Python's, keep no descriptor of the file open, of
     which a partition of thousands of columns would need more than a process may have.
@@ -173,5 +173,5 @@ def _map(path: Path, mapped: list[Any]) -> Any:
 
 
 def _advise(buffer: Any, advice: int) -> None:
-    """Tells the kernel how a whole mapping is used. A refusal is of no consequence."""
+    """Tell the kernel how a whole mapping is used. A refusal is of no consequence."""
     _LIBC.madvise(ctypes.c_void_p(buffer.address), ctypes.c_size_t(buffer.size), advice)

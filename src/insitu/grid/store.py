@@ -36,7 +36,7 @@ class Copy:
 def open_copy(
     paths: Paths, cache: CacheSpec, index: int, node: NodeId | None, *, verify: bool = True
 ) -> Copy:
-    """Opens the best copy of a partition: that on `node` if there is one, else its owners' first good one.
+    """Open the best copy of a partition: that on `node` if there is one, else its owners' first good one.
 
     Outside a job `node` is None, and every copy counts as local. Raises CorruptPartition where no copy can
     be trusted, with what is wrong with each.
@@ -66,7 +66,7 @@ def open_copy(
 
 
 def verify_copies(paths: Paths, cache: CacheSpec) -> list[tuple[int, NodeId, CorruptPartition | None]]:
-    """Returns (partition, owner, what is wrong with the copy or None) for every copy of a version of a cache.
+    """Return (partition, owner, what is wrong with the copy or None) for every copy of a version of a cache.
 
     Reads every file, whatever has been verified before.
     """

@@ -25,7 +25,7 @@ class ArraySpec:
 
 
 def map_leaves(fn: Callable[[Any], Any], structure: Structure) -> Structure:
-    """Returns the same structure with `fn` of each array."""
+    """Return the same structure with `fn` of each array."""
     if isinstance(structure, dict):
         return {key: map_leaves(fn, value) for key, value in structure.items()}
     if isinstance(structure, tuple) and hasattr(structure, "_fields"):
@@ -36,7 +36,7 @@ def map_leaves(fn: Callable[[Any], Any], structure: Structure) -> Structure:
 
 
 def leaves(structure: Structure) -> Iterator[Any]:
-    """Yields the arrays of a structure, in its order."""
+    """Yield the arrays of a structure, in its order."""
     if isinstance(structure, dict):
         structure = list(structure.values())
     if isinstance(structure, (tuple, list)):
@@ -47,7 +47,7 @@ def leaves(structure: Structure) -> Iterator[Any]:
 
 
 def concatenate(structures: Sequence[Structure]) -> Structure:
-    """Joins structures of the same form, row by row."""
+    """Join structures of the same form, row by row."""
     first = structures[0]
     if len(structures) == 1:
         return first
@@ -61,12 +61,12 @@ def concatenate(structures: Sequence[Structure]) -> Structure:
 
 
 def spec_of(structure: Structure) -> Structure:
-    """Returns the structure with an ArraySpec in place of each array."""
+    """Return the structure with an ArraySpec in place of each array."""
     return map_leaves(lambda array: ArraySpec((None, *array.shape[1:]), array.dtype), structure)
 
 
 def apply_maps(maps: Sequence[Callable[..., Any]], data: Structure, rows: int) -> Structure:
-    """Passes `data` through each of `maps`: `fn(*data)` where data is a tuple, else `fn(data)`.
+    """Pass `data` through each of `maps`: `fn(*data)` where data is a tuple, else `fn(data)`.
 
     Raises InputError where the outcome doesn't have as many rows: each row must be trained on once.
     """

@@ -20,7 +20,7 @@ MAX_NODES = 1000
 
 
 def load_topology(paths: Paths) -> Topology:
-    """Returns the nodes that were brought up, or the one that is always there. Raises GridError."""
+    """Return the nodes that were brought up, or the one that is always there. Raises GridError."""
     try:
         text = paths.topology.read_text()
     except FileNotFoundError:
@@ -35,7 +35,7 @@ def load_topology(paths: Paths) -> Topology:
 
 
 def bring_up(paths: Paths, nodes: int) -> Topology:
-    """Makes `nodes` simulated nodes, node-0 and so on, and returns them.
+    """Make `nodes` simulated nodes, node-0 and so on, and return them.
 
     Caches that exist stay on the nodes that own them. Raises InputError where that is impossible, since a
     node that would go owns rows.
@@ -61,7 +61,7 @@ def bring_up(paths: Paths, nodes: int) -> Topology:
 
 
 def take_down(paths: Paths, *, force: bool = False) -> Topology:
-    """Drops the nodes and their stores; returns what they were.
+    """Drop the nodes and their stores; return what they were.
 
     Raises InputError where stores hold caches and `force` is not given, CacheBusy during an import.
     """

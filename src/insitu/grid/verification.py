@@ -31,7 +31,7 @@ _verified: dict[Path, dict[str, Any]] = {}
 
 
 def verify_file(path: Path, info: PartitionInfo, record: Path) -> None:
-    """Reads a whole file, compares its checksum with the one expected, and writes or removes its `record`.
+    """Read a whole file, compare its checksum with the one expected, and write or remove its `record`.
 
     Raises CorruptPartition.
     """
@@ -54,7 +54,7 @@ def verify_file(path: Path, info: PartitionInfo, record: Path) -> None:
 
 
 def verify_once(path: Path, info: PartitionInfo, record: Path) -> None:
-    """Verifies a file like `verify_file`, unless it is unchanged since an earlier verification or its import.
+    """Verify a file like `verify_file`, unless it is unchanged since an earlier verification or its import.
 
     Raises CorruptPartition.
     """
@@ -67,13 +67,13 @@ def verify_once(path: Path, info: PartitionInfo, record: Path) -> None:
 
 
 def record_written(path: Path, info: PartitionInfo, record: Path) -> None:
-    """Records a file that this process has just written, with a checksum taken of the bytes as they went."""
+    """Record a file that this process has just written, with a checksum taken of the bytes as they went."""
     with contextlib.suppress(OSError):
         _keep(_stat_record(path, info), record, now=time.time_ns())
 
 
 def check_size(path: Path, info: PartitionInfo) -> None:
-    """Raises CorruptPartition unless the file is there, with the bytes that it must have."""
+    """Raise CorruptPartition unless the file is there, with the bytes that it must have."""
     try:
         size = path.stat().st_size
     except OSError as error:
@@ -83,7 +83,7 @@ def check_size(path: Path, info: PartitionInfo) -> None:
 
 
 def _stat_record(path: Path, info: PartitionInfo) -> dict[str, Any]:
-    """Returns the record that a file would have now, if its checksum were right."""
+    """Return the record that a file would have now, if its checksum were right."""
     stat = os.stat(path)
     return {
         "checksum": info.checksum,
@@ -95,7 +95,7 @@ def _stat_record(path: Path, info: PartitionInfo) -> dict[str, Any]:
 
 
 def _read(record: Path) -> Any:
-    """Returns what `record` holds; None where there is none or it can't be read."""
+    """Return what `record` holds; None where there is none or it can't be read."""
     try:
         return json.loads(record.read_text())
     except (OSError, ValueError):

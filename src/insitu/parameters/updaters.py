@@ -21,6 +21,8 @@ from insitu.errors import InputError
 from insitu.parameters import native
 
 Array = NDArray[Any]
+Slots = Mapping[str, Array]
+"""An optimizer's state of one piece, by slot."""
 BLOCK = 1 << 15
 """Elements of a block, so that its value, gradient, two slots and scratch memory stay in the second-level
 cache."""
@@ -44,7 +46,7 @@ class Updater(Protocol):
         self,
         values: Mapping[str, Array],
         gradients: Mapping[str, Array],
-        slots: Mapping[str, Mapping[str, Array]],
+        slots: Mapping[str, Slots],
         step: int,
     ) -> None:
         """Update all pieces of a server, by name. `step` counts updates from 0.
@@ -52,7 +54,7 @@ class Updater(Protocol):
         `gradients` must not be changed: they may be the worker's memory, sent again if a server dies.
         """
 
-    def update_rows(self, values: Array, gradients: Array, slots: Mapping[str, Array], step: int) -> None:
+    def update_rows(self, values: Array, gradients: Array, slots: Slots, step: int) -> None:
         """Update some rows of a table, all [rows, ...]: copies, which the caller writes back."""
 
 
@@ -60,7 +62,7 @@ class Updater(Protocol):
 class FinalizingUpdater(Protocol):
     """An updater whose final values aren't those of its last update."""
 
-    def finalize(self, values: Mapping[str, Array], slots: Mapping[str, Mapping[str, Array]]) -> None:
+    def finalize(self, values: Mapping[str, Array], slots: Mapping[str, Slots]) -> None:
         """Write the final values of a training into the pieces, such as averages over its updates."""
 
 
@@ -106,7 +108,7 @@ class ElementwiseUpdater:
         self,
         values: Mapping[str, Array],
         gradients: Mapping[str, Array],
-        slots: Mapping[str, Mapping[str, Array]],
+        slots: Mapping[str, Slots],
         step: int,
         copies: Mapping[str, Array] | None = None,
     ) -> None:
@@ -134,10 +136,10 @@ class ElementwiseUpdater:
         """
         return False
 
-    def update_rows(self, values: Array, gradients: Array, slots: Mapping[str, Array], step: int) -> None:
+    def update_rows(self, values: Array, gradients: Array, slots: Slots, step: int) -> None:
         self.update({"": values}, {"": gradients}, {"": slots}, step)
 
-    def _update_prepared(self, value: Array, gradient: Array, slots: Mapping[str, Array], step: int) -> None:
+    def _update_prepared(self, value: Array, gradient: Array, slots: Slots, step: int) -> None:
         rate = self.get_rate(step)
         first, second = self._get_scratch(value)
         if self.clip_value is not None:
@@ -157,13 +159,7 @@ class ElementwiseUpdater:
         return float(self.learning_rate(step)) if callable(self.learning_rate) else self.learning_rate
 
     def update_block(
-        self,
-        value: Array,
-        gradient: Array,
-        slots: Mapping[str, Array],
-        rate: float,
-        step: int,
-        scratch: Array,
+        self, value: Array, gradient: Array, slots: Slots, rate: float, step: int, scratch: Array
     ) -> None:
         """Update one block in place. `scratch` is an array of its size and dtype to use."""
         raise NotImplementedError
@@ -199,13 +195,7 @@ class SGD(ElementwiseUpdater):
         return not self.momentum and not self.weight_decay and self.clip_value is None
 
     def update_block(
-        self,
-        value: Array,
-        gradient: Array,
-        slots: Mapping[str, Array],
-        rate: float,
-        step: int,
-        scratch: Array,
+        self, value: Array, gradient: Array, slots: Slots, rate: float, step: int, scratch: Array
     ) -> None:
         np.multiply(gradient, value.dtype.type(rate), scratch)
         if not self.momentum:
@@ -241,13 +231,7 @@ class Adam(ElementwiseUpdater):
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
 
     def update_block(
-        self,
-        value: Array,
-        gradient: Array,
-        slots: Mapping[str, Array],
-        rate: float,
-        step: int,
-        scratch: Array,
+        self, value: Array, gradient: Array, slots: Slots, rate: float, step: int, scratch: Array
     ) -> None:
         kind = value.dtype.type
         momentum, velocity = slots["momentum"], slots["velocity"]
@@ -283,13 +267,7 @@ class Adagrad(ElementwiseUpdater):
         self.state = (("accumulator", initial_accumulator_value),)
 
     def update_block(
-        self,
-        value: Array,
-        gradient: Array,
-        slots: Mapping[str, Array],
-        rate: float,
-        step: int,
-        scratch: Array,
+        self, value: Array, gradient: Array, slots: Slots, rate: float, step: int, scratch: Array
     ) -> None:
         kind = value.dtype.type
         accumulator = slots["accumulator"]
@@ -325,13 +303,7 @@ class Ftrl(ElementwiseUpdater):
         self.state = (("accumulator", initial_accumulator_value), ("linear", 0.0))
 
     def update_block(
-        self,
-        value: Array,
-        gradient: Array,
-        slots: Mapping[str, Array],
-        rate: float,
-        step: int,
-        scratch: Array,
+        self, value: Array, gradient: Array, slots: Slots, rate: float, step: int, scratch: Array
     ) -> None:
         kind = value.dtype.type
         accumulator, linear = slots["accumulator"], slots["linear"]

@@ -11,9 +11,10 @@ import pytest
 from job_runs import Insitu
 
 from insitu.cli import jobs
+from insitu.cli.describe import describe
 from insitu.cluster import Journal, Request, submit
 from insitu.cluster.client import submission
-from insitu.cluster.decide.events import Event, SubmittedEvent, TaskExitedEvent
+from insitu.cluster.decide.events import ControllerLostEvent, Event, SubmittedEvent, TaskExitedEvent
 from insitu.cluster.decide.job import advance
 from insitu.errors import ClusterError, InputError
 from insitu.paths import JobPaths
@@ -129,6 +130,16 @@ def test_ps_shows_progress_as_keras_counts_and_how_long_a_job_lasted(
     jobs.ps(all_jobs=True, as_json=True)
     (summary,) = json.loads(capsys.readouterr().out)
     assert summary["progress"] == {"epoch": 0, "step": 2}
+
+
+def test_ps_and_describe_say_why_a_job_ended(insitu: Insitu, capsys: pytest.CaptureFixture[str]) -> None:
+    reason = f"the job's controller died 60 times within 60 s: {'x' * 60}. All of it is in its log"
+    job = make_job(insitu, SubmittedEvent(), ControllerLostEvent(reason))
+    jobs.ps(all_jobs=True)
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.endswith("REASON") and row.endswith(f"{reason[:57]}...")
+    describe(job.root.name)
+    assert reason in capsys.readouterr().out
 
 
 def test_a_folder_without_a_job_is_told_as_such(insitu: Insitu) -> None:

@@ -36,7 +36,15 @@ def test_numpy_integers_are_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"secret": "text"}, {"timeout": float("nan")}, {"timeout": 0.0}, {"stall_timeout": -1.0}]
+    "wrong",
+    [
+        {"secret": "text"},
+        {"timeout": float("nan")},
+        {"timeout": 0.0},
+        {"stall_timeout": -1.0},
+        {"num_shards": 0, "shards": ()},
+        {"num_shards": -1, "shards": ()},
+    ],
 )
 def test_invalid_arguments_are_rejected(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(wrong))):

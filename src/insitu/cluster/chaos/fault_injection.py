@@ -68,7 +68,7 @@ def _sockets(pid: int) -> Iterator[socket.socket]:
 
 
 def drop_connections(pid: int) -> int:
-    """Ends all of the process's TCP connections, both ways; returns how many.
+    """End all of the process's TCP connections, both ways; return how many.
 
     Raises ClusterError, OSError.
     """

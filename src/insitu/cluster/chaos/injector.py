@@ -236,7 +236,7 @@ class FaultInjector:
         return _format_victim(victim)
 
     def _corrupt_checkpoint(self) -> str:
-        """Flips one bit in the middle of the newest checkpoint's largest file."""
+        """Flip one bit in the middle of the newest checkpoint's largest file."""
         files = [p for p in self._job.checkpoints.rglob("*") if p.is_file() and p.stat().st_size]
         if not files:
             raise ClusterError("there is no checkpoint yet; give the fault a later EPOCH.STEP")
@@ -312,6 +312,11 @@ def find_leftovers(paths: Paths, job: JobPaths) -> list[str]:
 
 
 def _is_staged(path: Path) -> bool:
+    """Return whether `path` may be a file that was left half-written.
+
+    This takes more for one than `durable.is_staged_file` does, by which `finalize_job` cleans up: the check
+    must not have the blind spots of what it checks.
+    """
     return path.is_file() and bool(re.search(r"\.(json|progress)(\.\w+)+$", path.name))
 
 

@@ -47,7 +47,7 @@ class _Budget:
 
 
 def copy_code(source: Path, destination: Path, leave_out: Path) -> None:
-    """Copies `source` to `destination`, which is made. `leave_out`, insitu's own home, is never copied.
+    """Copy `source` to `destination`, which is made. `leave_out`, insitu's own home, is never copied.
 
     Raises JobSpecError; then `destination` may be half-made.
     """
@@ -71,7 +71,7 @@ def copy_code(source: Path, destination: Path, leave_out: Path) -> None:
 def _copy_folder(
     source: Path, destination: Path, budget: _Budget, leave_out: Path, above: tuple[Path, ...]
 ) -> None:
-    """Copies a folder. Links are followed; one that leads back to a folder it lies in is refused."""
+    """Copy a folder. Links are followed; one that leads back to a folder it lies in is refused."""
     for entry in _list_entries(source):
         path = Path(entry.path)
         if entry.is_dir():

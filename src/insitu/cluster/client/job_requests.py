@@ -29,7 +29,7 @@ _RETRY_INTERVAL = 0.05
 
 
 def resume_job(job: JobPaths) -> int:
-    """Lets a job that has ended go on from its last checkpoint, with the same shards and seed.
+    """Let a job that has ended go on from its last checkpoint, with the same shards and seed.
 
     Returns how many bytes its merged output held before. Raises JobEnded for a job that has finished,
     InputError for one that runs, UnknownCache where its version of the cache is gone, ClusterError.
@@ -57,7 +57,7 @@ def resume_job(job: JobPaths) -> int:
 
 
 def scale_job(job: JobPaths, workers: int) -> str:
-    """Asks for another number of workers. Returns what the controller replied.
+    """Ask for another number of workers. Returns what the controller replied.
 
     Raises InputError for a number that the job can't have or where its tasks can't come and go, JobEnded,
     ClusterError where no reply came.
@@ -72,7 +72,7 @@ def scale_job(job: JobPaths, workers: int) -> str:
 
 
 def stop_job(job: JobPaths) -> None:
-    """Asks the controller to end the job; asked a second time, its tasks are killed at once.
+    """Ask the controller to end the job; asked a second time, its tasks are killed at once.
 
     Raises JobEnded where the job has ended already, ClusterError where no reply came.
     """
@@ -80,7 +80,7 @@ def stop_job(job: JobPaths) -> None:
 
 
 def _request(job: JobPaths, message: Message) -> str:
-    """Sends a request until the controller replies. Returns the text of the reply.
+    """Send a request until the controller replies. Returns the text of the reply.
 
     A controller may die and another take its place at any time. The request's id tells that one sent again is
     the same. Raises InputError where it is refused, JobEnded, ClusterError.
@@ -102,7 +102,7 @@ def _request(job: JobPaths, message: Message) -> str:
 
 
 def _exchange(job: JobPaths, message: Message, deadline: float) -> Message | None:
-    """Returns the reply to `message`, or None where the connection can't be made or is lost."""
+    """Return the reply to `message`, or None where the connection can't be made or is lost."""
     try:
         connection = connect_for_requests(job, max(0.001, deadline - time.monotonic()))
     except OSError:

@@ -89,7 +89,7 @@ class Request:
 
 
 def submit(paths: Paths, request: Request) -> str:
-    """Makes the job and starts its supervisor, which outlives this process. Returns the job's id.
+    """Make the job and start its supervisor, which outlives this process. Returns the job's id.
 
     Raises InputError or one of its kinds for what can't be used, StorageFull where the disk is full.
     """
@@ -197,7 +197,7 @@ def _write(job: JobPaths, spec: JobSpec, placement: Placement, cache: CacheSpec)
 
 
 def start_supervisor(job: JobPaths, lock: int, *, resume: bool = False) -> None:
-    """Starts the process that runs the job, and hands it the lock. Raises ClusterError."""
+    """Start the process that runs the job, and hand it the lock. Raises ClusterError."""
     environment = dict(os.environ)
     if "PYTHONPATH" in environment:
         parts = environment["PYTHONPATH"].split(os.pathsep)

@@ -114,7 +114,7 @@ class Controller:
         return self._started + time.monotonic() - self._started_monotonic
 
     def run(self, *, resume: bool = False) -> int:
-        """Returns the job's exit code."""
+        """Return the job's exit code."""
         if resume:
             self._feed(ResumedEvent())
         elif self._state.phase != "pending":
@@ -143,7 +143,7 @@ class Controller:
     # Journal
 
     def _write_journal(self) -> None:
-        """Writes what the journal lacks, in order, as far as it goes; then a roster that is due."""
+        """Write what the journal lacks, in order, as far as it goes; then a roster that is due."""
         if self._unpublished:
             self._publish(self._state.generation)
         with contextlib.suppress(ClusterError):
@@ -156,7 +156,7 @@ class Controller:
         self._replies.send(is_journal_written=not self._unwritten)
 
     def _drain_journal(self) -> None:
-        """Raises ClusterError where the job's end can't be written down."""
+        """Raise ClusterError where the job's end can't be written down."""
         deadline = time.monotonic() + JOURNAL_TIMEOUT
         while self._unwritten and time.monotonic() < deadline and not self._handle_requests():
             time.sleep(RETRY_INTERVAL)
@@ -165,7 +165,7 @@ class Controller:
             self._journal.record(*self._unwritten[0])
 
     def _feed(self, event: Event) -> None:
-        """Decides about `event`, writes the decision down, then acts; events that this causes follow."""
+        """Decide about `event`, write the decision down, then act; events that this causes follow."""
         self._events.append(event)
         while self._events:
             event = self._events.popleft()
@@ -313,7 +313,7 @@ class Controller:
         return tuple(sorted(t for t, r in records.items() if t in running and r and r.elastic))
 
     def _find_lost_nodes(self) -> tuple[NodeId, ...]:
-        """Nodes that owned partitions of the job's cache and have lost their store."""
+        """Return the nodes that owned partitions of the job's cache and have lost their store."""
         owners = {owner for partition in self._cache.partitions for owner in partition.owners}
         states = self._tasks.node_states(sorted(owners))
         return tuple(sorted(node for node, state in states.items() if not state.has_store))
@@ -331,7 +331,7 @@ class Controller:
         return any(r.ended is None and r.at >= begun for r in self._state.recoveries)
 
     def _poll_tasks(self) -> None:
-        """Reads what the tasks report, and feeds the events that follow."""
+        """Read what the tasks report, and feed the events that follow."""
         now = self._now()
         if not self._state.alive or now - self._last_poll < self._poll_interval():
             return
@@ -371,12 +371,12 @@ class Controller:
             )
 
     def _find_suspended(self) -> set[TaskId]:
-        """Tasks whose processes are suspended."""
+        """Return the tasks whose processes are suspended."""
         states = self._tasks.process_states([t.task for t in self._state.alive])
         return {task for task, state in states.items() if state.suspended}
 
     def _keep_standby(self, records: dict[TaskId, Progress | None]) -> None:
-        """Asks for processes that stand by, once all members train and as often as one has been used."""
+        """Ask for processes that stand by, once all members train and as often as one has been used."""
         members = self._state.members
         steady = self._state.phase == "running" and not self._is_recovering()
         used = sum(t.incarnation for t in self._state.tasks)
@@ -402,14 +402,14 @@ class Controller:
     # Requests of users
 
     def _handle_requests(self) -> bool:
-        """Handles the requests that have come. Returns True where one of them was to stop."""
+        """Handle the requests that have come. Returns True where one of them was to stop."""
         requests = self._inbox.receive()
         for request in requests:
             self._handle_request(request)
         return any(request.action == "stop" for request in requests)
 
     def _handle_request(self, request: JobRequest) -> None:
-        """Decides about `request`, unless that was done before and it has been sent again."""
+        """Decide about `request`, unless that was done before and it has been sent again."""
         if self._replies.find(request.token) is None:
             self._feed(self._event_of(request))
         self._replies.queue(request, self._state.phase)
@@ -429,7 +429,7 @@ def _task_spec(task: TaskState) -> TaskSpec:
 
 
 def control(job: JobPaths, lock: int, channel: Channel, listener: socket.socket, *, resume: bool) -> int:
-    """Runs a controller in a process that the supervisor forked. Returns its exit code."""
+    """Run a controller in a process that the supervisor forked. Returns its exit code."""
     wakeup = Wakeup(signal.SIGTERM, signal.SIGINT)
     inbox = RequestInbox(listener, wakeup)
     for number in (signal.SIGHUP, signal.SIGCHLD):
@@ -438,14 +438,13 @@ def control(job: JobPaths, lock: int, channel: Channel, listener: socket.socket,
     write_controller_pid(lock)
     try:
         tasks = SupervisedTasks(channel, wakeup.fileno())
-        code = 1
+        code, reason = 1, ""
         try:
             code = Controller(job, tasks, inbox).run(resume=resume)
         except ClusterError as error:
             # What can't be done now can't be done by another controller either.
-            sys.stderr.write(f"insitu: {error}\n")
-            sys.stderr.flush()
-        tasks.finish(code)
+            reason = str(error)
+        tasks.finish(code, reason)
     except SupervisorLost:
         return 1
     except Exception:

@@ -21,20 +21,24 @@ _STAGING_GRACE = 60.0
 """Seconds within which a folder may not have its lock yet."""
 
 
-def finalize_job(job: JobPaths) -> None:
+def finalize_job(job: JobPaths, reason: str = "") -> None:
     """Release what a job holds of which nothing runs any more: its pin of the cache, its checkpoints in
     memory.
 
-    Where the journal has no end of the job, the loss of its controller is recorded.
+    Where the journal has no end of the job, the loss of its controller is recorded, with the `reason` if it
+    is known; otherwise the `reason` is logged only.
     """
     journal = Journal(job.journal)
     now = time.time()
-    state, actions = advance(journal.state(), ControllerLostEvent(), now)
+    lost = ControllerLostEvent(reason)
+    state, actions = advance(journal.state(), lost, now)
     if actions:
-        journal.record(now, ControllerLostEvent(), actions, state)
+        journal.record(now, lost, actions, state)
         for action in actions:
             if isinstance(action, Log):
                 MergedLog(job).log(action.text)
+    elif reason:
+        MergedLog(job).log(reason)
     shutil.rmtree(job.memory, ignore_errors=True)
     _remove_staged_files(job)
     Catalog(Paths(job.root.parent.parent)).unpin(job.root.name)
@@ -57,7 +61,7 @@ def staged_folder(paths: Paths, job_id: str) -> JobPaths:
 
 
 def clean_up(paths: Paths, cache: str) -> None:
-    """Removes half-made jobs whose maker was killed; finalizes jobs on `cache` that died with their
+    """Remove half-made jobs whose maker was killed; finalize jobs on `cache` that died with their
     machine."""
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(paths.jobs):

@@ -48,10 +48,10 @@ class Inbox(Protocol):
     """Gives a controller the requests of users."""
 
     def receive(self) -> list[JobRequest]:
-        """Returns the requests that have come since the last call, without waiting."""
+        """Return the requests that have come since the last call, without waiting."""
 
     def reply(self, token: str, message: Message) -> None:
-        """Replies to all who sent the request `token`."""
+        """Reply to all who sent the request `token`."""
 
 
 class RequestInbox:
@@ -127,7 +127,7 @@ class RequestInbox:
                 self._paused_until = time.monotonic() + ACCEPT_PAUSE
 
     def _make_room(self) -> None:
-        """Closes connections beyond `MAX_CONNECTIONS`, never the newest: its request is still to be read."""
+        """Close connections beyond `MAX_CONNECTIONS`, never the newest: its request is still to be read."""
         while len(self._silent) + len(self._waiting) > MAX_CONNECTIONS:
             if len(self._silent) > 1:
                 self._drop(self._silent[0])
@@ -135,7 +135,7 @@ class RequestInbox:
                 self._waiting.pop(0)[1].close()
 
     def _drop_disconnected(self) -> None:
-        """Closes the connections that wait for a reply and whose clients have closed theirs."""
+        """Close the connections that wait for a reply and whose clients have closed theirs."""
         poll = select.poll()
         for _, channel in self._waiting:
             # Asks for no event: that the other end is closed is always reported.
@@ -149,7 +149,7 @@ class RequestInbox:
                 self._waiting.append((token, channel))
 
     def _read(self, channel: Channel, message: Message) -> JobRequest | None:
-        """Returns the request in the first message of `channel`, which then waits for the reply, or None."""
+        """Return the request in the first message of `channel`, which then waits for the reply, or None."""
         request = parse_request(message)
         if request is None:
             with contextlib.suppress(ChannelClosed):
@@ -166,7 +166,7 @@ class RequestInbox:
 
 
 def parse_request(message: Message) -> JobRequest | None:
-    """Returns the request that `message` is, or None."""
+    """Return the request that `message` is, or None."""
     token, workers = message.get("id"), message.get("workers", 0)
     if not isinstance(token, str) or not token.isalnum() or len(token) > _MAX_TOKEN:
         return None
@@ -192,11 +192,11 @@ class ReplyBook:
         self._unsent: list[tuple[JobRequest, Message]] = []
 
     def note(self, reply: Reply) -> None:
-        """Keeps the decision about a request."""
+        """Keep the decision about a request."""
         self._replies[reply.token] = _encode_reply(reply.text, refused=reply.refused)
 
     def find(self, token: str) -> Message | None:
-        """Returns what this controller or one before it has decided about the request."""
+        """Return what this controller or one before it has decided about the request."""
         if token and token not in self._replies:
             with contextlib.suppress(ClusterError):
                 if found := self._journal.find_reply(token):
@@ -204,13 +204,13 @@ class ReplyBook:
         return self._replies.get(token)
 
     def queue(self, request: JobRequest, phase: str) -> None:
-        """Has the reply sent; where nothing was decided, the job is over, in `phase`."""
+        """Have the reply sent; where nothing was decided, the job is over, in `phase`."""
         if request.token:
             reply = self.find(request.token) or {"error": "ended", "text": phase}
             self._unsent.append((request, reply))
 
     def send(self, *, is_journal_written: bool) -> None:
-        """Sends the replies that may be sent. A decision not in the journal is lost with this controller.
+        """Send the replies that may be sent. A decision not in the journal is lost with this controller.
 
         The reply to a `stop` is sent in any case: a full disk must not keep a user from stopping a job.
         """

@@ -45,13 +45,13 @@ class Tasks(TaskSetup, TaskObserver, Protocol):
         """Return (incarnation, process id) of each task that lived when this controller began."""
 
     def published_roster(self) -> Roster | None:
-        """Returns the newest roster that a controller before this one has published, or None."""
+        """Return the newest roster that a controller before this one has published, or None."""
 
     def launch(self, task: TaskSpec, incarnation: int, command: Command) -> int:
-        """Launches an incarnation and returns its process id. Raises ClusterError."""
+        """Launch an incarnation and return its process id. Raises ClusterError."""
 
     def signal(self, task: TaskId, name: SignalName) -> None:
-        """Sends to the task (`dump`) or to it and all it has started (`term`, `kill`); no-op once ended."""
+        """Send to the task (`dump`) or to it and all it has started (`term`, `kill`); no-op once ended."""
 
     def keep_standby(self, count: int, command: Command) -> None:
         """Keep `count` warmed processes from now on that can become a task of this command."""
@@ -60,7 +60,7 @@ class Tasks(TaskSetup, TaskObserver, Protocol):
         """Return ends once there are any, also those that a dead controller did not acknowledge."""
 
     def acknowledge(self, ended: TaskExit) -> None:
-        """This end has been written down."""
+        """Report that this end has been written down."""
 
 
 class SupervisorLost(Exception):
@@ -107,9 +107,12 @@ class SupervisedTasks(EngineCalls):
     def acknowledge(self, ended: TaskExit) -> None:
         self._send({"do": "acknowledge", "task": str(ended.task), "incarnation": ended.incarnation})
 
-    def finish(self, code: int) -> None:
-        """Ends the job: the supervisor ends whatever is left, and itself."""
-        self._send({"do": "finish", "code": code})
+    def finish(self, code: int, reason: str = "") -> None:
+        """End the job: the supervisor ends whatever is left, and itself.
+
+        `reason` says why the controller gave up; "" where the journal has the job's end.
+        """
+        self._send({"do": "finish", "code": code, "reason": reason})
         deadline = time.monotonic() + _REPLY_TIMEOUT
         while not self._channel.flush() and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -143,7 +146,7 @@ class SupervisedTasks(EngineCalls):
         return reply
 
     def _receive(self, timeout: float | None, *more: int) -> None:
-        """Takes in what has come, after `timeout` seconds at the latest."""
+        """Take in what has come, after `timeout` seconds at the latest."""
         poll = select.poll()
         poll.register(self._channel, select.POLLIN | (select.POLLOUT if self._channel.unsent_bytes else 0))
         for descriptor in more:

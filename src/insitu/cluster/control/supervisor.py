@@ -34,7 +34,7 @@ from insitu.cluster.engines import (
     open_engine,
     reply_to_call,
 )
-from insitu.cluster.job_files import JobLogs, MergedLog, listen_for_requests, read_spec
+from insitu.cluster.job_files import JobLogs, listen_for_requests, read_spec
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths
 from insitu.processes import adopt_orphans, end_all_children
@@ -43,6 +43,8 @@ from insitu.spec import NodeId, TaskId, TaskSpec
 MAX_CONTROLLERS = 60
 CONTROLLER_WINDOW = 60.0
 GAVE_UP_CODE = 1
+_TAIL_BYTES = 4096
+"""Bytes at the end of the controllers' log in which the last one's error is looked for."""
 
 
 class Supervisor:
@@ -59,9 +61,11 @@ class Supervisor:
         self._exits: dict[tuple[TaskId, int], int] = {}
         self.code: int | None = None
         """The job's exit code once it is over."""
+        self.reason = ""
+        """Why the controller gave up, where the journal may not say it."""
 
     def connect(self, channel: Channel | None) -> None:
-        """Serves a new controller, or none, from now on."""
+        """Serve a new controller, or none, from now on."""
         if self._channel is not None:
             self._channel.close()
         self._channel = channel
@@ -76,7 +80,7 @@ class Supervisor:
         )
 
     def serve(self) -> None:
-        """Waits for whatever comes next, and sees to it."""
+        """Wait for whatever comes next, and see to it."""
         now = time.time()
         for happened in self._engine.wait(None):
             if isinstance(happened, Output):
@@ -86,7 +90,7 @@ class Supervisor:
         self.handle_messages()
 
     def handle_messages(self) -> None:
-        """Performs the calls that the controller has sent so far."""
+        """Perform the calls that the controller has sent so far."""
         with contextlib.suppress(ChannelClosed):
             if self._channel is not None:
                 self._channel.flush()
@@ -116,7 +120,7 @@ class Supervisor:
             case "acknowledge":
                 self._exits.pop((TaskId.parse(message["task"]), int(message["incarnation"])), None)
             case "finish":
-                self.code = int(message["code"])
+                self.code, self.reason = int(message["code"]), str(message["reason"])
             case call:
                 reply = reply_to_call(self._engine, message)
                 if call == "roster" and "error" not in reply:
@@ -144,8 +148,11 @@ class Supervisor:
         self._logs.finish()
 
 
-def supervise(job: JobPaths, lock: int, listener: socket.socket, *, resume: bool) -> int:
-    """Runs the job to its end. Returns its exit code. `listener` takes the requests of users."""
+def supervise(job: JobPaths, lock: int, listener: socket.socket, *, resume: bool) -> tuple[int, str]:
+    """Run the job to its end. Returns its exit code, and why no controller could go on, if none could.
+
+    `listener` takes the requests of users.
+    """
     wakeup = Wakeup(signal.SIGCHLD)
     engine = open_engine(read_spec(job).engine, job, wakeup.fileno())
     supervisor = Supervisor(job, engine)
@@ -155,8 +162,7 @@ def supervise(job: JobPaths, lock: int, listener: socket.socket, *, resume: bool
         while supervisor.code is None:
             if controller == 0:
                 if len(begun) == MAX_CONTROLLERS and time.monotonic() - begun[0] < CONTROLLER_WINDOW:
-                    sys.stderr.write(f"{MAX_CONTROLLERS} controllers died within {CONTROLLER_WINDOW:g} s\n")
-                    return GAVE_UP_CODE
+                    return GAVE_UP_CODE, describe_controller_deaths(job)
                 begun.append(time.monotonic())
                 with contextlib.suppress(ClusterError):
                     engine.reserve([])  # lets go of ports that a child would hold on to
@@ -178,27 +184,38 @@ def supervise(job: JobPaths, lock: int, listener: socket.socket, *, resume: bool
                 controller = 0
     finally:
         supervisor.close()
-    return supervisor.code
+    return supervisor.code, supervisor.reason
+
+
+def describe_controller_deaths(job: JobPaths) -> str:
+    """Return why the job ends because its controllers die, with the last line that one of them wrote."""
+    lines: list[bytes] = []
+    with contextlib.suppress(OSError), job.controller_log.open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        lines = [line.strip() for line in log.read().splitlines() if line.strip()]
+    last = lines[-1].decode(errors="replace") if lines else "none wrote why"
+    return (
+        f"the job's controller died {MAX_CONTROLLERS} times within {CONTROLLER_WINDOW:g} s: {last}. All that "
+        f"controllers wrote is in {job.controller_log}; once the cause is gone, `insitu resume "
+        f"{job.root.name}` goes on from the last checkpoint"
+    )
 
 
 def _has_ended(child: int) -> bool:
-    """Reaps the child if it has ended."""
+    """Reap the child if it has ended."""
     return os.waitpid(child, os.WNOHANG)[0] == child
 
 
-def open_request_socket(job: JobPaths) -> socket.socket | None:
-    """Opens the job's socket for requests. Returns None where it can't; the job's output then says why."""
+def open_request_socket(job: JobPaths) -> socket.socket:
+    """Open the job's socket for requests. Raises ClusterError where it can't."""
     try:
         return listen_for_requests(job)
     except OSError as error:
-        text = (
+        raise ClusterError(
             f"the job can't begin: its socket for requests can't be made in {job.root}: {error}. Set "
             "INSITU_HOME to a folder on a file system that has room and holds Unix sockets, such as a local "
             "disk"
-        )
-        sys.stderr.write(f"insitu: {text}\n")
-        MergedLog(job).log(text)
-        return None
+        ) from error
 
 
 def main(arguments: list[str]) -> int:
@@ -209,14 +226,16 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         # Not SIG_IGN, which tasks would inherit.
         signal.signal(number, lambda *_: None)
-    listener = open_request_socket(job)
-    if listener is None:
-        return GAVE_UP_CODE
-    with listener:
-        code = supervise(job, lock, listener, resume="resume" in arguments[2:])
+    try:
+        with open_request_socket(job) as listener:
+            code, reason = supervise(job, lock, listener, resume="resume" in arguments[2:])
+    except ClusterError as error:
+        code, reason = GAVE_UP_CODE, str(error)
+    if reason:
+        sys.stderr.write(f"insitu: {reason}\n")
     job.requests.unlink(missing_ok=True)
     end_all_children()
-    finalize_job(job)
+    finalize_job(job, reason)
     return code
 
 

@@ -128,6 +128,9 @@ class StopRequestedEvent:
 class ControllerLostEvent:
     """Nothing of the job runs any more, and no controller is left to act."""
 
+    #: Why, for the user; "" where the job's processes were ended from outside.
+    reason: str = ""
+
 
 @dataclass(frozen=True, slots=True)
 class TakenOverEvent:

@@ -118,7 +118,7 @@ def advance(state: JobState, event: Event, now: float) -> Result:
             state, actions = _handle_stop_request(state, now)
             return state, [*recovery.reply(event.token, "stopping every task"), *actions]
         case ControllerLostEvent():
-            return _handle_controller_loss(state, now)
+            return _handle_controller_loss(state, event, now)
         case TakenOverEvent():
             return state, [Log("the job's controller died; a new one has taken over, training goes on")]
         case TickEvent():
@@ -298,8 +298,8 @@ def _handle_stop_request(state: JobState, now: float) -> Result:
     return _conclude_if_stopped(state, [Log("stop was asked for; stopping every task"), *actions], now)
 
 
-def _handle_controller_loss(state: JobState, now: float) -> Result:
-    text = (
+def _handle_controller_loss(state: JobState, event: ControllerLostEvent, now: float) -> Result:
+    text = event.reason or (
         "the job's processes were all ended from outside, its controller included; `insitu resume` goes on "
         "from the last checkpoint"
     )

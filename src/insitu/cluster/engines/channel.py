@@ -39,12 +39,12 @@ class Channel:
         return len(self._outgoing)
 
     def send(self, message: Message) -> None:
-        """Raises ChannelClosed."""
+        """Raise ChannelClosed."""
         self._outgoing += json.dumps(message).encode() + b"\n"
         self.flush()
 
     def flush(self) -> bool:
-        """Sends what waits; True once nothing does. Raises ChannelClosed."""
+        """Send what waits; True once nothing does. Raises ChannelClosed."""
         try:
             while self._outgoing:
                 self._outgoing = self._outgoing[self._socket.send(self._outgoing) :]
@@ -55,7 +55,7 @@ class Channel:
         return True
 
     def receive(self) -> list[Message]:
-        """Returns the messages that have come; doesn't wait. Raises ChannelClosed once there will be none."""
+        """Return the messages that have come; doesn't wait. Raises ChannelClosed once there will be none."""
         for _ in range(_MAX_READS):
             if self._broken:
                 break
@@ -78,7 +78,7 @@ class Channel:
         return messages
 
     def _decode(self, lines: list[bytes]) -> list[Message]:
-        """Returns the messages up to the first line that is none."""
+        """Return the messages up to the first line that is none."""
         messages = []
         for line in lines:
             try:

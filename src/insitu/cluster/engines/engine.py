@@ -76,51 +76,51 @@ class ProcessControl(Protocol):
     """Starts processes beside their data and ends them."""
 
     def launch(self, task: TaskSpec, command: Command) -> int:
-        """Starts the task. Returns its process id on its node. Raises ClusterError."""
+        """Start the task. Returns its process id on its node. Raises ClusterError."""
 
     def keep_standby(self, count: int, command: Command) -> None:
-        """Keeps `count` warmed processes from now on that can become tasks of `command`."""
+        """Keep `count` warmed processes from now on that can become tasks of `command`."""
 
     def signal(self, task: TaskId, name: SignalName) -> None:
-        """Sends to the task (`dump`) or to it and all it has started (`term`, `kill`); no-op once ended."""
+        """Send to the task (`dump`) or to it and all it has started (`term`, `kill`); no-op once ended."""
 
     def wait(self, timeout: float | None) -> list[Output | Ended]:
-        """Returns what happened, as soon as anything has; nothing after `timeout` seconds, if given."""
+        """Return what happened, as soon as anything has; nothing after `timeout` seconds, if given."""
 
     def close(self) -> None:
-        """Kills what still runs and lets go of everything."""
+        """Kill what still runs and let go of everything."""
 
 
 class TaskSetup(Protocol):
     """Prepares what tasks find when they begin."""
 
     def reserve(self, tasks: Sequence[TaskSpec]) -> dict[TaskId, str]:
-        """Returns a distinct `host:port` for each task on its node, held until the task is launched.
+        """Return a distinct `host:port` for each task on its node, held until the task is launched.
 
         Addresses of an earlier call that weren't used are let go of. Raises ClusterError.
         """
 
     def publish_roster(self, roster: Roster) -> None:
-        """Replaces the roster that tasks see, on all nodes. Raises ClusterError."""
+        """Replace the roster that tasks see, on all nodes. Raises ClusterError."""
 
     def clear_records(self, tasks: Sequence[TaskId]) -> None:
-        """Removes what earlier incarnations of these tasks wrote about themselves. Raises ClusterError."""
+        """Remove what earlier incarnations of these tasks wrote about themselves. Raises ClusterError."""
 
 
 class TaskObserver(Protocol):
     """Says how tasks and nodes are. What can't be found out is left out; nothing raises."""
 
     def read_progress(self, tasks: Sequence[TaskId]) -> dict[TaskId, Progress]:
-        """Returns the last progress record of each task that has written one."""
+        """Return the last progress record of each task that has written one."""
 
     def read_failure(self, task: TaskId) -> Failure | None:
-        """Returns what the task wrote about the exception that ended it."""
+        """Return what the task wrote about the exception that ended it."""
 
     def process_states(self, tasks: Sequence[TaskId]) -> dict[TaskId, ProcessState]:
-        """Returns the state of each of these tasks that runs."""
+        """Return the state of each of these tasks that runs."""
 
     def node_states(self, nodes: Sequence[NodeId]) -> dict[NodeId, NodeState]:
-        """Returns the state of each of these nodes."""
+        """Return the state of each of these nodes."""
 
 
 class Engine(ProcessControl, TaskSetup, TaskObserver, Protocol):

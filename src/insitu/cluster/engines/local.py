@@ -41,7 +41,7 @@ class _Running:
         os.set_blocking(self.pipe.fileno(), False)
 
     def read(self) -> bytes | None:
-        """Returns the output that is ready; b"" at the end of the stream, None where nothing is ready."""
+        """Return the output that is ready; b"" at the end of the stream, None where nothing is ready."""
         try:
             return os.read(self.pipe.fileno(), _CHUNK)
         except BlockingIOError:
@@ -204,5 +204,5 @@ class LocalEngine(TaskFiles):
 
 
 def _tied_to_this_process(command: Command) -> Command:
-    """Returns `command`, whose process then ends with this one."""
+    """Return `command`, whose process then ends with this one."""
     return replace(command, environment={**command.environment, PARENT_ENV: str(os.getpid())})

@@ -24,7 +24,7 @@ class EngineCalls:
     """`TaskSetup` and `TaskObserver` of an engine elsewhere. A subclass gives `_request`."""
 
     def _request(self, message: Message) -> Message:
-        """Sends a call and returns its answer. Raises ClusterError where the call failed."""
+        """Send a call and return its answer. Raises ClusterError where the call failed."""
         raise NotImplementedError
 
     def _observe(self, message: Message) -> Message:
@@ -65,7 +65,7 @@ class SetupAndObserver(TaskSetup, TaskObserver, Protocol):
 
 
 def reply_to_call(engine: SetupAndObserver, message: Message) -> Message:
-    """Does what one call of `EngineCalls` asks for. Returns the answer."""
+    """Do what one call of `EngineCalls` asks for. Returns the answer."""
     try:
         return _perform(engine, message)
     except (ClusterError, OSError) as error:

@@ -108,7 +108,7 @@ class RemoteEngine(EngineCalls):
         return reply
 
     def _receive(self, timeout: float | None, *more: int | None) -> None:
-        """Takes in what comes within `timeout` seconds, at most until one of `more` is readable."""
+        """Take in what comes within `timeout` seconds, at most until one of `more` is readable."""
         poll = select.poll()
         if not self._is_lost:
             poll.register(
@@ -148,7 +148,7 @@ class RemoteEngine(EngineCalls):
 
 
 def start_engine_server(job: JobPaths, wake: int | None = None) -> RemoteEngine:
-    """Starts an engine server for `job` on this machine. Raises ClusterError."""
+    """Start an engine server for `job` on this machine. Raises ClusterError."""
     ours, its = socket.socketpair()
     with its:
         number = its.fileno()

@@ -10,7 +10,7 @@ from insitu.paths import JobPaths
 
 
 def open_engine(name: str, job: JobPaths, wake: int) -> Engine:
-    """Returns the engine `name` for `job`. It returns from `wait` when `wake` becomes readable.
+    """Return the engine `name` for `job`. It returns from `wait` when `wake` becomes readable.
 
     `server` is that of this machine in another process; no user can choose it. Raises ClusterError.
     """

@@ -41,7 +41,7 @@ class EngineServer:
         self._is_closed = False
 
     def serve(self) -> None:
-        """Returns once the other end has closed, or asked to close. Nothing runs any more then."""
+        """Return once the other end has closed, or asked to close. Nothing runs any more then."""
         try:
             while not self._is_closed:
                 self._wakeup.watch(self._channel, writable=self._channel.unsent_bytes > 0)
@@ -64,7 +64,7 @@ class EngineServer:
         poll.poll()
 
     def _report(self) -> None:
-        """Waits for whatever happens next."""
+        """Wait for whatever happens next."""
         for event in self._engine.wait(None):
             if isinstance(event, Output):
                 data = base64.b64encode(event.data).decode()

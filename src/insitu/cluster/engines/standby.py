@@ -28,7 +28,7 @@ _MAX_FAILURES = 3
 def start_process(
     command: Command, folder: Path, *, inherit: tuple[int, ...] = ()
 ) -> subprocess.Popen[bytes]:
-    """Starts a process of its own session whose output comes through one pipe. Raises OSError."""
+    """Start a process of its own session whose output comes through one pipe. Raises OSError."""
     return subprocess.Popen(
         command.arguments,
         env=command.environment,
@@ -55,7 +55,7 @@ class Standby:
 
 
 def select_fixed_part(command: Command) -> Command:
-    """Returns `command` without what a running process can still be given: the contract's names."""
+    """Return `command` without what a running process can still be given: the contract's names."""
     rest = {name: value for name, value in command.environment.items() if name not in CONTRACT_ENVS}
     return Command(command.arguments, rest)
 
@@ -106,7 +106,7 @@ class StandbyPool:
         self._processes.append(standby)
 
     def activate(self, command: Command) -> subprocess.Popen[bytes] | None:
-        """Returns a process that turns into `command` now, or None where none stands by that could."""
+        """Return a process that turns into `command` now, or None where none stands by that could."""
         fits = select_fixed_part(command)
         for standby in list(self._processes):
             if standby.fits != fits:
@@ -137,7 +137,7 @@ class StandbyPool:
 
     @staticmethod
     def _drop_output(standby: Standby) -> bool:
-        """Returns True where the end of the stream was reached."""
+        """Return True where the end of the stream was reached."""
         if standby.process.stdout is None:
             return True
         with contextlib.suppress(BlockingIOError):

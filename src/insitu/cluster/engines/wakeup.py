@@ -31,13 +31,13 @@ class Wakeup:
         return self._epoll.fileno()
 
     def take_signals(self) -> bytes:
-        """Returns the numbers of the signals that have come since the last call."""
+        """Return the numbers of the signals that have come since the last call."""
         with contextlib.suppress(BlockingIOError):
             return os.read(self._reader, 4096)
         return b""
 
     def watch(self, file: HasFileno, *, writable: bool = False) -> None:
-        """Watches `file` until it is closed; `writable`: also for room to write."""
+        """Watch `file` until it is closed; `writable`: also for room to write."""
         events = select.EPOLLIN | (select.EPOLLOUT if writable else 0)
         try:
             self._epoll.register(file.fileno(), events)

@@ -76,7 +76,7 @@ class Journal:
             ) from error
 
     def create(self, state: JobState) -> None:
-        """Makes the journal, with `state` as its first entry."""
+        """Make the journal, with `state` as its first entry."""
         with self._open("rwc") as connection:
             connection.executescript(_SCHEMA)
             self._insert(connection, 0.0, {"event": "Created"}, [], state)

@@ -18,7 +18,7 @@ _SHARED_LOCK_TIMEOUT = 1.0
 
 
 def take_lock(path: Path) -> int:
-    """Makes `path` and locks it. Returns the descriptor; a process that inherits it holds the lock too."""
+    """Make `path` and lock it. Returns the descriptor; a process that inherits it holds the lock too."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + _SHARED_LOCK_TIMEOUT
     while True:
@@ -68,7 +68,7 @@ def read_controller_pid(path: Path) -> int | None:
 
 
 def signal_controller(path: Path, number: int) -> bool:
-    """Sends a signal to the controller. Returns False where no controller is left.
+    """Send a signal to the controller. Returns False where no controller is left.
 
     The process is opened before the lock is looked at, so a number that was given to another process
     meanwhile is never signalled. Raises ClusterError where the controller hasn't written its process id.

@@ -21,7 +21,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 @contextlib.contextmanager
 def _short_path(path: Path) -> Iterator[str]:
-    """Yields a name of `path` that fits into a socket's address, which holds 107 bytes."""
+    """Yield a name of `path` that fits into a socket's address, which holds 107 bytes."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"
@@ -30,7 +30,7 @@ def _short_path(path: Path) -> Iterator[str]:
 
 
 def listen_for_requests(job: JobPaths) -> socket.socket:
-    """Opens the job's socket, in the place of one that a dead supervisor left. Raises OSError."""
+    """Open the job's socket, in the place of one that a dead supervisor left. Raises OSError."""
     job.requests.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     try:
@@ -47,7 +47,7 @@ def listen_for_requests(job: JobPaths) -> socket.socket:
 
 
 def connect_for_requests(job: JobPaths, timeout: float) -> socket.socket:
-    """Connects to the job's socket. Raises OSError."""
+    """Connect to the job's socket. Raises OSError."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.settimeout(timeout)
@@ -60,7 +60,7 @@ def connect_for_requests(job: JobPaths, timeout: float) -> socket.socket:
 
 
 def is_from_owner(connection: socket.socket) -> bool:
-    """Returns True where the process that connected is of this process's user, or root's."""
+    """Return True where the process that connected is of this process's user, or root's."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(credentials)
     return user in (0, os.geteuid())

@@ -14,7 +14,7 @@ _CHUNK = 1 << 20
 def follow(
     path: Path, is_over: Callable[[], bool], poll_interval: float = POLL_INTERVAL, start: int = 0
 ) -> Iterator[list[bytes]]:
-    """Yields the whole lines of `path` from byte `start` on, without their ends, in batches as they come.
+    """Yield the whole lines of `path` from byte `start` on, without their ends, in batches as they come.
 
     Ends once `is_over` and everything is read. A last line that lacks its end is yielded at the end.
     """

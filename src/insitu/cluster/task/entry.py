@@ -74,7 +74,7 @@ def execute(arguments: tuple[str, ...]) -> NoReturn:
 
 
 def run_script(arguments: tuple[str, ...]) -> None:
-    """Runs the script in this interpreter as `python SCRIPT ARGS...` would."""
+    """Run the script in this interpreter as `python SCRIPT ARGS...` would."""
     import io
 
     from insitu.lazy_imports import gc_paused, split_imports

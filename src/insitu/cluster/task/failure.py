@@ -62,7 +62,7 @@ def describe_failure(error: BaseException) -> Failure:
 
 
 def write_failure(error: BaseException) -> None:
-    """Publishes the record of `error`. Outside a job, or on a full disk, the traceback must do."""
+    """Publish the record of `error`. Outside a job, or on a full disk, the traceback must do."""
     me = context()
     if me.job is None:
         return

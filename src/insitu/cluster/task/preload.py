@@ -150,7 +150,7 @@ def _find_insitu_attributes(tree: ast.Module) -> Iterator[Import]:
 
 
 def preload_script(script: Path) -> None:
-    """Does what `find_preload_actions` finds. What can't be imported the script will fail at."""
+    """Do what `find_preload_actions` finds. What can't be imported the script will fail at."""
     for action in find_preload_actions(script):
         with contextlib.suppress(Exception):
             if isinstance(action, Import):

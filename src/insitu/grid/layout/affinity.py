@@ -24,7 +24,7 @@ _SPLIT_SALT = np.uint64(0x5B1D3A7C2E9F4680)
 
 
 def splitmix64(values: Hashes) -> Hashes:
-    """Applies a round of splitmix64 (Steele, Lea, Flood 2014) to each of `values`: uint64[n] -> uint64[n]."""
+    """Apply a round of splitmix64 (Steele, Lea, Flood 2014) to each of `values`: uint64[n] -> uint64[n]."""
     mixed = values + _GOLDEN
     mixed ^= mixed >> np.uint64(30)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
@@ -35,19 +35,19 @@ def splitmix64(values: Hashes) -> Hashes:
 
 
 def hash_rows(start: int, stop: int) -> Hashes:
-    """Returns each row's hash by its index in the source, for rows [start, stop): uint64[stop - start]."""
+    """Return each row's hash by its index in the source, for rows [start, stop): uint64[stop - start]."""
     return splitmix64(np.arange(start, stop, dtype=np.uint64))
 
 
 def hash_integers(values: npt.NDArray[np.generic]) -> Hashes:
-    """Returns the hash of each integer or bool. Equal numbers hash alike whatever their dtype."""
+    """Return the hash of each integer or bool. Equal numbers hash alike whatever their dtype."""
     if values.dtype == np.uint64:
         return splitmix64(values.astype(np.uint64))
     return splitmix64(values.astype(np.int64).view(np.uint64))
 
 
 def hash_texts(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> Hashes:
-    """Returns the hash of each text: FNV-1a over its UTF-8 bytes, then splitmix64.
+    """Return the hash of each text: FNV-1a over its UTF-8 bytes, then splitmix64.
 
     Text i is `data[offsets[i]:offsets[i + 1]]`. Takes one vectorised pass per byte of the longest text.
     """
@@ -63,12 +63,12 @@ def hash_texts(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> H
 
 
 def partition_of_rows(hashes: Hashes, partitions: int) -> npt.NDArray[np.int64]:
-    """Returns the partition in [0, partitions) of each row: its hash modulo `partitions`."""
+    """Return the partition in [0, partitions) of each row: its hash modulo `partitions`."""
     return (hashes % np.uint64(partitions)).astype(np.int64)
 
 
 def split_of_rows(hashes: Hashes, fractions: Sequence[float]) -> npt.NDArray[np.int64]:
-    """Returns the split in [0, len(fractions)) of each row; split i gets about `fractions[i]` of all rows.
+    """Return the split in [0, len(fractions)) of each row; split i gets about `fractions[i]` of all rows.
 
     The hash, salted, is a point in [0, 1) whose place among the running sums of `fractions` decides.
     """
@@ -78,7 +78,7 @@ def split_of_rows(hashes: Hashes, fractions: Sequence[float]) -> npt.NDArray[np.
 
 
 def check_split(split: Mapping[str, float]) -> None:
-    """Raises InputError unless `split` has positive fractions that add up to 1."""
+    """Raise InputError unless `split` has positive fractions that add up to 1."""
     total = sum(split.values())
     if not split or any(not 0 < f <= 1 for f in split.values()) or abs(total - 1) > 1e-6:
         raise InputError(
@@ -88,7 +88,7 @@ def check_split(split: Mapping[str, float]) -> None:
 
 
 def owners_of_partition(partition: int, topology: Topology, backups: int) -> tuple[NodeId, ...]:
-    """Returns the primary owner of `partition`, then its `backups` further ones; all distinct.
+    """Return the primary owner of `partition`, then its `backups` further ones; all distinct.
 
     Primaries go round the nodes, so that their numbers of partitions differ by one at most. The backups of
     one node's partitions go round all the other nodes, so that when it is lost they share its load.
@@ -108,7 +108,7 @@ def owners_of_partition(partition: int, topology: Topology, backups: int) -> tup
 def shard_partitions(
     partitions: Sequence[PartitionInfo], homes: Sequence[NodeId]
 ) -> tuple[tuple[int, ...], ...]:
-    """Returns, for each shard at home on `homes[shard]`, the indices of its partitions in ascending order.
+    """Return, for each shard at home on `homes[shard]`, the indices of its partitions in ascending order.
 
     A partition goes to a shard at home on its primary owner; where there is none, to one at home on a
     backup owner; else to any. Among those it goes to the one with the fewest rows so far, large

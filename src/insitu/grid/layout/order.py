@@ -15,7 +15,7 @@ Rows = npt.NDArray[np.int64]
 
 
 def shuffled(rows: int, seed: int, epoch: int, shard: int) -> npt.NDArray[np.integer[Any]]:
-    """Returns a permutation of [0, rows): the positions of a shard's rows in the order of one epoch.
+    """Return a permutation of [0, rows): the positions of a shard's rows in the order of one epoch.
 
     Each row gets 64 raw bits of Philox4x64-10 (Salmon and others 2011) keyed by (seed, epoch, shard), whose
     low bits are then replaced by the row's place; sorted, they are the order. NumPy promises the raw bits of
@@ -34,7 +34,7 @@ def shuffled(rows: int, seed: int, epoch: int, shard: int) -> npt.NDArray[np.int
 
 
 def batch_sizes(global_size: int, shards: int) -> tuple[int, ...]:
-    """Returns the rows of each shard in a step: equal parts, the first ones larger by one where needed.
+    """Return the rows of each shard in a step: equal parts, the first ones larger by one where needed.
 
     Raises InputError where a shard would get none.
     """
@@ -47,7 +47,7 @@ def batch_sizes(global_size: int, shards: int) -> tuple[int, ...]:
 
 
 def steps_of_shard(rows: int, size: int) -> int:
-    """Returns how many batches of `size` rows hold `rows` rows, the last one maybe smaller."""
+    """Return how many batches of `size` rows hold `rows` rows, the last one maybe smaller."""
     return -(-rows // size)
 
 
@@ -65,7 +65,7 @@ class BatchPlan:
         self._starts = np.asarray(starts, dtype=np.int64)
 
     def ranges(self, step: int) -> list[tuple[int, int, int]]:
-        """Returns (k, first row, last row + 1) in the k-th partition for the batch of `step`, by k."""
+        """Return (k, first row, last row + 1) in the k-th partition for the batch of `step`, by k."""
         start, stop = step * self.size, min((step + 1) * self.size, self.rows)
         k = int(np.searchsorted(self._starts, start, side="right")) - 1
         found = []
@@ -95,7 +95,7 @@ class ShuffledPlan(BatchPlan):
         self._planned: tuple[int, list[list[tuple[int, Rows]]]] = (-1, [])
 
     def rows_of_batch(self, step: int) -> list[tuple[int, Rows]]:
-        """Returns (k, rows of the k-th partition) for the batch of `step`, by k."""
+        """Return (k, rows of the k-th partition) for the batch of `step`, by k."""
         window, within = divmod(step, self.window_steps)
         span = self.window_steps * self.size
         if self._planned[0] != window:
@@ -103,7 +103,7 @@ class ShuffledPlan(BatchPlan):
         return self._planned[1][within]
 
     def _group(self, order: npt.NDArray[np.integer[Any]]) -> list[list[tuple[int, Rows]]]:
-        """Returns the rows of each batch by partition; `order` holds the positions of whole batches."""
+        """Return the rows of each batch by partition; `order` holds the positions of whole batches."""
         positions = order.astype(np.int64)
         part = np.searchsorted(self._starts, positions, side="right") - 1
         parts = len(self._starts) - 1

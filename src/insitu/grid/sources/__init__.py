@@ -46,7 +46,7 @@ _CONVERT = (
 
 
 def find_sources(sources: Sequence[str], format: str | None) -> list[tuple[Path, str]]:
-    """Returns (file, format) of all files that `sources` name, each once, ordered by their absolute paths.
+    """Return (file, format) of all files that `sources` name, each once, ordered by their absolute paths.
 
     A source is a file, a folder (all its files of a known format, at any depth, but those whose name or
     folder starts with `.` or `_`) or a glob. `format` overrules the suffixes. Raises SourceError.
@@ -102,7 +102,7 @@ def _expand(source: str, format: str | None) -> list[tuple[Path, str]]:
 
 
 def _refuse_addresses(source: str) -> None:
-    """Raises SourceError for what is no path: nothing at all, or the address of something elsewhere."""
+    """Raise SourceError for what is no path: nothing at all, or the address of something elsewhere."""
     if not source.strip():
         raise SourceError(
             f"A SOURCE is a file, a folder or a glob; `.` is the current folder. Received: {source!r}"
@@ -121,14 +121,14 @@ def _kind_of_file(mode: int) -> str:
 
 
 def _describe_files(files: Sequence[Path]) -> str:
-    """Returns such as `12 .png, 1 .txt`, the most frequent first."""
+    """Return such as `12 .png, 1 .txt`, the most frequent first."""
     counts = Counter(path.suffix.lower() or "without a suffix" for path in files)
     named = [f"{count} {suffix}" for suffix, count in counts.most_common(5)]
     return ", ".join(named) + (", ..." if len(counts) > 5 else "") if files else "no files"
 
 
 def _mode(path: Path) -> int | None:
-    """Returns what kind of file `path` is, as in `stat`; None where there is none. Raises SourceError."""
+    """Return what kind of file `path` is, as in `stat`; None where there is none. Raises SourceError."""
     try:
         return path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -138,7 +138,7 @@ def _mode(path: Path) -> int | None:
 
 
 def _files_below(folder: Path) -> list[Path]:
-    """Returns all files at any depth but hidden ones. Raises SourceError where a folder can't be listed."""
+    """Return all files at any depth but hidden ones. Raises SourceError where a folder can't be listed."""
 
     def refuse(error: OSError) -> None:
         raise SourceError(f"Folder {error.filename} can't be read: {error.strerror}") from error
@@ -166,7 +166,7 @@ def _suffixes(format: str | None) -> str:
 
 
 def stem(path: Path) -> str:
-    """Returns a file's name without the suffix of its format."""
+    """Return a file's name without the suffix of its format."""
     kind = _format_of(path)
     suffixes = FORMATS[kind][2] if kind else (path.suffix,)
     ends = [s for s in suffixes if path.name.lower().endswith(s)]
@@ -174,7 +174,7 @@ def stem(path: Path) -> str:
 
 
 def open_sources(files: Sequence[tuple[Path, str]], options: SourceOptions) -> list[Source]:
-    """Opens every file's header and checks that all have the same columns. Raises SourceError."""
+    """Open every file's header and check that all have the same columns. Raises SourceError."""
     opened = [_open(path, kind, options) for path, kind in files]
     floats = _columns_of_any_number(opened)
     if floats:
@@ -202,7 +202,7 @@ def _open(path: Path, kind: str, options: SourceOptions) -> Source:
 
 
 def _columns_of_any_number(opened: Sequence[Source]) -> frozenset[str]:
-    """Columns that are int64 in some and float64 in others of files whose types are only inferred."""
+    """Return the columns that are int64 in some and float64 in others of files whose types are inferred."""
     dtypes: dict[str, set[str]] = {}
     for source in opened:
         for column in source.columns if source.format == "csv" else ():

@@ -60,12 +60,12 @@ class Source(Protocol):
     def __init__(self, path: Path, options: SourceOptions) -> None: ...
 
     def blocks(self, block_bytes: int) -> Iterator[Block]:
-        """Yields all rows in order, in blocks of about `block_bytes` bytes, one row at least."""
+        """Yield all rows in order, in blocks of about `block_bytes` bytes, one row at least."""
         ...
 
 
 def check_column(path: Path, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Column:
-    """Returns the column for NumPy values of `dtype`, with `shape` per row. Raises SourceError."""
+    """Return the column for NumPy values of `dtype`, with `shape` per row. Raises SourceError."""
     if not name:
         raise SourceError(f"{path} has a column without a name")
     if dtype.hasobject:
@@ -90,23 +90,23 @@ def check_column(path: Path, name: str, dtype: np.dtype[Any], shape: tuple[int, 
 
 
 def rows_per_block(row_bytes: float, block_bytes: int) -> int:
-    """Returns how many rows of that size make about `block_bytes`; 1 at least."""
+    """Return how many rows of that size make about `block_bytes`; 1 at least."""
     return max(1, int(block_bytes / max(1, row_bytes)))
 
 
 def native(values: Any) -> Any:
-    """Returns `values` as an array in the machine's byte order, contiguous."""
+    """Return `values` as an array in the machine's byte order, contiguous."""
     return np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
 
 
 def raw_bytes(values: npt.NDArray[Any]) -> memoryview:
-    """Returns the bytes of a contiguous array, in place."""
+    """Return the bytes of a contiguous array, in place."""
     flat: Any = values.reshape(-1).view(np.uint8)
     return memoryview(flat)
 
 
 def describe_columns(columns: tuple[Column, ...]) -> str:
-    """Returns such as `x uint8[28,28], label int64`, for messages."""
+    """Return such as `x uint8[28,28], label int64`, for messages."""
     return ", ".join(
         f"{c.name} {'text' if c.dtype == TEXT else c.dtype}{list(c.shape) if c.shape else ''}"
         for c in columns

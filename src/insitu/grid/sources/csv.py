@@ -77,7 +77,7 @@ class CsvSource:
 
     @contextlib.contextmanager
     def _opened(self, block_bytes: int, types: Mapping[str, Any]) -> Iterator[tuple[Any, IO[bytes]]]:
-        """Yields (reader of batches, the file below it, whose position shows how much has been read)."""
+        """Yield (reader of batches, the file below it, whose position shows how much has been read)."""
         convert = pa_csv.ConvertOptions(column_types=dict(types), timestamp_parsers=[])
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(self.path.open("rb"))
@@ -89,7 +89,7 @@ class CsvSource:
 
 
 def _check_text(path: Path) -> None:
-    """Raises SourceError where the beginning of a file shows that it isn't text, or not in UTF-8."""
+    """Raise SourceError where the beginning of a file shows that it isn't text, or not in UTF-8."""
     with path.open("rb") as raw:
         packed = path.name.lower().endswith(".gz")
         try:
@@ -124,7 +124,7 @@ def _not_utf8(path: Path, found: str, encoding: str) -> SourceError:
 
 
 def _kept_type(inferred: Any) -> Any:
-    """Returns the type to read a column with, given the one that Arrow infers."""
+    """Return the type to read a column with, given the one that Arrow infers."""
     if pa.types.is_null(inferred):
         return pa.float64()
     return inferred if inferred in _DTYPES else pa.large_utf8()

@@ -45,7 +45,7 @@ class IpcSource:
                     drop_pages()
 
     def _batches(self) -> Iterator[tuple[Any, int, Callable[[], None]]]:
-        """Yields (batch, bytes of the file so far, a function that drops the pages read so far).
+        """Yield (batch, bytes of the file so far, a function that drops the pages read so far).
 
         Mapped, so that a batch larger than memory is no trouble.
         """

@@ -45,7 +45,7 @@ class ArrayHeader:
 
 
 def read_header(file: IO[bytes], path: object) -> ArrayHeader:
-    """Reads the header at the start of `file`. `path` is for the messages. Raises SourceError."""
+    """Read the header at the start of `file`. `path` is for the messages. Raises SourceError."""
     try:
         version = np.lib.format.read_magic(file)
         read = (
@@ -91,12 +91,12 @@ class NpySource:
 
 
 def values_of_column(values: npt.NDArray[Any], column: Column) -> Any:
-    """Returns `values` in the form that a Block holds."""
+    """Return `values` in the form that a Block holds."""
     return pa.array(values.tolist(), pa.large_utf8()) if column.dtype == TEXT else native(values)
 
 
 def array_blocks(file: IO[bytes], header: ArrayHeader, rows: int, path: object) -> Iterator[npt.NDArray[Any]]:
-    """Yields the values of a `.npy`, `rows` rows at a time, from `file`, which can seek.
+    """Yield the values of a `.npy`, `rows` rows at a time, from `file`, which can seek.
 
     The same memory holds each block in turn.
     """

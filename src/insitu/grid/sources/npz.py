@@ -63,7 +63,7 @@ class NpzSource:
 
 
 def _columns(path: Path, headers: Mapping[str, ArrayHeader]) -> tuple[Column, ...]:
-    """Returns the columns of all arrays. Raises SourceError with what is wrong with each."""
+    """Return the columns of all arrays. Raises SourceError with what is wrong with each."""
     columns, problems = [], []
     for name, header in headers.items():
         try:
@@ -85,7 +85,7 @@ def _checked_blocks(
 def _member(
     members: contextlib.ExitStack, archive: zipfile.ZipFile, name: str, header: ArrayHeader
 ) -> IO[bytes]:
-    """Opens an array's bytes. One in column order needs random access: it is unpacked into
+    """Open an array's bytes. One in column order needs random access: it is unpacked into
     a temporary file that has no name.
     """
     entry = name if name in archive.namelist() else f"{name}.npy"

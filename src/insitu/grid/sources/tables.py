@@ -23,13 +23,13 @@ from insitu.spec import Column
 
 
 def is_of_the_system(error: Exception) -> bool:
-    """Returns whether an error comes from the system, such as for missing permission, and not from Arrow."""
+    """Return whether an error comes from the system, such as for missing permission, and not from Arrow."""
     return isinstance(error, OSError) and error.errno is not None
 
 
 @contextlib.contextmanager
 def arrow_errors(path: Path) -> Iterator[None]:
-    """Turns what Arrow raises for a file that isn't whole or of another format into SourceError."""
+    """Turn what Arrow raises for a file that isn't whole or of another format into SourceError."""
     try:
         yield
     except (pa.ArrowException, EOFError, OSError) as error:
@@ -41,7 +41,7 @@ def arrow_errors(path: Path) -> Iterator[None]:
 
 
 def columns_of_batch(batch: Any, path: Path) -> tuple[Column, ...]:
-    """Returns the columns of all rows of a file, from its first batch, which has rows. Raises SourceError."""
+    """Return the columns of all rows of a file, from its first batch, which has rows. Raises SourceError."""
     names = batch.schema.names
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -60,7 +60,7 @@ def columns_of_batch(batch: Any, path: Path) -> tuple[Column, ...]:
 
 
 def values_of_batch(batch: Any, columns: tuple[Column, ...], path: Path) -> dict[str, Any]:
-    """Returns a batch's values as a Block holds them. Raises SourceError where rows differ in shape."""
+    """Return a batch's values as a Block holds them. Raises SourceError where rows differ in shape."""
     found: dict[str, Any] = {}
     for column in columns:
         values = batch.column(batch.schema.get_field_index(column.name))
@@ -78,7 +78,7 @@ def values_of_batch(batch: Any, columns: tuple[Column, ...], path: Path) -> dict
 
 
 def _refuse_types(schema: Any, path: Path) -> None:
-    """Raises SourceError, which names every column of a type that a cache can't hold."""
+    """Raise SourceError, which names every column of a type that a cache can't hold."""
     bad = [field for field in schema if not (_is_text(field.type) or _is_tensor(field.type))]
     if bad:
         named = ", ".join(f"column {field.name!r} is of type {field.type}" for field in bad)
@@ -90,7 +90,7 @@ def _refuse_types(schema: Any, path: Path) -> None:
 
 
 def _is_tensor(kind: Any) -> bool:
-    """Returns whether values of an Arrow type are numbers, bools, or lists of them at any depth."""
+    """Return whether values of an Arrow type are numbers, bools, or lists of them at any depth."""
     if isinstance(kind, pa.BaseExtensionType):
         return isinstance(kind, pa.FixedShapeTensorType)
     if pa.types.is_dictionary(kind):
@@ -114,7 +114,7 @@ def _texts(values: Any, name: str, path: Path) -> Any:
 
 
 def _tensor(values: Any, name: str, path: Path) -> Any:
-    """Returns `values`, of a type that `_is_tensor`, as one array [rows, ...]. Raises SourceError."""
+    """Return `values`, of a type that `_is_tensor`, as one array [rows, ...]. Raises SourceError."""
     kind = values.type
     if isinstance(kind, pa.BaseExtensionType):
         if kind.permutation and list(kind.permutation) != sorted(kind.permutation):

@@ -62,7 +62,7 @@ class Initializer:
     """
 
     def __init__(self, config: Mapping[str, Any] | str, seed: int, table: str) -> None:
-        """Raises InputError for a config that isn't known."""
+        """Raise InputError for a config that isn't known."""
         settings = {"name": config} if isinstance(config, str) else dict(config)
         self._kind = str(settings.pop("name", ""))
         defaults = {

@@ -172,7 +172,7 @@ class CheckpointStore:
 
 
 def _open_folder(directory: str | Path, name: str) -> Folder:
-    """Raises CheckpointError for a URL that fsspec doesn't know, or whose package isn't installed."""
+    """Raise CheckpointError for a URL that fsspec doesn't know, or whose package isn't installed."""
     text = os.fspath(directory)
     if text.startswith("file://"):
         text = text.removeprefix("file://")

@@ -30,7 +30,7 @@ Row = list[NDArray[Any] | None]
 """One replica's value of each leaf, None where it has none."""
 
 
-def reduce_values(group: Group, reduce_op: str, structure: Any, axis: int | None) -> Any:
+def reduce_values(group: Group, reduce_op: AnyReduceOp, structure: Any, axis: int | None) -> Any:
     """See `Strategy.reduce`. Collective."""
     op = str(getattr(reduce_op, "value", reduce_op)).lower()
     if op not in ("sum", "mean") or axis not in (None, 0):

@@ -10,7 +10,7 @@ import numpy as np
 from insitu.train.collectives import squeeze_shards
 from insitu.train.custom_loop.loop_replica import LoopDeviceReplicas, LoopReplica, MultiDeviceLoopReplica
 from insitu.train.custom_loop.step_model import StepModel
-from insitu.train.elastic import CUSTOM_LOOP, Membership
+from insitu.train.elastic import CUSTOM_LOOP, SynchronousMembership
 from insitu.train.fit import StepExecutor, TwoPhaseStep
 from insitu.train.replica import ShardBatch
 from insitu.train.replicated import MultiDeviceStep
@@ -23,8 +23,8 @@ class LoopStep(Protocol):
     """A user's step over all replicas. Collective, unless the step changes nothing."""
 
     def run(self, parts: Sequence[ShardBatch]) -> Outputs:
-        """Runs it on the rows of `parts`, one for each shard of this task, at least one of any task with
-        rows, and does the update."""
+        """Run it on the rows of `parts`, one for each shard of this task, at least one of any task with
+        rows, and do the update."""
 
 
 class TrainOrObserveStep:
@@ -49,14 +49,14 @@ class TrainOrObserveStep:
 class ExchangeStep(TrainOrObserveStep):
     """Runs the replicas of this task one after the other; the exchange combines all tasks."""
 
-    def __init__(self, model: StepModel, replica: LoopReplica, membership: Membership) -> None:
+    def __init__(self, model: StepModel, replica: LoopReplica, membership: SynchronousMembership) -> None:
         trains = bool(model.optimizer.groups or replica.floats_size)
         super().__init__(replica, self._make_step(replica, membership) if trains else None)
         self._model = model
         self._group = membership.group()
         self._records = np.zeros((len(membership.context.shards), replica.train_record_size))
 
-    def _make_step(self, replica: Any, membership: Membership) -> TwoPhaseStep:
+    def _make_step(self, replica: Any, membership: SynchronousMembership) -> TwoPhaseStep:
         return TwoPhaseStep(replica, membership.lockstep)
 
     def _observe(self, parts: Sequence[ShardBatch]) -> None:
@@ -75,11 +75,13 @@ class ExchangeStep(TrainOrObserveStep):
 class MultiDeviceExchangeStep(ExchangeStep):
     """Runs the replicas of this task, each on its device, at the same time."""
 
-    def __init__(self, model: StepModel, replica: MultiDeviceLoopReplica, membership: Membership) -> None:
+    def __init__(
+        self, model: StepModel, replica: MultiDeviceLoopReplica, membership: SynchronousMembership
+    ) -> None:
         super().__init__(model, replica, membership)
         self._parallel = replica
 
-    def _make_step(self, replica: Any, membership: Membership) -> TwoPhaseStep:
+    def _make_step(self, replica: Any, membership: SynchronousMembership) -> TwoPhaseStep:
         return MultiDeviceStep(replica, membership.lockstep)
 
     def _compute(self, parts: Sequence[ShardBatch], nothing: Any) -> None:

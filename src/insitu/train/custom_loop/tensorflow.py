@@ -31,7 +31,8 @@ def make_spec(shape: Sequence[int | None], dtype: str) -> tf.TensorSpec:
 
 def out_of_range_error() -> Exception:
     """See `insitu.train.custom_loop.factory.out_of_range_error`."""
-    return tf.errors.OutOfRangeError(None, None, "End of sequence")
+    error: Exception = tf.errors.OutOfRangeError(None, None, "End of sequence")
+    return error
 
 
 def trace_step(model: StepModel, example: list[Any]) -> None:

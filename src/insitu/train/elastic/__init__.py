@@ -3,10 +3,10 @@
 Begin reading with `lockstep.py`.
 """
 
-from insitu.train.elastic.call_log import CallLog, Resumable
+from insitu.train.elastic.call_log import CallCounter, CallLog, Resumable
 from insitu.train.elastic.divergence import Fingerprint, check_equal
-from insitu.train.elastic.lockstep import Lockstep, ResumePoint, RetryStep, Work
-from insitu.train.elastic.membership import CHECK_EVERY, Membership
+from insitu.train.elastic.lockstep import Lockstep, ResumePoint, RetryStep, Units, Work
+from insitu.train.elastic.membership import CHECK_EVERY, Membership, SynchronousMembership
 from insitu.train.elastic.position import (
     CUSTOM_LOOP,
     EPOCH,
@@ -31,6 +31,7 @@ __all__ = [
     "SETUP",
     "TEST",
     "TRAIN",
+    "CallCounter",
     "CallLog",
     "Fingerprint",
     "Kind",
@@ -41,6 +42,8 @@ __all__ = [
     "Resumable",
     "ResumePoint",
     "RetryStep",
+    "SynchronousMembership",
+    "Units",
     "Work",
     "check_equal",
 ]

@@ -54,8 +54,11 @@ class Resumable(Protocol):
         """Load another task's `state_dict()`: this task has come to where that one was."""
 
 
-class CallLog:
-    """The calls of a script, and the models that it has compiled, by number."""
+class CallCounter:
+    """The calls of a script, and the models that it has compiled, by number.
+
+    Keeps nothing of a call: no other task enters one. `CallLog` is for tasks that can take another's place.
+    """
 
     def __init__(self) -> None:
         #: Each compiled model's trainer, by number. Written by `register`.
@@ -64,18 +67,6 @@ class CallLog:
         self._finished = 0
         #: How many calls are under way, one in the middle of another.
         self._depth = 0
-        #: Results of finished calls, by number.
-        self._results: dict[int, Any] = {}
-        #: What callbacks remembered at the end of finished fits, by number.
-        self._memories: dict[int, Any] = {}
-        #: Bytes in `_results` and `_memories`.
-        self._kept_bytes = 0
-        #: The trainer of the innermost call under way.
-        self._under_way: Resumable | None = None
-        #: A survivor's state, from `stage` to `resume`.
-        self._staged: dict[str, Any] = {}
-        #: Whether all finished calls were kept, so that a replacement can be given them.
-        self.complete = True
 
     def register(self, trainer: Resumable) -> int:
         """Return the number of a model that was compiled under the strategy."""
@@ -91,21 +82,74 @@ class CallLog:
         """Return the position of the first unit of a kind in the call under way."""
         return LoopPosition(self._finished, kind, self._depth)
 
-    # Calls
-
     def run(self, trainer: Resumable, call: Callable[[], Any]) -> Any:
-        """Make a call of the script. Its result is kept for replacements."""
-        outer, self._under_way = self._under_way, trainer
+        """Make a call of the script."""
         self._depth += 1
         try:
             result = call()
         finally:
             self._depth -= 1
-            self._under_way = outer
         if self._depth == 0:
-            self._record_result(result)
-            self._finished += 1
+            self._finish(result)
         return result
+
+    def _finish(self, result: Any) -> None:
+        """Count a call that isn't in the middle of another, which has returned `result`."""
+        self._finished += 1
+
+    def record_memory(self, memory: Any) -> None:
+        """Take what the callbacks of the fit under way, which is over, remember."""
+
+    def recall_memory(self) -> Any:
+        """Return what the callbacks of a finished fit remember."""
+        return {}
+
+    def is_finished(self, point: ResumePoint | None) -> bool:
+        """Return whether the others, who are at `point`, have finished the call under way, so that `recall`
+        has its result."""
+        return False
+
+    def recall(self, trainer: Resumable) -> Any:
+        """Return the result of a finished call; its model gets the state that it has at the others'."""
+        raise TrainingError("No result of a call is kept here. Ask `is_finished` before `recall`.")
+
+    def staged_call(self, point: ResumePoint | None) -> tuple[LoopPosition, dict[str, Any]] | None:
+        """Return the others' position and state in the call under way, where this task is to enter it in its
+        middle."""
+        return None
+
+
+class CallLog(CallCounter):
+    """Keeps what a replacement needs to go on in the middle of a script's calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Results of finished calls, by number.
+        self._results: dict[int, Any] = {}
+        #: What callbacks remembered at the end of finished fits, by number.
+        self._memories: dict[int, Any] = {}
+        #: Bytes in `_results` and `_memories`.
+        self._kept_bytes = 0
+        #: The trainer of the innermost call under way.
+        self._under_way: Resumable | None = None
+        #: A survivor's state, from `stage` to `resume`.
+        self._staged: dict[str, Any] = {}
+        #: Whether all finished calls were kept, so that a replacement can be given them.
+        self.complete = True
+
+    # Calls
+
+    def run(self, trainer: Resumable, call: Callable[[], Any]) -> Any:
+        """Make a call of the script. Its result is kept for replacements."""
+        outer, self._under_way = self._under_way, trainer
+        try:
+            return super().run(trainer, call)
+        finally:
+            self._under_way = outer
+
+    def _finish(self, result: Any) -> None:
+        self._record_result(result)
+        super()._finish(result)
 
     def _record_result(self, result: Any) -> None:
         value = result
@@ -122,24 +166,19 @@ class CallLog:
             self._results[self._finished] = value
 
     def record_memory(self, memory: Any) -> None:
-        """Keep what the callbacks of the fit under way, which is over, remember: a script may ask them. What
-        is too large is left out."""
+        """Keep what callbacks remember: a script may ask them. What is too large is left out."""
         size = sum(array.nbytes for array in encode(memory).arrays)
         if self._depth == 1 and self._kept_bytes + size <= KEPT_BYTES:
             self._kept_bytes += size
             self._memories[self._finished] = copy_value(memory)
 
     def recall_memory(self) -> Any:
-        """Return what the callbacks of a finished fit remember."""
         return self._memories.get(self._finished, {})
 
     def is_finished(self, point: ResumePoint | None) -> bool:
-        """Return whether the others, who are at `point`, have finished the call under way, so that `recall`
-        has its result."""
         return self._depth == 1 and point is not None and self._finished < int(self._staged["call"])
 
     def recall(self, trainer: Resumable) -> Any:
-        """Return the result of a finished call; its model gets the state that it has at the others'."""
         self._load(trainer)
         result = self._results[self._finished]
         if isinstance(result, dict) and result.keys() == {"history", "epoch", "params"}:
@@ -152,8 +191,6 @@ class CallLog:
         return result
 
     def staged_call(self, point: ResumePoint | None) -> tuple[LoopPosition, dict[str, Any]] | None:
-        """Return the others' position and state in the call under way, where this task is to enter it in its
-        middle."""
         if self._depth != 1 or point is None or self._finished != int(self._staged["call"]):
             return None
         if point.position.is_setup:

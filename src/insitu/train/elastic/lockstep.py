@@ -78,6 +78,20 @@ class ResumePoint:
     position: LoopPosition
 
 
+class Units(Protocol):
+    """The units of a script's calls, as far as a model's trainer runs them itself."""
+
+    def find_resume_point(self) -> ResumePoint | None:
+        """Return where the others are if this task takes another's place and hasn't come there yet."""
+
+    def check_before_next_unit(self) -> None:
+        """Have replicas compared before the next unit. All tasks call it before the same one."""
+
+    def run_unit_until_done(self, position: LoopPosition, work: Work) -> NDArray[Any]:
+        """Do a unit that doesn't depend on which shards this task has. Return the rows of all shards, or
+        an empty array where there is nothing for this task to do together with others."""
+
+
 class Lockstep:
     """Does units of work with the other tasks of a group, and recovers from the loss of any of them."""
 

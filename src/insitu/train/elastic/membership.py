@@ -10,8 +10,8 @@ from insitu.context import Context
 from insitu.errors import TrainingError
 from insitu.exchange import Group
 from insitu.train.devices import ReplicaMonitor
-from insitu.train.elastic.call_log import CallLog, Resumable
-from insitu.train.elastic.lockstep import Lockstep
+from insitu.train.elastic.call_log import CallCounter, CallLog, Resumable
+from insitu.train.elastic.lockstep import Lockstep, Units
 from insitu.train.elastic.progress_reporter import ProgressReporter
 from insitu.train.elastic.roster_rendezvous import RosterRendezvous
 
@@ -23,22 +23,22 @@ CHECK_EVERY = 1000
 
 
 class Membership:
-    """Joins the group when it is first needed: building models takes tasks unequal times."""
+    """Who this process is among the tasks. The kinds differ in what the tasks do together."""
 
-    shards_move = True
+    shards_move = False
     """Whether a task may get others' shards while it trains."""
+    calls: CallCounter
+    """The calls that the script has made."""
+    lockstep: Units
+    """Does what all tasks do together."""
 
     def __init__(
-        self,
-        context: Context,
-        transport: str,
-        compression: str = "none",
-        reporter: ProgressReporter | None = None,
+        self, context: Context, reporter: ProgressReporter, transport: str, compression: str
     ) -> None:
         if context.role != "worker":
             raise TrainingError(
-                "A synchronous strategy runs in workers; worker 0 is the chief. Received: a task with the "
-                f"role {context.role!r}. Start the job without --{context.role}."
+                "A strategy trains in workers; worker 0 is the chief. Received: a task with the role "
+                f"{context.role!r}. Start the job without --{context.role}."
             )
         #: The shards that the script's datasets were made for; those of `context` may change later.
         self.launched_shards = context.shards
@@ -47,12 +47,8 @@ class Membership:
         #: Fits that have begun in this process. Written by `count_fit`.
         self._fits = 0
         #: Reports progress to the controller.
-        self.reporter = reporter or ProgressReporter(context)
-        self._rendezvous = RosterRendezvous(context, self.reporter, ReplicaMonitor(), transport, compression)
-        #: The calls that the script has made.
-        self.calls = CallLog()
-        #: Does what all tasks do together.
-        self.lockstep = Lockstep(self._rendezvous, self.calls)
+        self.reporter = reporter
+        self._rendezvous = RosterRendezvous(context, reporter, ReplicaMonitor(), transport, compression)
 
     @property
     def context(self) -> Context:
@@ -83,8 +79,8 @@ class Membership:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this task does what one task does for all: it has rank 0 in the group."""
-        return self.lockstep.group.rank == 0
+        """Whether this task does what one task does for all."""
+        raise NotImplementedError
 
     @property
     def fits(self) -> int:
@@ -101,19 +97,11 @@ class Membership:
         """Return the group of all workers, for code that moves buffers outside of `fit`, `evaluate` and
         `predict`: a replacement can't get there, so that a loss from now on restarts all tasks. Raises
         JoinTimeout naming who is missing."""
-        self.reporter.disable_recovery()
-        return self.lockstep.group
+        raise NotImplementedError
 
     def run_call(self, trainer: Resumable, call: Callable[[], Any]) -> Any:
-        """Make a call of the script, or of a callback in the middle of another: a replacement can't get
-        there, so that recovery is paused for as long as that takes."""
-        if self.calls.is_under_way:
-            with self.reporter.pause_recovery():
-                return self.calls.run(trainer, call)
-        result = self.calls.run(trainer, call)
-        if not self.calls.complete:
-            self.reporter.disable_recovery()
-        return result
+        """Make a call of the script, or of a callback in the middle of another."""
+        return self.calls.run(trainer, call)
 
     def chief_rank(self, group: Group) -> int | None:
         """Return the rank of worker 0; None while it has no place in the group."""
@@ -127,3 +115,37 @@ class Membership:
         if verbose == AUTO:
             return BAR if sys.stdout.isatty() else LINES
         return verbose
+
+
+class SynchronousMembership(Membership):
+    """The tasks do all units together. They join the group when it is first needed: building models takes
+    them unequal times."""
+
+    shards_move = True
+    calls: CallLog
+    lockstep: Lockstep
+
+    def __init__(self, context: Context, transport: str, compression: str = "none") -> None:
+        super().__init__(context, ProgressReporter(context), transport, compression)
+        self.calls = CallLog()
+        self.lockstep = Lockstep(self._rendezvous, self.calls)
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this task has rank 0 in the group."""
+        return self.lockstep.group.rank == 0
+
+    def group(self) -> Group:
+        self.reporter.disable_recovery()
+        return self.lockstep.group
+
+    def run_call(self, trainer: Resumable, call: Callable[[], Any]) -> Any:
+        """Make a call. A replacement can't get to one in the middle of another, so that recovery is paused
+        for as long as that takes."""
+        if self.calls.is_under_way:
+            with self.reporter.pause_recovery():
+                return self.calls.run(trainer, call)
+        result = self.calls.run(trainer, call)
+        if not self.calls.complete:
+            self.reporter.disable_recovery()
+        return result

@@ -1,7 +1,6 @@
 """Membership of a task that trains on servers: it depends on no other worker.
 
-What keeps synchronous workers in step (units that all do together, places in a group) is switched off; the
-group is joined where a script asks for it (`strategy.reduce`, `gather`).
+Workers do no units together. The group is joined where a script asks for it (`strategy.reduce`, `gather`).
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.context import Context
+from insitu.exchange import Group
 from insitu.roster import RosterWatch
 from insitu.train.elastic import (
-    CallLog,
-    Lockstep,
+    CallCounter,
     LoopPosition,
     Membership,
     ProgressReporter,
@@ -29,22 +28,41 @@ _POLL_INTERVAL = 0.05
 
 
 class ServerMembership(Membership):
-    """See `Membership`. The chief is worker 0."""
+    """See `Membership`. The chief is worker 0, and the leader."""
 
-    shards_move = False
+    reporter: GenerationFollower
 
     def __init__(self, context: Context, transport: str = "auto") -> None:
-        reporter = GenerationFollower(context)
-        super().__init__(context, transport, reporter=reporter)
-        self.reporter: GenerationFollower = reporter
-        self.calls = _UnrecordedCalls()
-        self.lockstep = _NoLockstep(self._rendezvous, self.calls)
-        reporter.open()
-        reporter.report_idle()
+        super().__init__(context, GenerationFollower(context), transport, "none")
+        self.calls = CallCounter()
+        self.lockstep = IndependentUnits()
+        #: The group of all workers; None until a script first asks for it.
+        self._group: Group | None = None
+        self.reporter.open()
+        self.reporter.report_idle()
 
     @property
     def is_leader(self) -> bool:
         return self.context.is_chief
+
+    def group(self) -> Group:
+        self.reporter.disable_recovery()
+        if self._group is None:
+            self._group = self._rendezvous.join()
+        return self._group
+
+
+class IndependentUnits:
+    """See `Units`. A worker does each by itself: there is nobody to wait for or to compare with."""
+
+    def find_resume_point(self) -> ResumePoint | None:
+        return None
+
+    def check_before_next_unit(self) -> None:
+        """Compare nothing: workers' weights differ."""
+
+    def run_unit_until_done(self, position: LoopPosition, work: Work) -> NDArray[Any]:
+        return np.empty(0)
 
 
 class GenerationFollower(ProgressReporter):
@@ -56,10 +74,6 @@ class GenerationFollower(ProgressReporter):
         self._watch = RosterWatch(context.job.roster) if context.job is not None else None
         #: When the roster was last looked at, by the monotonic clock in seconds.
         self._last_look = -_POLL_INTERVAL
-
-    @property
-    def elastic(self) -> bool:
-        return not self._disabled
 
     def report_place(self, place: str) -> None:
         self._find_newer_generation()
@@ -81,20 +95,3 @@ class GenerationFollower(ProgressReporter):
             return False
         self.set_generation(roster.generation)
         return True
-
-
-class _UnrecordedCalls(CallLog):
-    """No other task makes the calls of this one, or takes its place in one: results aren't kept."""
-
-    def _record_result(self, result: Any) -> None:
-        """Keep nothing."""
-
-
-class _NoLockstep(Lockstep):
-    """Nothing is done together."""
-
-    def find_resume_point(self) -> ResumePoint | None:
-        return None
-
-    def run_unit_until_done(self, position: LoopPosition, work: Work) -> NDArray[Any]:
-        return np.empty(0)

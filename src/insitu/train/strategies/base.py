@@ -6,20 +6,13 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from numpy.typing import NDArray
-
-from insitu.context import Context
-from insitu.context import context as read_context
 from insitu.errors import TrainingError
 from insitu.exchange import Group
-from insitu.train.collectives import barrier_token
 from insitu.train.custom_loop import (
     LOOP_CHECK_INTERVAL,
     AnyReduceOp,
     CreationTracker,
     DistributedDataset,
-    ExchangeAggregation,
-    ExchangeStep,
     LoopAggregation,
     LoopRunner,
     LoopStep,
@@ -30,29 +23,19 @@ from insitu.train.custom_loop import (
     gather_values,
     leave_graph,
     local_values,
-    make_loop_replica,
     open_scope,
     prepare_backend,
     reduce_values,
     scale_by_share,
 )
-from insitu.train.elastic import SETUP, Membership
+from insitu.train.elastic import Membership
 from insitu.train.fit import (
     Bookkeeper,
     KerasTrainer,
     StepExecutor,
-    TwoPhaseStep,
     make_feed,
     register_dataset_adapter,
     trainer_of,
-)
-from insitu.train.replica import (
-    FusedStep,
-    broadcast_state,
-    check_trainable_by_shards,
-    make_fused_replica,
-    make_replica,
-    read_state,
 )
 
 
@@ -63,12 +46,10 @@ class Strategy:
     collective, so every task calls them in the same order.
     """
 
-    def __init__(
-        self, *, transport: str = "auto", compression: str = "none", context: Context | None = None
-    ) -> None:
+    def __init__(self, membership: Membership) -> None:
         register_dataset_adapter()
         prepare_backend()
-        self._membership = Membership(context or read_context(), transport, compression)
+        self._membership = membership
         self.created_in_scope = CreationTracker()
         self._loop_runner: LoopRunner | None = None
 
@@ -135,34 +116,19 @@ class Strategy:
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         """Return the step of `model`, compiled and built, for batches like `example`. The first time, all
-        replicas get the state of rank 0. Collective."""
-        if self._membership.is_alone:
-            return FusedStep(make_fused_replica(model, example))
-        check_trainable_by_shards(model, self.num_replicas_in_sync)
-        if first:
-            self._broadcast_initial_state(model)
-        return TwoPhaseStep(make_replica(model, example), self._membership.lockstep)
+        replicas get the same state. Collective."""
+        raise NotImplementedError
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
         """Return the step of `run` for `model`, which has been traced, for arrays like `example`."""
-        return ExchangeStep(model, make_loop_replica(model, example), self._membership)
-
-    def _broadcast_initial_state(self, model: Any) -> None:
-        """Give all replicas the state of rank 0. Collective."""
-        membership, state = self._membership, read_state(model)
-
-        def begin(group: Group) -> NDArray[Any]:
-            broadcast_state(state, group)
-            return barrier_token(group)
-
-        membership.lockstep.run_unit_until_done(membership.calls.position(SETUP), begin)
+        raise NotImplementedError
 
     def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
         """Prepare `model` before it is built. Nothing is to be done here."""
 
     def loop_aggregation(self) -> LoopAggregation:
-        """Return how the gradients of a custom loop's replicas are combined: over the exchange."""
-        return ExchangeAggregation(self._membership)
+        """Return how the gradients of a custom loop's replicas are combined."""
+        raise NotImplementedError
 
     def left_out(self) -> Collection[int]:
         """Return the shards of this task whose rows of the last step entered no update. None here."""

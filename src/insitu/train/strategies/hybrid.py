@@ -25,10 +25,10 @@ from insitu.train.parameter_server import (
     serve_or_configure,
 )
 from insitu.train.replica import check_trainable_by_shards, make_replica
-from insitu.train.strategies.base import Strategy
+from insitu.train.strategies.synchronous import SynchronousStrategy
 
 
-class HybridStrategy(Strategy):
+class HybridStrategy(SynchronousStrategy):
     """Tables of `insitu.layers.Embedding` live in the `ps` tasks and take each worker's gradients at once;
     all other variables live in the workers, which update them together as `MultiWorkerMirroredStrategy` does.
     Lian et al. 2022, "Persia", is the source of the division: a table is touched in few rows by each batch,

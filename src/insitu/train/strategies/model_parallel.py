@@ -15,12 +15,12 @@ from insitu.train.custom_loop import LoopStep, RestorePlacementStep, StepModel
 from insitu.train.devices import Device, resolve, resolve_all
 from insitu.train.fit import StepExecutor
 from insitu.train.replica import broadcast_state, read_state
-from insitu.train.strategies.base import Strategy
+from insitu.train.strategies.synchronous import SynchronousStrategy
 
 _DATA, _MODEL = "data", "model"
 
 
-class ModelParallelStrategy(Strategy):
+class ModelParallelStrategy(SynchronousStrategy):
     """One model over many devices.
 
     On JAX variables, and the computation with them, are sharded over a mesh; rows are sharded over the mesh's
@@ -121,7 +121,7 @@ class ModelParallelStrategy(Strategy):
     # Layers on devices
 
     def place(self, devices: Mapping[str, str | Device]) -> None:
-        """Puts layers on devices, by name: `strategy.place({"dense_1": "cpu:1"})`.
+        """Put layers on devices, by name: `strategy.place({"dense_1": "cpu:1"})`.
 
         Before the model is made. A layer's variables lie on its device, and what it computes in training,
         evaluation and prediction is computed there, gradients too; a layer within it goes with it, unless it

@@ -22,10 +22,10 @@ from insitu.train.devices import Device
 from insitu.train.fit import StepExecutor
 from insitu.train.replica import check_trainable_by_shards
 from insitu.train.replicated import MultiDeviceStep, SingleProcessStep, pin_step
-from insitu.train.strategies.base import Strategy
+from insitu.train.strategies.synchronous import SynchronousStrategy
 
 
-class MultiDeviceStrategy(Strategy):
+class MultiDeviceStrategy(SynchronousStrategy):
     """One replica on each of `devices`; variables on `home`, or on each device where that is None.
 
     Each shard of the job is split over the devices, so that a job of W tasks with D devices has W x D
@@ -49,7 +49,7 @@ class MultiDeviceStrategy(Strategy):
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         if len(self.devices) == 1 and self._home in (None, self.devices[0]):
             return pin_step(super().make_step(model, example, first=first), self.devices[0])
-        membership = self.membership
+        membership = self._membership
         check_trainable_by_shards(model, self.num_replicas_in_sync)
         replica = self._replica(model, example)
         if keras.backend.backend() == "tensorflow" and len(membership.context.workers) <= 1:
@@ -64,7 +64,7 @@ class MultiDeviceStrategy(Strategy):
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
         if len(self.devices) == 1 and self._home in (None, self.devices[0]):
             return super().make_loop_step(model, example)
-        membership = self.membership
+        membership = self._membership
         devices = [device.handle() for device in self.devices]
         home = self._home.handle() if self._home else None
         replica = make_multi_device_loop_replica(model, example, devices, membership.context.shards, home)

@@ -14,12 +14,12 @@ from insitu.train.custom_loop import LoopStep, StepModel
 from insitu.train.elastic import CHECK_EVERY
 from insitu.train.fit import StepExecutor
 from insitu.train.replica import broadcast_state, read_state
-from insitu.train.strategies.base import Strategy
+from insitu.train.strategies.synchronous import SynchronousStrategy
 
 Communication = Literal["auto", "ring", "xla"]
 
 
-class MultiWorkerMirroredStrategy(Strategy):
+class MultiWorkerMirroredStrategy(SynchronousStrategy):
     """One replica for each shard; a step's gradient is the mean over all rows of the global batch.
 
     With `"ring"`, the two-phase step: a compiled function gives the gradients, the exchange combines them in

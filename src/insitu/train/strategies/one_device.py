@@ -10,10 +10,10 @@ from insitu.errors import TrainingError
 from insitu.train.devices import Device, resolve
 from insitu.train.fit import StepExecutor
 from insitu.train.replicated import pin_step
-from insitu.train.strategies.base import Strategy
+from insitu.train.strategies.synchronous import SynchronousStrategy
 
 
-class OneDeviceStrategy(Strategy):
+class OneDeviceStrategy(SynchronousStrategy):
     """One replica on the device that is named: variables lie there, steps run there.
 
     What runs is Keras' own step, the bits are those of plain Keras on that device. A job with one task may

@@ -92,9 +92,9 @@ class ParameterServerStrategy(Strategy):
         self._server_config = serve_or_configure(
             context, rules, nan, "A ParameterServerStrategy needs ps tasks."
         )
-        super().__init__(context=context)
         membership = ServerMembership(context)
-        self._membership, self._reporter = membership, membership.reporter
+        super().__init__(membership)
+        self._reporter = membership.reporter
         self._mode = mode
         self._min_piece_bytes = min_piece_bytes
         self._table_optimizer = keras.optimizers.get(table_optimizer) if table_optimizer else None

@@ -33,7 +33,9 @@ def make_job(insitu: Insitu, monkeypatch: pytest.MonkeyPatch) -> str:
     return submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",), workers=1))
 
 
-def test_a_job_that_died_with_its_machine_is_settled(insitu: Insitu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_died_with_its_machine_is_finalized(
+    insitu: Insitu, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = insitu.job(make_job(insitu, monkeypatch))
     journal = Journal(job.journal)
     state, actions = advance(journal.state(), SubmittedEvent(), 1.0)
@@ -49,6 +51,17 @@ def test_a_job_that_died_with_its_machine_is_settled(insitu: Insitu, monkeypatch
     assert journal.state().phase == "failed"
     assert "insitu resume" in job.output.read_text()
     assert Catalog(insitu.paths).pinned_by("data/train") == []
+
+
+def test_the_reason_why_a_job_ended_is_recorded(insitu: Insitu, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = insitu.job(make_job(insitu, monkeypatch))
+    finalize_job(job, "its socket can't be made")
+    assert read_status(job).state.reason == "its socket can't be made"
+    assert "job failed with exit code 1: its socket can't be made" in job.output.read_text()
+
+    finalize_job(job, "nor can it the second time")  # a resume that fails before it begins
+    assert read_status(job).state.reason == "its socket can't be made"
+    assert job.output.read_text().endswith("[insitu] nor can it the second time\n")
 
 
 def test_a_job_that_runs_is_left_alone(insitu: Insitu, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,7 @@ def test_requests_without_an_answer_are_sent_at_once(tasks: SupervisedTasks, sup
     tasks.signal(W0, "term")
     tasks.keep_standby(2, COMMAND)
     tasks.acknowledge(TaskExit(W1, 1, -9))
-    tasks.finish(3)
+    tasks.finish(3, "no journal")
     assert supervisor.receive() == [
         {"do": "signal", "task": "worker:0", "name": "term"},
         {
@@ -102,7 +102,7 @@ def test_requests_without_an_answer_are_sent_at_once(tasks: SupervisedTasks, sup
             "environment": {"A": "1"},
         },
         {"do": "acknowledge", "task": "worker:1", "incarnation": 1},
-        {"do": "finish", "code": 3},
+        {"do": "finish", "code": 3, "reason": "no journal"},
     ]
 
 

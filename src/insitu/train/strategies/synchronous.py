@@ -1,0 +1,68 @@
+"""The base of strategies whose tasks train in lockstep, over the exchange."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from insitu.context import Context
+from insitu.context import context as read_context
+from insitu.exchange import Group
+from insitu.train.collectives import barrier_token
+from insitu.train.custom_loop import (
+    ExchangeAggregation,
+    ExchangeStep,
+    LoopAggregation,
+    LoopStep,
+    StepModel,
+    make_loop_replica,
+)
+from insitu.train.elastic import SETUP, SynchronousMembership
+from insitu.train.fit import StepExecutor, TwoPhaseStep
+from insitu.train.replica import (
+    FusedStep,
+    broadcast_state,
+    check_trainable_by_shards,
+    make_fused_replica,
+    make_replica,
+    read_state,
+)
+from insitu.train.strategies.base import Strategy
+
+
+class SynchronousStrategy(Strategy):
+    """A step of all tasks ends in one update, which each replica applies."""
+
+    _membership: SynchronousMembership
+
+    def __init__(
+        self, *, transport: str = "auto", compression: str = "none", context: Context | None = None
+    ) -> None:
+        super().__init__(SynchronousMembership(context or read_context(), transport, compression))
+
+    def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
+        """Return the step of `model`. The first time, all replicas get the state of rank 0."""
+        if self._membership.is_alone:
+            return FusedStep(make_fused_replica(model, example))
+        check_trainable_by_shards(model, self.num_replicas_in_sync)
+        if first:
+            self._broadcast_initial_state(model)
+        return TwoPhaseStep(make_replica(model, example), self._membership.lockstep)
+
+    def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
+        return ExchangeStep(model, make_loop_replica(model, example), self._membership)
+
+    def _broadcast_initial_state(self, model: Any) -> None:
+        """Give all replicas the state of rank 0. Collective."""
+        membership, state = self._membership, read_state(model)
+
+        def begin(group: Group) -> NDArray[Any]:
+            broadcast_state(state, group)
+            return barrier_token(group)
+
+        membership.lockstep.run_unit_until_done(membership.calls.position(SETUP), begin)
+
+    def loop_aggregation(self) -> LoopAggregation:
+        """Return how the gradients of a custom loop's replicas are combined: over the exchange."""
+        return ExchangeAggregation(self._membership)
