@@ -10,17 +10,21 @@ from insitu.errors import TrainingError
 from insitu.exchange import Group
 from insitu.train.custom_loop import (
     LOOP_CHECK_INTERVAL,
+    AnyReduceOp,
     CreationTracker,
     DistributedDataset,
     LoopAggregation,
     LoopRunner,
     LoopStep,
-    ReduceOp,
     StepModel,
     average_loss,
     check_weights,
+    find_strategy,
     gather_values,
+    leave_graph,
     local_values,
+    open_scope,
+    prepare_backend,
     reduce_values,
     scale_by_share,
 )
@@ -36,8 +40,6 @@ from insitu.train.fit import (
 )
 from insitu.train.strategies.seeds import seed_unseeded
 
-_active: list[Strategy] = []
-
 
 class Strategy:
     """Decides where replicas and variables are, and how they are synchronised.
@@ -49,6 +51,7 @@ class Strategy:
     def __init__(self, membership: Membership) -> None:
         register_dataset_adapter()
         dispatch_methods()
+        prepare_backend()
         self._membership = membership
         if len(membership.context.workers) > 1:
             seed_unseeded(membership.context.seed)
@@ -69,17 +72,18 @@ class Strategy:
     def scope(self) -> Iterator[Strategy]:
         """While open, models that are compiled belong to this strategy. Scopes of two strategies don't
         nest."""
-        if _active and _active[-1] is not self:
+        outer = find_strategy()
+        if outer not in (None, self):
             raise TrainingError(
                 f"A scope can't be opened inside another strategy's. Received: {type(self).__name__} inside "
-                f"{type(_active[-1]).__name__}. Close that one first."
+                f"{type(outer).__name__}. Close that one first."
             )
-        _active.append(self)
-        try:
-            with self.created_in_scope.track(self._bind, self._check_bound), self.placement():
-                yield self
-        finally:
-            _active.pop()
+        with (
+            open_scope(self),
+            self.created_in_scope.track(self._bind, self._check_bound),
+            self.placement(),
+        ):
+            yield self
 
     def _bind(self, model: Any) -> None:
         if not self._membership.is_alone:
@@ -116,11 +120,12 @@ class Strategy:
 
     def check_open(self, model: Any) -> None:
         """Raise TrainingError where `model`, of this strategy, is trained in the scope of another."""
-        if _active and _active[-1] is not self:
+        current = find_strategy()
+        if current not in (None, self):
             raise TrainingError(
                 "A model is made, compiled and trained in the scope of one strategy. Received: "
                 f"{model.name!r} of {type(self).__name__}, in another strategy's scope, "
-                f"{type(_active[-1]).__name__}. Close that scope, or make the model in it."
+                f"{type(current).__name__}. Close that scope, or make the model in it."
             )
 
     def group(self) -> Group:
@@ -216,18 +221,20 @@ class Strategy:
         replicas it sums up to the whole, also where some have no rows."""
         return scale_by_share(loss, self.num_replicas_in_sync)
 
-    def reduce(self, reduce_op: ReduceOp, value: Any, axis: int | None = None) -> Any:
+    def reduce(self, reduce_op: AnyReduceOp, value: Any, axis: int | None = None) -> Any:
         """Return the sum or the mean over replicas of `value`, a structure of arrays or scalars, one of each
         replica.
 
         With `axis=0`, also over the rows of each replica's value, whose number may differ: a mean weighs each
-        row the same. Replicas whose value is None count nothing. Returns NumPy arrays of the same dtype
-        (float64 for a mean of integers), summed in shard order: the same bits in each task. Collective.
+        row the same. Replicas whose value is None count nothing. Returns tensors of the backend, of the same
+        dtype (float64 for a mean of integers), summed in shard order: the same bits in each task. Collective.
         """
+        leave_graph("strategy.reduce")
         return reduce_values(self._membership.group(), reduce_op, value, axis)
 
     def gather(self, value: Any, axis: int = 0) -> Any:
         """Concatenate the values of all replicas along `axis`; their sizes there may differ. Collective."""
+        leave_graph("strategy.gather")
         return gather_values(self._membership.group(), value, axis)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
