@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras.src.trainers.trainer import Trainer
 from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
@@ -43,7 +44,7 @@ class BaseReplica:
         """`copy_out(to, source)` copies a part of the gradient out of the backend's memory."""
         self._without_gradient: frozenset[int] = frozenset()
         # The steps of a custom loop have no logs, and sum their metrics as tf.distribute does.
-        self._is_loop = not isinstance(model, keras.Model)
+        self._is_loop = not isinstance(model, Trainer)
         self._train_logs = self._test_logs = NO_LOGS if self._is_loop else None
 
     def _lay_out_floats(self) -> None:
@@ -162,7 +163,7 @@ class StepWatch:
 @contextmanager
 def watch_step(model: Any) -> Iterator[StepWatch]:
     """While open, find out what a step of `model` does."""
-    if not isinstance(model, keras.Model):
+    if not isinstance(model, Trainer):
         yield StepWatch(BatchMeans(), MetricResults())
         return
     with find_batch_means() as means, find_metric_results(model) as results:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from keras.src.trainers.trainer import Trainer
 from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
@@ -166,7 +167,7 @@ class JaxReplica(BaseReplica):
         """Raise TrainingError where a step returns weights that it has changed after their update."""
         unchanged = {id(value) for value in given}
         # The step of a custom loop has been checked when it was traced.
-        if isinstance(self._model, keras.Model) and any(id(value) not in unchanged for value in values):
+        if isinstance(self._model, Trainer) and any(id(value) not in unchanged for value in values):
             raise TrainingError(
                 "A train_step returns the trainable variables as stateless_apply() does: with several "
                 f"replicas the update comes after the step. Received: other values in the state. {ADVICE}"

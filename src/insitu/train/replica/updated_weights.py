@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import keras
+from keras.src.trainers.trainer import Trainer
 
 from insitu.errors import TrainingError
 
@@ -24,7 +25,7 @@ ADVICE = (
 def refuse_use_of_updated(model: Any, is_applied: Callable[[], bool]) -> Iterator[None]:
     """While open, an assignment of the model's trainable variables raises TrainingError; so does the use of
     their values, or of what the update moves in the optimizer, once `is_applied()`."""
-    if not isinstance(model, keras.Model):  # the step of a custom loop has been checked when it was traced
+    if not isinstance(model, Trainer):  # the step of a custom loop has been checked when it was traced
         yield
         return
     trainable = {id(v) for v in model.trainable_variables} - _normalized_kernels(model)

@@ -349,6 +349,24 @@ def test_what_cannot_be_combined_over_shards_is_refused(rows, strategy_over):
         fit(second, rows)
 
 
+def test_a_layer_with_keras_trainer_is_a_model(strategy_over):
+    """Keras' own tests make models in this way, without keras.Model."""
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+    class Model(TensorFlowTrainer, keras.layers.Dense):
+        def __init__(self):
+            keras.layers.Dense.__init__(self, 1)
+            TensorFlowTrainer.__init__(self)
+
+    with strategy_over(2).scope():
+        model = Model()
+        model.compile("sgd", "mse", metrics=["mae"])
+    data = np.ones((8, 3)), np.zeros((8, 1))
+    assert list(fit(model, data)) == ["loss", "mae"]
+    assert len(model.evaluate(*data, verbose=0)) == 2
+    assert model.bias.numpy() != 0
+
+
 def test_a_model_of_a_tf_distribute_strategy_is_refused(strategy_over):
     import tensorflow as tf
 
