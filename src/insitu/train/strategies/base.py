@@ -45,9 +45,9 @@ from insitu.train.fit import (
 from insitu.train.replica import (
     FusedStep,
     broadcast_state,
-    check_trainable_by_shards,
     make_fused_replica,
     make_replica,
+    plan_combination,
     read_state,
 )
 
@@ -133,10 +133,10 @@ class Strategy:
         replicas get the state of rank 0. Collective."""
         if self._membership.is_alone:
             return FusedStep(make_fused_replica(model, example))
-        check_trainable_by_shards(model, self.num_replicas_in_sync)
         if first:
             self._broadcast_initial_state(model)
-        return TwoPhaseStep(make_replica(model, example), self._membership.lockstep)
+        plan = plan_combination(model, example, self.num_replicas_in_sync)
+        return TwoPhaseStep(make_replica(model, example, plan), self._membership.lockstep)
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
         """Return the step of `run` for `model`, which has been traced, for arrays like `example`."""
