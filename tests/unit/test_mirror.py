@@ -36,11 +36,16 @@ TESTED_BY = {
     "train/replica/fused_jax.py": "unit/train/replica/test_jax.py",
     "train/replica/fused_tensorflow.py": "unit/train/strategies/test_one_device.py",
     "train/replica/fused_torch.py": "unit/train/replica/test_torch.py",
+    "train/replica/probe/jax.py": "process/test_same_as_keras.py",
+    "train/replica/probe/outcome.py": "unit/train/replica/probe/test_probe.py",
+    "train/replica/probe/refusals.py": "unit/train/replica/probe/test_probe.py",
+    "train/replica/probe/tensorflow.py": "unit/train/replica/probe/test_probe.py",
+    "train/replica/probe/torch.py": "process/test_same_as_keras.py",
+    "train/replica/step_watch.py": "unit/train/replica/probe/test_probe.py",
     "train/replica/tensorflow.py": "unit/train/strategies/test_multi_worker_mirrored.py",
     "train/replica/tensorflow_memory.py": "unit/train/strategies/test_multi_worker_mirrored.py",
     "train/replicated/jax.py": "unit/train/strategies/test_multi_device.py",
     "train/replicated/step.py": "unit/train/strategies/test_multi_device.py",
-    "train/replicated/tensorflow.py": "unit/train/strategies/test_multi_device.py",
     "train/replicated/torch.py": "unit/train/strategies/test_multi_device.py",
 }
 """Modules that have no unit test file of their own, with the file under tests/ whose runs use them."""

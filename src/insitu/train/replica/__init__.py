@@ -11,13 +11,14 @@ from insitu.train.replica.factory import make_fused_replica, make_replica, wrap_
 from insitu.train.replica.flat import Span
 from insitu.train.replica.fused import FusedStep
 from insitu.train.replica.leaves import count_rows, flatten_batch, map_batch, pack_batch
+from insitu.train.replica.plan import CombinationPlan
+from insitu.train.replica.probe import plan_combination
 from insitu.train.replica.protocol import Logs, Replica
 from insitu.train.replica.record import RecordLayout
 from insitu.train.replica.state import (
     ModelState,
     broadcast_state,
     check_snapshot,
-    check_trainable_by_shards,
     holds_table_rows,
     is_floating,
     load_snapshot,
@@ -29,6 +30,7 @@ from insitu.train.replica.state import (
 
 __all__ = [
     "SKIPPED",
+    "CombinationPlan",
     "FusedStep",
     "Logs",
     "ModelState",
@@ -43,7 +45,6 @@ __all__ = [
     "build_to_predict",
     "build_to_train",
     "check_snapshot",
-    "check_trainable_by_shards",
     "count_rows",
     "flatten_batch",
     "holds_table_rows",
@@ -54,6 +55,7 @@ __all__ = [
     "make_replica",
     "map_batch",
     "pack_batch",
+    "plan_combination",
     "read_state",
     "seed_offset",
     "to_numpy",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +12,14 @@ from keras.src.trainers.trainer import Trainer
 from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
-from insitu.train.replica.batch_means import BatchMeans, find_batch_means
-from insitu.train.replica.combination import Operation
 from insitu.train.replica.flat import Span, compute_spans, group_into_buckets
 from insitu.train.replica.leaves import pack_batch
-from insitu.train.replica.metric_results import MetricResults, Source, find_metric_results, read_result
+from insitu.train.replica.metric_results import Source, read_result
+from insitu.train.replica.plan import CombinationPlan
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import EXTRA_LOGS, RecordLayout
 from insitu.train.replica.state import SEED_STRIDE, read_state, regroup
+from insitu.train.replica.step_watch import StepWatch
 
 
 class BaseReplica:
@@ -30,10 +29,10 @@ class BaseReplica:
     buckets of both are relative to the whole buffer.
     """
 
-    def __init__(self, model: Any, data: Any, operations: Mapping[int, Operation] | None = None) -> None:
-        """`operations` are those of variables that combine otherwise than by default, by id."""
+    def __init__(self, model: Any, data: Any, plan: CombinationPlan | None = None) -> None:
         self._model = model
-        self._state = regroup(read_state(model), operations or {})
+        self._plan = plan or CombinationPlan()
+        self._state = regroup(read_state(model), self._plan.operations)
         self._structure = data
         self._train_record = RecordLayout(self._state, training=True)
         self._test_record = RecordLayout(self._state, training=False)
@@ -148,26 +147,6 @@ class StepLogs:
 
 
 NO_LOGS = StepLogs((), {}, ())
-
-
-@dataclass(frozen=True, slots=True)
-class StepWatch:
-    """What is found out while a step runs."""
-
-    means: BatchMeans
-    """The means that count each batch once."""
-    results: MetricResults
-    """The results that metrics gave."""
-
-
-@contextmanager
-def watch_step(model: Any) -> Iterator[StepWatch]:
-    """While open, find out what a step of `model` does."""
-    if not isinstance(model, Trainer):
-        yield StepWatch(BatchMeans(), MetricResults())
-        return
-    with find_batch_means() as means, find_metric_results(model) as results:
-        yield StepWatch(means, results)
 
 
 def _merge_logs(logs: StepLogs, metrics: Mapping[str, Any], extra: NDArray[np.float64]) -> Logs:

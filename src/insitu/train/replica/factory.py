@@ -9,29 +9,31 @@ from insitu.config import BACKENDS
 from insitu.errors import TrainingError
 from insitu.preload_hooks import register_preload
 from insitu.train.replica.fused import FusedReplica
+from insitu.train.replica.plan import CombinationPlan
 from insitu.train.replica.preload import warm_up
 from insitu.train.replica.protocol import Logs, Replica
 
 register_preload(warm_up)
 
 
-def make_replica(model: Any, data: Any) -> Replica:
+def make_replica(model: Any, data: Any, plan: CombinationPlan | None = None) -> Replica:
     """Return a replica of `model` on the active Keras backend.
 
-    `data` is a batch, for its structure and dtypes. Raises TrainingError for a backend without replicas.
+    `data` is a batch, for its structure and dtypes; `plan` says how steps combine. Raises TrainingError for a
+    backend without replicas.
     """
     backend = _active_backend()
     if backend == "tensorflow":
         from insitu.train.replica.tensorflow import TensorFlowReplica
 
-        return TensorFlowReplica(model, data)
+        return TensorFlowReplica(model, data, plan)
     if backend == "jax":
         from insitu.train.replica.jax import JaxReplica
 
-        return JaxReplica(model, data)
+        return JaxReplica(model, data, plan)
     from insitu.train.replica.torch import TorchReplica
 
-    return TorchReplica(model, data)
+    return TorchReplica(model, data, plan)
 
 
 def make_fused_replica(model: Any, data: Any) -> FusedReplica:

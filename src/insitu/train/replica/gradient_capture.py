@@ -8,7 +8,7 @@ stays as written.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from keras.src.optimizers.base_optimizer import BaseOptimizer
@@ -39,9 +39,11 @@ class CapturedGradients:
 
 
 @contextlib.contextmanager
-def capture_gradients(optimizer: Any) -> Iterator[CapturedGradients]:
+def capture_gradients(
+    optimizer: Any, on_apply: Callable[[], None] | None = None
+) -> Iterator[CapturedGradients]:
     """While open, `optimizer.apply`, and JAX' `stateless_apply`, record their arguments and change
-    nothing."""
+    nothing. They call `on_apply`."""
     captured = CapturedGradients()
 
     def apply(grads: Any, trainable_variables: Any = None) -> None:
@@ -50,6 +52,8 @@ def capture_gradients(optimizer: Any) -> Iterator[CapturedGradients]:
         captured.variables = list(
             optimizer._trainable_variables if trainable_variables is None else trainable_variables
         )
+        if on_apply is not None:
+            on_apply()
 
     def stateless_apply(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> tuple[Any, Any]:
         apply(grads)

@@ -13,13 +13,15 @@ from keras.src.trainers.trainer import Trainer
 from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
-from insitu.train.replica.base import BaseReplica, seed_offset, watch_step
+from insitu.train.replica.base import BaseReplica, seed_offset
 from insitu.train.replica.batch import StepBatch
 from insitu.train.replica.combination import Operation
 from insitu.train.replica.gradient_capture import capture_gradients
 from insitu.train.replica.leaves import flatten_to_numpy
+from insitu.train.replica.plan import CombinationPlan
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import RecordLayout
+from insitu.train.replica.step_watch import watch_step
 from insitu.train.replica.updated_weights import ADVICE
 
 Arrays = list[Any]
@@ -36,9 +38,9 @@ class JaxReplica(BaseReplica):
     processes.
     """
 
-    def __init__(self, model: Any, data: Any, operations: Mapping[int, Operation] | None = None) -> None:
+    def __init__(self, model: Any, data: Any, plan: CombinationPlan | None = None) -> None:
         refuse_distribution()
-        super().__init__(model, data, operations)
+        super().__init__(model, data, plan)
         # Collected once: Keras searches all layers each time.
         self._variables = (
             list(model.trainable_variables),
@@ -76,6 +78,7 @@ class JaxReplica(BaseReplica):
 
     def start_gradient(self, shard: int, data: Any) -> Any:
         """Begin a gradient for `finish_gradient`. Several may be under way, on several devices."""
+        self._plan.check_train()
         leaves = flatten_to_numpy(data)
         outputs = self._gradient(self._values(), np.uint32(seed_offset(shard)), leaves)
         return outputs, len(leaves[0])
@@ -111,6 +114,7 @@ class JaxReplica(BaseReplica):
 
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
         del shard  # nothing random happens in a test step
+        self._plan.check_test()
         leaves = flatten_to_numpy(data)
         packed, extra = self._evaluate(self._values(), leaves)
         self._fill(record, self._test_packer, packed, len(leaves[0]))

@@ -54,7 +54,7 @@ def find_metric_results(model: Any) -> Iterator[MetricResults]:
 
         return noted
 
-    metrics = list({id(metric): metric for metric in _flatten(model.metrics)}.values())
+    metrics = list({id(metric): metric for metric in flatten_metrics(model.metrics)}.values())
     for metric in metrics:
         # Around Keras' attribute tracking: this is no part of the metric's state.
         object.__setattr__(metric, "result", noting(metric, metric.result))
@@ -65,7 +65,8 @@ def find_metric_results(model: Any) -> Iterator[MetricResults]:
             object.__delattr__(metric, "result")
 
 
-def _flatten(metrics: Any) -> Iterator[Any]:
+def flatten_metrics(metrics: Any) -> Iterator[Any]:
+    """Yield metrics and those inside them."""
     for metric in metrics:
         yield metric
-        yield from _flatten([*getattr(metric, "metrics", ()), *getattr(metric, "_metrics", ())])
+        yield from flatten_metrics([*getattr(metric, "metrics", ()), *getattr(metric, "_metrics", ())])

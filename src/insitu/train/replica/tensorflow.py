@@ -11,14 +11,16 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from insitu.train.replica.base import BaseReplica, watch_step
+from insitu.train.replica.base import BaseReplica
 from insitu.train.replica.combination import Operation
 from insitu.train.replica.flat import Span
 from insitu.train.replica.gradient_capture import capture_gradients
 from insitu.train.replica.leaves import flatten_batch
+from insitu.train.replica.plan import CombinationPlan
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import EXTRA_LOGS, RecordLayout
 from insitu.train.replica.state import SEED_STRIDE
+from insitu.train.replica.step_watch import watch_step
 from insitu.train.replica.tensorflow_calls import CompiledCall
 from insitu.train.replica.tensorflow_memory import borrow
 from insitu.train.replica.updated_weights import refuse_use_of_updated
@@ -27,8 +29,8 @@ from insitu.train.replica.updated_weights import refuse_use_of_updated
 class TensorFlowReplica(BaseReplica):
     """See `Replica`."""
 
-    def __init__(self, model: Any, data: Any, operations: Mapping[int, Operation] | None = None) -> None:
-        super().__init__(model, data, operations)
+    def __init__(self, model: Any, data: Any, plan: CombinationPlan | None = None) -> None:
+        super().__init__(model, data, plan)
         self._copies_gradients = any(
             getattr(v, "overwrite_with_gradient", False) for v in self._state.trainable
         )
@@ -66,6 +68,7 @@ class TensorFlowReplica(BaseReplica):
     # The interface of `Replica`
 
     def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
+        self._plan.check_train()
         if shard not in self._shard_numbers:
             self._shard_numbers[shard] = tf.constant(shard, tf.int64)
         outputs = self._gradient(self._shard_numbers[shard], *self._tensors(data))
@@ -92,6 +95,7 @@ class TensorFlowReplica(BaseReplica):
 
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
         del shard  # nothing random happens in a test step
+        self._plan.check_test()
         np.copyto(record, _view(self._evaluate(*self._tensors(data))))
 
     def merge(self, records: NDArray[np.float64]) -> Logs:

@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
 from insitu.exchange import ALIGNMENT
-from insitu.train.replica.base import BaseReplica, seed_offset, watch_step
+from insitu.train.replica.base import BaseReplica, seed_offset
 from insitu.train.replica.combination import Operation
 from insitu.train.replica.gradient_capture import CapturedGradients, capture_gradients
 from insitu.train.replica.leaves import flatten_batch
+from insitu.train.replica.plan import CombinationPlan
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import RecordLayout
 from insitu.train.replica.state import find_seed_generators
+from insitu.train.replica.step_watch import watch_step
 from insitu.train.replica.updated_weights import refuse_assigned, refuse_use_of_updated
 
 
@@ -31,8 +33,8 @@ class TorchReplica(BaseReplica):
     while it trains, such as `torch.nn.BatchNorm2d`, is refused.
     """
 
-    def __init__(self, model: Any, data: Any, operations: Mapping[int, Operation] | None = None) -> None:
-        super().__init__(model, data, operations)
+    def __init__(self, model: Any, data: Any, plan: CombinationPlan | None = None) -> None:
+        super().__init__(model, data, plan)
         if model.jit_compile:
             warnings.warn(
                 "On the PyTorch backend a strategy runs steps eagerly: jit_compile=True has no effect.",
@@ -50,6 +52,7 @@ class TorchReplica(BaseReplica):
         self._step_checked = False
 
     def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
+        self._plan.check_train()
         leaves = as_tensors(data)
         offset = _as_int32(seed_offset(shard))
         with torch.no_grad(), _restored(self._moved_in_training):
@@ -100,6 +103,7 @@ class TorchReplica(BaseReplica):
 
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
         del shard  # nothing random happens in a test step
+        self._plan.check_test()
         leaves = as_tensors(data)
         with torch.no_grad(), _restored(self._moved_in_tests):
             self._zero_sums()

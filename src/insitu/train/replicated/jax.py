@@ -9,15 +9,22 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.train.replica import ShardBatch
+from insitu.train.replica import CombinationPlan, ShardBatch
 from insitu.train.replica.jax import JaxReplica
 
 
 class JaxMultiDeviceReplica(JaxReplica):
     """Variables stay where they are; each step sends them to the devices, which compute at the same time."""
 
-    def __init__(self, model: Any, data: Any, devices: Sequence[Any], home: Any) -> None:
-        super().__init__(model, data)
+    def __init__(
+        self,
+        model: Any,
+        data: Any,
+        devices: Sequence[Any],
+        home: Any,
+        plan: CombinationPlan | None = None,
+    ) -> None:
+        super().__init__(model, data, plan)
         self._devices = tuple(devices)
         self._home = home
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from insitu.train.replica import (
+    CombinationPlan,
     Logs,
     Operation,
     RecordLayout,
@@ -43,9 +44,9 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         shards: Sequence[int],
         *,
         home: str | None = None,
-        operations: Mapping[int, Operation] | None = None,
+        plan: CombinationPlan | None = None,
     ) -> None:
-        super().__init__(model, data, operations)
+        super().__init__(model, data, plan)
         self._mirrored = mirrored = home is None
         # Where variables are: the home first, which computes nothing.
         self._all_devices = tuple(devices) if home is None else (home, *devices)
@@ -77,10 +78,12 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
     # Called with a part for each device
 
     def train(self, parts: Sequence[ShardBatch]) -> Logs:
+        self._plan.check_train()
         logs: Logs = self._train_all(*self._arguments(parts))
         return logs
 
     def test(self, parts: Sequence[ShardBatch]) -> Logs:
+        self._plan.check_test()
         logs: Logs = self._test_all(*self._arguments(parts))
         return logs
 
@@ -94,6 +97,7 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
 
     def gradients(self, parts: Sequence[ShardBatch], floats: Any, records: Any) -> None:
         """Do as `Replica.gradient` for each part, into the rows of `floats` and `records`."""
+        self._plan.check_train()
         self.refresh(force=False)
         outputs = self._all_gradients(parts)
         for index, part in enumerate(parts):
@@ -170,6 +174,10 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         ]
         combined = self._combine(self._test_record, records, rows)
         metrics = self._run_on(0, self._trace_merge, combined)
+        if self._mirrored:
+            # Sums begin from 0 in each step, wherever they are. Other state goes on from its value.
+            for device_index in range(1, len(self._all_devices)):
+                self._run_on(device_index, self._write_state, self._test_record, combined)
         return _select_logs(self._test_logs, metrics, combined[self._test_record.extra_start :])
 
     def _trace_predict_all(self, rows: Any, *leaves: Any) -> list[Any]:

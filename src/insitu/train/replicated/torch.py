@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from insitu.train.replica import ShardBatch
+from insitu.train.replica import CombinationPlan, ShardBatch
 from insitu.train.replica.torch import TorchReplica
 
 
@@ -20,9 +20,17 @@ class TorchMultiDeviceReplica(TorchReplica):
     before they are done, so that several compute at the same time; on CPUs one shard follows the other, each
     with all threads."""
 
-    def __init__(self, model: Any, data: Any, devices: Sequence[Any], *, copy: bool | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        data: Any,
+        devices: Sequence[Any],
+        *,
+        copy: bool | None = None,
+        plan: CombinationPlan | None = None,
+    ) -> None:
         """`copy` tells that the devices have memory of their own. None: find out."""
-        super().__init__(model, data)
+        super().__init__(model, data, plan)
         self._copies_by_device = [
             _DeviceCopy(model, data, device, self.make_replica)
             if (device != _device_of(model) if copy is None else copy)
@@ -32,7 +40,7 @@ class TorchMultiDeviceReplica(TorchReplica):
 
     def make_replica(self, model: Any, data: Any) -> TorchReplica:
         """Return the replica that computes on a further device."""
-        return TorchReplica(model, data)
+        return TorchReplica(model, data, self._plan)
 
     def gradients(
         self, parts: Sequence[ShardBatch], floats: NDArray[Any], records: NDArray[np.float64]

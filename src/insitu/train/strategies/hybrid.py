@@ -25,7 +25,7 @@ from insitu.train.parameter_server import (
     refuse_recompile,
     serve_or_configure,
 )
-from insitu.train.replica import check_trainable_by_shards, make_replica
+from insitu.train.replica import make_replica, plan_combination
 from insitu.train.strategies.synchronous import SynchronousStrategy
 
 
@@ -88,7 +88,6 @@ class HybridStrategy(SynchronousStrategy):
         attach_tables(model, example, part_rows, self._open_session, optimizer)
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
-        check_trainable_by_shards(model, self.num_replicas_in_sync)
         layers = embeddings_of(model)
         if not layers:
             raise TrainingError(
@@ -97,7 +96,9 @@ class HybridStrategy(SynchronousStrategy):
             )
         session = self._open_session()
         lookup = TableLookup(session, layers, find_key_inputs(model, layers, example))
-        inner, scale = make_replica(model, lookup.example(example)), LossScale(model.optimizer)
+        rows = lookup.example(example)
+        plan = plan_combination(model, rows, self.num_replicas_in_sync)
+        inner, scale = make_replica(model, rows, plan), LossScale(model.optimizer)
         replica = HybridReplica(inner, session, lookup, scale)
         self._replicas.append(replica)
         if first:

@@ -20,7 +20,7 @@ from insitu.train.custom_loop import (
 )
 from insitu.train.devices import Device
 from insitu.train.fit import StepExecutor
-from insitu.train.replica import check_trainable_by_shards
+from insitu.train.replica import plan_combination
 from insitu.train.replicated import MultiDeviceStep, SingleProcessStep, pin_step
 from insitu.train.strategies.synchronous import SynchronousStrategy
 
@@ -54,7 +54,6 @@ class MultiDeviceStrategy(SynchronousStrategy):
         if len(self.devices) == 1 and self._home in (None, self.devices[0]):
             return pin_step(super().make_step(model, example, first=first), self.devices[0])
         membership = self._membership
-        check_trainable_by_shards(model, self.num_replicas_in_sync)
         replica = self._replica(model, example)
         if keras.backend.backend() == "tensorflow" and len(membership.context.workers) <= 1:
             return SingleProcessStep(replica, membership)
@@ -78,17 +77,19 @@ class MultiDeviceStrategy(SynchronousStrategy):
 
     def _replica(self, model: Any, example: Any) -> Any:
         devices = [device.handle() for device in self.devices]
+        plan = plan_combination(model, example, self.num_replicas_in_sync)
         backend = keras.backend.backend()
         if backend == "tensorflow":
             from insitu.train.replicated.tensorflow import TensorFlowMultiDeviceReplica
 
             home = self._home.handle() if self._home else None
             shards = self.membership.context.shards
-            return TensorFlowMultiDeviceReplica(model, example, devices, shards, home=home)
+            return TensorFlowMultiDeviceReplica(model, example, devices, shards, home=home, plan=plan)
         if backend == "jax":
             from insitu.train.replicated.jax import JaxMultiDeviceReplica
 
-            return JaxMultiDeviceReplica(model, example, devices, (self._home or self.devices[0]).handle())
+            home = (self._home or self.devices[0]).handle()
+            return JaxMultiDeviceReplica(model, example, devices, home, plan)
         from insitu.train.replicated.torch import TorchMultiDeviceReplica
 
-        return TorchMultiDeviceReplica(model, example, devices)
+        return TorchMultiDeviceReplica(model, example, devices, plan=plan)

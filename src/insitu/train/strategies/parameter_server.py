@@ -35,7 +35,7 @@ from insitu.train.parameter_server import (
     refuse_recompile,
     serve_or_configure,
 )
-from insitu.train.replica import Replica, check_trainable_by_shards, make_replica
+from insitu.train.replica import Replica, make_replica, plan_combination
 from insitu.train.strategies.base import Strategy
 
 
@@ -129,11 +129,12 @@ class ParameterServerStrategy(Strategy):
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         """Return the step of `model`. The first time, the variables are defined on the servers, and this
         replica gets the servers' values: those of the chief, or trained ones."""
-        check_trainable_by_shards(model, self.num_replicas_in_sync)
         session = self._session_for(model)
         layers = embeddings_of(model)
         lookup = TableLookup(session, layers, find_key_inputs(model, layers, example) if layers else ())
-        replica = make_replica(model, lookup.example(example))
+        rows = lookup.example(example)
+        plan = plan_combination(model, rows, self.num_replicas_in_sync, weights_on_servers=True)
+        replica = make_replica(model, rows, plan)
         return self._server_step(model, model.optimizer, replica, lookup)
 
     def _server_step(self, model: Any, optimizer: Any, replica: Replica, lookup: TableLookup) -> ServerStep:

@@ -23,9 +23,9 @@ from insitu.train.fit import StepExecutor, TwoPhaseStep
 from insitu.train.replica import (
     FusedStep,
     broadcast_state,
-    check_trainable_by_shards,
     make_fused_replica,
     make_replica,
+    plan_combination,
     read_state,
 )
 from insitu.train.strategies.base import Strategy
@@ -45,10 +45,10 @@ class SynchronousStrategy(Strategy):
         """Return the step of `model`. The first time, all replicas get the state of rank 0."""
         if self._membership.is_alone:
             return FusedStep(make_fused_replica(model, example))
-        check_trainable_by_shards(model, self.num_replicas_in_sync)
         if first:
             self._broadcast_initial_state(model)
-        return TwoPhaseStep(make_replica(model, example), self._membership.lockstep)
+        plan = plan_combination(model, example, self.num_replicas_in_sync)
+        return TwoPhaseStep(make_replica(model, example, plan), self._membership.lockstep)
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
         return ExchangeStep(model, make_loop_replica(model, example), self._membership)

@@ -399,3 +399,102 @@ def test_scopes_of_two_strategies_do_not_nest(strategy_over):
         pass
     with inner.scope():
         pass
+
+
+class Kept(keras.metrics.Metric):
+    """Keeps a number for each way of combining."""
+
+    def __init__(self) -> None:
+        super().__init__(name="kept")
+        self.largest = self.add_weight(name="largest", initializer="zeros")
+        self.average = self.add_weight(name="average", initializer="zeros")
+        self.batches = self.add_weight(name="batches", initializer="zeros")
+        self.total = self.add_weight(name="total", initializer="zeros")
+
+    def update_state(self, y, p, sample_weight=None):
+        errors = keras.ops.abs(y - p)
+        self.largest.assign(keras.ops.maximum(self.largest, keras.ops.max(errors)))
+        self.average.assign(0.8 * self.average + 0.2 * keras.ops.mean(errors))
+        self.batches.assign_add(1.0)
+        self.total.assign_add(keras.ops.sum(errors))
+
+    def result(self):
+        names = ("largest", "average", "batches", "total")
+        return {name: keras.ops.convert_to_tensor(getattr(self, name)) for name in names}
+
+
+class Counts(keras.layers.Layer):
+    def build(self, shape):
+        options = {"shape": (), "initializer": "zeros", "trainable": False}
+        self.rows = self.add_weight(name="rows", dtype="int32", **options)
+        self.largest = self.add_weight(name="largest", **options)
+        self.declared = self.add_weight(name="declared", aggregation="sum", **options)
+
+    def call(self, x, training=False):
+        if training:
+            self.rows.assign_add(keras.ops.shape(x)[0])
+            self.largest.assign(keras.ops.maximum(self.largest, keras.ops.max(x)))
+            self.declared.assign_add(keras.ops.sum(x))
+        return x
+
+
+def with_state_of_its_own() -> Any:
+    """(history, evaluation, weights) of a model with metrics and weights of a user's own."""
+    keras.utils.set_random_seed(3)
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(30, 3)).astype("float32"), rng.normal(size=(30, 1)).astype("float32")
+    model = keras.Sequential([keras.Input((3,)), Counts(), keras.layers.Dense(1)])
+
+    def scalar(y, p):
+        return keras.ops.mean(keras.ops.abs(y - p))
+
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=[Kept(), scalar])
+    history = fit(model, (x, y), batch_size=8, validation_data=(x[:13], y[:13]))
+    return history, model.evaluate(x, y, batch_size=8, verbose=0, return_dict=True), model.get_weights()
+
+
+@pytest.mark.parametrize("num_shards", [2, 3])
+def test_state_of_the_users_own_combines_to_what_one_device_has(strategy_over, num_shards):
+    expected, evaluated, values = with_state_of_its_own()
+    with strategy_over(num_shards).scope():
+        history, results, mine = with_state_of_its_own()
+    assert history.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_allclose(history[name], expected[name], rtol=1e-4)
+    for name in evaluated:
+        np.testing.assert_allclose(results[name], evaluated[name], rtol=1e-4)
+    for one, other in zip(mine, values, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_logs_of_steps_are_those_that_they_return(strategy_over):
+    class Own(keras.Sequential):
+        def test_step(self, data):
+            x, y = data
+            error = keras.ops.mean(keras.ops.square(y - self(x, training=False)))
+            return {"mine": error, "loss": error}
+
+    x, y = np.arange(15.0).reshape(5, 3).astype("float32"), np.ones((5, 1), "float32")
+    results = []
+    for scope in (contextlib.nullcontext(), strategy_over(2).scope()):
+        keras.utils.set_random_seed(3)
+        with scope:
+            model = Own([keras.Input((3,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        results.append(model.evaluate(x, y, batch_size=5, verbose=0, return_dict=True))
+    assert results[1].keys() == results[0].keys() == {"mine", "loss"}
+    for name in results[0]:
+        assert results[1][name] == pytest.approx(results[0][name], rel=1e-5)
+
+
+def test_a_loss_that_sums_is_refused_by_training_only(rows, strategy_over):
+    def summed(y, p):
+        return keras.ops.sum(keras.ops.square(y - p))
+
+    x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+    with strategy_over(2).scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", summed)
+    assert model.predict(x, verbose=0).shape == (8, 1)
+    with pytest.raises(TrainingError, match="a loss that sums over rows"):
+        model.fit(x, y, verbose=0)

@@ -1,0 +1,31 @@
+"""How the steps of a model combine over replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from insitu.errors import TrainingError
+from insitu.train.replica.combination import Operation
+
+
+@dataclass(frozen=True, slots=True)
+class CombinationPlan:
+    """Says how the variables of a model combine, and which of its steps can't be combined."""
+
+    operations: Mapping[int, Operation] = field(default_factory=dict)
+    """The operations of variables that combine otherwise than by default, by id."""
+    train_refusal: str | None = None
+    """Why training can't be combined."""
+    test_refusal: str | None = None
+    """Why evaluation can't be combined."""
+
+    def check_train(self) -> None:
+        """Raise TrainingError unless training can be combined."""
+        if self.train_refusal is not None:
+            raise TrainingError(self.train_refusal)
+
+    def check_test(self) -> None:
+        """Raise TrainingError unless evaluation can be combined."""
+        if self.test_refusal is not None:
+            raise TrainingError(self.test_refusal)

@@ -1,0 +1,48 @@
+"""Find whether a model has parts that aren't Keras' own, of which it isn't known how they combine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from insitu.train.replica.metric_results import flatten_metrics
+
+_METHODS = ("train_step", "test_step", "compute_loss", "_compute_loss", "compute_metrics")
+"""Methods of a model that make its numbers."""
+
+
+def has_custom_parts(model: Any) -> bool:
+    """Return True if steps, layers, losses or metrics of a built model are the user's own."""
+    return has_own_numbers(model) or any(not is_of_keras(type(each)) for each in model._flatten_layers())
+
+
+def has_own_numbers(model: Any) -> bool:
+    """Return True if what the model's metrics and logs are made of is computed by the user's code."""
+    return (
+        any(not is_of_keras(getattr(type(model), name, None)) for name in _METHODS)
+        or any(not _is_loss_of_keras(loss) for loss in _losses(model))
+        or any(not _is_loss_of_keras(metric) for metric in flatten_metrics(model.metrics))
+    )
+
+
+def has_own_train_step(model: Any) -> bool:
+    """Return True if the gradient passes through code of the user's on its way to the optimizer."""
+    return not is_of_keras(type(model).train_step)
+
+
+def is_of_keras(thing: Any) -> bool:
+    """Return True for a class or function of Keras or insitu, and for None."""
+    module = getattr(thing, "__module__", None) or ""
+    return thing is None or module.partition(".")[0] in ("keras", "insitu")
+
+
+def _is_loss_of_keras(loss: Any) -> bool:
+    """Return True for a loss or metric of Keras that wraps no function of the user's."""
+    function = getattr(loss, "fn", None) or getattr(loss, "_fn", None)
+    if function is not None and not is_of_keras(function if callable(function) else type(function)):
+        return False
+    return is_of_keras(type(loss))
+
+
+def _losses(model: Any) -> list[Any]:
+    entries = getattr(getattr(model, "_compile_loss", None), "_flat_losses", None) or []
+    return [entry.loss for entry in entries if entry is not None and entry.loss is not None]

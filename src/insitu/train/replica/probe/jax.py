@@ -1,0 +1,127 @@
+"""Steps of a probe on the JAX backend: compiled for the few sizes of batches that a probe has."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from insitu.train.replica.gradient_capture import capture_gradients
+from insitu.train.replica.jax import compile_for, unpack_step
+from insitu.train.replica.probe.outcome import Outcome, read_logs, to_float64
+from insitu.train.replica.step_watch import watch_step
+
+
+class JaxSteps:
+    """See `Steps`."""
+
+    def __init__(self, model: Any, trainable: Any) -> None:
+        self._model = model
+        self._trainable = trainable
+        self._groups = (
+            list(model.trainable_variables),
+            list(model.non_trainable_variables),
+            list(model.optimizer.variables) if model.optimizer is not None else [],
+            list(model.metrics_variables),
+        )
+        self._train = compile_for(model, self._trace_train)
+        self._test = compile_for(model, self._trace_test)
+        self._forward = compile_for(model, self._trace_forward, static_argnums=2)
+        self._averaged: frozenset[int] = frozenset()
+        self._seen = False
+
+    def train(self, data: Any, *, factor: float = 1.0, shift: float = 0.0) -> Outcome:
+        del shift  # nothing can be read past Keras: the state goes in and out
+        gradients, logs, others, metrics = self._train(self._values(), data, jnp.float32(factor))
+        self._assign(others, metrics)
+        arrays = {name: to_float64(value) for name, value in logs.items()}
+        return Outcome([to_float64(g) for g in gradients], arrays, self._averaged, self._seen)
+
+    def test(self, data: Any) -> Outcome:
+        logs, others, metrics = self._test(self._values(), data)
+        self._assign(others, metrics)
+        return Outcome([], {name: to_float64(value) for name, value in logs.items()}, self._averaged)
+
+    def forward(self, data: Any, *, training: bool) -> list[NDArray[Any]]:
+        return [to_float64(leaf) for leaf in self._forward(self._values(), data, training)]
+
+    def close(self) -> None:
+        # What was compiled of the user's own functions would go on without random numbers.
+        jax.clear_caches()
+
+    def _values(self) -> Any:
+        return tuple([v.value for v in group] for group in self._groups)
+
+    def _assign(self, others: Any, metrics: Any) -> None:
+        for variables, values in ((self._groups[1], others), (self._groups[3], metrics)):
+            for variable, value in zip(variables, values, strict=True):
+                variable._direct_assign(value)
+
+    def _trace_train(self, state: Any, data: Any, factor: Any) -> Any:
+        with (
+            watch_step(self._model) as watch,
+            capture_gradients(self._model.optimizer) as captured,
+            self._scaled_gradients(factor) as seen,
+        ):
+            logs, end = unpack_step(self._model.train_step(state, data), 4)
+        self._averaged, self._seen = frozenset(watch.means.variables), bool(seen)
+        by_variable = {id(v): g for v, g in zip(captured.variables, captured.gradients, strict=True)}
+        zeros = {id(v): jnp.zeros(tuple(v.shape)) for v in self._trainable}
+        gradients = [zeros[id(v)] if (g := by_variable.get(id(v))) is None else g for v in self._trainable]
+        return gradients, read_logs(logs, watch), end[1], end[3]
+
+    def _trace_test(self, state: Any, data: Any) -> Any:
+        trainable, others, _, metrics = state
+        with watch_step(self._model) as watch:
+            logs, end = unpack_step(self._model.test_step((trainable, others, metrics), data), 3)
+        self._averaged = frozenset(watch.means.variables)
+        return read_logs(logs, watch), end[1], end[2]
+
+    def _trace_forward(self, state: Any, data: Any, training: bool) -> Any:
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        options = {"training": training} if self._model._call_has_training_arg else {}
+        return keras.tree.flatten(self._model.stateless_call(state[0], state[1], x, **options)[0])
+
+    @contextlib.contextmanager
+    def _scaled_gradients(self, factor: Any) -> Iterator[list[bool]]:
+        """While open, scale gradients for all trainable variables. The list isn't empty once there were."""
+        seen: list[bool] = []
+        originals = (jax.grad, jax.value_and_grad)
+        shapes = [tuple(v.shape) for v in self._groups[0]]
+
+        def scale(gradients: Any) -> Any:
+            leaves = jax.tree.leaves(gradients)
+            if [tuple(np.shape(leaf)) for leaf in leaves] != shapes:
+                return gradients
+            seen.append(True)
+            return jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients)
+
+        def grad(*arguments: Any, **options: Any) -> Any:
+            function, auxiliary = originals[0](*arguments, **options), bool(options.get("has_aux"))
+
+            def call(*values: Any, **more: Any) -> Any:
+                result = function(*values, **more)
+                return (scale(result[0]), result[1]) if auxiliary else scale(result)
+
+            return call
+
+        def value_and_grad(*arguments: Any, **options: Any) -> Any:
+            function = originals[1](*arguments, **options)
+
+            def call(*values: Any, **more: Any) -> Any:
+                value, gradients = function(*values, **more)
+                return value, scale(gradients)
+
+            return call
+
+        jax.grad, jax.value_and_grad = grad, value_and_grad
+        try:
+            yield seen
+        finally:
+            jax.grad, jax.value_and_grad = originals

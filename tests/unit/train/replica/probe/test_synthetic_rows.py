@@ -1,0 +1,44 @@
+"""Rows of a probe are like those of the data, and the same each time."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+
+from insitu.train.replica.probe.synthetic_rows import PARTS, WHOLE, cut, double, make_rows, make_value
+
+EXAMPLE = ({"a": np.zeros((1, 3), "float32"), "b": np.zeros((1, 2), "int32")}, np.zeros((1,), "int64"))
+
+
+def test_rows_have_the_structure_and_kinds_of_the_example() -> None:
+    rows = make_rows(EXAMPLE, lowest=1)
+    (inputs, labels) = rows
+    assert inputs["a"].shape == (WHOLE, 3)
+    assert inputs["a"].dtype == np.float32
+    assert 0 < inputs["a"].min() < inputs["a"].max() < 1
+    assert set(inputs["b"].ravel().tolist()) == {1, 2}
+    assert set(labels.tolist()) <= {0, 1}
+    again = make_rows(EXAMPLE, lowest=1)
+    for one, other in zip(keras.tree.flatten(rows), keras.tree.flatten(again), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_data_of_other_kinds_has_none() -> None:
+    assert make_rows((np.array([["text"]]), np.zeros(1)), lowest=0) is None
+    flags = make_rows((np.array([[True]]),), lowest=0)
+    assert flags is not None
+    assert flags[0].dtype == bool
+
+
+def test_parts_hold_each_row_once() -> None:
+    rows = make_rows(EXAMPLE, lowest=0)
+    joined = np.concatenate([cut(rows, part)[1] for part in PARTS])
+    assert np.array_equal(joined, rows[1])
+    assert len(double(rows)[1]) == 2 * WHOLE
+
+
+def test_values_of_vectors_are_positive_and_those_of_matrices_of_both_signs() -> None:
+    vector, matrix = make_value(np.zeros(7), 0), make_value(np.zeros((8, 3)), 1)
+    assert vector.min() > 0
+    assert matrix.min() < 0 < matrix.max()
+    assert np.array_equal(matrix, make_value(np.zeros((8, 3)), 1))
