@@ -29,7 +29,12 @@ if TYPE_CHECKING:
         MultiWorkerMirroredStrategy,
         OneDeviceStrategy,
         ParameterServerStrategy,
+        ReduceOp,
         TPUStrategy,
+        get_replica_context,
+        get_strategy,
+        has_strategy,
+        in_cross_replica_context,
     )
     from insitu.train.parameter_server import layers
 
@@ -50,7 +55,12 @@ _load, _ = lazy_door(
             "MultiWorkerMirroredStrategy",
             "OneDeviceStrategy",
             "ParameterServerStrategy",
+            "ReduceOp",
             "TPUStrategy",
+            "get_replica_context",
+            "get_strategy",
+            "has_strategy",
+            "in_cross_replica_context",
         ),
     },
 )
@@ -67,6 +77,7 @@ __all__ = [
     "OneDeviceStrategy",
     "ParameterServer",
     "ParameterServerStrategy",
+    "ReduceOp",
     "TPUStrategy",
     "__version__",
     "config",
@@ -74,6 +85,10 @@ __all__ = [
     "dataset",
     "errors",
     "exchange",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
     "layers",
     "parameters",
 ]

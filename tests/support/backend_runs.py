@@ -174,7 +174,7 @@ def misfit() -> str:
             def train_step(self, state: Any, data: Any) -> Any:
                 return super().train_step(state, data)[0]
 
-        with over(1):
+        with over(2):
             inputs = keras.Input((3,))
             model = WithoutState(inputs, keras.layers.Dense(2)(inputs))
             model.compile("sgd", "mse")

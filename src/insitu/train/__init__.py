@@ -13,6 +13,12 @@ from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.train.checkpoint import BackupAndRestore
+    from insitu.train.custom_loop import (
+        ReduceOp,
+        get_replica_context,
+        has_strategy,
+        in_cross_replica_context,
+    )
     from insitu.train.strategies import (
         CentralStorageStrategy,
         HybridStrategy,
@@ -22,12 +28,14 @@ if TYPE_CHECKING:
         OneDeviceStrategy,
         ParameterServerStrategy,
         TPUStrategy,
+        get_strategy,
     )
 
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
         "checkpoint": ("BackupAndRestore",),
+        "custom_loop": ("ReduceOp", "get_replica_context", "has_strategy", "in_cross_replica_context"),
         "strategies": (
             "CentralStorageStrategy",
             "HybridStrategy",
@@ -37,6 +45,7 @@ __getattr__, __dir__ = lazy_door(
             "OneDeviceStrategy",
             "ParameterServerStrategy",
             "TPUStrategy",
+            "get_strategy",
         ),
     },
 )
@@ -50,5 +59,10 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ParameterServerStrategy",
+    "ReduceOp",
     "TPUStrategy",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
 ]

@@ -20,6 +20,10 @@ class Share:
     """Rows of this replica."""
     global_rows: Any
     """Rows of all replicas."""
+    replica_id: Any = 0
+    """The number of this replica among those of all tasks."""
+    strategy: Any = None
+    """The strategy that runs the step."""
 
 
 _current: list[Share] = []

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from insitu.errors import InputError
+from insitu.train.custom_loop.factory import leave_graph, make_spec, out_of_range_error
 from insitu.train.custom_loop.per_replica import merge_per_replica
 from insitu.train.elastic import LOOP, LoopPosition
 from insitu.train.fit import Bookkeeper, Feed, FeedAdapter
@@ -17,6 +18,7 @@ from insitu.train.replica import ShardBatch
 class DistributedDataset:
     """Each iteration is the next epoch; each item is one step: a structure of arrays, with PerReplica leaves
     where this process has several replicas. A replica that has no rows in a step gets arrays of zero rows.
+    `element_spec` has the structure of one replica's rows: `tf.TensorSpec`s on TensorFlow, else KerasTensors.
 
     `len()` is the number of steps, where it is known. Raises InputError where it isn't.
     """
@@ -44,7 +46,18 @@ class DistributedDataset:
             )
         return self._feed.num_steps
 
-    def __iter__(self) -> Iterator[Any]:
+    @property
+    def element_spec(self) -> Any:
+        """The shapes and dtypes of one replica's rows, whose number is open."""
+        return keras.tree.map_structure(
+            lambda leaf: make_spec((None, *leaf.shape[1:]), keras.backend.standardize_dtype(leaf.dtype)),
+            self._example,
+        )
+
+    def __iter__(self) -> DistributedIterator:
+        return DistributedIterator(self._steps(), self.element_spec)
+
+    def _steps(self) -> Iterator[Any]:
         epoch, self._epoch = self._epoch, self._epoch + 1
         self._bookkeeper.begin(FeedAdapter(self._feed))
         index = -1
@@ -64,3 +77,50 @@ class DistributedDataset:
         if part.rows:
             return part.data
         return keras.tree.map_structure(lambda leaf: leaf[:0], self._example)
+
+
+class DistributedIterator:
+    """Yields the steps of one epoch. Also has the methods of TensorFlow's iterators."""
+
+    def __init__(self, steps: Iterator[Any], element_spec: Any) -> None:
+        self._steps = steps
+        #: The shapes and dtypes of one replica's rows.
+        self.element_spec = element_spec
+
+    def __iter__(self) -> DistributedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        leave_graph("The iterator of a distributed dataset")
+        return next(self._steps)
+
+    def get_next(self) -> Any:
+        """Return the next step. Raises `tf.errors.OutOfRangeError` at the end of the data on TensorFlow,
+        StopIteration on other backends."""
+        optional = self.get_next_as_optional()
+        if not optional.has_value():
+            raise out_of_range_error()
+        return optional.get_value()
+
+    def get_next_as_optional(self) -> OptionalStep:
+        """Return the next step, or at the end of the data an OptionalStep without a value."""
+        return OptionalStep([step for step in [next(self, None)] if step is not None])
+
+
+class OptionalStep:
+    """A step that may not be there, as `tf.experimental.Optional`."""
+
+    def __init__(self, steps: list[Any]) -> None:
+        self._steps = steps
+
+    def has_value(self) -> bool:
+        """Return True if there is a step."""
+        return bool(self._steps)
+
+    def get_value(self) -> Any:
+        """Return the step. Raises InputError where there is none."""
+        if not self._steps:
+            raise InputError(
+                "get_value() needs a step. Received: the end of the data. Ask has_value() before."
+            )
+        return self._steps[0]

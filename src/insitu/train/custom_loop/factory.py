@@ -30,6 +30,31 @@ def make_multi_device_loop_replica(
     return _backend().LoopDeviceReplicas(model, example, devices, shards, home)
 
 
+def leave_graph(name: str) -> None:
+    """Leave the graph that a function of the script is being compiled to, if any: what the public function
+    `name` does can't be part of it. Called before anything is changed.
+
+    Raises TrainingError where the function can't be run as Python instead.
+    """
+    _backend().leave_graph(name)
+
+
+def prepare_backend() -> None:
+    """Prepare the functions of the backend that scripts use around and in their steps. Done once."""
+    _backend().prepare()
+
+
+def make_spec(shape: Sequence[int | None], dtype: str) -> Any:
+    """Return what the backend describes an array by."""
+    return _backend().make_spec(shape, dtype)
+
+
+def out_of_range_error() -> Exception:
+    """Return the error that iterators of the backend raise at their end."""
+    error: Exception = _backend().out_of_range_error()
+    return error
+
+
 def _backend() -> Any:
     import importlib
 

@@ -6,12 +6,37 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import keras
 import numpy as np
 
+from insitu.errors import TrainingError
 from insitu.train.custom_loop.loop_replica import CompiledGradientMixin
 from insitu.train.custom_loop.step_model import StepModel
 from insitu.train.replica.jax import JaxReplica
 from insitu.train.replicated.jax import JaxMultiDeviceReplica
+
+
+def prepare() -> None:
+    """Do nothing: see `insitu.train.custom_loop.prepare_backend`."""
+
+
+def leave_graph(name: str) -> None:
+    """Raise TrainingError in a function that JAX compiles or differentiates."""
+    if not jax.core.trace_state_clean():
+        raise TrainingError(
+            f"{name} compiles the step itself, and moves values between tasks outside of compiled functions. "
+            "Received: a call in a function that jax.jit, jax.grad or the like traces. Leave that out."
+        )
+
+
+def make_spec(shape: Sequence[int | None], dtype: str) -> keras.KerasTensor:
+    """See `insitu.train.custom_loop.factory.make_spec`."""
+    return keras.KerasTensor(shape, dtype)
+
+
+def out_of_range_error() -> Exception:
+    """See `insitu.train.custom_loop.factory.out_of_range_error`."""
+    return StopIteration()
 
 
 def trace_step(model: StepModel, example: list[Any]) -> None:

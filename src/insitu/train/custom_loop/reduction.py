@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -14,13 +15,22 @@ from insitu.exchange import Group
 from insitu.train.collectives import from_bytes, gather_bytes, to_bytes
 from insitu.train.custom_loop.per_replica import values_per_replica
 
-ReduceOp = Literal["sum", "mean"]
+
+class ReduceOp(enum.Enum):
+    """How values of replicas are combined, as `tf.distribute.ReduceOp`."""
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+
+
+AnyReduceOp = ReduceOp | Literal["sum", "mean", "SUM", "MEAN"]
+"""What calls take: a ReduceOp of insitu or of TensorFlow, or its name."""
 
 Row = list[NDArray[Any] | None]
 """One replica's value of each leaf, None where it has none."""
 
 
-def reduce_values(group: Group, reduce_op: str, structure: Any, axis: int | None) -> Any:
+def reduce_values(group: Group, reduce_op: AnyReduceOp, structure: Any, axis: int | None) -> Any:
     """See `Strategy.reduce`. Collective."""
     op = str(getattr(reduce_op, "value", reduce_op)).lower()
     if op not in ("sum", "mean") or axis not in (None, 0):
@@ -29,7 +39,7 @@ def reduce_values(group: Group, reduce_op: str, structure: Any, axis: int | None
         )
     rows = _gather_leaves(group, structure)
     leaves = [_reduce(op, [row[i] for row in rows], axis) for i in range(len(rows[0]))]
-    return keras.tree.pack_sequence_as(structure, leaves)
+    return keras.tree.pack_sequence_as(structure, [keras.ops.convert_to_tensor(v) for v in leaves])
 
 
 def _reduce(op: str, values: Sequence[NDArray[Any] | None], axis: int | None) -> Any:

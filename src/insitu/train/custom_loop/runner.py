@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ from keras.src.backend.common.variables import Variable
 from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
-from insitu.train.custom_loop.factory import trace_step
+from insitu.train.custom_loop.factory import leave_graph, trace_step
 from insitu.train.custom_loop.per_replica import PerReplica, merge_per_replica, values_per_replica
 from insitu.train.custom_loop.scope import CreationTracker
 from insitu.train.custom_loop.step_model import BoundCall, StepModel
@@ -71,13 +72,13 @@ class LoopRunner:
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """See `Strategy.run`."""
+        leave_graph("strategy.run")
         with self._strategy.placement():
             return self._run(fn, args, kwargs)
 
     def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         # A tf.function would hide its step behind another trace.
         fn = getattr(fn, "python_function", fn)
-        _refuse_inside_graph()
         shards = self._strategy.membership.context.shards
         arguments = _Arguments(fn, tuple(args), dict(kwargs), len(shards))
         program = self._programs.get(arguments.key)
@@ -86,8 +87,8 @@ class LoopRunner:
                 raise TrainingError(
                     "A step is compiled for each structure and shape of its arguments, at most "
                     f"{MAX_COMPILED_STEPS} times. Received: {len(self._programs) + 1} kinds of calls. Give "
-                    "run() the same function each time, not a new lambda; numbers that change as NumPy "
-                    "scalars; arrays that differ in their first axis only."
+                    "run() the same function each time, which uses the same objects; numbers that change as "
+                    "arguments that are NumPy scalars; arrays that differ in their first axis only."
                 )
             program = _CompiledStep(self._strategy, self._aggregation, arguments)
             self._programs[arguments.key] = program
@@ -107,18 +108,6 @@ class LoopRunner:
             log_variables(new)
             self._synchronized.update(map(id, new))
             self._aggregation.synchronize(new)
-
-
-def _refuse_inside_graph() -> None:
-    if keras.backend.backend() != "tensorflow":
-        return
-    import tensorflow as tf
-
-    if tf.inside_function():
-        raise TrainingError(
-            "strategy.run compiles the step itself, and moves gradients between tasks outside of graphs. "
-            "Received: a call inside a tf.function. Leave the tf.function around strategy.run out."
-        )
 
 
 class _Arguments:
@@ -153,7 +142,14 @@ class _Arguments:
         )
         specs = tuple((tuple(c[0].shape[1:]), str(c[0].dtype)) for c in self._columns)
         structure = str(keras.tree.map_structure(lambda leaf: 0, (args, kwargs)))
-        self.key = (fn, structure, tuple(map(_identity, constants)), is_array, scalars, specs)
+        self.key = (
+            _identity_of_code(fn),
+            structure,
+            tuple(map(_identity, constants)),
+            is_array,
+            scalars,
+            specs,
+        )
 
     def _count_rows(self, divided: Sequence[bool], scalars: Sequence[bool], replicas: int) -> list[int]:
         """Return the number of rows of each replica: those of its first per-replica array, or else of the
@@ -164,15 +160,16 @@ class _Arguments:
             return [1] * replicas
         return [int(value.shape[0]) for value in self._columns[candidates[0]]]
 
-    def arrays(self, replica: int, global_rows: int) -> list[Any]:
-        """Return the arguments of the compiled step for one replica."""
-        share = np.full(self.rows[replica], global_rows, np.float32)
+    def arrays(self, replica: int, shard: int, global_rows: int) -> list[Any]:
+        """Return the arguments of the compiled step for one replica, which is number `shard` of all."""
+        share = np.empty((self.rows[replica], 2), np.float32)
+        share[:] = global_rows, shard
         return [share, *(column[replica] for column in self._columns)]
 
     def example(self) -> list[Any]:
         """Return arrays of one row, with the right shapes and dtypes."""
         like = [_numpy_like(column[0]) for column in self._columns]
-        return [np.ones(1, np.float32), *like]
+        return [np.array([[1, 0]], np.float32), *like]
 
 
 def _is_array(leaf: Any) -> bool:
@@ -205,6 +202,19 @@ def _numpy_like(value: Any) -> NDArray[Any]:
     return np.zeros((1, *value.shape[1:]), keras.backend.standardize_dtype(value.dtype))
 
 
+def _identity_of_code(fn: Any) -> Any:
+    """Return a key for a function: the same for one that is made anew with the same code, over the same
+    objects."""
+    if not isinstance(fn, types.FunctionType):
+        return fn
+    try:
+        enclosed = [cell.cell_contents for cell in fn.__closure__ or ()]
+    except ValueError:  # a name that has no value yet
+        return fn
+    enclosed += [*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
+    return fn.__code__, id(fn.__globals__), tuple(map(_identity, enclosed))
+
+
 def _identity(constant: Any) -> Any:
     """Return a key for a constant: its value where that can't change, otherwise the identity of the
     object."""
@@ -220,7 +230,7 @@ class _CompiledStep:
         self._shards = strategy.membership.context.shards
         self._aggregation = aggregation
         optimizers = strategy.created_in_scope.optimizers
-        self.model = StepModel(arguments.call, optimizers, aggregation.replicas)
+        self.model = StepModel(arguments.call, optimizers, aggregation.replicas, strategy)
         example = arguments.example()
         trace_step(self.model, example)
         strategy.created_in_scope.check_created_here(self.model.variables)
@@ -235,6 +245,6 @@ class _CompiledStep:
         rows_of_step = self._aggregation.count_step_rows(own) if changes else [sum(own)] * len(own)
         parts = []
         for index, (shard, rows) in enumerate(zip(self._shards, arguments.rows, strict=True)):
-            data = arguments.arrays(index, rows_of_step[index]) if rows else None
+            data = arguments.arrays(index, shard, rows_of_step[index]) if rows else None
             parts.append(ShardBatch(shard, rows, data))
         return merge_per_replica([self._result.rebuild(outputs) for outputs in self._step.run(parts)])

@@ -100,16 +100,20 @@ def _stateless(
 
 
 class StepModel:
-    """The parts of a model's interface that a replica needs. Its batches are lists of arrays: first the rows
-    of the step over all replicas, once for each row of this replica, then the arrays of the call.
+    """The parts of a model's interface that a replica needs. Its batches are lists of arrays. The first
+    has a row (rows of the step over all replicas, number of this replica) for each row of this replica; the
+    arrays of the call follow.
 
     `trace` fills in the variables and optimizers that the step touches.
     """
 
     run_eagerly = False
 
-    def __init__(self, call: BoundCall, optimizers: Sequence[Any], replicas: int) -> None:
+    def __init__(
+        self, call: BoundCall, optimizers: Sequence[Any], replicas: int, strategy: Any = None
+    ) -> None:
         self._call = call
+        self._strategy = strategy
         self._known = list(optimizers)
         self._replicas = replicas
         # In fit Keras decides on compilation by XLA. A user's own step is compiled on JAX only.
@@ -175,7 +179,9 @@ class StepModel:
     def call(self, arrays: Sequence[Any], deferred: DeferredUpdates) -> DeferredUpdates:
         """Run the user's step. Its updates are recorded in `deferred` instead of applied."""
         rows = keras.ops.shape(arrays[0])[0]
-        with share_scope(Share(rows, arrays[0][0])), defer_apply(self._known, deferred):
+        replica_id = keras.ops.cast(arrays[0][0, 1], "int32")
+        share = Share(rows, arrays[0][0, 0], replica_id, self._strategy)
+        with share_scope(share), defer_apply(self._known, deferred):
             self.result = StepResult(self._call(arrays[1:]))
         self.outputs = self.result.tensors
         return deferred
@@ -186,7 +192,7 @@ class StepModel:
         gradients = deferred.gradients
         if self._replicas > 1:
             rows = keras.ops.shape(arrays[0])[0]
-            scale = arrays[0][0] / keras.ops.cast(rows, "float32")
+            scale = arrays[0][0, 0] / keras.ops.cast(rows, "float32")
             gradients = [None if g is None else _scaled(g, scale) for g in gradients]
         self.optimizer.apply(gradients, deferred.variables)
 

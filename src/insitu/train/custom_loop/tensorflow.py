@@ -8,11 +8,31 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from insitu.train.custom_loop import tf_distribute, tf_function
 from insitu.train.custom_loop.loop_replica import CompiledGradientMixin
 from insitu.train.custom_loop.step_model import StepModel
 from insitu.train.replica import Logs, ShardBatch
 from insitu.train.replica.tensorflow import TensorFlowReplica
 from insitu.train.replicated.tensorflow import TensorFlowMultiDeviceReplica
+
+leave_graph = tf_function.leave_graph
+
+
+def prepare() -> None:
+    """See `insitu.train.custom_loop.prepare_backend`."""
+    tf_distribute.install()
+    tf_function.install()
+
+
+def make_spec(shape: Sequence[int | None], dtype: str) -> tf.TensorSpec:
+    """See `insitu.train.custom_loop.factory.make_spec`."""
+    return tf.TensorSpec(shape, dtype)
+
+
+def out_of_range_error() -> Exception:
+    """See `insitu.train.custom_loop.factory.out_of_range_error`."""
+    error: Exception = tf.errors.OutOfRangeError(None, None, "End of sequence")
+    return error
 
 
 def trace_step(model: StepModel, example: list[Any]) -> None:
@@ -22,7 +42,8 @@ def trace_step(model: StepModel, example: list[Any]) -> None:
     def trace(*arrays: Any) -> list[Any]:
         return [tf.identity(t) for t in model.trace(arrays)]
 
-    tf.function(tf.autograph.experimental.do_not_convert(trace)).get_concrete_function(*specs)
+    with tf_distribute.refuse_raw_variables():
+        tf.function(tf.autograph.experimental.do_not_convert(trace)).get_concrete_function(*specs)
 
 
 class LoopReplica(CompiledGradientMixin, TensorFlowReplica):

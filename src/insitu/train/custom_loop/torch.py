@@ -7,11 +7,36 @@ from typing import Any
 
 import keras
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from insitu.errors import TrainingError
 from insitu.train.custom_loop.step_model import StepModel
 from insitu.train.replica.torch import TorchReplica
 from insitu.train.replicated.torch import TorchMultiDeviceReplica
+
+
+def prepare() -> None:
+    """Do nothing: see `insitu.train.custom_loop.prepare_backend`."""
+
+
+def leave_graph(name: str) -> None:
+    """Raise TrainingError in a function that torch.compile compiles."""
+    if torch.compiler.is_compiling():
+        raise TrainingError(
+            f"{name} moves values between tasks, outside of compiled functions. Received: a call in a "
+            "function that torch.compile compiles. Compile the step instead, and give that to run()."
+        )
+
+
+def make_spec(shape: Sequence[int | None], dtype: str) -> keras.KerasTensor:
+    """See `insitu.train.custom_loop.factory.make_spec`."""
+    return keras.KerasTensor(shape, dtype)
+
+
+def out_of_range_error() -> Exception:
+    """See `insitu.train.custom_loop.factory.out_of_range_error`."""
+    return StopIteration()
 
 
 def trace_step(model: StepModel, example: list[Any]) -> None:

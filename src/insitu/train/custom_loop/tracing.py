@@ -106,7 +106,9 @@ class VariableTracer(keras.StatelessScope):
     def get_current_value(self, variable: Any) -> Any:
         self._check_not_updated(variable)
         self._read.setdefault(id(variable), variable)
-        return super().get_current_value(variable)
+        value = super().get_current_value(variable)
+        # Not None: Keras' regularizers ask the scope itself.
+        return variable._value if value is None else value
 
     def add_update(self, update: Any) -> None:
         variable, _ = update

@@ -248,5 +248,12 @@ class CallLog(CallCounter):
     def _load(self, trainer: Resumable, *, last: bool = False) -> None:
         """Load the staged variables of a model; `last` where they are loaded for the last time."""
         state = self._staged["states"].get(trainer.number)
-        if state is not None:
-            load_snapshot(trainer.state, state, donate=last)
+        if state is None:
+            return
+        if last:
+            load_snapshot(trainer.state, state, donate=True)
+            return
+        # The others may have compiled the model again since, and have other variables beside the weights.
+        for name, variable in trainer.state.named():
+            if name in state and tuple(variable.shape) == state[name].shape:
+                variable.assign(state[name])

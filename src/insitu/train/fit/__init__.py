@@ -1,6 +1,6 @@
 """Keras' `fit`, `evaluate` and `predict` under a strategy, on the host.
 
-Begin reading with `trainer.py`, then `two_phase.py`, the step.
+Begin reading with `trainer.py`, then `two_phase.py`, the step. `keras_patch.py` is how Keras gets there.
 """
 
 from insitu.train.fit.adapter import FeedAdapter, register_dataset_adapter
@@ -8,6 +8,7 @@ from insitu.train.fit.bookkeeping import Bookkeeper
 from insitu.train.fit.data_fingerprint import check_same_data
 from insitu.train.fit.feed import Feed
 from insitu.train.fit.fit_strategy import FitStrategy, StepExecutor
+from insitu.train.fit.keras_patch import dispatch_methods
 from insitu.train.fit.sources import make_feed
 from insitu.train.fit.trainer import KerasTrainer, trainer_of
 from insitu.train.fit.two_phase import TwoPhaseStep
@@ -21,6 +22,7 @@ __all__ = [
     "StepExecutor",
     "TwoPhaseStep",
     "check_same_data",
+    "dispatch_methods",
     "make_feed",
     "register_dataset_adapter",
     "trainer_of",

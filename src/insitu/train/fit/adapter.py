@@ -62,6 +62,8 @@ class FeedAdapter(_UnevenBatches):
         self._epoch: int | None = None
         #: The epoch of the data that is read in it, and the steps that earlier epochs of Keras' did of that.
         self._place = (initial_epoch - 1, 0)
+        #: The length of the data that Keras knew when it entered that epoch; else 0. Written there too.
+        self._length = 0
         #: The `state_dict()` of another process, until its place is entered.
         self._loaded: dict[str, int] | None = None
 
@@ -88,10 +90,14 @@ class FeedAdapter(_UnevenBatches):
     def on_epoch_begin(self) -> None:
         epoch, _ = self._start()
         is_first, source = self._epoch is None, self.feed.source
+        if is_first and self._loaded is not None and self._iterator is not None:
+            # Keras learns the length of some data at its end, and begins the next iteration earlier then.
+            self._iterator._num_batches = self._loaded["length"] or self.num_batches
         if is_first and epoch > self._initial_epoch:
             source.replay_epochs(epoch - self._initial_epoch)
         self._place = self._find_place(epoch)
         self._epoch = epoch
+        self._length = self._learned_length
         source.begin_epoch(self._place[0])
         if is_first and self._place[1] and self._iterator is not None:
             # Another process has begun the iteration, which goes on over several epochs.
@@ -138,9 +144,11 @@ class FeedAdapter(_UnevenBatches):
 
     def _read(self, read: StepReader) -> Iterator[StepBatch]:
         epoch, index = self._start()
+        # Now: the epoch may be over once its steps are skipped.
+        place = self.data_position(epoch, index)
         for _ in range(index):
             yield SKIPPED
-        yield from read(*self.data_position(epoch, index))
+        yield from read(*place)
 
     def steps(self, epoch: int, index: int) -> Iterator[StepBatch]:
         """Yield the steps of an epoch of the data from `index` on, in an iteration of their own."""
@@ -170,7 +178,14 @@ class FeedAdapter(_UnevenBatches):
             data_epoch, done = self._next_place()
             has_begun = done or (self._goes_on and self.feed.source.eager)
             over = begun - 1 if has_begun else begun
-        return {"epoch": epoch, "data_epoch": data_epoch, "done": done, "iterations": max(0, over)}
+        length = self._length if epoch == self._epoch else self._learned_length
+        place = {"epoch": epoch, "data_epoch": data_epoch, "done": done}
+        return {**place, "iterations": max(0, over), "length": length}
+
+    @property
+    def _learned_length(self) -> int:
+        """The length of the data as far as Keras' iterator knows it; else 0."""
+        return (self._iterator._num_batches or 0) if self._iterator is not None else 0
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on where another process was."""

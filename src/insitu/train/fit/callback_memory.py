@@ -14,6 +14,7 @@ from insitu.durable import replace_file
 from insitu.train.collectives import copy_value, encode, keep_serializable
 
 WRITERS = (
+    keras.callbacks.BackupAndRestore,
     keras.callbacks.ModelCheckpoint,
     keras.callbacks.CSVLogger,
     keras.callbacks.TensorBoard,

@@ -19,6 +19,9 @@ _OLD_NAMES = {"on_train_batch_begin": "on_batch_begin", "on_train_batch_end": "o
 class EpochListener(Protocol):
     """Does what all tasks do at the end of an epoch and of a fit."""
 
+    def share_restored(self) -> None:
+        """Give all tasks what a callback that the chief alone runs has restored."""
+
     def end_epoch(self) -> None:
         """Finish an epoch: all callbacks have heard of its end."""
 
@@ -26,10 +29,18 @@ class EpochListener(Protocol):
         """Finish a fit whose steps are all done, before callbacks hear of its end."""
 
 
+def flatten_callbacks(callbacks: Any) -> list[Any]:
+    """Return the callbacks in what a script gives to `fit`: one, several in lists, or a list of Keras' own,
+    less what Keras has added to that."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        added = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
+        return [callback for callback in callbacks.callbacks if not isinstance(callback, added)]
+    return list(keras.tree.flatten(callbacks)) if callbacks else []
+
+
 def own_callbacks(callbacks: Any, is_chief: bool) -> list[Any]:
     """Return the callbacks that this task runs, out of those that the script gives in every task."""
-    given = keras.tree.flatten(callbacks) if callbacks else []
-    return [c for c in given if is_chief or not isinstance(c, WRITERS)]
+    return [c for c in flatten_callbacks(callbacks) if is_chief or not isinstance(c, WRITERS)]
 
 
 def _hears(callback: Any, event: str) -> bool:
@@ -76,6 +87,10 @@ class EpochCallbacks(keras.callbacks.CallbackList):
             model=model,
             **params,
         )
+        #: Whether some callback restores weights from files that the chief alone reads.
+        self._restores = any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in given)
+        #: `model._initial_epoch` before this fit changed it, in a tuple; empty where it hasn't.
+        self._initial_epoch: tuple[Any, ...] = ()
         #: What the callbacks remember.
         self.memory = CallbackMemory(given, self._history, is_chief)
 
@@ -86,9 +101,18 @@ class EpochCallbacks(keras.callbacks.CallbackList):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Have Keras begin with the epoch in which the fit is taken up, if it is."""
+        before = self.model._initial_epoch
         super().on_train_begin(logs)
+        if self._restores:
+            self._listener.share_restored()
         if self._state.position.epoch:
+            self._initial_epoch = (before,)
             self.model._initial_epoch = self._state.position.epoch
+
+    def restore_initial_epoch(self) -> None:
+        """Let the model's next fit begin where Keras would begin it."""
+        for before in self._initial_epoch:
+            self.model._initial_epoch = before
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._state.begin_epoch(epoch)

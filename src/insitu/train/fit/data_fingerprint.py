@@ -16,8 +16,9 @@ from insitu.errors import InputError
 from insitu.train.replica import flatten_batch
 
 WHOLE_BYTES = 16 << 10
-"""Bytes of a leaf of a batch up to which all of it is hashed; of a larger one, `_WORDS` words."""
-_WORDS = 1024
+"""Bytes of a leaf of a batch up to which all of it is hashed; of a larger one, `_PIECES` pieces."""
+_PIECES, _PIECE_WORDS = 61, 16
+"""A prime number, since rows are mostly of an even number of words: pieces are of all columns."""
 ARRAY_BYTES = 64 << 20
 """Bytes of an array up to which all of it is hashed; of a larger one, `_CHUNKS` chunks."""
 _CHUNKS = 256
@@ -84,8 +85,8 @@ def _hash_sample(leaf: NDArray[Any], seed: int) -> int:
     if leaf.nbytes <= WHOLE_BYTES:
         return xxhash.xxh3_64_intdigest(leaf.reshape(-1).view(np.uint8).data, seed)
     words = leaf.reshape(-1).view(np.uint8)[: leaf.nbytes // 8 * 8].view(np.uint64)
-    # An odd stride: rows are mostly of an even number of words, of which it must meet all columns.
-    return xxhash.xxh3_64_intdigest(words[:: len(words) // _WORDS | 1].copy().data, seed)
+    pieces = words[: len(words) // _PIECES * _PIECES].reshape(_PIECES, -1)[:, :_PIECE_WORDS]
+    return xxhash.xxh3_64_intdigest(pieces.tobytes(), seed)
 
 
 def _hash_whole(leaf: Any, seed: int) -> int:

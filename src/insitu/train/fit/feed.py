@@ -276,9 +276,9 @@ def _as_array(leaf: Any) -> Any:
         return leaf.toarray()
     if data_adapter_utils.is_jax_sparse(leaf):
         return np.asarray(leaf.todense())
-    if not hasattr(leaf, "shape"):
-        return np.asarray(leaf)
-    return keras.ops.convert_to_numpy(leaf)
+    if data_adapter_utils.is_torch_tensor(leaf) or data_adapter_utils.is_tensorflow_sparse(leaf):
+        return keras.ops.convert_to_numpy(leaf)
+    return np.asarray(leaf)
 
 
 def weigh_classes(batch: Any, class_weight: dict[int, float]) -> Any:

@@ -45,11 +45,28 @@ class FitStrategy(Protocol):
     def membership(self) -> Membership:
         """Who this process is among the tasks."""
 
+    @property
+    def delegates_to_keras(self) -> bool:
+        """Whether Keras' own loop and steps do what is asked, inside `placement()`: there is one replica,
+        and no job that follows it."""
+
     def check_open(self, model: Any) -> None:
         """Raise TrainingError where `model` is trained in the scope of another strategy."""
 
+    def check_recompile(self, model: Any) -> None:
+        """Raise TrainingError where `model`, which belongs to this strategy, can't be compiled again."""
+
+    def configure_compiled(self, model: Any) -> None:
+        """Change what `compile` has chosen for `model`, where this strategy needs it otherwise."""
+
+    def check_callbacks(self, callbacks: Sequence[Any]) -> None:
+        """Raise TrainingError for a callback that does the wrong thing under this strategy."""
+
     def placement(self) -> AbstractContextManager[Any]:
         """Return a scope in which variables are made where they belong."""
+
+    def call_scope(self) -> AbstractContextManager[Any]:
+        """Return a scope for a whole call of a model whose steps a trainer does."""
 
     def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
         """Prepare `model` to be built for batches like `example`, `part_rows` rows a shard at most."""

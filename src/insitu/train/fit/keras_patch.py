@@ -1,94 +1,162 @@
-"""Replaces methods of a compiled Keras model, so that its calls and its steps go to a trainer.
+"""Lets Keras ask a model's trainer, where it has one, what its `fit` and the like shall do.
 
-`fit`, `evaluate` and `predict` keep their signatures. In the middle of the first two Keras' own loop runs,
-which asks the model for a train function and a test function: those are replaced too.
+Methods of Keras' own classes are replaced, once. So a class of the user's that overrides `fit` runs as
+written, and its `super().fit(...)` gets here; type, name and attributes of a model stay what they are, which
+copying and saving read. A model without a trainer does what it did.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Protocol
 
-from insitu.train.replica import Logs, wrap_train_function
+import keras
 
 TRAINER_ATTRIBUTE = "_insitu_trainer"
 """The attribute of a model that holds its trainer."""
 
+CALLS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+"""The methods that a trainer takes over."""
+
+STEP_FUNCTIONS = ("train_function", "test_function", "predict_function")
+"""The attributes in which Keras keeps what its loops call for a step."""
+
+_originals: dict[str, Callable[..., Any]] = {}
+"""Keras' own functions, by name. Written by `dispatch_methods`."""
+
 
 class ModelTrainer(Protocol):
-    """Takes a model's calls, with their arguments by name, and its steps."""
+    """Takes a model's calls, and decides who does their steps."""
 
-    def fit(self, arguments: dict[str, Any]) -> Any:
-        """Do what `model.fit` does."""
+    @property
+    def does_steps(self) -> bool:
+        """Whether Keras' loop calls the trainer for its steps. Then the trainer builds the model, and the
+        variables hold the state."""
 
-    def evaluate(self, arguments: dict[str, Any]) -> Any:
-        """Do what `model.evaluate` does."""
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Do what the method of that name does."""
 
-    def predict(self, arguments: dict[str, Any]) -> Any:
-        """Do what `model.predict` does."""
+    def make_function(self, attribute: str, make: Callable[[], Any]) -> Any:
+        """Set the model's attribute to what Keras' loop is to call for a step. `make` is Keras' own way."""
 
-    def train_on(self, source: Iterable[Any]) -> Logs:
-        """Do up to `steps_per_execution` training steps."""
+    def compile(self, compile_model: Callable[[], None]) -> None:
+        """Compile the model again."""
 
-    def test_on(self, source: Iterable[Any]) -> Logs:
-        """Do up to `steps_per_execution` test steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class KerasMethods:
-    """Keras' own methods of a model, bound to it."""
-
-    #: `model.fit`.
-    fit: Callable[..., Any]
-    #: `model.evaluate`.
-    evaluate: Callable[..., Any]
-    #: `model.predict`.
-    predict: Callable[..., Any]
+    def build(self, build: Callable[[], None]) -> None:
+        """Build the model where its loop asks for it. `build` is Keras' own way."""
 
 
-def patch_model(model: Any, trainer: ModelTrainer) -> KerasMethods:
-    """Replace the methods of `model`. Returns those that were replaced."""
-    # From the class: the model may be compiled for the second time.
-    keras_methods = KerasMethods(
-        *(getattr(type(model), name).__get__(model) for name in ("fit", "evaluate", "predict"))
-    )
-    model.fit = _by_name(keras_methods.fit, trainer.fit)
-    model.evaluate = _by_name(keras_methods.evaluate, trainer.evaluate)
-    model.predict = _by_name(keras_methods.predict, trainer.predict)
-    model.make_train_function = _maker(model, "train_function", trainer.train_on)
-    model.make_test_function = _maker(model, "test_function", trainer.test_on)
+def attach_trainer(model: Any, trainer: ModelTrainer) -> None:
+    """Have `model` ask `trainer` from now on."""
     # Around Keras' tracking: the trainer is no part of the model's state.
     object.__setattr__(model, TRAINER_ATTRIBUTE, trainer)
-    return keras_methods
 
 
-def _by_name(original: Callable[..., Any], call: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
-    """Return a method with the signature of `original` that gives `call` its arguments by name."""
-    signature = inspect.signature(original)
-
-    def method(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return call(dict(bound.arguments))
-
-    method.__name__, method.__doc__ = original.__name__, original.__doc__
+def keras_method(model: Any, name: str) -> Callable[..., Any]:
+    """Return Keras' own method of that name, which asks no trainer, bound to `model`."""
+    method: Callable[..., Any] = _originals[name].__get__(model)
     return method
 
 
-def _maker(model: Any, attribute: str, run: Callable[[Iterable[Any]], Logs]) -> Callable[..., Any]:
-    """Return what Keras calls to have `model.train_function` or `model.test_function` made."""
-    function = wrap_train_function(model, run)
+def bind_arguments(
+    method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by name, with defaults. Raises TypeError as the call would."""
+    bound = _signature_of(method.__func__).bind(method.__self__, *args, **kwargs)  # type: ignore[attr-defined]
+    bound.apply_defaults()
+    return dict(list(bound.arguments.items())[1:])
 
-    def make(force: bool = False) -> Callable[..., Any]:
-        setattr(model, attribute, function)
-        return function
 
-    return make
+@functools.cache
+def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(function)
 
 
 def merge_kwargs(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return arguments by name with those of **kwargs beside the others."""
     named = {name: value for name, value in arguments.items() if name != "kwargs"}
     return {**named, **arguments.get("kwargs", {})}
+
+
+def dispatch_methods() -> None:
+    """Replace the methods of Keras' classes. Done once."""
+    if _originals:
+        return
+    for name in CALLS:
+        _replace(name, functools.partial(_dispatch_call, name))
+    for attribute in STEP_FUNCTIONS:
+        _replace(f"make_{attribute}", functools.partial(_dispatch_making, attribute))
+    _replace("compile", _dispatch_compile)
+    _replace("_symbolic_build", _dispatch_build)
+    if keras.backend.backend() == "jax":
+        _replace("_get_jax_state", _dispatch_state)
+
+
+Original = Callable[..., Any]
+
+
+def _replace(name: str, dispatch: Callable[[Original], Original]) -> None:
+    """Replace a method of `keras.Model` in the class that defines it."""
+    owner = next(base for base in keras.Model.__mro__ if name in vars(base))
+    original = _originals[name] = vars(owner)[name]
+    setattr(owner, name, functools.wraps(original)(dispatch(original)))
+
+
+def _trainer_of(model: Any) -> Any:
+    return getattr(model, TRAINER_ATTRIBUTE, None)
+
+
+def _dispatch_call(name: str, original: Original) -> Original:
+    def method(model: Any, *args: Any, **kwargs: Any) -> Any:
+        trainer = _trainer_of(model)
+        return original(model, *args, **kwargs) if trainer is None else trainer.call(name, args, kwargs)
+
+    return method
+
+
+def _dispatch_making(attribute: str, original: Original) -> Original:
+    def method(model: Any, *args: Any, **kwargs: Any) -> Any:
+        trainer, make = _trainer_of(model), functools.partial(original, model, *args, **kwargs)
+        return make() if trainer is None else trainer.make_function(attribute, make)
+
+    return method
+
+
+def _dispatch_compile(original: Original) -> Original:
+    def method(model: Any, *args: Any, **kwargs: Any) -> None:
+        trainer, compile_model = _trainer_of(model), functools.partial(original, model, *args, **kwargs)
+        if trainer is None:
+            compile_model()
+        else:
+            trainer.compile(compile_model)
+
+    return method
+
+
+def _dispatch_build(original: Original) -> Original:
+    def method(model: Any, *args: Any, **kwargs: Any) -> None:
+        trainer, build = _trainer_of(model), functools.partial(original, model, *args, **kwargs)
+        if trainer is None:
+            build()
+        else:
+            trainer.build(build)
+
+    return method
+
+
+def _dispatch_state(original: Original) -> Original:
+    """Keep the values in the variables while a trainer does the steps: Keras' loop would take them out."""
+    from insitu.train.replica.jax import copy_aliased
+
+    def method(model: Any, *args: Any, **kwargs: Any) -> Any:
+        trainer = _trainer_of(model)
+        if trainer is None:
+            return original(model, *args, **kwargs)
+        if trainer.does_steps:
+            return original(model, *args, **{**kwargs, "purge_model_variables": False})
+        # Weights that became their averages share memory with them, and Keras' step would give it away twice.
+        return copy_aliased(original(model, *args, **kwargs))
+
+    return method

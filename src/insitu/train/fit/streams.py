@@ -75,7 +75,8 @@ class StreamSource(Source):
         return None if self._adapter.num_batches is None else int(self._adapter.num_batches)
 
     def peek(self) -> Any:
-        iterator = self._peeked or self._start()
+        # Not by their truth: a loader's iterator has a length.
+        iterator = self._start() if self._peeked is None else self._peeked
         first = next(iterator, None)
         if first is None:
             raise InputError("The data must have at least one batch. Received: none.")
@@ -86,12 +87,12 @@ class StreamSource(Source):
         iterator = self._begin_now() if self.eager else None
 
         def read(epoch: int, start: int) -> Iterator[Any]:
-            return itertools.islice(iterator or self._begin_now(), start, None)
+            return itertools.islice(self._begin_now() if iterator is None else iterator, start, None)
 
         return read
 
     def _begin_now(self) -> Iterator[Any]:
-        iterator = self._peeked or self._start()
+        iterator = self._start() if self._peeked is None else self._peeked
         self._peeked = None
         self.begun += 1
         return iterator
@@ -138,6 +139,8 @@ class TorchSource(StreamSource):
         import torch
 
         torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator)
+        if isinstance(self._loader.dataset, torch.utils.data.IterableDataset):
+            return
         deque(self._loader.batch_sampler or (), maxlen=0)
 
 

@@ -1,6 +1,7 @@
-"""Trains a compiled model under a strategy: Keras' `fit` stays, its train function is replaced.
+"""Trains a compiled model under a strategy.
 
-Read from `KerasTrainer.fit` downward: Keras' loop calls `train_on`, which does the steps.
+Read from `KerasTrainer.call` downward. A call that needs nothing of insitu is left to Keras. In the others
+Keras' loop stays, and its train function is replaced: it calls `train_on`, which does the steps.
 """
 
 from __future__ import annotations
@@ -12,37 +13,45 @@ from typing import Any, TypeVar
 import keras
 import numpy as np
 from keras.src.trainers.data_adapters import array_slicing
-from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
-from insitu.exchange import Group
-from insitu.train.collectives import barrier_token, broadcast_value
-from insitu.train.devices import log_variables
-from insitu.train.elastic import PREDICT, TEST, TRAIN, Kind, LoopPosition, RetryStep
+from insitu.train.elastic import PREDICT, RESTORE, TEST, TRAIN, Kind, LoopPosition, RetryStep
 from insitu.train.fit.adapter import FeedAdapter
 from insitu.train.fit.arrays import count_array_rows, count_fit_of
-from insitu.train.fit.batch_shapes import check_batch_shape, find_fixed_batch_size
+from insitu.train.fit.batch_shapes import find_fixed_batch_size
 from insitu.train.fit.bookkeeping import Bookkeeper
 from insitu.train.fit.callback_memory import CallbackMemory
-from insitu.train.fit.callbacks import EpochCallbacks, own_callbacks
+from insitu.train.fit.callbacks import EpochCallbacks, flatten_callbacks, own_callbacks
+from insitu.train.fit.chief_state import send_restored, send_writers
+from insitu.train.fit.delegation import check_delegated, needs_insitu
 from insitu.train.fit.feed import Feed
 from insitu.train.fit.fit_strategy import FitStrategy, StepExecutor
-from insitu.train.fit.keras_patch import TRAINER_ATTRIBUTE, merge_kwargs, patch_model
+from insitu.train.fit.keras_patch import (
+    TRAINER_ATTRIBUTE,
+    attach_trainer,
+    bind_arguments,
+    keras_method,
+    merge_kwargs,
+)
 from insitu.train.fit.labels import check_labels
 from insitu.train.fit.loop_state import LoopState
 from insitu.train.fit.sources import make_feed
+from insitu.train.fit.step_executors import StepExecutors
+from insitu.train.fit.step_functions import StepFunctions, needed_functions
 from insitu.train.replica import (
     Logs,
     ModelState,
     StepBatch,
     build_to_predict,
-    build_to_train,
     is_unbuilt,
     read_state,
+    wrap_train_function,
 )
 
 T = TypeVar("T")
-Build = Callable[[Any, Any], None]
+
+_CACHED_TESTS = "_use_cached_eval_dataset"
+"""The argument of `evaluate` by which Keras' `fit` tests at the end of an epoch."""
 
 
 def trainer_of(model: Any) -> KerasTrainer | None:
@@ -67,25 +76,84 @@ class KerasTrainer:
         self.loop = LoopState(model, self.bookkeeper, self.calls.position(TRAIN))
         #: Keras' list of callbacks of the fit under way; else None. Written by `_fit`.
         self.callbacks: EpochCallbacks | None = None
-        #: The executors that were made, by structure of batches. Written by `prepare`.
-        self._executors: dict[Any, StepExecutor] = {}
+        self._executors = StepExecutors(model, strategy)
         #: What Keras' loop under way trains and tests by, and on. Written as a call begins.
         self._train_executor: StepExecutor | None = None
         self._test_executor: StepExecutor | None = None
         self._train_adapter: FeedAdapter | None = None
         self._test_adapter: FeedAdapter | None = None
-        self._keras = patch_model(model, self)
+        #: The functions that Keras' loop calls for a step. Between calls, those that single batches need.
+        own = {"train_function": self.train_on, "test_function": self.test_on}
+        self._functions = StepFunctions(
+            model,
+            {attribute: wrap_train_function(run) for attribute, run in own.items()},
+            are_own=not strategy.delegates_to_keras,
+        )
+        attach_trainer(model, self)
+        strategy.configure_compiled(model)
 
     @property
     def executors(self) -> tuple[StepExecutor, ...]:
         """Those that were made, one for each structure of batches."""
-        return tuple(self._executors.values())
+        return self._executors.made
+
+    # Calls. See ModelTrainer
+
+    @property
+    def does_steps(self) -> bool:
+        """Whether Keras' loop calls this trainer for its steps."""
+        return self._functions.are_own
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Do what the model's method of that name does: `fit`, `evaluate`, `predict`, or a single batch."""
+        method = keras_method(self.model, name)
+        arguments = bind_arguments(method, args, kwargs)
+        if kwargs.get(_CACHED_TESTS):
+            return self._test_epoch(arguments) if self.does_steps else method(*args, **kwargs)
+        if self.strategy.delegates_to_keras and not needs_insitu(arguments):
+            return self._delegate(name, method, args, kwargs)
+        self._functions.check_replaceable(needed_functions(name, arguments))
+        with self._functions.switch(own=True), self.strategy.call_scope():
+            if name == "fit":
+                return self._run_call(TRAIN, self._fit, arguments)
+            if name == "evaluate":
+                return self._run_call(TEST, self._evaluate, arguments)
+            if name == "predict":
+                return self._run_call(PREDICT, self._predict, arguments)
+            return method(*args, **kwargs)
+
+    def _delegate(
+        self, name: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Leave a call to Keras, on the strategy's device."""
+        check_delegated()
+        if name == "fit":
+            self.strategy.check_open(self.model)
+            self.fit_index = self.membership.count_fit()
+        with self._functions.switch(own=False), self.strategy.placement():
+            result = method(*args, **kwargs)
+        self._executors.log_variables()
+        return result
+
+    def make_function(self, attribute: str, make: Callable[[], Any]) -> Any:
+        """Set the model's attribute to what Keras' loop is to call for a step."""
+        return self._functions.make(attribute, make)
+
+    def compile(self, compile_model: Callable[[], None]) -> None:
+        """Compile the model again, in a scope or outside: all steps are made again."""
+        self.strategy.check_recompile(self.model)
+        with self.strategy.placement():
+            compile_model()
+        self._functions.forget()
+        self._executors.forget()
+        self.strategy.configure_compiled(self.model)
+
+    def build(self, build: Callable[[], None]) -> None:
+        """Build the model where Keras' loop asks for it, unless `prepare` does."""
+        if self._executors.is_building or not self.does_steps:
+            build()
 
     # Training
-
-    def fit(self, arguments: dict[str, Any]) -> Any:
-        """Do what `model.fit` does."""
-        return self._run_call(TRAIN, self._fit, arguments)
 
     def _fit(self, arguments: dict[str, Any]) -> Any:
         self.strategy.check_open(self.model)
@@ -100,9 +168,11 @@ class KerasTrainer:
             steps_per_execution=self.model.steps_per_execution,
         )
         self._train_adapter = loop.data = adapter
-        self._train_executor = self.prepare_for(feed)
+        self._train_executor = self._prepare_for(feed)
+        self._executors.check_trained()
         self.fit_index = membership.count_fit()
-        given = keras.tree.flatten(arguments["callbacks"]) if arguments["callbacks"] else []
+        given = flatten_callbacks(arguments["callbacks"])
+        self.strategy.check_callbacks(given)
         point = membership.lockstep.find_resume_point()
         if self.calls.is_finished(point):
             return self._recall_fit(given)
@@ -123,14 +193,14 @@ class KerasTrainer:
         outer, self.callbacks = self.callbacks, callbacks
         arguments.update(callbacks=callbacks, verbose=verbose, shuffle=False)
         try:
-            history = self._keras.fit(x=adapter, **arguments)
+            history = keras_method(self.model, "fit")(x=adapter, **arguments)
             self.end_fit()
             self.calls.record_memory(callbacks.memory.state_dict())
             return history
         finally:
             self.callbacks = outer
             loop.close()
-            self.model._initial_epoch = None
+            callbacks.restore_initial_epoch()
             self.bookkeeper.end()
 
     def _make_train_feed(self, arguments: dict[str, Any]) -> Feed:
@@ -161,7 +231,7 @@ class KerasTrainer:
             steps=arguments["validation_steps"],
             **self.strategy.evaluation_options(parts[0]),
         )
-        self._test_executor = self.prepare_for(feed)
+        self._test_executor = self._prepare_for(feed)
         self._test_adapter = self._make_test_adapter(feed)
         return self._test_adapter
 
@@ -208,20 +278,13 @@ class KerasTrainer:
     def _report(self, place: str) -> None:
         self.bookkeeper.reporter.report(self.loop.position, place)
 
+    def share_restored(self) -> None:
+        """Send all tasks what a callback of the chief's has restored. Called as the training begins."""
+        send_restored(self.membership, self.calls.position(RESTORE), self.model)
+
     def end_epoch(self) -> None:
-        """Send all tasks what the chief's writers remember: another chief can go on from there. Called
-        once all callbacks have heard of the end of an epoch."""
-        memory = _require(self.callbacks).memory
-        if self.membership.context.job is not None and memory.has_writers:
-
-            def send_writers(group: Group) -> NDArray[Any]:
-                chief = self.membership.chief_rank(group)
-                if chief is not None:
-                    own = memory.writers_state_dict() if chief == group.rank else None
-                    memory.writers = broadcast_value(group, chief, own)
-                return barrier_token(group)
-
-            self.membership.lockstep.run_unit_until_done(self.loop.position, send_writers)
+        """Finish an epoch, once all callbacks have heard of its end."""
+        send_writers(self.membership, self.loop.position, _require(self.callbacks).memory)
         self.loop.end_epoch()
 
     def end_fit(self) -> None:
@@ -233,19 +296,17 @@ class KerasTrainer:
 
     # Evaluation
 
-    def evaluate(self, arguments: dict[str, Any]) -> Any:
-        """Do what `model.evaluate` does; Keras' fit calls it at the end of an epoch."""
-        if arguments.get("kwargs", {}).get("_use_cached_eval_dataset"):
-            self.loop.metrics_before_tests = self.loop.metrics()
-            return self._run_tests(**merge_kwargs(arguments))
-        return self._run_call(TEST, self._evaluate, arguments)
+    def _test_epoch(self, arguments: dict[str, Any]) -> Any:
+        """Do what `model.evaluate` does at the end of an epoch of Keras' `fit`."""
+        self.loop.metrics_before_tests = self.loop.metrics()
+        return self._run_tests(**merge_kwargs(arguments))
 
     def _evaluate(self, arguments: dict[str, Any]) -> Any:
         data = tuple(arguments.pop(name) for name in ("x", "y", "sample_weight"))
         options = self.strategy.evaluation_options(data[0])
         feed = make_feed(*data, batch_size=arguments.pop("batch_size"), steps=arguments["steps"], **options)
         check_labels(self.model, data[0], "evaluate")
-        executor = self.prepare_for(feed)
+        executor = self._prepare_for(feed)
         point = self.membership.lockstep.find_resume_point()
         if self.calls.is_finished(point):
             return self.calls.recall(self)
@@ -269,7 +330,7 @@ class KerasTrainer:
 
     def _run_tests(self, **arguments: Any) -> Any:
         self.loop.begin_tests()
-        result = self._keras.evaluate(**arguments)
+        result = keras_method(self.model, "evaluate")(**arguments)
         self.loop.metrics_before_tests = {}
         return result
 
@@ -304,17 +365,13 @@ class KerasTrainer:
 
     # Prediction
 
-    def predict(self, arguments: dict[str, Any]) -> Any:
-        """Do what `model.predict` does."""
-        return self._run_call(PREDICT, self._predict, arguments)
-
     def _predict(self, arguments: dict[str, Any]) -> Any:
         x = arguments.pop("x")
         options = self.strategy.evaluation_options(x)
         steps, per_execution = arguments["steps"], self.model.steps_per_execution
         feed = make_feed(x, batch_size=arguments.pop("batch_size"), steps=steps, **options)
         example = feed.example()
-        executor = self.prepare(example, feed.part_rows, build_to_predict)
+        executor = self._executors.prepare(example, feed.part_rows, build_to_predict)
         point = self.membership.lockstep.find_resume_point()
         if self.calls.is_finished(point):
             return self.calls.recall(self)
@@ -375,33 +432,13 @@ class KerasTrainer:
             if nested or kind != TRAIN:
                 self.loop = outer
 
-    def prepare(
-        self, example: Any, part_rows: int | None = None, build: Build = build_to_train
-    ) -> StepExecutor:
-        """Return the executor for batches like `example`, of up to `part_rows` rows in each shard, if known.
-        Builds the model where it isn't built."""
-        shapes = keras.tree.map_structure(
-            lambda leaf: leaf if leaf is None else (leaf.shape[1:], leaf.dtype), example
-        )
-        key = (build, str(shapes))
-        if key not in self._executors:
-            check_batch_shape(self.model, self.membership.num_shards)
-            self.strategy.before_build(self.model, example, part_rows)
-            with self.strategy.placement():
-                build(self.model, example)
-            first = not self._executors
-            self._executors[key] = self.strategy.make_step(self.model, example, first=first)
-            if first:
-                log_variables(self.model.variables)
-        return self._executors[key]
-
-    def prepare_for(self, feed: Feed) -> StepExecutor:
+    def _prepare_for(self, feed: Feed) -> StepExecutor:
         """Return the executor for the batches of a feed. Builds the model where it isn't built."""
         example = feed.example(find_fixed_batch_size(self.model) or 1)
         if keras.backend.backend() != "tensorflow" and is_unbuilt(self.model):
             # Keras builds it there by an iteration of the data.
             feed.source.drop_peeked()
-        return self.prepare(example, feed.part_rows)
+        return self._executors.prepare(example, feed.part_rows)
 
     def _next_batches(self, source: Iterable[Any]) -> Iterator[StepBatch]:
         """Return the batches of one execution; Keras hands over an iterator or a list of steps."""
@@ -412,9 +449,11 @@ class KerasTrainer:
         if isinstance(batch, StepBatch):
             return batch
         self.membership.group()  # no replacement can enter a loop of single batches
-        data = tuple(part for part in batch if part is not None)
+        data = tuple(batch)
+        while data and data[-1] is None:
+            data = data[:-1]
         feed = make_feed(*data, batch_size=count_array_rows(data), **self.membership.feed_options)
-        self._train_executor = self._test_executor = self.prepare(feed.example())
+        self._train_executor = self._test_executor = self._executors.prepare(feed.example(), feed.part_rows)
         self._train_adapter = self._test_adapter = None
         return next(feed.steps(0, 0))
 
@@ -437,7 +476,7 @@ class KerasTrainer:
     @property
     def prepared(self) -> bool:
         """Whether the model has been built and has its first weights."""
-        return bool(self._executors)
+        return bool(self._executors.made)
 
     @property
     def state(self) -> ModelState:

@@ -9,7 +9,7 @@ from insitu.train.parameter_server.hybrid import HybridReplica
 from insitu.train.parameter_server.layers import embeddings_of
 from insitu.train.parameter_server.lookup import TableLookup, find_key_inputs
 from insitu.train.parameter_server.loss_scale import LossScale, inner_optimizer
-from insitu.train.parameter_server.model_spec import ClipNorms, clip_norms_of
+from insitu.train.parameter_server.model_spec import ClipNorms, clip_norms_of, refuse_recompile
 from insitu.train.parameter_server.server_task import serve_or_configure
 from insitu.train.parameter_server.session import ParameterServerSession, attach_tables
 from insitu.train.parameter_server.step import ServerStep
@@ -30,5 +30,6 @@ __all__ = [
     "find_key_inputs",
     "inner_optimizer",
     "optimizer_of",
+    "refuse_recompile",
     "serve_or_configure",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
@@ -189,6 +189,15 @@ def initializer_config(initializer: Any) -> dict[str, Any]:
         return {"name": "constant", "value": float(initializer.value)}
     raise TrainingError(
         f"Rows on servers are initialised by {INITIALIZERS}. Received: {type(initializer).__name__}"
+    )
+
+
+def refuse_recompile() -> NoReturn:
+    """Raise TrainingError: the servers have the optimizer that the model was first trained with."""
+    raise TrainingError(
+        "A model on parameter servers is compiled once: the servers hold its optimizer. Received: compile(), "
+        "another optimizer or other trainable layers after its first fit, evaluate or predict. Start another "
+        "job with the weights of this one, or use MultiWorkerMirroredStrategy."
     )
 
 

@@ -62,14 +62,13 @@ def _active_backend() -> str:
     return backend
 
 
-def wrap_train_function(model: Any, run: Callable[[Any], Logs]) -> Callable[..., Any]:
+def wrap_train_function(run: Callable[[Any], Logs]) -> Callable[..., Any]:
     """Return `run`, a function of an iterable of steps, in the form in which the active backend's trainer
-    calls its train and test functions. Prepares the trainer of `model` for it."""
+    calls its train and test functions."""
     import keras
 
     if keras.backend.backend() != "jax":
         return run
-    from insitu.train.replica.jax import as_trainer_function, keep_state_attached
+    from insitu.train.replica.jax import as_trainer_function
 
-    keep_state_attached(model)
     return as_trainer_function(run)

@@ -70,7 +70,7 @@ def capture_gradients(optimizer: Any) -> Iterator[CapturedGradients]:
     finally:
         object.__delattr__(optimizer, "apply")
         object.__delattr__(optimizer, "stateless_apply")
-    has_nothing_to_train = optimizer.built and not optimizer._trainable_variables
+    has_nothing_to_train = not getattr(optimizer, "_trainable_variables", True)
     if captured.calls != 1 and not (has_nothing_to_train and not captured.calls):
         raise TrainingError(
             "A train_step must call its optimizer's apply() or apply_gradients() exactly once, so that the "

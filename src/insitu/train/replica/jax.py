@@ -368,17 +368,6 @@ def as_trainer_function(run: Callable[[Iterable[Any]], Logs]) -> Callable[..., A
 jax.tree_util.register_pytree_node(StepBatch, lambda step: ((), step), lambda step, _: step)
 
 
-def keep_state_attached(model: Any) -> None:
-    """Keep the values in the variables while the trainer trains; it would take them out."""
-    original = type(model)._get_jax_state
-
-    def get_jax_state(purge_model_variables: bool = False, **options: bool) -> Any:
-        del purge_model_variables
-        return original(model, **options)
-
-    model._get_jax_state = get_jax_state
-
-
 def compile_for(model: Any, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """Return `function` compiled by `jax.jit` with `options`, or as it is if `model` isn't compiled."""
     if model.run_eagerly or not model.jit_compile:

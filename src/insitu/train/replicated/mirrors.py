@@ -10,7 +10,13 @@ import tensorflow as tf
 
 _ATTRIBUTE = "_insitu_mirrors"
 _COPIES = "_insitu_copies"
-_ASSIGNING = ("assign", "assign_add", "assign_sub", "scatter_update", "scatter_add", "scatter_sub")
+_SCATTERS = ("update", "add", "sub", "mul", "div", "max", "min", "nd_update", "nd_add", "nd_sub")
+_ASSIGNING = (
+    *("assign", "assign_add", "assign_sub", "batch_scatter_update"),
+    *(f"scatter_{name}" for name in _SCATTERS),
+)
+_RESTORING = "_restore_from_tensors"
+"""What `tf.train.Checkpoint` calls, also while it traces a function that it calls at once."""
 
 
 class MirroredVariables:
@@ -89,9 +95,9 @@ def _copy_on(device: str, own: Any) -> Any:
 def _call_on_assign(own: Any, changed: Any) -> None:
     """Call `changed` for each assignment outside of graphs."""
 
-    def wrap(assign: Any) -> Any:
+    def wrap(assign: Any, in_graphs: bool = False) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not tf.inside_function():
+            if in_graphs or not tf.inside_function():
                 changed()
             return assign(*args, **kwargs)
 
@@ -99,3 +105,4 @@ def _call_on_assign(own: Any, changed: Any) -> None:
 
     for name in _ASSIGNING:
         setattr(own, name, wrap(getattr(own, name)))
+    setattr(own, _RESTORING, wrap(getattr(own, _RESTORING), in_graphs=True))

@@ -69,7 +69,7 @@ class MeshStep:
         self._train = self._compile(self._trace_train, (everywhere, state), donate=(0,))
         tested = (shardings[OTHERS], shardings[METRICS])
         self._test = self._compile(self._trace_test, (everywhere, tested), donate=(1, 2))
-        self._predict = self._compile(self._trace_predict, outputs)
+        self._predict = self._compile(self._trace_predict, (outputs, shardings[OTHERS]))
 
     def _compile(
         self, trace: Callable[..., Any], shardings: Any, donate: tuple[int, ...] = ()
@@ -122,15 +122,18 @@ class MeshStep:
         plan = self._rows.plan(parts)
         leaves, take = self._shard_batch(parts, plan), self._state.take
         with self._rows.report_lost_peers():
-            outputs = self._predict(take(TRAINABLE), take(OTHERS), leaves, plan)
-            return keras.tree.map_structure(np.asarray, outputs)
+            outputs, others = self._predict(take(TRAINABLE), take(OTHERS), leaves, plan)
+            predicted = keras.tree.map_structure(np.asarray, outputs)
+        # Seed generators draw other numbers for the next batch.
+        self._state.put(OTHERS, others)
+        return predicted
 
     def example_output(self, data: Any) -> Any:
         """Return zeros of the shapes and dtypes of the output for `data`."""
         plan = RowPlan(1, ((0, 1),), 1)
         leaves = [jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype) for leaf in _arrays(data)]
         shapes = jax.eval_shape(
-            lambda trainable, others, rows: self._trace_predict(trainable, others, rows, plan),
+            lambda trainable, others, rows: self._trace_predict(trainable, others, rows, plan)[0],
             self._state.take(TRAINABLE),
             self._state.take(OTHERS),
             leaves,
@@ -195,8 +198,8 @@ class MeshStep:
 
     def _trace_predict(self, trainable: Leaves, others: Leaves, leaves: Leaves, plan: RowPlan) -> Any:
         with self._trace_scope():
-            outputs, _ = self._model.predict_step((trainable, others), self._batch(leaves, plan))
-        return outputs
+            outputs, others = self._model.predict_step((trainable, others), self._batch(leaves, plan))
+        return outputs, others
 
 
 class _RowCounts:

@@ -11,6 +11,7 @@ from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.train.strategies.central_storage import CentralStorageStrategy
+    from insitu.train.strategies.current import get_strategy
     from insitu.train.strategies.hybrid import HybridStrategy
     from insitu.train.strategies.mirrored import MirroredStrategy
     from insitu.train.strategies.model_parallel import ModelParallelStrategy
@@ -23,6 +24,7 @@ __getattr__, __dir__ = lazy_door(
     __name__,
     {
         "central_storage": ("CentralStorageStrategy",),
+        "current": ("get_strategy",),
         "hybrid": ("HybridStrategy",),
         "mirrored": ("MirroredStrategy",),
         "model_parallel": ("ModelParallelStrategy",),
@@ -42,4 +44,5 @@ __all__ = [
     "OneDeviceStrategy",
     "ParameterServerStrategy",
     "TPUStrategy",
+    "get_strategy",
 ]

@@ -10,17 +10,21 @@ from insitu.errors import TrainingError
 from insitu.exchange import Group
 from insitu.train.custom_loop import (
     LOOP_CHECK_INTERVAL,
+    AnyReduceOp,
     CreationTracker,
     DistributedDataset,
     LoopAggregation,
     LoopRunner,
     LoopStep,
-    ReduceOp,
     StepModel,
     average_loss,
     check_weights,
+    find_strategy,
     gather_values,
+    leave_graph,
     local_values,
+    open_scope,
+    prepare_backend,
     reduce_values,
     scale_by_share,
 )
@@ -29,13 +33,12 @@ from insitu.train.fit import (
     Bookkeeper,
     KerasTrainer,
     StepExecutor,
+    dispatch_methods,
     make_feed,
     register_dataset_adapter,
     trainer_of,
 )
 from insitu.train.strategies.seeds import seed_unseeded
-
-_active: list[Strategy] = []
 
 
 class Strategy:
@@ -47,6 +50,8 @@ class Strategy:
 
     def __init__(self, membership: Membership) -> None:
         register_dataset_adapter()
+        dispatch_methods()
+        prepare_backend()
         self._membership = membership
         if len(membership.context.workers) > 1:
             seed_unseeded(membership.context.seed)
@@ -67,24 +72,27 @@ class Strategy:
     def scope(self) -> Iterator[Strategy]:
         """While open, models that are compiled belong to this strategy. Scopes of two strategies don't
         nest."""
-        if _active and _active[-1] is not self:
+        outer = find_strategy()
+        if outer not in (None, self):
             raise TrainingError(
                 f"A scope can't be opened inside another strategy's. Received: {type(self).__name__} inside "
-                f"{type(_active[-1]).__name__}. Close that one first."
+                f"{type(outer).__name__}. Close that one first."
             )
-        _active.append(self)
-        try:
-            with self.created_in_scope.track(self._bind, self._check_bound), self.placement():
-                yield self
-        finally:
-            _active.pop()
+        with (
+            open_scope(self),
+            self.created_in_scope.track(self._bind, self._check_bound),
+            self.placement(),
+        ):
+            yield self
 
     def _bind(self, model: Any) -> None:
         if not self._membership.is_alone:
             _refuse_distribution(model)
         if model.built:
             self.created_in_scope.check_created_here(model.variables)
-        KerasTrainer(model, self)
+        trainer = trainer_of(model)
+        if trainer is None or trainer.strategy is not self:
+            KerasTrainer(model, self)
 
     def _check_bound(self, model: Any) -> None:
         """Raise TrainingError for a model that no strategy knows: Keras' own fit would train it in each task
@@ -95,13 +103,29 @@ class Strategy:
                 f"{model.name!r}, compiled outside. Make and compile it in `with strategy.scope():`."
             )
 
+    @property
+    def delegates_to_keras(self) -> bool:
+        """Whether Keras' own loop and steps do what is asked, inside `placement()`: there is one replica, and
+        no job that follows it."""
+        return self._membership.is_alone and self._membership.context.job_id is None
+
+    def check_recompile(self, model: Any) -> None:
+        """Raise TrainingError where `model` can't be compiled again. Here it always can."""
+
+    def configure_compiled(self, model: Any) -> None:
+        """Change what `compile` has chosen for `model`. Nothing is to be changed here."""
+
+    def check_callbacks(self, callbacks: Sequence[Any]) -> None:
+        """Raise TrainingError for a callback that does the wrong thing here. There is none."""
+
     def check_open(self, model: Any) -> None:
         """Raise TrainingError where `model`, of this strategy, is trained in the scope of another."""
-        if _active and _active[-1] is not self:
+        current = find_strategy()
+        if current not in (None, self):
             raise TrainingError(
                 "A model is made, compiled and trained in the scope of one strategy. Received: "
                 f"{model.name!r} of {type(self).__name__}, in another strategy's scope, "
-                f"{type(_active[-1]).__name__}. Close that scope, or make the model in it."
+                f"{type(current).__name__}. Close that scope, or make the model in it."
             )
 
     def group(self) -> Group:
@@ -112,6 +136,10 @@ class Strategy:
     def placement(self) -> contextlib.AbstractContextManager[Any]:
         """Return the scope in which variables are made: entered by `scope()`, and when the first `fit` builds
         a model."""
+        return contextlib.nullcontext()
+
+    def call_scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a scope for a whole call of a model whose steps insitu does. Nothing is to be set here."""
         return contextlib.nullcontext()
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
@@ -193,18 +221,20 @@ class Strategy:
         replicas it sums up to the whole, also where some have no rows."""
         return scale_by_share(loss, self.num_replicas_in_sync)
 
-    def reduce(self, reduce_op: ReduceOp, value: Any, axis: int | None = None) -> Any:
+    def reduce(self, reduce_op: AnyReduceOp, value: Any, axis: int | None = None) -> Any:
         """Return the sum or the mean over replicas of `value`, a structure of arrays or scalars, one of each
         replica.
 
         With `axis=0`, also over the rows of each replica's value, whose number may differ: a mean weighs each
-        row the same. Replicas whose value is None count nothing. Returns NumPy arrays of the same dtype
-        (float64 for a mean of integers), summed in shard order: the same bits in each task. Collective.
+        row the same. Replicas whose value is None count nothing. Returns tensors of the backend, of the same
+        dtype (float64 for a mean of integers), summed in shard order: the same bits in each task. Collective.
         """
+        leave_graph("strategy.reduce")
         return reduce_values(self._membership.group(), reduce_op, value, axis)
 
     def gather(self, value: Any, axis: int = 0) -> Any:
         """Concatenate the values of all replicas along `axis`; their sizes there may differ. Collective."""
+        leave_graph("strategy.gather")
         return gather_values(self._membership.group(), value, axis)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:

@@ -22,6 +22,7 @@ from insitu.train.parameter_server import (
     embeddings_of,
     find_key_inputs,
     inner_optimizer,
+    refuse_recompile,
     serve_or_configure,
 )
 from insitu.train.replica import check_trainable_by_shards, make_replica
@@ -72,6 +73,14 @@ class HybridStrategy(SynchronousStrategy):
             # An earlier incarnation of this task pushed up to these numbers.
             self._session.begin(self._session.applied())
         return self._session
+
+    @property
+    def delegates_to_keras(self) -> bool:
+        return False  # the servers hold the tables
+
+    def check_recompile(self, model: Any) -> None:
+        if self._session is not None:
+            refuse_recompile()
 
     def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
         """Attach a table with room for the rows of one batch to each Embedding."""

@@ -157,15 +157,20 @@ class ModelParallelStrategy(SynchronousStrategy):
                 "placed layers. Call strategy.place({'layer': 'device'}) before its scope."
             )
 
-    def _bind(self, model: Any) -> None:
+    @property
+    def delegates_to_keras(self) -> bool:
+        return False  # a model on several devices has steps of its own, also with one replica
+
+    def configure_compiled(self, model: Any) -> None:
         if self._placements:
             model.jit_compile = False  # XLA's programs keep to one device
-        super()._bind(model)
-        if not self._placements:
-            from insitu.train.spmd import without_distribution
 
-            for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
-                object.__setattr__(model, name, without_distribution()(getattr(model, name)))
+    def call_scope(self) -> AbstractContextManager[Any]:
+        if self._placements:
+            return super().call_scope()
+        from insitu.train.spmd import without_distribution
+
+        return without_distribution()
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         if self._placements:

@@ -43,6 +43,10 @@ class MultiDeviceStrategy(SynchronousStrategy):
             )
         super().__init__(context=context.split_over(len(self.devices)))
 
+    @property
+    def delegates_to_keras(self) -> bool:
+        return super().delegates_to_keras and self._home in (None, self.devices[0])
+
     def placement(self) -> AbstractContextManager[Any]:
         return (self._home or self.devices[0]).scope()
 

@@ -32,6 +32,7 @@ from insitu.train.parameter_server import (
     find_key_inputs,
     inner_optimizer,
     optimizer_of,
+    refuse_recompile,
     serve_or_configure,
 )
 from insitu.train.replica import Replica, check_trainable_by_shards, make_replica
@@ -103,6 +104,21 @@ class ParameterServerStrategy(Strategy):
         self._loop_steps: list[ServerStep] = []
         self._fits: list[int] = []
         self._planned = 0
+
+    @property
+    def delegates_to_keras(self) -> bool:
+        return False  # the servers hold the variables
+
+    def check_recompile(self, model: Any) -> None:
+        if self._session is not None:
+            refuse_recompile()
+
+    def check_callbacks(self, callbacks: Sequence[Any]) -> None:
+        if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in callbacks):
+            raise TrainingError(
+                "Under a ParameterServerStrategy the servers hold the weights. Received: "
+                "keras.callbacks.BackupAndRestore, which saves a worker's. Use insitu.BackupAndRestore."
+            )
 
     def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
         """Attach a table with room for the rows of one batch to each Embedding."""

@@ -28,3 +28,18 @@ def test_a_custom_loop_iterates_this_replicas_part(strategy_over):
     ]
     with pytest.raises(InputError, match="known size"):
         len(both)
+
+
+def test_an_iterator_has_the_methods_of_tensorflows(strategy_over):
+    data = strategy_over(1).distribute_dataset(tf.data.Dataset.range(5).batch(4))
+    assert data.element_spec == tf.TensorSpec((None,), "int64")
+    iterator = iter(data)
+    assert iterator.element_spec == data.element_spec
+    assert iterator.get_next().tolist() == [0, 1, 2, 3]
+    last, end = iterator.get_next_as_optional(), iterator.get_next_as_optional()
+    assert last.has_value() and last.get_value().tolist() == [4]
+    assert not end.has_value()
+    with pytest.raises(InputError, match=r"has_value\(\)"):
+        end.get_value()
+    with pytest.raises(tf.errors.OutOfRangeError):
+        iterator.get_next()

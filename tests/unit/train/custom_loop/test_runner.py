@@ -230,20 +230,45 @@ def test_what_a_step_may_not_do(strategy_over):
     ]:
         with pytest.raises(TrainingError, match=message):
             strategy.run(step, (x,))
-    with pytest.raises(TrainingError, match=r"inside a tf\.function"):
-        tf.function(lambda: strategy.run(loop.model, (x,)), autograph=False)()
     # All is as before, and a step that is right still trains.
     strategy.run(loop.step, (x, np.zeros(4, "int64")))
     assert loop.optimizer.iterations.numpy() == 1
 
 
-def test_a_new_function_for_each_step_is_noticed(strategy_over, monkeypatch):
+def test_a_function_made_anew_is_the_same_step_while_it_uses_the_same_objects(strategy_over, monkeypatch):
     monkeypatch.setattr("insitu.train.custom_loop.runner.MAX_COMPILED_STEPS", 3)
-    strategy = strategy_over(1)
-    for _ in range(3):
-        strategy.run(lambda x: x + 1, (np.float32(1),))
+    strategy, one = strategy_over(1), np.float32(1)
+    assert [float(strategy.run(lambda x: x + 1, (one,))) for _ in range(5)] == [2] * 5
+
+    def add(number: int) -> float:
+        return float(strategy.run(lambda x: x + number, (one,)))
+
+    assert [add(1), add(2), add(1)] == [2, 3, 2]
     with pytest.raises(TrainingError, match="the same function each time"):
-        strategy.run(lambda x: x + 1, (np.float32(1),))
+        add(3)
+
+
+def test_regularization_losses_of_a_model_enter_a_step(strategy_over):
+    def trained(strategy: Any) -> Any:
+        keras.utils.set_random_seed(3)
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_regularizer="l2")])
+            optimizer = keras.optimizers.SGD(0.1)
+
+        def step(x: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = strategy.compute_average_loss(tf.square(model(x)))
+                loss += strategy.scale_regularization_loss(tf.add_n(model.losses))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply(gradients, model.trainable_variables)
+
+        x = np.random.default_rng(0).random((5, 3), "float32")
+        for batch in strategy.distribute_dataset(tf.data.Dataset.from_tensors(x)):
+            strategy.run(step, (batch,))
+        return model.get_weights()
+
+    for one, two in zip(trained(strategy_over(1)), trained(strategy_over(2)), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-6)
 
 
 def test_a_model_compiled_outside_is_not_trained_in_a_scope(rows, strategy_over):

@@ -115,6 +115,18 @@ def test_a_finished_call_returns_what_it_returned_to_the_others(survivor: Traine
     assert replacement.model.get_weights()[0].tolist() == [[3.0], [3.0]]
 
 
+def test_a_call_before_the_others_compiled_the_model_again_takes_the_weights_that_it_has(
+    survivor: Trainer,
+) -> None:
+    survivor.run([0.25, 1.0])
+    survivor.model.set_weights([np.full((2, 1), 3.0), np.ones(1)])
+    survivor.model.compile(keras.optimizers.Adam(), "mse")
+    survivor.model.optimizer.build(survivor.model.trainable_variables)
+    replacement, _ = staged(survivor, LoopPosition(1, TRAIN, 1, 0, 4))
+    replacement.run(during=lambda: replacement.calls.recall(replacement))
+    assert replacement.model.get_weights()[0].tolist() == [[3.0], [3.0]]
+
+
 def test_a_history_is_recalled_with_what_callbacks_remember(survivor: Trainer) -> None:
     history = keras.callbacks.History()
     history.set_params({"epochs": 2})

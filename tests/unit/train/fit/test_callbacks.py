@@ -7,8 +7,12 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from models import in_shards
 
 import insitu
+from insitu.train import MultiWorkerMirroredStrategy
+from insitu.train.fit.callbacks import flatten_callbacks
+from insitu.train.fit.trainer import trainer_of
 
 tf = pytest.importorskip("tensorflow")
 
@@ -16,7 +20,7 @@ X, Y = np.ones((10, 3), "float32"), np.ones((10, 1), "float32")
 
 
 def model_in_scope() -> Any:
-    with insitu.OneDeviceStrategy().scope():
+    with MultiWorkerMirroredStrategy(context=in_shards((0, 1), 2)).scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     return model
@@ -87,3 +91,25 @@ def test_a_line_for_an_epoch_counts_steps_of_data_without_length(capsys: pytest.
     with pytest.warns(UserWarning, match="ran out of data"):
         fit(model_in_scope(), x=batches, y=None, verbose=2)
     assert capsys.readouterr().out.count("5/5 -") == 2
+
+
+# Of NumPy, about how Keras reads a variable that it saves.
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_what_the_chief_restores_is_shared_as_the_training_begins(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+):
+    model, shared = model_in_scope(), []
+    monkeypatch.setattr(trainer_of(model), "share_restored", lambda: shared.append(1))
+    fit(model, OfEpochs())
+    assert shared == []
+    fit(model, OfEpochs(), keras.callbacks.BackupAndRestore(tmp_path / "backup"))
+    assert shared == [1]
+
+
+def test_callbacks_are_taken_out_of_lists():
+    one, other = OfEpochs(), OldName()
+    assert flatten_callbacks(None) == []
+    assert flatten_callbacks(one) == [one]
+    assert flatten_callbacks([one, [other]]) == [one, other]
+    of_keras = keras.callbacks.CallbackList([one, other], add_history=True, add_progbar=True)
+    assert flatten_callbacks(of_keras) == [one, other]

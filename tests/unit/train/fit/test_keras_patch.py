@@ -1,103 +1,153 @@
-"""Methods of a Keras model that go to a trainer."""
+"""Methods of Keras' classes that ask a model's trainer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+import pickle
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 
-from insitu.train.fit.keras_patch import TRAINER_ATTRIBUTE, merge_kwargs, patch_model
+from insitu.train.fit.keras_patch import (
+    TRAINER_ATTRIBUTE,
+    attach_trainer,
+    bind_arguments,
+    dispatch_methods,
+    keras_method,
+    merge_kwargs,
+)
 
 X, Y = np.zeros((4, 2), "float32"), np.zeros((4, 1), "float32")
+dispatch_methods()
 
 
 class Recording:
-    """A trainer that notes what it is called with."""
+    """A trainer that notes what it is asked."""
+
+    does_steps = False
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, Any]] = []
+        self.asked: list[Any] = []
 
-    def fit(self, arguments: dict[str, Any]) -> Any:
-        self.calls.append(("fit", arguments))
-        return "history"
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.asked.append((name, args, kwargs))
+        return f"result of {name}"
 
-    def evaluate(self, arguments: dict[str, Any]) -> Any:
-        self.calls.append(("evaluate", arguments))
-        return {"loss": 0.5}
+    def make_function(self, attribute: str, make: Callable[[], Any]) -> Any:
+        self.asked.append(attribute)
+        return make()
 
-    def predict(self, arguments: dict[str, Any]) -> Any:
-        self.calls.append(("predict", arguments))
+    def compile(self, compile_model: Callable[[], None]) -> None:
+        self.asked.append("compile")
+        compile_model()
 
-    def train_on(self, source: Iterable[Any]) -> Any:
-        return self._run("train_on", source)
-
-    def test_on(self, source: Iterable[Any]) -> Any:
-        return self._run("test_on", source)
-
-    def _run(self, name: str, source: Iterable[Any]) -> Any:
-        next(iter(source))
-        self.calls.append((name, None))
-        return {"loss": 0.5}
-
-    @property
-    def names(self) -> list[str]:
-        return [name for name, _ in self.calls]
+    def build(self, build: Callable[[], None]) -> None:
+        self.asked.append("build")
+        build()
 
 
-@pytest.fixture
-def model() -> Any:
-    made = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+class Own(keras.Sequential):
+    """Overrides with a signature of its own."""
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        return "own", super().fit(*args, **kwargs)
+
+
+def make_model(kind: Any = keras.Sequential) -> Any:
+    made = kind([keras.Input((2,)), keras.layers.Dense(1)])
     made.compile("sgd", "mse")
     return made
 
 
-def test_calls_arrive_with_their_arguments_by_name(model: Any) -> None:
-    trainer = Recording()
-    patch_model(model, trainer)
-    assert model.fit([1, 2], [3, 4], 8, epochs=3) == "history"
-    name, arguments = trainer.calls[0]
-    assert (name, arguments["x"], arguments["y"]) == ("fit", [1, 2], [3, 4])
-    assert (arguments["batch_size"], arguments["epochs"], arguments["shuffle"]) == (8, 3, True)
-    model.evaluate([1], verbose=0)
-    model.predict([1])
-    assert trainer.names == ["fit", "evaluate", "predict"]
+@pytest.fixture
+def model() -> Any:
+    return make_model()
 
 
-def test_methods_keep_their_names_and_refuse_unknown_arguments(model: Any) -> None:
+def with_trainer(model: Any) -> Recording:
     trainer = Recording()
-    patch_model(model, trainer)
+    attach_trainer(model, trainer)
+    return trainer
+
+
+def test_a_model_without_a_trainer_is_keras_own(model: Any) -> None:
+    assert model.fit(X, Y, verbose=0).epoch == [0]
+    assert "fit" not in vars(model)
+
+
+def test_a_trainer_gets_the_calls_as_they_were_made(model: Any) -> None:
+    trainer = with_trainer(model)
+    assert model.fit([1, 2], [3, 4], 8, epochs=3) == "result of fit"
+    for name in ("evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
+        assert getattr(model, name)([1]) == f"result of {name}"
+    assert trainer.asked[0] == ("fit", ([1, 2], [3, 4], 8), {"epochs": 3})
+    assert [name for name, _, _ in trainer.asked[1:]] == [
+        *("evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+    ]
+
+
+def test_a_method_of_the_users_own_runs_around_the_trainer() -> None:
+    model = make_model(Own)
+    trainer = with_trainer(model)
+    assert model.fit(X, epochs=2) == ("own", "result of fit")
+    assert trainer.asked == [("fit", (X,), {"epochs": 2})]
+
+
+def test_methods_keep_their_names_and_signatures(model: Any) -> None:
+    with_trainer(model)
     assert [model.fit.__name__, model.predict.__name__] == ["fit", "predict"]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
-        model.fit(X, nonsense=1)
-    assert trainer.calls == []
+    assert list(inspect.signature(model.fit).parameters)[:3] == ["x", "y", "batch_size"]
 
 
-def test_the_loop_of_keras_calls_the_trainer_for_its_steps(model: Any) -> None:
-    trainer = Recording()
-    keras_methods = patch_model(model, trainer)
-    keras_methods.fit(X, Y, batch_size=2, epochs=1, shuffle=False, verbose=0, validation_data=(X, Y))
-    assert trainer.names == ["train_on", "train_on", "evaluate"]
-    keras_methods.evaluate(X, Y, batch_size=4, verbose=0)
-    assert trainer.names[-1] == "test_on"
+def test_the_loop_of_keras_asks_for_its_functions(model: Any) -> None:
+    trainer = with_trainer(model)
+    keras_method(model, "fit")(X, Y, verbose=0)
+    keras_method(model, "evaluate")(X, Y, verbose=0)
+    assert [asked for asked in trainer.asked if asked != "build"] == ["train_function", "test_function"]
+    assert model.train_function is not None
 
 
-def test_a_model_that_is_patched_again_has_one_trainer(model: Any) -> None:
-    first, second = Recording(), Recording()
-    patch_model(model, first)
-    keras_methods = patch_model(model, second)
-    model.fit(X, Y)
-    keras_methods.evaluate(X, Y, batch_size=4, verbose=0)
-    assert (first.names, second.names) == ([], ["fit", "test_on"])
-    assert getattr(model, TRAINER_ATTRIBUTE) is second
+def test_compiling_again_goes_to_the_trainer(model: Any) -> None:
+    trainer = with_trainer(model)
+    model.compile("adam", "mae")
+    assert trainer.asked == ["compile"]
+    assert model.optimizer.name == "adam"
 
 
-def test_the_trainer_is_no_part_of_the_model(model: Any) -> None:
+# Of NumPy, about how Keras reads a variable that it saves.
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_the_trainer_is_no_part_of_the_model(tmp_path: Path) -> None:
+    model = make_model()
     config, weights = model.get_config(), len(model.weights)
-    patch_model(model, Recording())
-    assert (model.get_config(), len(model.weights)) == (config, weights)
+    with_trainer(model)
+    assert (model.get_config(), len(model.weights), type(model)) == (config, weights, keras.Sequential)
+    model.save(tmp_path / "model.keras")
+    copies = [
+        keras.models.load_model(tmp_path / "model.keras"),
+        pickle.loads(pickle.dumps(model)),
+        keras.models.clone_model(model),
+    ]
+    for copy in copies:
+        assert type(copy) is keras.Sequential
+        assert not hasattr(copy, TRAINER_ATTRIBUTE)
+
+
+def test_methods_are_replaced_once() -> None:
+    before = keras.Model.fit
+    dispatch_methods()
+    assert keras.Model.fit is before
+
+
+def test_arguments_are_bound_as_the_method_has_them(model: Any) -> None:
+    arguments = bind_arguments(keras_method(model, "fit"), (X, Y), {"epochs": 3})
+    assert (arguments["x"] is X, arguments["epochs"], arguments["shuffle"]) == (True, 3, True)
+    assert "self" not in arguments
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nonsense'"):
+        bind_arguments(keras_method(model, "fit"), (X,), {"nonsense": 1})
 
 
 def test_arguments_beside_the_named_ones_are_merged() -> None:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from insitu.errors import InputError
 from insitu.train.fit.arrays import DrawnOrder
 from insitu.train.fit.sources import make_feed
-from insitu.train.fit.streams import OrderedBatches, PyDatasetSource, Source
+from insitu.train.fit.streams import OrderedBatches, PyDatasetSource, Source, TorchSource
 
 
 def source_of(data: Any, **options: Any) -> Source:
@@ -119,6 +119,23 @@ def test_an_order_is_drawn_once_for_an_epoch():
 def test_data_without_batches_is_named():
     with pytest.raises(InputError, match="at least one batch"):
         source_of(tf.data.Dataset.range(0).batch(2)).peek()
+
+
+def test_a_loader_without_a_length_is_a_stream():
+    torch = pytest.importorskip("torch")
+
+    class Rows(torch.utils.data.IterableDataset):
+        def __iter__(self) -> Iterator[Any]:
+            return zip(torch.arange(5), torch.zeros(5), strict=True)
+
+    source = source_of(torch.utils.data.DataLoader(Rows(), batch_size=2))
+    assert source.peek()[0].tolist() == [0, 1]
+    source.skip(1)
+    assert read(source) == [[0, 1], [2, 3], [4]]
+    # As on PyTorch, where an iteration begins with the loader's own iterator.
+    source = TorchSource(None, source._loader, source._loader.__iter__, eager=True)
+    assert source.peek()[0].tolist() == [0, 1]
+    assert read(source) == [[0, 1], [2, 3], [4]]
 
 
 def test_a_loader_of_pytorch_draws_its_order_as_often_as_it_is_iterated():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -10,8 +12,11 @@ import numpy as np
 import pytest
 from models import in_shards, same_bits, weights
 
+import insitu
 from insitu.errors import TrainingError
-from insitu.train import MultiWorkerMirroredStrategy
+from insitu.grid import import_cache
+from insitu.paths import Paths
+from insitu.train import MultiWorkerMirroredStrategy, OneDeviceStrategy
 from insitu.train.elastic.lockstep import RetryStep
 from insitu.train.elastic.position import EPOCH, PREDICT, TEST, TRAIN, LoopPosition
 from insitu.train.fit.trainer import KerasTrainer, trainer_of
@@ -204,3 +209,168 @@ def test_validation_takes_the_first_steps_in_each_epoch_as_keras_does(steps: int
     with MultiWorkerMirroredStrategy(context=in_shards((0, 1), 2)).scope():
         model = make_model()
     assert validate(model) == pytest.approx(validate(make_model()), rel=1e-6)
+
+
+# One replica outside a job: calls that are left to Keras
+
+
+def alone(strategy: Any = None, **options: Any) -> KerasTrainer:
+    with (strategy or OneDeviceStrategy()).scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile("sgd", "mse", **options)
+    made = trainer_of(model)
+    assert made is not None
+    return made
+
+
+def test_keras_does_what_needs_nothing_of_insitu(tmp_path: Path) -> None:
+    trainer = alone()
+    model = trainer.model
+    model.fit(((X, Y) for _ in range(4)), steps_per_epoch=2, epochs=2, shuffle=False, verbose=0)
+    of_keras = model.train_function
+    model.evaluate(X, Y, verbose=0)
+    model.predict(X, verbose=0)
+    model.train_on_batch(X, Y)
+    assert (trainer.executors, trainer.does_steps) == ((), False)
+    assert (trainer.fit_index, model.train_function) == (0, of_keras)
+
+    class Nested(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            assert trainer.does_steps
+            self.model.evaluate(X, Y, verbose=0)
+            self.model.train_on_batch(X, Y)
+            assert trainer.does_steps
+
+    before = weights(model)
+    model.fit(
+        X, Y, verbose=0, callbacks=[insitu.BackupAndRestore(tmp_path), Nested()], validation_data=(X, Y)
+    )
+    assert not same_bits(weights(model), before)
+    assert (len(trainer.executors), trainer.does_steps, trainer.fit_index) == (1, False, 1)
+    assert model.train_function is of_keras
+
+
+def test_rows_of_a_cache_are_insitus_in_any_place(two_rows: Any) -> None:
+    trainer = alone()
+    model = trainer.model
+    for call in (
+        lambda: model.evaluate(two_rows, verbose=0),
+        lambda: model.fit(X, Y, validation_data=two_rows, verbose=0),
+        lambda: model.fit(X, Y, validation_data=(two_rows,), verbose=0),
+        lambda: model.fit(two_rows, verbose=0),
+        lambda: model.fit(x=two_rows, verbose=0, callbacks=[]),
+    ):
+        trainer._executors.forget()
+        call()
+        assert trainer.executors
+        assert (model.train_function, model.test_function) == (None, None)
+
+
+@pytest.fixture
+def two_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("INSITU_HOME", str(tmp_path / "home"))
+    np.savez(tmp_path / "rows.npz", x=X[:2], y=Y[:2])
+    import_cache(Paths(tmp_path / "home"), "two", [str(tmp_path / "rows.npz")], partitions=1)
+    return insitu.dataset("two", features="x", label="y").batch(1)
+
+
+def test_in_a_job_and_over_shards_nothing_is_left_to_keras() -> None:
+    here = in_shards((0,), 1)
+    assert alone(MultiWorkerMirroredStrategy(context=here)).strategy.delegates_to_keras
+    for context in (dataclasses.replace(here, job_id="a-job"), in_shards((0, 1), 2)):
+        trainer = alone(MultiWorkerMirroredStrategy(context=context))
+        assert (trainer.strategy.delegates_to_keras, trainer.does_steps) == (False, True)
+
+
+def test_a_fit_that_is_left_to_keras_is_refused_in_another_scope() -> None:
+    model = alone().model
+    with (
+        MultiWorkerMirroredStrategy(context=in_shards((0, 1), 2)).scope(),
+        pytest.raises(TrainingError, match="in another strategy's scope"),
+    ):
+        model.fit(X, Y, verbose=0)
+
+
+# Compiling again
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_model_that_is_compiled_again_trains_as_it_is_compiled(inside: bool) -> None:
+    def run(strategy: Any) -> Any:
+        keras.utils.set_random_seed(7)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            layers = [keras.layers.Dense(3, trainable=False), keras.layers.Dense(1)]
+            model = keras.Sequential([keras.Input((2,)), *layers])
+            model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        options = {"batch_size": 3, "shuffle": False, "verbose": 0, "validation_data": (X, Y)}
+        first = model.fit(X, Y, **options).history
+        layers[0].trainable = True
+        with strategy.scope() if strategy and inside else contextlib.nullcontext():
+            model.compile(keras.optimizers.Adam(0.01), "mae", metrics=["mse"])
+        second = model.fit(X, Y, epochs=2, **options).history
+        return first, second, weights(model), int(model.optimizer.iterations)
+
+    plain, mine = run(None), run(MultiWorkerMirroredStrategy(context=in_shards((0, 1), 2)))
+    for name in ("loss", "mae", "val_loss"):
+        np.testing.assert_allclose(mine[0][name], plain[0][name], rtol=1e-5)
+    assert mine[1].keys() == plain[1].keys()
+    for name, values in plain[1].items():
+        np.testing.assert_allclose(mine[1][name], values, rtol=1e-5)
+    for one, other in zip(mine[2], plain[2], strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+    assert mine[3] == plain[3] == 4
+
+
+def test_a_model_keeps_its_trainer_when_it_is_compiled_again() -> None:
+    strategy = MultiWorkerMirroredStrategy(context=in_shards((0, 1), 2))
+    trainer = alone(strategy)
+    fit(trainer)
+    trainer.model.compile("adam", "mae")
+    assert (trainer_of(trainer.model), trainer.executors) == (trainer, ())
+    with strategy.scope():
+        trainer.model.compile("adam", "mae")
+    assert trainer_of(trainer.model) is trainer
+
+
+def test_what_the_user_has_put_in_place_of_a_step_is_refused() -> None:
+    class Own(keras.Sequential):
+        def make_train_function(self, force: bool = False) -> Any:
+            return super().make_train_function(force)
+
+    with MultiWorkerMirroredStrategy(context=in_shards((0, 1), 2)).scope():
+        model = Own([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    with pytest.raises(TrainingError, match=r"Own\.make_train_function, overridden"):
+        model.fit(X, Y, verbose=0)
+    with pytest.raises(TrainingError, match=r"Own\.make_train_function, overridden"):
+        model.train_on_batch(X, Y)
+    assert np.isfinite(model.evaluate(X, Y, verbose=0))
+
+
+# Single batches
+
+
+def test_single_batches_are_those_of_keras() -> None:
+    def run(strategy: Any) -> Any:
+        keras.utils.set_random_seed(7)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, "softmax")])
+            model.compile(keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+        y = np.array([0, 1, 2, 1, 0, 1])
+        return [
+            model.train_on_batch(X, y),
+            model.train_on_batch(X[:5], y[:5], sample_weight=np.arange(5.0), return_dict=True),
+            model.train_on_batch(X, y, class_weight={0: 1.0, 1: 2.0, 2: 3.0}, return_dict=True),
+            model.test_on_batch(X[:3], y[:3]),
+            model.test_on_batch(X, y, sample_weight=np.arange(6.0), return_dict=True),
+            model.predict_on_batch(X[:1]),
+            *weights(model),
+        ]
+
+    plain, mine = run(None), run(MultiWorkerMirroredStrategy(context=in_shards((0, 1), 2)))
+    for one, other in zip(mine, plain, strict=True):
+        assert type(one) is type(other)
+        if isinstance(one, dict):
+            assert one.keys() == other.keys()
+            one, other = list(one.values()), list(other.values())
+        np.testing.assert_allclose(one, other, rtol=1e-5)

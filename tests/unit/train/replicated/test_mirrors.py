@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from insitu.train.replicated.mirrors import MirroredVariables
 
@@ -23,3 +24,15 @@ def test_what_is_assigned_outside_of_steps_reaches_the_copies_by_a_refresh() -> 
         assert variable.numpy().tolist() == [1, 2]
     # Who comes later shares the copy, and doesn't know what was assigned before.
     assert MirroredVariables([variable], ["CPU:0", "CPU:0"]).stale
+
+
+def test_a_restored_checkpoint_reaches_the_copies(tmp_path) -> None:
+    saved = keras.Variable(np.array([1.0, 2.0], "float32"))
+    path = tf.train.Checkpoint(variable=saved).save(str(tmp_path / "checkpoint"))
+    variable = keras.Variable(np.zeros(2, "float32"))
+    mirrored = MirroredVariables([variable], ["CPU:0", "CPU:0"])
+    tf.train.Checkpoint(variable=variable).restore(path)
+    assert mirrored.stale and variable.numpy().tolist() == [1, 2]
+    mirrored.refresh()
+    with mirrored.swapped_in(1):
+        assert variable.numpy().tolist() == [1, 2]

@@ -263,6 +263,24 @@ def test_what_cannot_be_is_refused(rows: Any) -> None:
         trained(strategy, rows)
 
 
+def test_a_model_on_servers_is_compiled_before_its_first_fit_only(rows: Any) -> None:
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    with over(1).scope():
+        model = image_model()
+    model.compile("sgd", loss)
+    model.fit(*rows, **FIT)
+    with pytest.raises(TrainingError, match="is compiled once"):
+        model.compile("sgd", loss)
+    model.fit(*rows, **FIT)
+
+
+def test_a_backup_of_keras_would_save_a_workers_weights(rows: Any, tmp_path: Path) -> None:
+    with over(1).scope():
+        model = image_model()
+    with pytest.raises(TrainingError, match=r"Use insitu\.BackupAndRestore"):
+        model.fit(*rows, **FIT, callbacks=[keras.callbacks.BackupAndRestore(tmp_path)])
+
+
 def test_a_worker_that_comes_back_goes_on_behind_what_was_applied(rows: Any) -> None:
     """Its second life is another model on the same servers."""
     strategy = over(1)

@@ -1,0 +1,106 @@
+"""Makes and keeps the step executors of one compiled model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from insitu.errors import TrainingError
+from insitu.train.devices import log_variables
+from insitu.train.fit.batch_shapes import check_batch_shape
+from insitu.train.fit.fit_strategy import FitStrategy, StepExecutor
+from insitu.train.replica import build_to_train
+
+Build = Callable[[Any, Any], None]
+
+
+class StepExecutors:
+    """The executors of a model, one for each structure of batches, from one `compile` to the next."""
+
+    def __init__(self, model: Any, strategy: FitStrategy) -> None:
+        self._model = model
+        self._strategy = strategy
+        #: Those that were made, by the way of building and the structure. Written by `prepare`.
+        self._made: dict[Any, StepExecutor] = {}
+        #: What they were made with: the optimizer and the trainable variables. Written by `prepare`.
+        self._made_with: tuple[Any, ...] = ()
+        #: The same of the first executor since the model was compiled, or got another optimizer. Written by
+        #: `prepare`.
+        self._first_made_with: tuple[Any, ...] = ()
+        #: Whether the places of the variables were logged. Written by `log_variables`.
+        self._has_logged = False
+        #: Whether the model is being built. Written by `prepare`.
+        self.is_building = False
+
+    @property
+    def made(self) -> tuple[StepExecutor, ...]:
+        """Those that were made."""
+        return tuple(self._made.values())
+
+    def prepare(self, example: Any, part_rows: int | None, build: Build = build_to_train) -> StepExecutor:
+        """Return the executor for batches like `example`, of up to `part_rows` rows in each shard, if known.
+        Builds the model where it isn't built."""
+        self._forget_stale()
+        shapes = keras.tree.map_structure(
+            lambda leaf: leaf if leaf is None else (leaf.shape[1:], leaf.dtype), example
+        )
+        key = (build, str(shapes))
+        if key not in self._made:
+            check_batch_shape(self._model, self._strategy.membership.num_shards)
+            self._strategy.before_build(self._model, example, part_rows)
+            self.is_building = True
+            try:
+                with self._strategy.placement():
+                    build(self._model, example)
+            finally:
+                self.is_building = False
+            first = not self._made
+            self._made[key] = self._strategy.make_step(self._model, example, first=first)
+            self._made_with = self._trained_by()
+            if not _are_same(self._made_with[:1], self._first_made_with[:1]):
+                self._first_made_with = self._made_with
+            self.log_variables()
+        return self._made[key]
+
+    def log_variables(self) -> None:
+        """Log where the variables of the model lie, once, if that is asked for."""
+        if not self._has_logged:
+            self._has_logged = True
+            log_variables(self._model.variables)
+
+    def check_trained(self) -> None:
+        """Raise TrainingError where other variables are trainable than the optimizer was built for, and the
+        backend can't train them. Keras raises ValueError in its step."""
+        optimizer, *trainable = self._trained_by()
+        if keras.backend.backend() != "jax" or optimizer is not self._first_made_with[0]:
+            return
+        built_for = self._first_made_with[1:]
+        if not _are_same(trainable, built_for):
+            raise TrainingError(
+                "On JAX a model trains the variables that were trainable when it was compiled. Received: "
+                f"{len(built_for)} variables then, and {len(trainable)} now. Call compile() again after a "
+                "change of `trainable`."
+            )
+
+    def forget(self) -> None:
+        """Forget all executors: the model has been compiled again."""
+        self._made = {}
+        self._first_made_with = ()
+
+    def _forget_stale(self) -> None:
+        """Forget the executors where the model has another optimizer or trains other variables than when they
+        were made. On TensorFlow Keras goes on with the function that it made once, and so do they."""
+        goes_on = keras.backend.backend() == "tensorflow" or _are_same(self._trained_by(), self._made_with)
+        if self._made and not goes_on:
+            self._strategy.check_recompile(self._model)
+            self._made = {}
+
+    def _trained_by(self) -> tuple[Any, ...]:
+        return self._model.optimizer, *self._model.trainable_variables
+
+
+def _are_same(now: Sequence[Any], before: Sequence[Any]) -> bool:
+    """Return whether both hold the same objects."""
+    return len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
