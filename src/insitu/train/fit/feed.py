@@ -274,6 +274,8 @@ def _as_array(leaf: Any) -> Any:
         refuse_ragged()
     if data_adapter_utils.is_scipy_sparse(leaf):
         return leaf.toarray()
+    if data_adapter_utils.is_jax_sparse(leaf):
+        return np.asarray(leaf.todense())
     if data_adapter_utils.is_torch_tensor(leaf) or data_adapter_utils.is_tensorflow_sparse(leaf):
         return keras.ops.convert_to_numpy(leaf)
     return np.asarray(leaf)

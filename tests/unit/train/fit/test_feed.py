@@ -40,6 +40,21 @@ class Sizes(Source):
         return lambda epoch, start: self._batches()
 
 
+class Batches(Source):
+    """These batches, in one iteration."""
+
+    num_steps = None
+
+    def __init__(self, *batches: Any) -> None:
+        self.batches = batches
+
+    def peek(self) -> Any:
+        return self.batches[0]
+
+    def begin(self) -> Reader:
+        return lambda epoch, start: iter(self.batches[start:])
+
+
 def rows_by_shard(
     rows: int, batch: int, num_shards: int, *, shuffle: bool, epoch: int = 0
 ) -> list[list[int]]:
@@ -102,6 +117,19 @@ def test_optional_inputs_of_none_have_no_rows():
     (step,) = feed.steps(0, 0)
     assert [part.rows for part in step.parts] == [2, 2]
     assert step.parts[1].data[0]["b"] is None and step.parts[1].data[0]["a"].tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("kind", ["scipy", "jax", "tensorflow"])
+def test_sparse_batches_become_dense_on_any_backend(kind: str) -> None:
+    dense = np.array([[0.0, 1.0], [2.0, 0.0]], "float32")
+    if kind == "scipy":
+        sparse: Any = pytest.importorskip("scipy.sparse").coo_matrix(dense)
+    elif kind == "jax":
+        sparse = pytest.importorskip("jax.experimental.sparse").BCOO.fromdense(dense)
+    else:
+        sparse = pytest.importorskip("tensorflow").sparse.from_dense(dense)
+    (example,) = StreamFeed(Batches((sparse,)), [0], 1).steps(0, 0)
+    np.testing.assert_array_equal(example.parts[0].data[0], dense)
 
 
 def test_keras_sees_strings_as_tensors():
