@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import keras
-import numpy as np
 from keras.src.trainers.data_adapters import array_slicing
 
 from insitu.errors import TrainingError
@@ -35,6 +34,7 @@ from insitu.train.fit.keras_patch import (
 )
 from insitu.train.fit.labels import check_labels
 from insitu.train.fit.loop_state import LoopState
+from insitu.train.fit.prediction import PredictionLoop
 from insitu.train.fit.sources import make_feed
 from insitu.train.fit.step_executors import StepExecutors
 from insitu.train.fit.step_functions import StepFunctions, needed_functions
@@ -368,39 +368,26 @@ class KerasTrainer:
     def _predict(self, arguments: dict[str, Any]) -> Any:
         x = arguments.pop("x")
         options = self.strategy.evaluation_options(x)
-        steps, per_execution = arguments["steps"], self.model.steps_per_execution
+        steps = arguments["steps"]
         feed = make_feed(x, batch_size=arguments.pop("batch_size"), steps=steps, **options)
         example = feed.example()
         executor = self._executors.prepare(example, feed.part_rows, build_to_predict)
         point = self.membership.lockstep.find_resume_point()
         if self.calls.is_finished(point):
             return self.calls.recall(self)
+        own = own_callbacks(arguments["callbacks"], self.membership.context.is_chief)
         verbose = self.membership.verbosity(arguments["verbose"])
-        # Keras does whole executions.
-        last = -(-steps // per_execution) * per_execution if steps else None
-        callbacks = keras.callbacks.CallbackList(
-            own_callbacks(arguments["callbacks"], self.membership.context.is_chief),
-            add_progbar=verbose != 0,
-            verbose=verbose,
-            epochs=1,
-            steps=steps or feed.num_steps,
-            model=self.model,
-        )
-        output = executor.example_output(example)
+        loop = PredictionLoop(self.model, own, verbose, steps, feed.num_steps)
+        output, adapter = executor.example_output(example), FeedAdapter(feed)
         staged = self.calls.staged_call(point)
         if staged is not None:
             self.loop.stage(*staged)
-        outputs, adapter = self.loop.outputs, FeedAdapter(feed)
-        callbacks.on_predict_begin()
-        for index, batch in enumerate(adapter.steps(0, len(outputs)), len(outputs)):
-            if index == last:
-                break
-            callbacks.on_predict_batch_begin(index)
+
+        def predict(index: int, batch: StepBatch) -> Any:
             self.loop.position = self.loop.position.at_prediction(index)
-            outputs.append(self._predict_step(executor, adapter, batch, output))
-            callbacks.on_predict_batch_end(index, {"outputs": outputs[-1]})
-        callbacks.on_predict_end()
-        return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *outputs)
+            return self._predict_step(executor, adapter, batch, output)
+
+        return loop.run(lambda start: adapter.steps(0, start), self.loop.outputs, predict)
 
     def _predict_step(
         self, executor: StepExecutor, adapter: FeedAdapter, batch: StepBatch, example: Any
