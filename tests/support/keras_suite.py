@@ -453,7 +453,8 @@ def main() -> int:
     for comparison in suite.run(listed):
         print(table([comparison]), flush=True)
         comparisons.append(comparison)
-    print(table(comparisons))
+    if len(comparisons) > 1:
+        print(table(comparisons))
     needless = find_needless(comparisons, listed)
     if needless:
         print("Listed, but they pass:", *needless, sep="\n  ")
