@@ -138,9 +138,11 @@ class FeedAdapter(_UnevenBatches):
 
     def _read(self, read: StepReader) -> Iterator[StepBatch]:
         epoch, index = self._start()
+        # Before the skipped steps: the next epoch may have begun behind them.
+        place = self.data_position(epoch, index)
         for _ in range(index):
             yield SKIPPED
-        yield from read(*self.data_position(epoch, index))
+        yield from read(*place)
 
     def steps(self, epoch: int, index: int) -> Iterator[StepBatch]:
         """Yield the steps of an epoch of the data from `index` on, in an iteration of their own."""
