@@ -23,11 +23,8 @@ OF_NO_MODULE = {
 """Unit tests of what isn't one module of insitu, and what that is."""
 
 TESTED_BY = {
-    "train/custom_loop/jax.py": "unit/train/strategies/test_multi_device.py",
     "train/custom_loop/spmd.py": "unit/train/spmd/test_program.py",
-    "train/custom_loop/tensorflow.py": "unit/train/custom_loop/test_runner.py",
     "train/custom_loop/torch.py": "process/test_strategies_matrix.py",
-    "train/parameter_server/session.py": "unit/train/strategies/test_parameter_server.py",
     "train/placement/torch.py": "unit/train/placement/test_layers.py",
     "train/replica/base.py": "unit/train/strategies/test_multi_worker_mirrored.py",
     "train/replica/batch.py": "unit/train/fit/test_two_phase.py",

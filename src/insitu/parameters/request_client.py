@@ -178,6 +178,10 @@ class RequestClient:
 
     # Lost servers
 
+    def limit_search(self, seconds: float) -> None:
+        """Look for a lost server for at most `seconds` from now on."""
+        self._timeout = min(self._timeout, seconds)
+
     def remember_definition(self, operation: str, meta: Mapping[str, Any]) -> None:
         """Keep a request that defines the model, to be repeated to a server that is found again."""
         self._definitions.append((operation, meta))

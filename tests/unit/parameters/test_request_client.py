@@ -60,6 +60,16 @@ def test_a_lost_server_is_named():
     assert caught.value.server == 0
 
 
+def test_how_long_a_lost_server_is_looked_for_can_be_cut_short():
+    with ParameterServer() as server:
+        client = connect([server.address], timeout=600.0)
+        client.define({"a": ((2,), "float32")})
+    client.limit_search(0.1)
+    client.limit_search(300.0)  # never longer again
+    with client, pytest.raises(ServerLost, match="isn't found again"):
+        client.pull().result()
+
+
 @pytest.mark.parametrize("mode", ["async", "bounded", "sync"])
 @pytest.mark.parametrize("bad", ["a", "b"])
 def test_a_push_that_one_server_refuses_is_applied_by_none(mode: str, bad: str):

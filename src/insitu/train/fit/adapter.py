@@ -144,7 +144,7 @@ class FeedAdapter(_UnevenBatches):
 
     def _read(self, read: StepReader) -> Iterator[StepBatch]:
         epoch, index = self._start()
-        # Now: the epoch may be over once its steps are skipped.
+        # Before the skipped steps: the next epoch may have begun behind them.
         place = self.data_position(epoch, index)
         for _ in range(index):
             yield SKIPPED

@@ -125,6 +125,8 @@ class ParameterServerSession:
 
     def _end(self) -> None:
         if self._leaves_at_exit:
+            # The process is not to wait at its end for servers that have ended before it.
+            self._client.limit_search(_EXIT_TIMEOUT)
             with contextlib.suppress(InsituError):
                 for shard in self._context.shards:
                     self._client.finish(shard).result(_EXIT_TIMEOUT)
