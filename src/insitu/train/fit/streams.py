@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -63,9 +63,9 @@ class Source:
 class StreamSource(Source):
     """Batches of an adapter of Keras'. `start` begins an iteration."""
 
-    def __init__(self, adapter: Any, start: Callable[[], Iterator[Any]], *, eager: bool = False) -> None:
+    def __init__(self, adapter: Any, start: Callable[[], Iterable[Any]], *, eager: bool = False) -> None:
         self._adapter = adapter
-        self._start = start
+        self._start = lambda: iter(start())
         self.eager = eager
         #: An iteration that `peek` has begun, whole again; else None.
         self._peeked: Iterator[Any] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -13,7 +14,7 @@ import tensorflow as tf
 from insitu.errors import InputError
 from insitu.train.fit.arrays import DrawnOrder
 from insitu.train.fit.sources import make_feed
-from insitu.train.fit.streams import OrderedBatches, PyDatasetSource, Source, TorchSource
+from insitu.train.fit.streams import OrderedBatches, PyDatasetSource, Source, StreamSource, TorchSource
 
 
 def source_of(data: Any, **options: Any) -> Source:
@@ -151,3 +152,11 @@ def test_a_loader_of_pytorch_draws_its_order_as_often_as_it_is_iterated():
     source = source_of(loader())
     source.skip(2)
     assert read(source) == expected[2]
+
+
+def test_an_adapter_may_give_an_iterable_that_is_no_iterator():
+    """As Keras' adapter of grain does."""
+    source = StreamSource(SimpleNamespace(num_batches=2), lambda: [np.zeros(1), np.ones(1)])
+    assert source.peek().tolist() == [0]
+    assert [batch.tolist() for batch in source.begin()(0, 0)] == [[0], [1]]
+    assert [batch.tolist() for batch in source.begin()(1, 1)] == [[1]]
