@@ -30,9 +30,12 @@ class JaxSteps:
             list(model.optimizer.variables) if model.optimizer is not None else [],
             list(model.metrics_variables),
         )
-        self._train = compile_for(model, self._trace_train)
-        self._test = compile_for(model, self._trace_test)
-        self._forward = compile_for(model, self._trace_forward, static_argnums=2)
+        # Each program runs a few times only. CPUs have this option.
+        quickly = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+        options = {"compiler_options": quickly}
+        self._train = compile_for(model, self._trace_train, **options)
+        self._test = compile_for(model, self._trace_test, **options)
+        self._forward = compile_for(model, self._trace_forward, static_argnums=2, **options)
         self._averaged: frozenset[int] = frozenset()
         self._seen = False
 
@@ -51,9 +54,10 @@ class JaxSteps:
     def forward(self, data: Any, *, training: bool) -> list[NDArray[Any]]:
         return [to_float64(leaf) for leaf in self._forward(self._values(), data, training)]
 
-    def close(self) -> None:
-        # What was compiled of the user's own functions would go on without random numbers.
-        jax.clear_caches()
+    def close(self, *, chance_used: bool) -> None:
+        if chance_used:
+            # What is compiled of the user's own functions would go on without random numbers.
+            jax.clear_caches()
 
     def _values(self) -> Any:
         return tuple([v.value for v in group] for group in self._groups)
@@ -86,7 +90,8 @@ class JaxSteps:
     def _trace_forward(self, state: Any, data: Any, training: bool) -> Any:
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         options = {"training": training} if self._model._call_has_training_arg else {}
-        return keras.tree.flatten(self._model.stateless_call(state[0], state[1], x, **options)[0])
+        outputs, _ = self._model.stateless_call(state[0], state[1], x, **options)
+        return keras.tree.flatten(outputs)
 
     @contextlib.contextmanager
     def _scaled_gradients(self, factor: Any) -> Iterator[list[bool]]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from insitu.train.replica.combination import Operation
 from insitu.train.replica.metric_results import flatten_metrics
 from insitu.train.replica.probe.decisions import are_close
+from insitu.train.replica.probe.neutral import Chance
 from insitu.train.replica.probe.outcome import Outcome, Steps
 from insitu.train.replica.probe.synthetic_rows import PARTS, cut, make_value
 from insitu.train.replica.state import is_floating, read_state, regroup, to_numpy
@@ -66,8 +67,9 @@ class StateRun:
 class Observer(AbstractContextManager["Observer"]):
     """While open, the model may be run and changed."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, chance: Chance) -> None:
         self._model = model
+        self._chance = chance
         state = regroup(read_state(model), {})
         self._trainable = state.trainable
         self.candidates = [
@@ -96,7 +98,7 @@ class Observer(AbstractContextManager["Observer"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.steps.close()
+        self.steps.close(chance_used=self._chance.used)
         self._model._clear_losses()
         for variable, value in self._saved.values():
             variable.assign(value)

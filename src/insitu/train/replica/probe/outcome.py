@@ -41,8 +41,8 @@ class Steps(Protocol):
     def forward(self, data: Any, *, training: bool) -> list[NDArray[Any]]:
         """Return the outputs of the model."""
 
-    def close(self) -> None:
-        """Forget what the backend keeps of these steps."""
+    def close(self, *, chance_used: bool) -> None:
+        """Leave the backend as it was. `chance_used` tells that the steps asked for random numbers."""
 
 
 def read_logs(logs: Any, watch: StepWatch) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def plan_combination(
     check_trainable_by_shards(model, num_shards)
     if num_shards == 1 or not has_custom_parts(model):
         return CombinationPlan()
-    with without_chance(), Observer(model) as observer:
+    with without_chance() as chance, Observer(model, chance) as observer:
         try:
             plan = _Probe(model, example, observer).plan()
         except Exception as error:  # of the user's code; if it comes from more than the rows, it comes again

@@ -59,7 +59,8 @@ class TensorFlowSteps:
         options = {"training": training} if self._model._call_has_training_arg else {}
         return [to_float64(leaf) for leaf in keras.tree.flatten(self._model(x, **options))]
 
-    def close(self) -> None:
+    def close(self, *, chance_used: bool) -> None:
+        del chance_used  # each step draws its random numbers again
         tf.config.run_functions_eagerly(self._eager)
 
     @contextlib.contextmanager

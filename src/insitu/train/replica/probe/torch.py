@@ -65,7 +65,8 @@ class TorchSteps:
         with torch.no_grad():
             return [to_float64(leaf) for leaf in keras.tree.flatten(self._model(x, **options))]
 
-    def close(self) -> None:
+    def close(self, *, chance_used: bool) -> None:
+        del chance_used  # each step draws its random numbers again
         for variable in self._trainable:
             variable.value.grad = None
         self._model.train(self._training)

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from insitu.train.replica.building import build_to_train
+from insitu.train.replica.probe.neutral import Chance
 from insitu.train.replica.probe.observer import MOVED, RESET, TEST, TRAIN, Observer
 from insitu.train.replica.probe.synthetic_rows import make_rows
 
@@ -67,7 +68,7 @@ def test_nothing_is_left_behind() -> None:
     model.train_on_batch(x, x[:, :1])
     before = snapshot(model)
     rows = make_rows(EXAMPLE, lowest=0)
-    with Observer(model) as observer:
+    with Observer(model, Chance()) as observer:
         observer.begin(own_weights=False)
         observer.run(TRAIN, rows, MOVED, weights_moved=True)
         observer.run(TEST, rows)
@@ -79,7 +80,7 @@ def test_nothing_is_left_behind() -> None:
 def test_runs_begin_where_they_are_asked_to() -> None:
     model = built(Smallest())
     rows = make_rows(EXAMPLE, lowest=0)
-    with Observer(model) as observer:
+    with Observer(model, Chance()) as observer:
         observer.begin(own_weights=True)
         assert observer.metrics_start_elsewhere()
         (smallest,) = (c.variable for c in observer.candidates if c.variable.name == "value")
