@@ -65,7 +65,7 @@ class StreamSource(Source):
 
     def __init__(self, adapter: Any, start: Callable[[], Iterable[Any]], *, eager: bool = False) -> None:
         self._adapter = adapter
-        self._start = lambda: iter(start())
+        self._start: Callable[[], Iterator[Any]] = lambda: iter(start())
         self.eager = eager
         #: An iteration that `peek` has begun, whole again; else None.
         self._peeked: Iterator[Any] | None = None
