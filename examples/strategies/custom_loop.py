@@ -92,6 +92,6 @@ for epoch in range(4):
     accuracy.reset_state()
     losses = []
     for x, y in data:
-        losses.append(strategy.reduce("sum", strategy.run(train_step, args=(x, y))))
+        losses.append(float(strategy.reduce("sum", strategy.run(train_step, args=(x, y)))))
     print(f"epoch {epoch}: loss {sum(losses) / len(losses):.4f}")
 print(f"accuracy {float(accuracy.result()):.3f} on {strategy.num_replicas_in_sync} replicas")

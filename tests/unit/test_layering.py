@@ -276,6 +276,7 @@ def test_the_public_names_are_there():
         "OneDeviceStrategy",
         "ParameterServer",
         "ParameterServerStrategy",
+        "ReduceOp",
         "TPUStrategy",
         "__version__",
         "config",
@@ -283,6 +284,10 @@ def test_the_public_names_are_there():
         "dataset",
         "errors",
         "exchange",
+        "get_replica_context",
+        "get_strategy",
+        "has_strategy",
+        "in_cross_replica_context",
         "layers",
         "parameters",
     ]

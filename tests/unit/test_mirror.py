@@ -15,6 +15,8 @@ OF_NO_MODULE = {
     "cli/test_help.py": "the help of all commands",
     "exchange/test_group_rejoin.py": "the second half of test_group.py",
     "test_check_commits.py": "tools/check_commits.py",
+    "test_keras_page.py": "docs/keras.md",
+    "test_keras_suite.py": "tests/support/keras_suite.py",
     "test_layering.py": "a law of all modules",
     "test_mirror.py": "a law of all modules",
     "test_strategies_page.py": "docs/strategies.md",

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import keras
 import numpy as np
+from jax._src.core import trace_state_clean
 
 from insitu.errors import TrainingError
 from insitu.train.custom_loop.loop_replica import CompiledGradientMixin
@@ -22,7 +23,7 @@ def prepare() -> None:
 
 def leave_graph(name: str) -> None:
     """Raise TrainingError in a function that JAX compiles or differentiates."""
-    if not jax.core.trace_state_clean():
+    if not trace_state_clean():
         raise TrainingError(
             f"{name} compiles the step itself, and moves values between tasks outside of compiled functions. "
             "Received: a call in a function that jax.jit, jax.grad or the like traces. Leave that out."

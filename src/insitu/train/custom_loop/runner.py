@@ -203,7 +203,7 @@ def _numpy_like(value: Any) -> NDArray[Any]:
 
 
 def _identity_of_code(fn: Any) -> Any:
-    """Return a key for a function: the same for one that is made anew with the same code, over the same
+    """Return a key for a function: the same for one that is made again with the same code, over the same
     objects."""
     if not isinstance(fn, types.FunctionType):
         return fn

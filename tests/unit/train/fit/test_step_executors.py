@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -19,6 +20,7 @@ class Making:
 
     def __init__(self) -> None:
         self.firsts: list[bool] = []
+        self.membership = SimpleNamespace(num_shards=2)
 
     def placement(self) -> Any:
         return contextlib.nullcontext()
