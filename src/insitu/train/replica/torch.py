@@ -62,7 +62,7 @@ class TorchReplica(BaseReplica):
             with (
                 torch.enable_grad(),
                 watch_step(self._model) as watch,
-                capture_gradients(self._model.optimizer) as captured,
+                capture_gradients(self._model.optimizer, trains=bool(self._state.trainable)) as captured,
                 self._checked_step(captured),
             ):
                 logs = self._model.train_step(self._pack(leaves))
@@ -87,7 +87,8 @@ class TorchReplica(BaseReplica):
                     zip(values[:count], state.trainable, strict=True)
                 )
             ]
-            self._model.optimizer.apply(gradients, list(state.trainable))
+            if gradients:
+                self._model.optimizer.apply(gradients, list(state.trainable))
             return self._to_train_logs(self._metric_logs(training=True), combined)
 
     def load(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:

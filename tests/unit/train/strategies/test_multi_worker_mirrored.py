@@ -463,3 +463,19 @@ def test_a_loss_that_sums_is_refused_by_training_only(rows, strategy_over):
     assert model.predict(x, verbose=0).shape == (8, 1)
     with pytest.raises(TrainingError, match="a loss that sums over rows"):
         model.fit(x, y, verbose=0)
+
+
+@pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
+def test_a_model_with_nothing_to_train_is_fitted_for_its_metrics(strategy_over):
+    x, y = np.arange(24.0).reshape(8, 3).astype("float32"), np.ones((8, 1), "float32")
+    results = []
+    for scope in (contextlib.nullcontext(), strategy_over(2).scope()):
+        with scope:
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")])
+            model.trainable = False
+            model.compile("sgd", "mse", metrics=["mae"])
+        results.append(model.fit(x, y, batch_size=4, shuffle=False, verbose=0).history)
+        assert model.optimizer.iterations.numpy() == 0
+    assert results[1].keys() == results[0].keys()
+    for name in results[0]:
+        np.testing.assert_allclose(results[1][name], results[0][name], rtol=1e-5)
