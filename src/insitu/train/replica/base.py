@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from insitu.errors import TrainingError
 from insitu.train.replica.flat import Span, compute_spans, group_into_buckets
 from insitu.train.replica.leaves import pack_batch
-from insitu.train.replica.metric_results import Source, read_result
+from insitu.train.replica.metric_results import LogPath, Source, flatten_logs, nest_logs, read_result
 from insitu.train.replica.plan import CombinationPlan
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import EXTRA_LOGS, RecordLayout
@@ -78,15 +78,16 @@ class BaseReplica:
         results of metrics."""
         if self._is_loop:
             return []
-        found = {name: watch.results.find(value) for name, value in (logs or {}).items()}
-        extra = {name: logs[name] for name, source in found.items() if source is None}
+        logs = flatten_logs(logs)
+        found = {path: watch.results.find(value) for path, value in logs.items()}
+        extra = {path: logs[path] for path, source in found.items() if source is None}
         if len(extra) > EXTRA_LOGS or any(tuple(getattr(v, "shape", ())) != () for v in extra.values()):
-            received = [f"{name} of shape {getattr(value, 'shape', ())}" for name, value in extra.items()]
+            received = [f"{path[-1]} of shape {getattr(v, 'shape', ())}" for path, v in extra.items()]
             raise TrainingError(
                 f"A train_step or test_step may return up to {EXTRA_LOGS} scalars beside results of the "
                 f"model's metrics. Received: {', '.join(received)}"
             )
-        noted = StepLogs(tuple(found), {name: s for name, s in found.items() if s is not None}, tuple(extra))
+        noted = StepLogs(tuple(found), {path: s for path, s in found.items() if s is not None}, tuple(extra))
         if training:
             self._train_logs = noted
         else:
@@ -94,10 +95,10 @@ class BaseReplica:
         (self._train_record if training else self._test_record).average(watch.means.variables)
         return list(extra.values())
 
-    def _metric_logs(self, *, training: bool) -> dict[str, Any]:
+    def _metric_logs(self, *, training: bool) -> list[Any]:
         """Return those logs of a step that are results of metrics, as they are now."""
         logs = (self._train_logs if training else self._test_logs) or NO_LOGS
-        return {name: read_result(source) for name, source in logs.results.items()}
+        return [read_result(source) for source in logs.results.values()]
 
     def _order_gradients(self, variables: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
         """Return the gradients in the order of the state's trainable variables, with None where there is
@@ -125,34 +126,40 @@ class BaseReplica:
     def _learn_test_logs(self) -> None:
         raise NotImplementedError
 
-    def _to_train_logs(self, metrics: Mapping[str, Any], combined: NDArray[np.float64]) -> Logs:
-        """Return the logs of a training step, from the model's metrics and its combined record."""
-        return _merge_logs(self._train_logs or NO_LOGS, metrics, combined[self._train_record.extra_start :])
+    def _to_train_logs(self, metrics: Sequence[Any], combined: NDArray[np.float64]) -> Logs:
+        """Return the logs of a training step, from results of metrics and its combined record."""
+        return _merge_logs(self._train_logs, metrics, combined[self._train_record.extra_start :])
 
-    def _to_test_logs(self, metrics: Mapping[str, Any], combined: NDArray[np.float64]) -> Logs:
+    def _to_test_logs(self, metrics: Sequence[Any], combined: NDArray[np.float64]) -> Logs:
         """Do as `_to_train_logs` for a test step."""
-        return _merge_logs(self._test_logs or NO_LOGS, metrics, combined[self._test_record.extra_start :])
+        return _merge_logs(self._test_logs, metrics, combined[self._test_record.extra_start :])
 
 
 @dataclass(frozen=True, slots=True)
 class StepLogs:
     """What a step returns."""
 
-    names: tuple[str, ...]
+    paths: tuple[LogPath, ...]
     """Names of all values, in their order."""
-    results: Mapping[str, Source]
+    results: Mapping[LogPath, Source]
     """Where those come from that are results of metrics."""
-    extra: tuple[str, ...]
+    extra: tuple[LogPath, ...]
     """Names of the others."""
+
+    def merge(self, metrics: Sequence[Any], extra: Sequence[Any]) -> dict[str, Any]:
+        """Return the logs with these results of metrics, and these values of others."""
+        values = {
+            **dict(zip(self.results, metrics, strict=True)),
+            **dict(zip(self.extra, extra, strict=False)),
+        }
+        return nest_logs({path: values[path] for path in self.paths})
 
 
 NO_LOGS = StepLogs((), {}, ())
 
 
-def _merge_logs(logs: StepLogs, metrics: Mapping[str, Any], extra: NDArray[np.float64]) -> Logs:
-    values = {name: _to_log(value) for name, value in metrics.items()}
-    values.update(zip(logs.extra, extra.tolist(), strict=False))
-    return {name: values[name] for name in logs.names}
+def _merge_logs(logs: StepLogs | None, metrics: Sequence[Any], extra: NDArray[np.float64]) -> Logs:
+    return (logs or NO_LOGS).merge([_to_log(value) for value in metrics], extra.tolist())
 
 
 def _to_log(value: Any) -> Any:

@@ -14,8 +14,7 @@ from typing import Any
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
-from insitu.errors import TrainingError
-from insitu.train.replica.updated_weights import UpdatedValue, find_learning_rate
+from insitu.train.replica.updated_weights import UpdatedValue, find_learning_rate, make_error
 
 _OPTIMIZERS = (BaseOptimizer, LossScaleOptimizer)
 """The classes whose methods all optimizers come to in the end."""
@@ -40,10 +39,11 @@ class CapturedGradients:
 
 @contextlib.contextmanager
 def capture_gradients(
-    optimizer: Any, on_apply: Callable[[], None] | None = None
+    optimizer: Any, on_apply: Callable[[], None] | None = None, *, trains: bool = True
 ) -> Iterator[CapturedGradients]:
     """While open, `optimizer.apply`, and JAX' `stateless_apply`, record their arguments and change
-    nothing. They call `on_apply`."""
+    nothing. They call `on_apply`. A step must call one of them once, or may call none unless it `trains`
+    anything."""
     captured = CapturedGradients()
 
     def apply(grads: Any, trainable_variables: Any = None) -> None:
@@ -74,9 +74,8 @@ def capture_gradients(
     finally:
         object.__delattr__(optimizer, "apply")
         object.__delattr__(optimizer, "stateless_apply")
-    has_nothing_to_train = not getattr(optimizer, "_trainable_variables", True)
-    if captured.calls != 1 and not (has_nothing_to_train and not captured.calls):
-        raise TrainingError(
+    if captured.calls != 1 and (trains or captured.calls):
+        raise make_error(
             "A train_step must call its optimizer's apply() or apply_gradients() exactly once, so that the "
             f"gradient can be combined over shards. Received: {captured.calls} calls."
         )
@@ -100,7 +99,7 @@ def _refuse_other_optimizers() -> Iterator[None]:
 
 def _refuse(optimizer: Any, *arguments: Any, **options: Any) -> None:
     del arguments, options
-    raise TrainingError(
+    raise make_error(
         "Gradients are combined over shards only for the optimizer given to compile(). Received: a "
         f"train_step that applies another one, {optimizer.name!r}. Train with several optimizers in a custom "
         "loop (strategy.run)."

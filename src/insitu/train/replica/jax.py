@@ -152,7 +152,10 @@ class JaxReplica(BaseReplica):
         for each trainable variable, the state to be averaged)."""
         trainable, others, optimizer, metrics = state
         begin = (trainable, self._shift_seeds(others, offset), optimizer, self._without_sums(metrics))
-        with watch_step(self._model) as watch, capture_gradients(self._model.optimizer) as captured:
+        with (
+            watch_step(self._model) as watch,
+            capture_gradients(self._model.optimizer, trains=bool(self._state.trainable)) as captured,
+        ):
             logs, end = unpack_step(self._model.train_step(begin, self._pack(leaves)), 4)
         self._refuse_assigned(end[0], (*captured.updated, *trainable))
         after = self._changed(state, self._by_variable(self._shift_seeds(end[1], -offset), end[3]))

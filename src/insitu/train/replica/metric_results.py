@@ -12,6 +12,8 @@ from typing import Any
 
 Source = tuple[Any, str | None]
 """A metric, and the name of one of its results if it has several."""
+LogPath = tuple[str, ...]
+"""The names that lead to a log: one, or several for a dict in the logs."""
 
 
 class MetricResults:
@@ -39,6 +41,26 @@ def read_result(source: Source) -> Any:
     """Compute a result again."""
     metric, name = source
     return metric.result() if name is None else metric.result()[name]
+
+
+def flatten_logs(logs: Any) -> dict[LogPath, Any]:
+    """Return the values of what a step returns: a dict, which may hold dicts."""
+    flat: dict[LogPath, Any] = {}
+    for name, value in (logs or {}).items():
+        inner = flatten_logs(value) if isinstance(value, Mapping) else {(): value}
+        flat.update({(name, *path): each for path, each in inner.items()})
+    return flat
+
+
+def nest_logs(flat: Mapping[LogPath, Any]) -> dict[str, Any]:
+    """Return the dict that `flatten_logs` has taken apart."""
+    logs: dict[str, Any] = {}
+    for (*outer, name), value in flat.items():
+        inner = logs
+        for each in outer:
+            inner = inner.setdefault(each, {})
+        inner[name] = value
+    return logs
 
 
 @contextlib.contextmanager

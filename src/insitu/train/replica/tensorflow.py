@@ -117,7 +117,7 @@ class TensorFlowReplica(BaseReplica):
                 variable.assign(tf.zeros_like(variable.value))
             with (
                 watch_step(self._model) as watch,
-                capture_gradients(self._model.optimizer) as captured,
+                capture_gradients(self._model.optimizer, trains=bool(self._state.trainable)) as captured,
                 refuse_use_of_updated(self._model, captured.is_applied),
             ):
                 logs = self._model.train_step(self._pack(leaves))

@@ -62,7 +62,7 @@ class TorchReplica(BaseReplica):
             with (
                 torch.enable_grad(),
                 watch_step(self._model) as watch,
-                capture_gradients(self._model.optimizer) as captured,
+                capture_gradients(self._model.optimizer, trains=bool(self._state.trainable)) as captured,
                 self._checked_step(captured),
             ):
                 logs = self._model.train_step(self._pack(leaves))

@@ -43,6 +43,13 @@ def refuse_use_of_updated(model: Any, is_applied: Callable[[], bool]) -> Iterato
         yield
 
 
+def make_error(message: str) -> TrainingError:
+    """Return an error that Keras leaves as it is, where it is raised in the call of a layer."""
+    error = TrainingError(message)
+    error._keras_call_info_injected = True  # type: ignore[attr-defined]
+    return error
+
+
 def refuse_assigned(model: Any, variables: Sequence[Any]) -> None:
     """Raise TrainingError for `variables` that a step has assigned, past Keras."""
     kernels = _normalized_kernels(model)
@@ -52,7 +59,7 @@ def refuse_assigned(model: Any, variables: Sequence[Any]) -> None:
 
 
 def _refuse_assignment(what: str) -> NoReturn:
-    raise TrainingError(
+    raise make_error(
         "A train_step leaves the weights that it trains to the optimizer: with several replicas the update "
         f"comes after the step. Received: an assignment of {what!r}. {ADVICE}"
     )
@@ -60,7 +67,7 @@ def _refuse_assignment(what: str) -> NoReturn:
 
 def refuse_read(what: str) -> NoReturn:
     """Raise the TrainingError for the use of something that the update moves."""
-    raise TrainingError(
+    raise make_error(
         "A train_step can't use weights after optimizer.apply(): with several replicas the update comes "
         f"after the step, once gradients are combined. Received: a read of {what!r}. {ADVICE}"
     )

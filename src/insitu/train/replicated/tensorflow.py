@@ -149,7 +149,7 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         combined = self._combine(self._train_record, [output[0] for output in outputs], rows)
         means = self._mean([output[1:] for output in outputs], rows)
         metrics = self._update_devices(combined, means)
-        return _select_logs(self._train_logs, metrics, combined[self._train_record.extra_start :])
+        return _merge_logs(self._train_logs, metrics, combined[self._train_record.extra_start :])
 
     def _trace_gradients_all(self, rows: Any, *leaves: Any) -> list[Any]:
         del rows
@@ -178,7 +178,7 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
             # Sums begin from 0 in each step, wherever they are. Other state goes on from its value.
             for device_index in range(1, len(self._all_devices)):
                 self._run_on(device_index, self._write_state, self._test_record, combined)
-        return _select_logs(self._test_logs, metrics, combined[self._test_record.extra_start :])
+        return _merge_logs(self._test_logs, metrics, combined[self._test_record.extra_start :])
 
     def _trace_predict_all(self, rows: Any, *leaves: Any) -> list[Any]:
         del rows
@@ -265,12 +265,11 @@ def combine_in_graph(operation: Operation, values: Any, rows: Any, shares: Any) 
     return tf.add_n([tf.math.multiply_no_nan(v, w) for v, w in zip(tf.unstack(values), weights, strict=True)])
 
 
-def _select_logs(logs: StepLogs | None, metrics: Any, extra: Any) -> Any:
-    """Return what the step returns, with the model's metrics over all devices and the means of the rest."""
+def _merge_logs(logs: StepLogs | None, metrics: Any, extra: Any) -> Any:
+    """Return what the step returns, with results of metrics over all devices and the means of the rest."""
     if logs is None:
-        return metrics
-    values = {**metrics, **{name: extra[index] for index, name in enumerate(logs.extra)}}
-    return {name: values[name] for name in logs.names}
+        return {}
+    return logs.merge(metrics, [extra[index] for index in range(len(logs.extra))])
 
 
 def _only_read(model: Any) -> list[Any]:

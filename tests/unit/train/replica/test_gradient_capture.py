@@ -32,6 +32,12 @@ def test_a_step_applies_exactly_once(calls: int) -> None:
             optimizer.apply([np.ones(2, "float32")], [variable])
 
 
+def test_a_step_with_nothing_to_train_need_not_apply_anything() -> None:
+    with capture_gradients(keras.optimizers.SGD(1.0), trains=False) as captured:
+        pass
+    assert captured.calls == 0
+
+
 @pytest.mark.parametrize("kind", ["plain", "of its own class", "scaled"])
 def test_another_optimizer_is_refused_wherever_it_is_kept(kind: str) -> None:
     class Own(keras.optimizers.SGD):

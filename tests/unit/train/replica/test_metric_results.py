@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from insitu.train.replica.metric_results import find_metric_results, read_result
+from insitu.train.replica.metric_results import find_metric_results, flatten_logs, nest_logs, read_result
 
 
 def compiled() -> keras.Model:
@@ -44,3 +44,11 @@ def test_a_metric_with_several_results() -> None:
         source = results.find(model.get_metrics_result()["two"])
     assert source == (model.pair, "two")
     assert float(read_result(source)) == 2
+
+
+def test_logs_are_taken_apart_and_put_together() -> None:
+    logs = {"loss": 1, "compile_metrics": {"mae": 2, "inner": {"mse": 3}}}
+    flat = flatten_logs(logs)
+    assert flat == {("loss",): 1, ("compile_metrics", "mae"): 2, ("compile_metrics", "inner", "mse"): 3}
+    assert nest_logs(flat) == logs
+    assert flatten_logs(None) == {}

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from models import check_mixed_precision, image_model, mixed_precision, same_bits, weights
 
 import insitu
@@ -420,7 +421,7 @@ class Kept(keras.metrics.Metric):
 
     def result(self):
         names = ("largest", "average", "batches", "total")
-        return {name: keras.ops.convert_to_tensor(getattr(self, name)) for name in names}
+        return {name: getattr(self, name) + 0.0 for name in names}
 
 
 class Counts(keras.layers.Layer):
@@ -487,6 +488,53 @@ def test_logs_of_steps_are_those_that_they_return(strategy_over):
         assert results[1][name] == pytest.approx(results[0][name], rel=1e-5)
 
 
+class AsInTheGuide(keras.Sequential):
+    """Steps as Keras' guide writes them."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=y_pred)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return self._measure(y, y_pred, loss)
+
+    def test_step(self, data):
+        x, y = data
+        y_pred = self(x, training=False)
+        return self._measure(y, y_pred, self.compute_loss(y=y, y_pred=y_pred))
+
+    def _measure(self, y, y_pred, loss):
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+            else:
+                metric.update_state(y, y_pred)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def test_steps_as_in_the_guide_of_keras(strategy_over):
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(29, 3)).astype("float32"), rng.normal(size=(29, 1)).astype("float32")
+    results = []
+    for scope in (contextlib.nullcontext(), strategy_over(3).scope()):
+        keras.utils.set_random_seed(3)
+        with scope:
+            model = AsInTheGuide([keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+            model.compile("adam", "mse", metrics=["mae", keras.metrics.R2Score()])
+        predicted = model.predict(x, verbose=0)
+        history = fit(model, (x, y), batch_size=8, validation_data=(x, y))
+        assert predicted.shape == y.shape
+        results.append((history, weights(model)))
+    (expected, values), (history, mine) = results
+    assert history.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_allclose(history[name], expected[name], rtol=1e-4)
+    for one, other in zip(mine, values, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
 def test_a_loss_that_sums_is_refused_by_training_only(rows, strategy_over):
     def summed(y, p):
         return keras.ops.sum(keras.ops.square(y - p))
@@ -498,3 +546,19 @@ def test_a_loss_that_sums_is_refused_by_training_only(rows, strategy_over):
     assert model.predict(x, verbose=0).shape == (8, 1)
     with pytest.raises(TrainingError, match="a loss that sums over rows"):
         model.fit(x, y, verbose=0)
+
+
+@pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
+def test_a_model_with_nothing_to_train_is_fitted_for_its_metrics(strategy_over):
+    x, y = np.arange(24.0).reshape(8, 3).astype("float32"), np.ones((8, 1), "float32")
+    results = []
+    for scope in (contextlib.nullcontext(), strategy_over(2).scope()):
+        with scope:
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="ones")])
+            model.trainable = False
+            model.compile("sgd", "mse", metrics=["mae"])
+        results.append(model.fit(x, y, batch_size=4, shuffle=False, verbose=0).history)
+        assert model.optimizer.iterations.numpy() == 0
+    assert results[1].keys() == results[0].keys()
+    for name in results[0]:
+        np.testing.assert_allclose(results[1][name], results[0][name], rtol=1e-5)

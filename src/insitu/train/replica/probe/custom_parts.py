@@ -15,6 +15,13 @@ def has_custom_parts(model: Any) -> bool:
     return has_own_numbers(model) or any(not is_of_keras(type(each)) for each in model._flatten_layers())
 
 
+def is_built_to_train(model: Any) -> bool:
+    """Return True unless the model's losses and metrics are still to be built, from labels: predict() hasn't
+    any."""
+    parts = (getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None))
+    return all(part is None or part.built for part in parts)
+
+
 def has_own_numbers(model: Any) -> bool:
     """Return True if what the model's metrics and logs are made of is computed by the user's code."""
     return (

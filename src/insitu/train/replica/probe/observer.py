@@ -71,7 +71,10 @@ class Observer(AbstractContextManager["Observer"]):
         self._model = model
         self._chance = chance
         state = regroup(read_state(model), {})
-        self._trainable = state.trainable
+        # Those that are overwritten by their gradient, as scales of quantized layers are, keep the largest.
+        self._trainable = tuple(
+            v for v in state.trainable if not getattr(v, "overwrite_with_gradient", False)
+        )
         self.candidates = [
             Candidate(variable, default, None)
             for variables, default in ((state.mean, Operation.MEAN), (state.first, Operation.FIRST))
@@ -111,6 +114,8 @@ class Observer(AbstractContextManager["Observer"]):
             variable.assign(value)
         for index, variable in enumerate(() if own_weights else self._trainable):
             variable.assign(make_value(variable, index).astype(to_numpy(variable).dtype))
+        if hasattr(self._model.optimizer, "dynamic_scale"):
+            self._model.optimizer.dynamic_scale.assign(1.0)  # so that no gradient of a probe overflows
 
     def set_state(self, metrics: str = ZEROS, *, weights_moved: bool = False) -> None:
         """Give metrics and other state the values in which a step begins."""

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
+from insitu.train.replica.metric_results import flatten_logs
 from insitu.train.replica.step_watch import StepWatch
 
 
@@ -47,7 +48,8 @@ class Steps(Protocol):
 
 def read_logs(logs: Any, watch: StepWatch) -> dict[str, Any]:
     """Return the logs that are no results of metrics."""
-    return {name: value for name, value in (logs or {}).items() if watch.results.find(value) is None}
+    flat = flatten_logs(logs)
+    return {"/".join(path): value for path, value in flat.items() if watch.results.find(value) is None}
 
 
 def to_float64(value: Any) -> NDArray[np.float64]:

@@ -17,6 +17,7 @@ from insitu.train.replica.probe.custom_parts import (
     has_custom_parts,
     has_own_numbers,
     has_own_train_step,
+    is_built_to_train,
 )
 from insitu.train.replica.probe.decisions import (
     FACTORS,
@@ -51,7 +52,7 @@ def plan_combination(
         TrainingError: where it is known without a probe that training can't be combined.
     """
     check_trainable_by_shards(model, num_shards)
-    if num_shards == 1 or not has_custom_parts(model):
+    if num_shards == 1 or not is_built_to_train(model) or not has_custom_parts(model):
         return CombinationPlan()
     with without_chance() as chance, Observer(model, chance) as observer:
         try:

@@ -13,6 +13,7 @@ from insitu.train.replica.probe.custom_parts import (
     has_custom_parts,
     has_own_numbers,
     has_own_train_step,
+    is_built_to_train,
     is_of_keras,
 )
 
@@ -87,3 +88,10 @@ def test_layers_and_methods() -> None:
     assert has_own_train_step(built(OwnStep))
     assert not has_own_train_step(built(OwnLossOfModel))
     assert is_of_keras(None)
+
+
+def test_a_model_that_has_seen_no_labels_is_not_built() -> None:
+    model = keras.Sequential([keras.Input((2,)), LAYERS.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    assert not is_built_to_train(model)
+    assert is_built_to_train(built(metrics=["mae"]))

@@ -318,3 +318,15 @@ def test_weights_on_servers_can_only_be_means() -> None:
     found = plan_combination(model, EXAMPLE, 2, weights_on_servers=True)
     with pytest.raises(TrainingError, match=r"On parameter servers a weight .* is a mean by rows"):
         found.check_train()
+
+
+def test_half_precision_is_probed_too() -> None:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        plan(dense(kind=Stepping)).check_train()
+        found = plan(dense(), loss=lambda y, p: ops.sum(ops.square(y - p)))
+    finally:
+        keras.config.set_dtype_policy(before)
+    with pytest.raises(TrainingError, match="sums over rows"):
+        found.check_train()
