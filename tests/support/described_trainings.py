@@ -7,6 +7,7 @@ draws them, and `described_models`, which makes the model.
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,10 +35,10 @@ def layers_of(description: Description) -> list[Any]:
 
 
 def is_apart(description: Description) -> bool:
-    """Whether replicas compute other numbers than one device by design: random numbers, statistics of a
-    replica's own rows. Only shapes are compared then."""
+    """Whether replicas compute other numbers than one device by design: random numbers, statistics and
+    masks of a replica's own rows. Only shapes are compared then."""
     names = {name for name, _ in layers_of(description)}
-    return bool(names & {"BatchNormalization", *RANDOM_LAYERS})
+    return bool(names & {"BatchNormalization", *RANDOM_LAYERS}) or "ignore_class" in json.dumps(description)
 
 
 def train(run: Run, description: Description) -> dict[str, Any]:

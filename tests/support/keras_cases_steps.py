@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras_case_tools import BATCH, FIT, Run, case, compiled, dense, outcome, regress
+from keras_case_tools import BATCH, FIT, Run, case, compiled, dense, numbers, outcome, regress
 
 ops = keras.ops
 
@@ -209,6 +209,25 @@ def loss_of_the_whole_batch(run: Run) -> dict[str, Any]:
     """A loss that compares the rows of a batch with each other is no mean over rows."""
     loss = lambda y, y_pred: ops.mean(ops.square(y - ops.transpose(y_pred)))  # noqa: E731
     return outcome(*regress(run, loss=loss))
+
+
+def overlap(run: Run, **options: Any) -> dict[str, Any]:
+    x, y = run.rows()
+    masks = ops.concatenate([y > 0, y <= 0], axis=1)
+    with run.scope():
+        model = compiled(dense(2, activation="softmax"), loss=keras.losses.Dice(**options))
+    return outcome(model, model.fit(x, numbers(masks).astype("float32"), **FIT))
+
+
+@case()
+def loss_of_keras_over_the_whole_batch(run: Run) -> dict[str, Any]:
+    """Dice's loss is that of all pixels of a batch, unless it is given axes."""
+    return overlap(run)
+
+
+@case()
+def loss_of_keras_over_pixels_of_a_row(run: Run) -> dict[str, Any]:
+    return overlap(run, axis=1)
 
 
 @case()

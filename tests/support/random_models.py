@@ -51,21 +51,17 @@ def _holds(*texts: str) -> Callable[[str], bool]:
     return lambda text: any(part in text for part in texts)
 
 
+SUMS = ("own summed", "loss of sums", '"reduce": "sum"')
+COUPLED = (*SUMS, "Dice", "Tversky", "own of all")
 REFUSALS: tuple[Rule, ...] = (
-    ("at least one row for each of the", _holds('"batch": 1,', '"batch": 1}', '"rows": 1')),
     (
-        "must be a mean over rows",
-        _holds(
-            '"reduction": "sum"',
-            "mean_with_sample_weight",
-            "own summed",
-            "loss of sums",
-            '"reduce": "sum"',
-            "Dice",
-            "Tversky",
-            "ignore_class",
-        ),
+        "A loss over several shards must be a mean over rows",
+        _holds('"reduction": "sum"', "mean_with_sample_weight"),
     ),
+    ("The gradient of a global batch must be the mean over its rows", _holds(*COUPLED)),
+    ("A log that a step returns", _holds(*COUPLED)),
+    ("With several replicas a metric combines from parts", _holds("own Kept")),
+    ("With several replicas a weight that a step moves combines", _holds("own Counter")),
 )
 """What a strategy with several replicas may refuse: a part of the error's text, and what the description must
 hold. One device refuses nothing."""

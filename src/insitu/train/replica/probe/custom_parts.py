@@ -8,10 +8,13 @@ from insitu.train.replica.metric_results import flatten_metrics
 
 _METHODS = ("train_step", "test_step", "compute_loss", "_compute_loss", "compute_metrics")
 """Methods of a model that make its numbers."""
+_OVER_BATCHES = ("dice", "tversky", "circle")
+"""Keras' functions of losses that, by their options, are computed over all rows of a batch."""
 
 
 def has_custom_parts(model: Any) -> bool:
-    """Return True if steps, layers, losses or metrics of a built model are the user's own."""
+    """Return True if steps, layers, losses or metrics of a built model are the user's own, or losses of Keras
+    that may be no means over rows."""
     return has_own_numbers(model) or any(not is_of_keras(type(each)) for each in model._flatten_layers())
 
 
@@ -43,9 +46,12 @@ def is_of_keras(thing: Any) -> bool:
 
 
 def _is_loss_of_keras(loss: Any) -> bool:
-    """Return True for a loss or metric of Keras that wraps no function of the user's."""
+    """Return True for a loss or metric of Keras that wraps no function of the user's, and none over whole
+    batches."""
     function = getattr(loss, "fn", None) or getattr(loss, "_fn", None)
     if function is not None and not is_of_keras(function if callable(function) else type(function)):
+        return False
+    if getattr(function, "__name__", "") in _OVER_BATCHES:
         return False
     return is_of_keras(type(loss))
 

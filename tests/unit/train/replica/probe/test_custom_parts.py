@@ -55,6 +55,13 @@ def own_function(y, p):
     return keras.ops.mean(y - p, axis=-1)
 
 
+@pytest.mark.parametrize(
+    "loss", [keras.losses.Dice(), keras.losses.Tversky(), keras.losses.Circle(), "dice", keras.losses.tversky]
+)
+def test_a_loss_of_keras_over_whole_batches_is_probed(loss: Any) -> None:
+    assert has_own_numbers(built(loss=loss))
+
+
 def test_models_of_keras_parts_have_none() -> None:
     metrics = ["mae", keras.metrics.MeanSquaredError(), keras.metrics.AUC()]
     plain = built(keras.Sequential, LAYERS.BatchNormalization(), LAYERS.Dropout(0.1), metrics=metrics)
