@@ -11,7 +11,8 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from exchange_ranks import SECRET, free_addresses, in_threads
+from exchange_ranks import SECRET, in_threads
+from free_ports import free_addresses
 
 from insitu import exchange
 from insitu.errors import (

@@ -277,7 +277,7 @@ def _serve_on_a_small_disk(pipe: Any, addresses: list[str]) -> None:
 
 
 def test_a_full_disk_fails_the_checkpoint_and_training_goes_on(tmp_path: Path):
-    from exchange_ranks import free_addresses
+    from free_ports import free_addresses
 
     addresses = free_addresses(1)
     with without_main():

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from free_ports import free_addresses
 from models import check_mixed_precision
 
 RUNS = Path(__file__).with_name("backend_runs.py")
@@ -50,14 +49,6 @@ def result_of(process: subprocess.Popen[str]) -> Any:
     return json.loads(
         next(line for line in output.splitlines() if line.startswith("RESULTS"))[len("RESULTS") :]
     )
-
-
-def free_addresses(count: int) -> list[str]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
 
 
 def start_tasks(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import socket
 import sys
 import threading
 import traceback
@@ -13,15 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from free_ports import free_addresses
+
 DEADLINE = 60.0
 SECRET = b"the secret of a test"
-
-
-def free_addresses(count: int, host: str = "127.0.0.1") -> list[str]:
-    """`host:port` of ports that the system has just given and taken back."""
-    with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(socket.create_server((host, 0))) for _ in range(count)]
-        return [f"{host}:{listener.getsockname()[1]}" for listener in listeners]
 
 
 class Rank:

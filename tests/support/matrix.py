@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backend_checks import free_addresses
+from free_ports import free_addresses
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS, PAGE = DOCS / "strategies.json", DOCS / "strategies.md"

@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from exchange_ranks import DEADLINE, SECRET, Rank, free_addresses, without_main
+from exchange_ranks import DEADLINE, SECRET, Rank, without_main
+from free_ports import free_addresses
 
 from insitu.parameters import Client, ParameterServer, connect
 

@@ -7,7 +7,8 @@ import time
 
 import numpy as np
 import pytest
-from exchange_ranks import free_addresses, in_threads
+from exchange_ranks import in_threads
+from free_ports import free_addresses
 
 from insitu import exchange
 from insitu.errors import ExchangeError, InputError, JoinTimeout, PeerLost, StaleGeneration

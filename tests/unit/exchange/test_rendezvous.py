@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from exchange_ranks import free_addresses, in_threads
+from exchange_ranks import in_threads
+from free_ports import free_addresses
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exchange_ranks import free_addresses
+from free_ports import free_addresses
 
 import insitu.exchange
 from insitu.errors import ExchangeError, PeerLost, StaleGeneration, TrainingError
