@@ -33,7 +33,6 @@ KNOWN: dict[tuple[str, str], dict[str, str]] = {
         "weights_projected_after_the_update": "refused",
     },
     ("tensorflow", "workers"): {
-        "arrays_of_float64_in_an_own_step": "crash",
         "added_loss_of_sums": "refused",
         "arrays_that_each_process_permutes": "refused",
         "compute_metrics_of_the_users_own": "refused",
