@@ -39,6 +39,10 @@ class OverDevices(SynchronousStrategy):
         super().__init__()
         self.devices = jax.devices()[:devices]
 
+    @property
+    def delegates_to_keras(self) -> bool:
+        return False  # one replica, whose step is a program over the mesh
+
     def make_step(self, model: Any, example: Any, *, first: bool) -> Any:
         return make_mesh_step(model, example, self.devices, self.membership)
 
