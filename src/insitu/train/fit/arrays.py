@@ -37,9 +37,7 @@ class DrawnOrder:
     #: Number of the fit among those of its model.
     fit: int = 0
     #: The seed that the script gave to `keras.utils.set_random_seed`, plus 1; 0 without.
-    script_seed: int = field(
-        default_factory=lambda: (get_random_seed() or 0) + (get_random_seed() is not None)
-    )
+    script_seed: int = field(default_factory=lambda: _script_seed())
 
     @property
     def numbers(self) -> tuple[int, int, int]:

@@ -14,7 +14,7 @@ _USUAL_NAMES = ("y", "labels", "target", "targets", "class")
 
 
 def check_labels(model: Any, data: Any, method: str) -> None:
-    """Raises InputError where `model.fit` or `model.evaluate` of `data` must fail for want of labels.
+    """Raise InputError where `model.fit` or `model.evaluate` of `data` must fail for want of labels.
 
     Looks only at an `insitu.Dataset`, and only where failure is certain: a model with a step or a loss of
     its own may do without labels, and so may one that learns by `add_loss` alone.
@@ -41,7 +41,7 @@ def check_labels(model: Any, data: Any, method: str) -> None:
 
 
 def _needs_labels(model: Any, step: str) -> bool:
-    """Returns whether `step` and the loss are Keras' own, and so compute the loss from labels."""
+    """Return whether `step` and the loss are Keras' own, and so compute the loss from labels."""
     for name in (step, "compute_loss"):
         if name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name):
             return False
@@ -50,7 +50,7 @@ def _needs_labels(model: Any, step: str) -> bool:
 
 
 def _is_of_keras(loss: Any) -> bool:
-    """Returns whether Keras calls `loss` with labels and predictions of equal shape.
+    """Return whether Keras calls `loss` with labels and predictions of equal shape.
 
     It does so for names, functions and its own classes. Other classes may ignore the labels.
     """
