@@ -156,7 +156,7 @@ def check_trainable_by_shards(model: Any, num_shards: int) -> None:
     """Raise TrainingError where the mean over shards would differ from the user's loss."""
     if num_shards == 1:
         return
-    for loss in _losses(model):
+    for loss in read_losses(model):
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
         if reduction not in ("sum_over_batch_size", "mean"):
             raise TrainingError(
@@ -176,7 +176,8 @@ def check_trainable_by_shards(model: Any, num_shards: int) -> None:
         )
 
 
-def _losses(model: Any) -> list[Any]:
+def read_losses(model: Any) -> list[Any]:
+    """Return the losses that `model` was compiled with, one for each output that has one."""
     compiled = getattr(model, "_compile_loss", None)
     entries = getattr(compiled, "_flat_losses", None) or []
     return [entry.loss for entry in entries if entry is not None and entry.loss is not None]

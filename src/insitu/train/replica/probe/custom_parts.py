@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from insitu.train.replica.metric_results import flatten_metrics
+from insitu.train.replica.state import read_losses
 
 _METHODS = ("train_step", "test_step", "compute_loss", "_compute_loss", "compute_metrics")
 """Methods of a model that make its numbers."""
@@ -29,7 +30,7 @@ def has_own_numbers(model: Any) -> bool:
     """Return True if what the model's metrics and logs are made of is computed by the user's code."""
     return (
         any(not is_of_keras(getattr(type(model), name, None)) for name in _METHODS)
-        or any(not _is_loss_of_keras(loss) for loss in _losses(model))
+        or any(not _is_loss_of_keras(loss) for loss in read_losses(model))
         or any(not _is_loss_of_keras(metric) for metric in flatten_metrics(model.metrics))
     )
 
@@ -54,8 +55,3 @@ def _is_loss_of_keras(loss: Any) -> bool:
     if getattr(function, "__name__", "") in _OVER_BATCHES:
         return False
     return is_of_keras(type(loss))
-
-
-def _losses(model: Any) -> list[Any]:
-    entries = getattr(getattr(model, "_compile_loss", None), "_flat_losses", None) or []
-    return [entry.loss for entry in entries if entry is not None and entry.loss is not None]
