@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
+
+import keras
 
 from insitu.train.custom_loop.loop_replica import LoopReplica
 from insitu.train.custom_loop.step_model import StepModel
@@ -40,8 +43,13 @@ def leave_graph(name: str) -> None:
 
 
 def prepare_backend() -> None:
-    """Prepare the functions of the backend that scripts use around and in their steps. Done once."""
-    _backend().prepare()
+    """Prepare TensorFlow's functions that scripts use around and in their steps. Done once. Other backends
+    need nothing, and load nothing here."""
+    if keras.backend.backend() == "tensorflow":
+        from insitu.train.custom_loop import tf_distribute, tf_function
+
+        tf_distribute.install()
+        tf_function.install()
 
 
 def make_spec(shape: Sequence[int | None], dtype: str) -> Any:
@@ -56,8 +64,4 @@ def out_of_range_error() -> Exception:
 
 
 def _backend() -> Any:
-    import importlib
-
-    import keras
-
     return importlib.import_module(f"insitu.train.custom_loop.{keras.backend.backend()}")

@@ -17,10 +17,6 @@ from insitu.train.replica.jax import JaxReplica
 from insitu.train.replicated.jax import JaxMultiDeviceReplica
 
 
-def prepare() -> None:
-    """Do nothing: see `insitu.train.custom_loop.prepare_backend`."""
-
-
 def leave_graph(name: str) -> None:
     """Raise TrainingError in a function that JAX compiles or differentiates."""
     if not trace_state_clean():

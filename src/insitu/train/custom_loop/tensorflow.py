@@ -18,12 +18,6 @@ from insitu.train.replicated.tensorflow import TensorFlowMultiDeviceReplica
 leave_graph = tf_function.leave_graph
 
 
-def prepare() -> None:
-    """See `insitu.train.custom_loop.prepare_backend`."""
-    tf_distribute.install()
-    tf_function.install()
-
-
 def make_spec(shape: Sequence[int | None], dtype: str) -> tf.TensorSpec:
     """See `insitu.train.custom_loop.factory.make_spec`."""
     return tf.TensorSpec(shape, dtype)

@@ -16,10 +16,6 @@ from insitu.train.replica.torch import TorchReplica
 from insitu.train.replicated.torch import TorchMultiDeviceReplica
 
 
-def prepare() -> None:
-    """Do nothing: see `insitu.train.custom_loop.prepare_backend`."""
-
-
 def leave_graph(name: str) -> None:
     """Raise TrainingError in a function that torch.compile compiles."""
     if torch.compiler.is_compiling():
