@@ -39,7 +39,14 @@ def reduce_values(group: Group, reduce_op: AnyReduceOp, structure: Any, axis: in
         )
     rows = _gather_leaves(group, structure)
     leaves = [_reduce(op, [row[i] for row in rows], axis) for i in range(len(rows[0]))]
-    return keras.tree.pack_sequence_as(structure, [keras.ops.convert_to_tensor(v) for v in leaves])
+    return keras.tree.pack_sequence_as(structure, [_to_tensor(v) for v in leaves])
+
+
+def _to_tensor(value: Any) -> Any:
+    """Return a tensor; where the backend has none of that dtype, as JAX of 64 bits, the array: a large
+    number would come out as another."""
+    tensor = keras.ops.convert_to_tensor(value)
+    return tensor if keras.backend.standardize_dtype(tensor.dtype) == str(value.dtype) else value
 
 
 def _reduce(op: str, values: Sequence[NDArray[Any] | None], axis: int | None) -> Any:

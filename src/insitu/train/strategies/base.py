@@ -227,7 +227,8 @@ class Strategy:
 
         With `axis=0`, also over the rows of each replica's value, whose number may differ: a mean weighs each
         row the same. Replicas whose value is None count nothing. Returns tensors of the backend, of the same
-        dtype (float64 for a mean of integers), summed in shard order: the same bits in each task. Collective.
+        dtype (float64 for a mean of integers), summed in shard order: the same bits in each task. Where the
+        backend has no such dtype, as JAX without 64 bits, NumPy arrays. Collective.
         """
         leave_graph("strategy.reduce")
         return reduce_values(self._membership.group(), reduce_op, value, axis)

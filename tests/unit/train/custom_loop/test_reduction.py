@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from insitu.errors import TrainingError
 from insitu.train.custom_loop.per_replica import PerReplica
+
+
+def test_a_large_number_stays_itself_where_the_backend_has_no_such_dtype(strategy_over, monkeypatch):
+    strategy, large = strategy_over(1), np.int64(3_000_000_000)
+    assert tf.is_tensor(strategy.reduce("sum", large))
+    # As JAX does without 64 bits.
+    monkeypatch.setattr("keras.ops.convert_to_tensor", lambda value: np.asarray(value).astype("int32"))
+    found = strategy.reduce("sum", large)
+    assert (int(found), found.dtype) == (3_000_000_000, np.int64)
 
 
 def test_reduce_and_gather(strategy_over):
