@@ -41,7 +41,7 @@ test-slow: $(STAMP) ## Run the tests that take long
 
 test-keras: $(STAMP) ## Run Keras' own tests under strategies (KERAS_OPTIONS=--help lists the choices)
 	$(BIN)/python -m pip install --quiet --requirement tests/support/keras_suite_requirements.txt
-	$(BIN)/python tests/support/keras_suite.py --fetch --source .cache/keras $(KERAS_OPTIONS)
+	$(BIN)/python tests/support/keras_suite.py $(KERAS_OPTIONS)
 
 check: $(STAMP) ## Lint, types, layering, words, commit subjects
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+from importlib import metadata
 from pathlib import Path
 
 import keras_suite
@@ -108,3 +109,8 @@ def test_results_are_written_and_read(tmp_path: Path):
     assert keras_suite.read_results(tmp_path / "results.json") == results
     assert json.loads((tmp_path / "results.json").read_text())["jax one models"]["b"]["status"] == "passed"
     assert keras_suite.read_results(tmp_path / "none.json") == {}
+
+
+def test_the_installed_package_holds_the_tests():
+    installed = keras_suite.find_installed()
+    keras_suite.check_sources(installed, metadata.version("keras"))
