@@ -113,7 +113,8 @@ class KerasTrainer:
         if self.strategy.delegates_to_keras and not needs_insitu(arguments):
             return self._delegate(name, method, args, kwargs)
         self._functions.check_replaceable(needed_functions(name, arguments))
-        with self._functions.switch(own=True), self.strategy.call_scope():
+        building = self._executors.building(by_prepare=True)
+        with self._functions.switch(own=True), building, self.strategy.call_scope():
             if name == "fit":
                 return self._run_call(TRAIN, self._fit, arguments)
             if name == "evaluate":
@@ -149,8 +150,8 @@ class KerasTrainer:
         self.strategy.configure_compiled(self.model)
 
     def build(self, build: Callable[[], None]) -> None:
-        """Build the model where Keras' loop asks for it, unless `prepare` does."""
-        if self._executors.is_building or not self.does_steps:
+        """Build the model where Keras' loop or a script asks for it, unless `prepare` does."""
+        if not self._executors.builds or not self.does_steps:
             build()
 
     # Training
