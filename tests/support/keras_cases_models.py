@@ -79,7 +79,8 @@ def model_inside_a_model(run: Run) -> dict[str, Any]:
         inputs = keras.Input((4,))
         return keras.Model(inputs, keras.layers.Dense(1)(Subclassed()(dense(4)(inputs))))
 
-    return trained(run, make, *run.rows())
+    # At a rate of 0.1 one bit of the input moves the predictions of plain Keras by 0.2 %.
+    return trained(run, make, *run.rows(), optimizer=keras.optimizers.SGD(0.02))
 
 
 @case()
