@@ -33,6 +33,12 @@ WORKERS = 2
 LIFETIME = 200
 """Cases that a group runs: compiled functions of old cases are never freed."""
 
+COMPILED = {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+"""Lets processes on JAX share compiled programs, which take most of the time: many cases have the same."""
+
 Outcomes = list[dict[str, Any]]
 """Answers of a group's processes to a case: "status", "seconds", and "result", or "detail" with "trace"."""
 
@@ -158,6 +164,7 @@ class Processes:
 
     def __init__(self, strategy: str, backend: str, root: Path) -> None:
         self.strategy, self.backend = strategy, backend
+        self.root = root
         self.folder = Path(tempfile.mkdtemp(prefix=f"{strategy}-", dir=root))
         self.number = 0
         self.members = members(strategy, backend)
@@ -185,7 +192,8 @@ class Processes:
         }
         if self.strategy == "mirrored":
             own["INSITU_VIRTUAL_DEVICES"] = "cpu:2"
-        return {**kept, **threads, **own, "NO_COLOR": "1"}
+        compiled = {"JAX_COMPILATION_CACHE_DIR": str(self.root / "compiled"), **COMPILED}
+        return {**compiled, **kept, **threads, **own, "NO_COLOR": "1"}
 
     def _command(self) -> list[str]:
         script = [str(Path(__file__).resolve()), str(self.folder), self.strategy]
