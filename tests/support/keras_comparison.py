@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ from keras_case_processes import DEADLINE, Outcomes, Processes, case_of, members
 
 TOLERANCE = 1e-4
 HALF_TOLERANCE = 5e-2
+STABLE = (TOLERANCE / 20, HALF_TOLERANCE / 4)
+"""A training is stable where a rounding error in inputs and first weights moves no number by more than these.
+Replicas round in many places."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class Verdict:
     case: str
     strategy: str
     backend: str
-    #: "right", "different", "refused", "crash" or "endless"; "no plain run" where plain Keras fails itself
+    #: "right", "different", "refused", "crash" or "endless"; "no plain run" where plain Keras fails itself;
+    #: "unstable" where it differs, but so does plain Keras after a rounding error
     status: str
     #: the first difference, or the first line of the error
     detail: str = ""
@@ -71,7 +75,16 @@ class Comparer:
         plain = self._run(command, "plain", backend)
         others = self._run(command, strategy, backend) if _is_done(plain) else []
         self.last = plain, others
-        return judge(case_of(command), strategy, backend, plain, others)
+        verdict = judge(case_of(command), strategy, backend, plain, others)
+        if verdict.status == "different" and not self._is_stable(description, backend, plain):
+            return replace(verdict, status="unstable")
+        return verdict
+
+    def _is_stable(self, description: dict[str, Any], backend: str, plain: Outcomes) -> bool:
+        nudged = self._run({"description": {**description, "nudged": True}}, "plain", backend)
+        if not _is_done(nudged):
+            return False
+        return not first_difference(plain[0]["result"], nudged[0]["result"], "", *STABLE)
 
     def answers(self, name: str, strategy: str, backend: str) -> Outcomes:
         """What each process says of the case; fewer where some never came to an end."""
@@ -109,15 +122,18 @@ def _is_done(plain: Outcomes) -> bool:
     return bool(plain) and plain[0]["status"] == "done"
 
 
-def first_difference(plain: Any, other: Any, where: str = "", tolerance: float = TOLERANCE) -> str:
-    """Where two results differ first, or an empty text."""
+def first_difference(
+    plain: Any, other: Any, where: str = "", tolerance: float = TOLERANCE, half: float = HALF_TOLERANCE
+) -> str:
+    """Where two results differ first, or an empty text. `half` is the tolerance below a key of that name."""
     if isinstance(plain, dict) and isinstance(other, dict):
         if plain.keys() != other.keys():
             lost, new = sorted(plain.keys() - other.keys()), sorted(other.keys() - plain.keys())
             return f"{where or 'result'}: lost {lost}, new {new}"
         for name, value in plain.items():
-            kind = HALF_TOLERANCE if name == "half" else tolerance
-            if found := first_difference(value, other[name], f"{where}.{name}".lstrip("."), kind):
+            kind = half if name == "half" else tolerance
+            inner = f"{where}.{name}".lstrip(".")
+            if found := first_difference(value, other[name], inner, kind, half):
                 return found
         return ""
     if isinstance(plain, list) and isinstance(other, list):
