@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from insitu.train.replica.jax import compile_for, copy_aliased, refuse_distribution, unpack_step
-from insitu.train.replica.leaves import flatten_to_numpy
+from insitu.train.replica.leaves import flatten_to_numpy, pack_batch
 from insitu.train.replica.protocol import Logs
 
 
@@ -52,7 +52,7 @@ class FusedJax:
     # Traced functions
 
     def _pack(self, leaves: Sequence[Any]) -> Any:
-        return keras.tree.pack_sequence_as(self._structure, list(leaves))
+        return pack_batch(self._structure, leaves)
 
     def _trace_train(self, state: Any, leaves: Any) -> Any:
         return unpack_step(self._model.train_step(state, self._pack(leaves)), 4)

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from insitu.train.replica.leaves import flatten_batch
+from insitu.train.replica.leaves import flatten_batch, pack_batch
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.tensorflow import batch_spec
 from insitu.train.replica.tensorflow_calls import CompiledCall
@@ -51,7 +51,7 @@ class FusedTensorFlow:
     # Traced functions
 
     def _pack(self, leaves: Any) -> Any:
-        return keras.tree.pack_sequence_as(self._structure, list(leaves))
+        return pack_batch(self._structure, leaves)
 
     def _trace_train(self, *leaves: Any) -> Any:
         return self._model.train_step(self._pack(leaves))
