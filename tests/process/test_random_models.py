@@ -95,6 +95,12 @@ def test_a_difference_tells_nothing_where_a_rounding_error_makes_one(nudged: flo
         comparer.close()
 
 
+def test_a_hunt_ends_when_its_time_is_over() -> None:
+    hunt = Hunt(ComparerByText("seed"), Setting("mirrored", "tensorflow"), lambda _: None)  # type: ignore[arg-type]
+    hunt.limit = 0.0
+    assert hunt.run(60, 1) == []
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_descriptions_are_plain_data(strategy: str) -> None:
     @settings(max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck))

@@ -262,7 +262,10 @@ def make_inputs(run: Run, model: Description, rows: int, tag: int, factor: float
         tokens = tower["input"] == "tokens"
         x = rng.integers(0, TOKENS, shape).astype("int32") if tokens else rng.normal(size=shape)
         found.append(x if tokens else (x * factor).astype(model.get("dtype", "float32")))
-    return structure(found, model["by"], input_names(model))
+    made = structure(found, model["by"], input_names(model))
+    # By their names, a functional model takes them in any order.
+    is_turned = tag and model["kind"] == "functional" and isinstance(made, dict)
+    return dict(reversed(made.items())) if is_turned else made
 
 
 def make_labels(run: Run, model: Description, rows: int, tag: int) -> Any:
