@@ -17,6 +17,7 @@ from insitu.exchange import Group
 from insitu.train.collectives import gather_rows, squeeze_shards
 from insitu.train.elastic import Lockstep, LoopPosition
 from insitu.train.fit.data_fingerprint import check_same_data
+from insitu.train.fit.totals import with_totals
 from insitu.train.replica import Logs, Replica, ShardBatch
 
 
@@ -54,7 +55,7 @@ class TwoPhaseStep:
 
         def work(group: Group) -> NDArray[Any]:
             report("gradient")
-            self.compute(parts, group)
+            with_totals(self._replica, parts, group, lambda: self.compute(parts, group), training=True)
             report("exchange")
             means.append(self.exchange(group))
             return self._with_fingerprints(self._train_rows, parts)
@@ -114,13 +115,16 @@ class TwoPhaseStep:
 
         def work(group: Group) -> NDArray[Any]:
             self._make_records(group)
-            for index, part in enumerate(parts):
-                self._test_records[index] = 0
-                if part.rows:
-                    self._replica.evaluate(part.shard, part.data, self._test_records[index])
+            with_totals(self._replica, parts, group, lambda: self._evaluate(parts), training=False)
             return self._with_fingerprints(self._test_rows, parts)
 
         return self._replica.merge(_checked(self._lockstep.run_unit(position, work), position))
+
+    def _evaluate(self, parts: Sequence[ShardBatch]) -> None:
+        for index, part in enumerate(parts):
+            self._test_records[index] = 0
+            if part.rows:
+                self._replica.evaluate(part.shard, part.data, self._test_records[index])
 
     def predict(self, position: LoopPosition, parts: Sequence[ShardBatch], example: Any) -> Any:
         """See `StepExecutor`."""

@@ -58,6 +58,28 @@ class HybridReplica:
         else:
             self._computed[shard] = ShardPush(shard, 0, whole, None)
 
+    def needs_totals(self, *, training: bool) -> bool:
+        """See `Replica`."""
+        return self._inner.needs_totals(training=training)
+
+    def find_out(self, *, training: bool) -> None:
+        """See `Replica`."""
+        self._inner.find_out(training=training)
+
+    def count_losses(self, shard: int, data: Any, *, training: bool) -> NDArray[np.float64]:
+        """See `Replica`."""
+        if data is None:
+            return self._inner.count_losses(shard, None, training=training)
+        batch = self._lookup.pull(data) if training else self._seen(data)
+        with self._lookup.rows_loaded(batch):
+            counts = self._inner.count_losses(shard, batch.data, training=training)
+        self._clear()
+        return counts
+
+    def set_totals(self, totals: NDArray[np.float64], *, training: bool) -> None:
+        """See `Replica`."""
+        self._inner.set_totals(totals, training=training)
+
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
         """See `Replica`."""
         for own, dense in self._dense_slices:

@@ -11,6 +11,7 @@ from insitu.train.replica.factory import make_fused_replica, make_replica, wrap_
 from insitu.train.replica.flat import Span
 from insitu.train.replica.fused import FusedStep
 from insitu.train.replica.leaves import count_rows, flatten_batch, map_batch, pack_batch
+from insitu.train.replica.loss_totals import NeedsTotals
 from insitu.train.replica.plan import CombinationPlan
 from insitu.train.replica.probe import plan_combination
 from insitu.train.replica.protocol import Logs, Replica
@@ -34,6 +35,7 @@ __all__ = [
     "FusedStep",
     "Logs",
     "ModelState",
+    "NeedsTotals",
     "Operation",
     "RecordLayout",
     "Replica",

@@ -32,7 +32,22 @@ class Replica(Protocol):
     filled like that."""
 
     def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
-        """Fill `floats` and `record` with the results of the shard's batch `data`."""
+        """Fill `floats` and `record` with the results of the shard's batch `data`.
+
+        Raises NeedsTotals, in the first step, where losses need `totals` that are to be set before.
+        """
+
+    def needs_totals(self, *, training: bool) -> bool:
+        """Return True once it is known that steps need `set_totals`."""
+
+    def find_out(self, *, training: bool) -> None:
+        """Find out what a step does, if this replica has done none. Raises NeedsTotals as `gradient`."""
+
+    def count_losses(self, shard: int, data: Any, *, training: bool) -> NDArray[np.float64]:
+        """Return what a shard's batch adds to the totals of a step, without its rows; zeros for no data."""
+
+    def set_totals(self, totals: NDArray[np.float64], *, training: bool) -> None:
+        """Take the totals of the step that comes next: see `loss_totals`."""
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
         """Update the model by the mean `floats` and the `records` of all shards (one row each)."""
@@ -48,7 +63,7 @@ class Replica(Protocol):
         """Return the variables with their spans in `floats`: trainable ones, then averaged state."""
 
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
-        """Fill `record` with the metric sums of a batch."""
+        """Fill `record` with the metric sums of a batch. Raises NeedsTotals as `gradient`."""
 
     def merge(self, records: NDArray[np.float64]) -> Logs:
         """Add the metric sums of all shards to the model's metrics."""
