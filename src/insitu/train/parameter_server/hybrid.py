@@ -3,6 +3,7 @@ and are updated row by row."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -34,6 +35,7 @@ class HybridReplica:
         self.floats_dtype = replica.floats_dtype
         self.train_record_size = replica.train_record_size
         self.test_record_size = replica.test_record_size
+        self.seeds_size, self.plan_number = replica.seeds_size, replica.plan_number
         self.copy_out = replica.copy_out
         self._whole = np.zeros(replica.floats_size, replica.floats_dtype)
         """The applied gradient, with zeros for the rows, which aren't updated here."""
@@ -144,6 +146,14 @@ class HybridReplica:
                 outputs.append(self._inner.predict(batch.data))
         self._clear()
         return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *outputs)
+
+    def run_with_seeds_of(self, shard: int, run: Callable[[], Any]) -> tuple[Any, NDArray[np.float64]]:
+        """See `Replica`."""
+        return self._inner.run_with_seeds_of(shard, run)
+
+    def assign_seeds(self, values: NDArray[np.float64]) -> None:
+        """See `Replica`."""
+        self._inner.assign_seeds(values)
 
     def _seen(self, data: Any) -> IndexedBatch:
         self.wait_for_pushes()

@@ -20,7 +20,7 @@ from insitu.train.replica.metric_results import LogPath, Source, flatten_logs, n
 from insitu.train.replica.plan import CombinationPlan
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import EXTRA_LOGS, RecordLayout
-from insitu.train.replica.state import SEED_STRIDE, read_state, regroup
+from insitu.train.replica.state import SEED_STRIDE, read_state, regroup, to_numpy
 from insitu.train.replica.step_watch import StepWatch
 
 
@@ -34,10 +34,12 @@ class BaseReplica:
     def __init__(self, model: Any, data: Any, plan: CombinationPlan | None = None) -> None:
         self._model = model
         self._plan = plan or CombinationPlan()
+        self.plan_number = self._plan.number
         self._state = regroup(read_state(model), self._plan.operations)
         self._structure = data
         self._train_record = RecordLayout(self._state, training=True)
         self._test_record = RecordLayout(self._state, training=False)
+        self.seeds_size = 2 * len(self._state.seeds)
         self.train_record_size = self._train_record.size
         self.test_record_size = self._test_record.size
         self._lay_out_floats()
@@ -51,7 +53,7 @@ class BaseReplica:
         self.losses = (LossState(), LossState())
         if self._is_loop:
             # As with tf.distribute, a loss of a custom loop is the replica's own.
-            self.keep_own_losses()
+            self.keep_own_losses(training=True)
 
     def _lay_out_floats(self) -> None:
         trainable, mean = self._state.trainable, self._state.mean
@@ -67,10 +69,9 @@ class BaseReplica:
 
     # What losses divide by. See `Replica`
 
-    def keep_own_losses(self) -> None:
-        """Let losses divide by what counts in the rows of the replica alone."""
-        for losses in self.losses:
-            losses.are_own = True
+    def keep_own_losses(self, *, training: bool) -> None:
+        """See `Replica`."""
+        self.losses[not training].are_own = True
 
     def needs_totals(self, *, training: bool) -> bool:
         """See `Replica`."""
@@ -120,6 +121,32 @@ class BaseReplica:
         else:
             with demand_totals():
                 yield
+
+    # Random numbers of predictions. See `Replica`
+
+    def run_with_seeds_of(self, shard: int, run: Callable[[], Any]) -> tuple[Any, NDArray[np.float64]]:
+        """See `Replica`."""
+        seeds = self._state.seeds
+        if not seeds:
+            return run(), np.empty(0)
+        before = [to_numpy(variable) for variable in seeds]
+        for variable, value in zip(seeds, before, strict=True):
+            shifted = value.astype(np.int64) + np.array([seed_offset(shard), 0])
+            variable.assign(shifted.astype(value.dtype))  # wraps round
+        try:
+            result = run()
+            moved = [to_numpy(variable) for variable in seeds]
+        finally:
+            for variable, value in zip(seeds, before, strict=True):
+                variable.assign(value)
+        return result, np.array(
+            [(b[0], m[1]) for b, m in zip(before, moved, strict=True)], np.float64
+        ).ravel()
+
+    def assign_seeds(self, values: NDArray[np.float64]) -> None:
+        """See `Replica`."""
+        for variable, value in zip(self._state.seeds, values.reshape(-1, 2), strict=True):
+            variable.assign(value.astype(to_numpy(variable).dtype))
 
     def assign(self, floats: NDArray[Any]) -> None:
         """See `Replica`."""

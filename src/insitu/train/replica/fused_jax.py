@@ -46,7 +46,8 @@ class FusedJax:
         return dict(logs)
 
     def predict(self, data: Any) -> Any:
-        outputs = self._predict(_values(self._predicting), flatten_to_numpy(data))
+        outputs, others = self._predict(_values(self._predicting), flatten_to_numpy(data))
+        _assign(self._predicting[1:], [others])
         return keras.tree.map_structure(np.array, outputs)
 
     # Traced functions
@@ -62,7 +63,7 @@ class FusedJax:
         return logs, state[1:]
 
     def _trace_predict(self, state: Any, leaves: Any) -> Any:
-        return self._model.predict_step(state, self._pack(leaves))[0]
+        return self._model.predict_step(state, self._pack(leaves))
 
 
 def _values(groups: Any) -> Any:

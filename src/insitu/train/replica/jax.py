@@ -20,7 +20,7 @@ from insitu.train.replica.combination import Operation
 from insitu.train.replica.gradient_capture import capture_gradients
 from insitu.train.replica.leaves import flatten_to_numpy
 from insitu.train.replica.loss_totals import count_losses
-from insitu.train.replica.metric_results import flatten_metrics
+from insitu.train.replica.metric_results import unique_metrics
 from insitu.train.replica.plan import CombinationPlan
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import RecordLayout
@@ -139,7 +139,9 @@ class JaxReplica(BaseReplica):
         return self._to_test_logs(logs, combined)
 
     def predict(self, data: Any) -> Any:
-        return keras.tree.map_structure(np.array, self._predict(self._values(), flatten_to_numpy(data)))
+        outputs, seeds = self._predict(self._values(), flatten_to_numpy(data))
+        _assign(self._state.seeds, seeds)
+        return keras.tree.map_structure(np.array, outputs)
 
     def _totals(self, *, training: bool) -> tuple[NDArray[np.float32], ...]:
         """Return the further arguments of a step: its totals, where it needs them."""
@@ -182,7 +184,7 @@ class JaxReplica(BaseReplica):
         return jnp.stack(counts) if counts else jnp.zeros((0,))
 
     def _counting(self) -> AbstractContextManager[list[Any]]:
-        return count_losses(list({id(m): m for m in flatten_metrics(self._model.metrics)}.values()))
+        return count_losses(unique_metrics(self._model))
 
     def _trace_gradient(self, state: Functional, offset: Any, leaves: Arrays, totals: Any = None) -> Any:
         after, extra, gradients, means = self._trace_parts(state, offset, leaves, totals)
@@ -303,8 +305,9 @@ class JaxReplica(BaseReplica):
         return self._logs_of(metrics, training=False), metrics
 
     def _trace_predict(self, state: Functional, leaves: Arrays) -> Any:
-        outputs, _ = self._model.predict_step(state[:2], self._pack(leaves))
-        return outputs
+        outputs, others = self._model.predict_step(state[:2], self._pack(leaves))
+        moved = {id(v): value for v, value in zip(self._variables[1], others, strict=True)}
+        return outputs, [moved[id(v)] for v in self._state.seeds]
 
     # Helpers
 

@@ -27,6 +27,10 @@ class Replica(Protocol):
     floats_dtype: np.dtype[Any]
     train_record_size: int
     test_record_size: int
+    plan_number: int
+    """A number that is the same in all tasks, if their steps combine in the same way."""
+    seeds_size: int
+    """The size of what `run_with_seeds_of` returns of the seed generators."""
     copy_out: Callable[[NDArray[Any], NDArray[Any]], object]
     """`copy_out(to, source)` takes a part of a gradient out of the backend's memory, where `floats` are
     filled like that."""
@@ -36,6 +40,9 @@ class Replica(Protocol):
 
         Raises NeedsTotals, in the first step, where losses need `totals` that are to be set before.
         """
+
+    def keep_own_losses(self, *, training: bool) -> None:
+        """Let losses divide by what counts in the rows of this replica alone, from now on."""
 
     def needs_totals(self, *, training: bool) -> bool:
         """Return True once it is known that steps need `set_totals`."""
@@ -70,3 +77,10 @@ class Replica(Protocol):
 
     def predict(self, data: Any) -> Any:
         """Return the model's outputs for a batch: a structure of NumPy arrays."""
+
+    def run_with_seeds_of(self, shard: int, run: Callable[[], Any]) -> tuple[Any, NDArray[np.float64]]:
+        """Return what `run` returns with random numbers of the shard, and to where it moves the seed
+        generators, for `assign_seeds`. They are left as they were."""
+
+    def assign_seeds(self, values: NDArray[np.float64]) -> None:
+        """Move the seed generators, as `run_with_seeds_of` tells, on whichever replica that ran."""

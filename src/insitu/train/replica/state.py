@@ -152,17 +152,20 @@ def find_seed_generators(model: Any) -> list[Any]:
     return list(found.values())
 
 
-def check_trainable_by_shards(model: Any, num_shards: int) -> None:
-    """Raise TrainingError where the mean over shards would differ from the user's loss."""
+def check_trainable_by_shards(model: Any, num_shards: int, *, exchanges_totals: bool = True) -> None:
+    """Raise TrainingError where the mean over shards would differ from the user's loss. With
+    `exchanges_totals`, shards know what the losses of the global batch divide by."""
     if num_shards == 1:
         return
+    possible = ("sum_over_batch_size", "mean")
+    if exchanges_totals:
+        possible = (*possible, "sum", "mean_with_sample_weight")
     for loss in read_losses(model):
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
-        if reduction not in ("sum_over_batch_size", "mean"):
+        if reduction not in possible:
             raise TrainingError(
-                "A loss over several shards must be a mean over rows: reduction='sum_over_batch_size' (the "
-                f"default) or 'mean'. Received: {getattr(loss, 'name', loss)!r} with {reduction!r}. "
-                "Use the default, and scale the learning rate if you want the size of a sum."
+                f"A loss over several shards must have a reduction out of {', '.join(possible)}. Received: "
+                f"{getattr(loss, 'name', loss)!r} with {reduction!r}. Use the default, 'sum_over_batch_size'."
             )
     others = [
         name

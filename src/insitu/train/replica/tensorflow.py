@@ -18,7 +18,7 @@ from insitu.train.replica.flat import Span
 from insitu.train.replica.gradient_capture import capture_gradients
 from insitu.train.replica.leaves import flatten_batch
 from insitu.train.replica.loss_totals import count_losses
-from insitu.train.replica.metric_results import flatten_metrics
+from insitu.train.replica.metric_results import unique_metrics
 from insitu.train.replica.plan import CombinationPlan
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import EXTRA_LOGS, RecordLayout
@@ -143,7 +143,7 @@ class TensorFlowReplica(BaseReplica):
     def _trace_counts(self, training: bool, shard: Any, *leaves: Any) -> Any:
         """Return what the losses of a step add to their totals. A graph computes nothing else."""
         state, model = self._state, self._model
-        metrics = list({id(m): m for m in flatten_metrics(model.metrics)}.values())
+        metrics = unique_metrics(model)
         with _restored(state.moved if training else state.moved_in_tests), count_losses(metrics) as counts:
             if training:
                 with (

@@ -19,7 +19,7 @@ from insitu.train.replica.combination import Operation
 from insitu.train.replica.gradient_capture import CapturedGradients, capture_gradients
 from insitu.train.replica.leaves import flatten_batch
 from insitu.train.replica.loss_totals import count_losses
-from insitu.train.replica.metric_results import flatten_metrics
+from insitu.train.replica.metric_results import unique_metrics
 from insitu.train.replica.plan import CombinationPlan
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import RecordLayout
@@ -143,7 +143,7 @@ class TorchReplica(BaseReplica):
     def _count(self, shard: int, data: Any, *, training: bool) -> NDArray[np.float64]:
         self._plan.check_train() if training else self._plan.check_test()
         leaves, state = as_tensors(data), self._state
-        metrics = list({id(m): m for m in flatten_metrics(self._model.metrics)}.values())
+        metrics = unique_metrics(self._model)
         offset = _as_int32(seed_offset(shard))
         with (
             torch.no_grad(),

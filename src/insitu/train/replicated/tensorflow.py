@@ -237,10 +237,27 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         del rows
         if not self._mirrored:
             self._mirrors.trace_copying()
-        return [
-            self._run_on(device_index, self._trace_predict, *own)
-            for device_index, own in zip(self._computing_devices, self._by_replica(leaves), strict=True)
+        outputs = [
+            self._run_on(device_index, self._trace_predict_of, tf.constant(shard, tf.int64), *own)
+            for device_index, shard, own in zip(
+                self._computing_devices, self._shards, self._by_replica(leaves), strict=True
+            )
         ]
+        if not self._mirrored:
+            seeds = self._run_on(self._computing_devices[0], self._read_seeds)
+            self._run_on(0, self._write_seeds, *seeds)
+        return outputs
+
+    def _trace_predict_of(self, shard: Any, *leaves: Any) -> Any:
+        with self._shifted_seeds(shard):
+            return self._trace_predict(*leaves)
+
+    def _read_seeds(self) -> list[Any]:
+        return [tf.identity(variable.value) for variable in self._state.seeds]
+
+    def _write_seeds(self, *values: Any) -> None:
+        for variable, value in zip(self._state.seeds, values, strict=True):
+            variable.assign(value)
 
     def _by_replica(self, leaves: Sequence[Any]) -> list[Sequence[Any]]:
         return [leaves[start : start + self._width] for start in range(0, len(leaves), self._width)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -37,7 +38,9 @@ from insitu.train.fit import (
     make_feed,
     register_dataset_adapter,
     trainer_of,
+    warn_of_own_fit,
 )
+from insitu.train.replica import CombinationPlan
 from insitu.train.strategies.seeds import seed_unseeded
 
 
@@ -88,6 +91,8 @@ class Strategy:
     def _bind(self, model: Any) -> None:
         if not self._membership.is_alone:
             _refuse_distribution(model)
+            if self._membership.context.is_chief:
+                warn_of_own_fit(model)
         if model.built:
             self.created_in_scope.check_created_here(model.variables)
         trainer = trainer_of(model)
@@ -264,6 +269,17 @@ class Strategy:
     def _after_step(self, index: int, last: bool) -> None:
         if last or (index + 1) % LOOP_CHECK_INTERVAL == 0 or index == 0:
             self.check_replicas("after an epoch" if last else f"after step {index}")
+
+
+def tell_unchecked(plan: CombinationPlan, model: Any, membership: Membership) -> None:
+    """Warn, in the chief, of what the plan could not find out."""
+    if plan.unchecked and membership.context.is_chief:
+        warnings.warn(
+            f"Not everything could be checked of how {model.name!r} trains over several replicas: gradients "
+            "are averaged by rows, metrics are added up, logs are averaged. "
+            f"{'. '.join(plan.unchecked)}. Compare its first losses and metrics with those of one device.",
+            stacklevel=2,
+        )
 
 
 def _refuse_distribution(model: Any) -> None:
