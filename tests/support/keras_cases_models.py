@@ -245,6 +245,16 @@ def mask_in_the_loss(run: Run) -> dict[str, Any]:
 
 
 @case()
+def mask_of_a_class(run: Run) -> dict[str, Any]:
+    """A class that is ignored counts nowhere, and each replica has another number of its entries."""
+    x, y = run.rng().integers(0, 6, (21, 5)), run.rng(1).integers(0, 4, (21, 5))
+    y[:7, 1:] = 3
+    layers = keras.layers
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=3)
+    return trained(run, lambda: stack((5,), layers.Embedding(6, 4), layers.Dense(4)), x, y, loss=loss)
+
+
+@case()
 def attention(run: Run) -> dict[str, Any]:
     x = run.rng().normal(size=(21, 4, 6)).astype("float32")
 

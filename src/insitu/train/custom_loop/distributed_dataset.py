@@ -10,9 +10,13 @@ import keras
 from insitu.errors import InputError
 from insitu.train.custom_loop.factory import leave_graph, make_spec, out_of_range_error
 from insitu.train.custom_loop.per_replica import merge_per_replica
+from insitu.train.custom_loop.replica_check import LOOP_CHECK_INTERVAL
 from insitu.train.elastic import LOOP, LoopPosition
 from insitu.train.fit import Bookkeeper, Feed, FeedAdapter
 from insitu.train.replica import ShardBatch
+
+_LARGEST = 1 << 52
+"""Above all fingerprints: what a float64 holds."""
 
 
 class DistributedDataset:
@@ -29,11 +33,15 @@ class DistributedDataset:
         bookkeeper: Bookkeeper,
         after_step: Callable[[int, bool], None],
         left_out: Callable[[], Collection[int]],
+        check_data: Callable[[int, LoopPosition], None] | None = None,
     ) -> None:
+        """`check_data` compares a fingerprint of all batches so far among the tasks, which must be the
+        same."""
         self._feed = feed
         self._bookkeeper = bookkeeper
         self._after_step = after_step
         self._left_out = left_out
+        self._check_data = check_data
         self._example = feed.example()
         self._epoch = 0
 
@@ -60,15 +68,21 @@ class DistributedDataset:
     def _steps(self) -> Iterator[Any]:
         epoch, self._epoch = self._epoch, self._epoch + 1
         self._bookkeeper.begin(FeedAdapter(self._feed))
-        index = -1
+        index, seen = -1, 0
+        position = LoopPosition(0, LOOP, epoch=epoch)
         try:
             for index, step in enumerate(self._feed.steps(epoch, 0)):
                 position = LoopPosition(0, LOOP, epoch=epoch, step=index)
                 self._bookkeeper.reporter.report(position, "custom loop")
+                seen = (seen * 31 + sum({part.fingerprint for part in step.parts})) % _LARGEST
+                if self._check_data is not None and index % LOOP_CHECK_INTERVAL == 0:
+                    self._check_data(seen, position)
                 yield merge_per_replica([self._data(part) for part in step.parts])
                 # The caller asks for the next step, so it has used this one.
                 self._bookkeeper.record(step, self._left_out())
                 self._after_step(index, False)
+            if self._check_data is not None:
+                self._check_data(seen, position)
             self._after_step(index, True)
         finally:
             self._bookkeeper.end()

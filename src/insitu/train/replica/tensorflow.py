@@ -125,8 +125,7 @@ class TensorFlowReplica(BaseReplica):
     def set_totals(self, totals: NDArray[np.float64], *, training: bool) -> None:
         """See `Replica`."""
         if training not in self._totals:
-            with tf.device("CPU:0"):
-                self._totals[training] = tf.Variable(totals, trainable=False)
+            self._totals[training] = tf.Variable(totals, trainable=False)
         self._totals[training].assign(totals)
 
     def _count(self, shard: int, data: Any, *, training: bool) -> NDArray[np.float64]:

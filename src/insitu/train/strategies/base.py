@@ -7,8 +7,12 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from insitu.errors import TrainingError
 from insitu.exchange import Group
+from insitu.grid import Dataset
+from insitu.train.collectives import squeeze_shards
 from insitu.train.custom_loop import (
     LOOP_CHECK_INTERVAL,
     AnyReduceOp,
@@ -29,11 +33,12 @@ from insitu.train.custom_loop import (
     reduce_values,
     scale_by_share,
 )
-from insitu.train.elastic import Membership
+from insitu.train.elastic import LoopPosition, Membership
 from insitu.train.fit import (
     Bookkeeper,
     KerasTrainer,
     StepExecutor,
+    check_same_data,
     dispatch_methods,
     make_feed,
     register_dataset_adapter,
@@ -253,11 +258,25 @@ class Strategy:
         """Return an iterable over the steps of `dataset` (global batches): each replica's rows, for `run`.
 
         A replica without rows in a step gets arrays of zero rows. Each iteration is the next epoch. Every so
-        many steps, and when an epoch ends, it is checked that all replicas' weights are the same.
+        many steps, and when an epoch ends, it is checked that all replicas' weights are the same, and
+        that all processes were given the same batches.
         """
         feed = make_feed(dataset, **self._membership.feed_options)
         bookkeeper = Bookkeeper(self._membership)
-        return DistributedDataset(feed, bookkeeper, self._after_step, self.left_out)
+        compares = self._compares_data and not isinstance(dataset, Dataset)
+        check = self._check_data if compares else None
+        return DistributedDataset(feed, bookkeeper, self._after_step, self.left_out, check)
+
+    @property
+    def _compares_data(self) -> bool:
+        """Whether processes compare the data of a custom loop: there are several, which run in lockstep."""
+        return len(self._membership.context.workers) > 1
+
+    def _check_data(self, fingerprint: int, position: LoopPosition) -> None:
+        """Raise InputError, in each task, where processes were given other batches up to `position`."""
+        group = self._membership.group()
+        own = np.full((len(group.shards), 1), fingerprint, np.float64)
+        check_same_data(group.all_gather(squeeze_shards(own)).reshape(-1).tolist(), position)
 
     experimental_distribute_dataset = distribute_dataset
 

@@ -205,6 +205,10 @@ class ParameterServerStrategy(Strategy):
     def left_out(self) -> Collection[int]:
         return self._session.left_out if self._session is not None else ()
 
+    @property
+    def _compares_data(self) -> bool:
+        return False  # workers don't wait for each other
+
     def _after_step(self, index: int, last: bool) -> None:
         """Skip the check of equal replicas: workers' weights differ."""
 
