@@ -115,7 +115,7 @@ class BackendChecks:
         plain, one, two = (alone[name]["drawn"] for name in ("plain", "one", "two"))
         assert one == plain and two["seed"] == plain["seed"]
         first, second = np.array(two["predicted"])
-        assert (first != second).any()
+        assert (first != second).any() and two["tested"][0] != two["tested"][1]
         # Rows of a batch lie in both shards, each with random numbers of its own.
         assert (first[:2] != first[2:4]).any()
 

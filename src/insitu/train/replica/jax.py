@@ -123,19 +123,20 @@ class JaxReplica(BaseReplica):
         return self._to_train_logs(logs, combined)
 
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
-        del shard  # nothing random happens in a test step
         self._plan.check_test()
         leaves = flatten_to_numpy(data)
+        arguments = (self._values(), np.uint32(seed_offset(shard)), leaves, *self._totals(training=False))
         with self._noting_needs(training=False):
-            packed, extra = self._evaluate(self._values(), leaves, *self._totals(training=False))
+            packed, extra = self._evaluate(*arguments)
         self._fill(record, self._test_packer, packed, len(leaves[0]))
         start = self._test_record.extra_start
         record[start : start + len(extra)] = [float(value) for value in extra]
 
     def merge(self, records: NDArray[np.float64]) -> Logs:
         combined = self._combine_test(records)
-        logs, metrics = self._merge(self._values()[3], self._test_packer.split(combined))
-        _assign(self._variables[3], metrics)
+        logs, *state = self._merge(*self._values()[1::2], self._test_packer.split(combined))
+        for group, values in zip(self._variables[1::2], state, strict=True):
+            _assign(group, values)
         return self._to_test_logs(logs, combined)
 
     def predict(self, data: Any) -> Any:
@@ -177,10 +178,10 @@ class JaxReplica(BaseReplica):
         return jnp.stack(counts) if counts else jnp.zeros((0,))
 
     def _trace_test_counts(self, state: Functional, offset: Any, leaves: Arrays) -> Any:
-        del offset  # nothing random happens in a test step
         trainable, others, _, metrics = state
         with self._counting() as counts:
-            self._model.test_step((trainable, others, metrics), self._pack(leaves))
+            begin = (trainable, self._shift_seeds(others, offset), metrics)
+            self._model.test_step(begin, self._pack(leaves))
         return jnp.stack(counts) if counts else jnp.zeros((0,))
 
     def _counting(self) -> AbstractContextManager[list[Any]]:
@@ -288,21 +289,22 @@ class JaxReplica(BaseReplica):
         return values
 
     def _trace_evaluate(
-        self, state: Functional, leaves: Arrays, totals: Any = None
+        self, state: Functional, offset: Any, leaves: Arrays, totals: Any = None
     ) -> tuple[Mapping[str, Any], Arrays]:
         trainable, others, _, metrics = state
-        begin = (trainable, others, self._without_sums(metrics))
+        begin = (trainable, self._shift_seeds(others, offset), self._without_sums(metrics))
         with (
             watch_step(self._model) as watch,
             self._dividing(totals, len(leaves[0]), training=False),
         ):
             logs, (_, others, metrics) = unpack_step(self._model.test_step(begin, self._pack(leaves)), 3)
-        after = self._changed(state, self._by_variable(others, metrics))
+        after = self._changed(state, self._by_variable(self._shift_seeds(others, -offset), metrics))
         return self._test_packer.pack(after), self._note_logs(logs, watch, training=False)
 
-    def _trace_merge(self, metrics: Arrays, packed: Mapping[str, Any]) -> Any:
+    def _trace_merge(self, others: Arrays, metrics: Arrays, packed: Mapping[str, Any]) -> Any:
+        others = self._write(self._variables[1], others, self._test_packer, packed)
         metrics = self._write(self._variables[3], metrics, self._test_packer, packed)
-        return self._logs_of(metrics, training=False), metrics
+        return self._logs_of(metrics, training=False), others, metrics
 
     def _trace_predict(self, state: Functional, leaves: Arrays) -> Any:
         outputs, others = self._model.predict_step(state[:2], self._pack(leaves))
@@ -318,7 +320,8 @@ class JaxReplica(BaseReplica):
 
     def _learn_test_logs(self) -> None:
         leaves = flatten_to_numpy(self._structure)
-        jax.eval_shape(self._trace_evaluate, self._values(), leaves, *self._totals(training=False))
+        totals = self._totals(training=False)
+        jax.eval_shape(self._trace_evaluate, self._values(), np.uint32(0), leaves, *totals)
 
     def _shift_seeds(self, others: Sequence[Any], offset: Any) -> Arrays:
         return [

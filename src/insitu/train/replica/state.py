@@ -50,12 +50,12 @@ class ModelState:
     @property
     def moved_in_tests(self) -> tuple[Any, ...]:
         """What a test step moves."""
-        return (*self.sums, *self.metric_first, *(v for v, _ in self.metric_combined))
+        return (*self.seeds, *self.sums, *self.metric_first, *(v for v, _ in self.metric_combined))
 
     @property
     def moved(self) -> tuple[Any, ...]:
         """What a training step moves before its update."""
-        others = (*self.mean, *self.seeds, *self.first, *(v for v, _ in self.combined))
+        others = (*self.mean, *self.first, *(v for v, _ in self.combined))
         return (*others, *self.moved_in_tests)
 
     def named(self) -> Iterator[tuple[str, Any]]:

@@ -60,7 +60,7 @@ class TensorFlowReplica(BaseReplica):
         batch = self._batch_specs
         with_shard = [tf.TensorSpec((), tf.int64), *batch]
         self._gradient = self._compile(self._trace_gradient, with_shard)
-        self._evaluate = self._compile(self._trace_evaluate, batch)
+        self._evaluate = self._compile(self._trace_evaluate, with_shard)
         self._counts = {
             training: self._compile(partial(self._trace_counts, training), with_shard)
             for training in (True, False)
@@ -110,10 +110,9 @@ class TensorFlowReplica(BaseReplica):
         return self._to_train_logs(self._load(tf.constant(combined), *buckets), combined)
 
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
-        del shard  # nothing random happens in a test step
         self._plan.check_test()
         with self._noting_needs(training=False):
-            np.copyto(record, _view(self._evaluate(*self._tensors(data))))
+            np.copyto(record, _view(self._evaluate(self._number(shard), *self._tensors(data))))
 
     def merge(self, records: NDArray[np.float64]) -> Logs:
         combined = self._combine_test(records)
@@ -143,12 +142,13 @@ class TensorFlowReplica(BaseReplica):
         """Return what the losses of a step add to their totals. A graph computes nothing else."""
         state, model = self._state, self._model
         metrics = unique_metrics(model)
-        with _restored(state.moved if training else state.moved_in_tests), count_losses(metrics) as counts:
+        with (
+            _restored(state.moved if training else state.moved_in_tests),
+            count_losses(metrics) as counts,
+            self._shifted_seeds(shard),
+        ):
             if training:
-                with (
-                    self._shifted_seeds(shard),
-                    capture_gradients(model.optimizer, trains=bool(state.trainable)),
-                ):
+                with capture_gradients(model.optimizer, trains=bool(state.trainable)):
                     model.train_step(self._pack(leaves))
             else:
                 model.test_step(self._pack(leaves))
@@ -220,13 +220,14 @@ class TensorFlowReplica(BaseReplica):
         self._write_record(self._train_record, combined)
         return self._metric_logs(training=True)
 
-    def _trace_evaluate(self, *leaves: Any) -> Any:
+    def _trace_evaluate(self, shard: Any, *leaves: Any) -> Any:
         state = self._state
         with _restored(state.moved_in_tests) as before:
             for variable in state.sums:
                 variable.assign(tf.zeros_like(variable.value))
             rows = tf.shape(leaves[0])[0]
             with (
+                self._shifted_seeds(shard),
                 watch_step(self._model) as watch,
                 self._dividing(self._totals_of(training=False), rows, training=False),
             ):
@@ -250,7 +251,7 @@ class TensorFlowReplica(BaseReplica):
         self._trace_only(self._gradient, [tf.constant(0, tf.int64), *self._tensors(self._structure)])
 
     def _learn_test_logs(self) -> None:
-        self._trace_only(self._evaluate, self._tensors(self._structure))
+        self._trace_only(self._evaluate, [tf.constant(0, tf.int64), *self._tensors(self._structure)])
 
     @staticmethod
     def _trace_only(function: Callable[..., Any], arguments: Sequence[Any]) -> None:

@@ -106,10 +106,11 @@ class TorchReplica(BaseReplica):
             return self._to_train_logs(self._metric_logs(training=True), combined)
 
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
-        del shard  # nothing random happens in a test step
         self._plan.check_test()
         leaves = as_tensors(data)
+        offset = _as_int32(seed_offset(shard))
         with torch.no_grad(), _restored(self._moved_in_tests):
+            self._shift_seeds(offset)
             self._zero_sums()
             before = self._read_changing(self._test_record)
             with (
@@ -118,6 +119,7 @@ class TorchReplica(BaseReplica):
                 self._dividing(self._totals(training=False), len(leaves[0]), training=False),
             ):
                 logs = self._model.test_step(self._pack(leaves))
+            self._shift_seeds(-offset)
             extra = self._note_logs(logs, watch, training=False)
             self._read_record(self._test_record, len(leaves[0]), before, extra, record)
 
@@ -150,8 +152,8 @@ class TorchReplica(BaseReplica):
             _restored(self._moved_in_training if training else self._moved_in_tests),
             count_losses(metrics) as counts,
         ):
+            self._shift_seeds(offset)
             if training:
-                self._shift_seeds(offset)
                 with (
                     torch.enable_grad(),
                     capture_gradients(self._model.optimizer, trains=bool(state.trainable)),

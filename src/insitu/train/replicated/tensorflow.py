@@ -222,8 +222,10 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
             self._mirrors.trace_copying()
         with self._adding_up(rows, leaves, training=False):
             records = [
-                self._run_on(device_index, self._trace_evaluate, *own)
-                for device_index, own in zip(self._computing_devices, self._by_replica(leaves), strict=True)
+                self._run_on(device_index, self._trace_evaluate, tf.constant(shard, tf.int64), *own)
+                for device_index, shard, own in zip(
+                    self._computing_devices, self._shards, self._by_replica(leaves), strict=True
+                )
             ]
         combined = self._combine(self._test_record, records, rows)
         metrics = self._run_on(0, self._trace_merge, combined)

@@ -156,7 +156,7 @@ def stream_of_tests(kind: str) -> StreamFeed:
     return make_feed(data, shards=(0,), num_shards=1)
 
 
-class Tests:
+class Validations:
     """What Keras' `evaluate` does, once after each epoch of a fit."""
 
     def __init__(self, kind: str) -> None:
@@ -185,11 +185,11 @@ class Tests:
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("kind", ["tf.data", "tf.data of known length", "PyDataset"])
 def test_another_process_goes_on_in_the_tests(kind: str) -> None:
-    first = Tests(kind)
+    first = Validations(kind)
     whole = first.run(range(4))
     assert len({str(each) for each in whole}) == 4
     for number, test, state in first.saved[:-1]:
-        second = Tests(kind)
+        second = Validations(kind)
         second.test = test
         second.adapter.load_tests_state_dict(state)
         rest = second.run(range(number, 4))
