@@ -60,6 +60,10 @@ class HybridReplica:
         else:
             self._computed[shard] = ShardPush(shard, 0, whole, None)
 
+    def keep_own_losses(self, *, training: bool) -> None:
+        """See `Replica`."""
+        self._inner.keep_own_losses(training=training)
+
     def needs_totals(self, *, training: bool) -> bool:
         """See `Replica`."""
         return self._inner.needs_totals(training=training)

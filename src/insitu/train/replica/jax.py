@@ -193,7 +193,7 @@ class JaxReplica(BaseReplica):
         buckets += [self._join(bucket.members, means) for bucket in self._mean_buckets]
         return self._train_packer.pack(after), extra, buckets
 
-    def _trace_parts(self, state: Functional, offset: Any, leaves: Arrays, totals: Any) -> Any:
+    def _trace_parts(self, state: Functional, offset: Any, leaves: Arrays, totals: Any = None) -> Any:
         """Return (values of other variables after the step by variable, logs that are no metrics, a gradient
         for each trainable variable, the state to be averaged)."""
         trainable, others, optimizer, metrics = state

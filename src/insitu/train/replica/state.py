@@ -157,9 +157,8 @@ def check_trainable_by_shards(model: Any, num_shards: int, *, exchanges_totals: 
     `exchanges_totals`, shards know what the losses of the global batch divide by."""
     if num_shards == 1:
         return
-    possible = ("sum_over_batch_size", "mean")
-    if exchanges_totals:
-        possible = (*possible, "sum", "mean_with_sample_weight")
+    further = ("sum", "mean_with_sample_weight") if exchanges_totals else ()
+    possible = ("sum_over_batch_size", "mean", *further)
     for loss in read_losses(model):
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
         if reduction not in possible:

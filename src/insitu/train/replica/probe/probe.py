@@ -175,7 +175,7 @@ class _Probe:
 
     def _train(self, rows: Any, **options: float) -> Outcome:
         self._observer.set_state()
-        return self._observer.run_once(TRAIN, rows, **options)
+        return self._observer.run_once(TRAIN, rows, None, **options)
 
     def _is_sum(self, whole: Gradients, parts: Sequence[Gradients]) -> bool:
         """Return True if the gradient is a mean, plus a sum over rows, which doubles with the rows."""
