@@ -64,7 +64,7 @@ class FeedAdapter(_UnevenBatches):
         self._place = (initial_epoch - 1, 0)
         #: The length of the data that Keras knew when it entered that epoch; else 0. Written there too.
         self._length = 0
-        #: How often Keras has told that an epoch begins, and that it ends. Written there too.
+        #: How often Keras has said that an epoch begins, and that it ends. Written there too.
         self._events = [0, 0]
         #: The `state_dict()` of another process, until its place is entered.
         self._loaded: dict[str, int] | None = None
