@@ -105,7 +105,7 @@ def _table() -> Any:
 def _serve(pipe: Any) -> None:
     from insitu.parameters import ParameterServer
 
-    server = ParameterServer(secret=b"benchmark")
+    server = ParameterServer(secret=b"secret of a benchmark")
     pipe.send(server.address)
     server.serve()
 
@@ -119,7 +119,7 @@ def server(rows: int) -> Iterator[Contender]:
     process = context.Process(target=_serve, args=(there,), daemon=True)
     process.start()
     try:
-        with connect([here.recv()], secret=b"benchmark") as client:
+        with connect([here.recv()], secret=b"secret of a benchmark") as client:
             client.define_tables([_table()])
             step = 1 << 16
             for low in range(0, rows, step):

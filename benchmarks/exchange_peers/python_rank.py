@@ -51,7 +51,7 @@ def insitu(kind: str, rank: int, host: str, ports: list[str], sizes: list[int]) 
     hosts = host.split(",")
     addresses = [f"{hosts[r % len(hosts)]}:{port}" for r, port in enumerate(ports)]
     results = {}
-    with exchange.join(rank, addresses, transport=kind, secret=b"benchmark") as group:  # type: ignore[arg-type]
+    with exchange.join(rank, addresses, transport=kind, secret=b"secret of a benchmark") as group:  # type: ignore[arg-type]
 
         def agree(value: int) -> int:
             return int(group.broadcast(np.array([value]))[0])

@@ -74,8 +74,8 @@ class Context:
     replicas_per_shard: int = 1
     #: Whether the task keeps checkpoints in memory, too.
     memory_checkpoint: bool = False
-    #: Outside a job, the secret that processes of one script share; maybe empty.
-    shared_secret: bytes = field(default=b"", repr=False)
+    #: Outside a job, the secret that processes of one script share; None: there is but one process.
+    shared_secret: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not _are_shards(self.shards, self.num_shards):
@@ -128,9 +128,9 @@ class Context:
         """The folder in the host's memory for this task's checkpoints, or None."""
         return self.job.memory_of(self.task) if self.job and self.memory_checkpoint else None
 
-    def secret(self) -> bytes:
-        """Return the secret that peers prove to each other: the job's, or outside a job the shared one,
-        maybe empty."""
+    def secret(self) -> bytes | None:
+        """Return the secret that peers prove to each other: the job's, or outside a job the shared one. None:
+        a secret that only this process knows."""
         return self.job.secret.read_bytes() if self.job else self.shared_secret
 
 

@@ -22,7 +22,15 @@ from insitu.errors import (
     JoinTimeout,
     StaleGeneration,
 )
-from insitu.exchange.handshake import MAGIC, NONCE_BYTES, PROOF_BYTES, ProtocolError, accept, dial
+from insitu.exchange.handshake import (
+    MAGIC,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    Handshake,
+    ProtocolError,
+    accept,
+    dial,
+)
 from insitu.exchange.plan.transport import Mismatch
 
 
@@ -52,13 +60,42 @@ def test_join_timeout_names_missing_ranks() -> None:
 
 def test_wrong_secret_is_rejected() -> None:
     def run(rank: int, addresses: list[str]) -> None:
-        exchange.join(rank, addresses, timeout=1.0, secret=SECRET if rank == 0 else b"a guess")
+        exchange.join(rank, addresses, timeout=1.0, secret=SECRET if rank == 0 else b"a guess at 16 bytes")
 
     first, second = _outcomes(2, run)
-    assert isinstance(second, AuthenticationError)
-    assert isinstance(first, JoinTimeout)
-    assert "secret" in str(first)
-    assert "a guess" not in str(second) and SECRET.decode() not in str(second)
+    for outcome in (first, second):
+        assert isinstance(outcome, JoinTimeout)
+        assert "doesn't know this job's secret" in str(outcome)
+        assert "a guess" not in str(outcome) and SECRET.decode() not in str(outcome)
+
+
+def test_a_stranger_on_a_ranks_port_does_not_end_the_one_that_dials() -> None:
+    """One that answered with garbage for a proof ended the dialling rank, and so the job's attempt, at
+    once."""
+    addresses = free_addresses(2)
+    host, _, port = addresses[0].rpartition(":")
+    proofs = []
+
+    def impersonate(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(MAGIC + bytes(NONCE_BYTES))
+            proofs.append(connection.recv(1000))
+            connection.sendall(bytes(2 * PROOF_BYTES))
+        listener.close()  # the rank gets its port after all
+
+    listener = socket.create_server((host, int(port)))
+    stranger = threading.Thread(target=impersonate, args=(listener,))
+    stranger.start()
+
+    def run(rank: int, _: list[str]) -> float:
+        if rank == 0:
+            stranger.join(30)
+        with exchange.join(rank, addresses, secret=SECRET, timeout=30) as group:
+            return float(group.all_reduce(np.ones(3, np.float32))[0])
+
+    assert in_threads(2, run) == [2.0, 2.0]
+    assert proofs
 
 
 @pytest.mark.parametrize(
@@ -126,7 +163,7 @@ def test_many_silent_callers_do_not_block_a_peer() -> None:
 
 def test_join_timeout_names_an_unresolved_address() -> None:
     with pytest.raises(JoinTimeout, match=r"rank 0 \(no.such.host.invalid:5\).*no.such.host.invalid: "):
-        exchange.join(1, ["no.such.host.invalid:5", free_addresses(1)[0]], timeout=0.2)
+        exchange.join(1, ["no.such.host.invalid:5", free_addresses(1)[0]], timeout=5.0)
 
 
 def test_server_of_another_protocol_is_no_peer() -> None:
@@ -151,43 +188,46 @@ def test_server_of_another_protocol_is_no_peer() -> None:
 
 
 def test_replayed_proof_is_rejected() -> None:
-    """A replayed nonce and proof don't help either: the proof is over the verifier's own nonce."""
-    first, second = accept(SECRET, {"rank": 0}), accept(SECRET, {"rank": 0})
-    next(first), next(second)
-    nonce = bytes(NONCE_BYTES)
-    proof = first.send(MAGIC + nonce)[-PROOF_BYTES:]
-    second.send(MAGIC + nonce)
-    assert next(second) == PROOF_BYTES
+    """A proof that was sent to somebody else doesn't help: it is over the verifier's own nonce."""
+    dialler = Handshake(dial(SECRET, {}))
+    first, second = Handshake(accept(SECRET, {})), Handshake(accept(SECRET, {}))
+    opening = dialler.out
+    dialler.sent(len(opening))
+    for acceptor in (first, second):
+        acceptor.received(opening)
+    dialler.received(first.out)
     with pytest.raises(AuthenticationError):
-        second.send(proof)
+        second.received(dialler.out)
+    assert second.out[len(MAGIC) + NONCE_BYTES :] == b"", "a stranger got more than a nonce"
+
+
+def _handshake_up_to_the_info() -> tuple[Handshake, bytes]:
+    """An acceptor that has proved itself, and the sealed info that its caller sends next."""
+    dialler, acceptor = Handshake(dial(SECRET, {"rank": 1})), Handshake(accept(SECRET, {"rank": 0}))
+    while not (dialler.info and dialler.out):
+        for sender, receiver in ((dialler, acceptor), (acceptor, dialler)):
+            while sender.out and receiver.info is None:
+                part = sender.out[: receiver.missing]
+                receiver.received(part)
+                sender.sent(len(part))
+                if dialler.info:
+                    break
+    return acceptor, dialler.out
 
 
 def test_changed_info_is_rejected() -> None:
-    dialler, acceptor = dial(SECRET, {"rank": 1}), accept(SECRET, {"rank": 0})
-    greeting = next(dialler)
-    next(dialler), next(acceptor)
-    answer = acceptor.send(greeting)
-    next(acceptor)
-    sent = bytearray(dialler.send(answer))
-    sent[-2] ^= 1
-    sealed = sent[PROOF_BYTES:]
-    wanted = acceptor.send(bytes(sent[:PROOF_BYTES]))
-    wanted = acceptor.send(bytes(sealed[:wanted]))
+    acceptor, sealed = _handshake_up_to_the_info()
+    changed = bytearray(sealed)
+    changed[-2] ^= 1
+    acceptor.received(bytes(changed[: acceptor.missing]))
     with pytest.raises(AuthenticationError, match="changed"):
-        acceptor.send(bytes(sealed[-wanted:]))
+        acceptor.received(bytes(changed[-acceptor.missing :]))
 
 
 def test_info_over_the_limit_is_rejected() -> None:
-    dialler = dial(SECRET, {"rank": 1})
-    acceptor = accept(SECRET, {"rank": 0})
-    greeting = next(dialler)
-    next(dialler), next(acceptor)
-    answer = acceptor.send(greeting)
-    next(acceptor)
-    proof = dialler.send(answer)[:PROOF_BYTES]
-    wanted = acceptor.send(proof)
+    acceptor, _ = _handshake_up_to_the_info()
     with pytest.raises(ProtocolError):
-        acceptor.send(b"\xff" * wanted)
+        acceptor.received(b"\xff" * acceptor.missing)
 
 
 def test_old_generation_is_rejected() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from insitu.exchange import memory
+from insitu.exchange.memory_links import MemoryLinks
 from insitu.exchange.peer_connections import PeerConnections
 from insitu.exchange.plan.transport import Members
 from insitu.exchange.shm_barrier import SpinPolicy
@@ -67,11 +68,13 @@ def shm_sessions(
     size, count = len(shards), sum(map(len, shards))
     hosted = tuple(map(tuple, shards))
     file = memory.create("insitu-test", SegmentLayout(size, count).size)
+    links = memory_links(size)
     try:
         yield [
             ShmSession(
                 Members(rank, hosted, count),
-                memory.attach(os.getpid(), file, SegmentLayout(size, count).size),
+                memory.adopt(os.dup(file), SegmentLayout(size, count).size),
+                links[rank],
                 range(size),
                 SpinPolicy(0, 2),
                 find_dead,
@@ -81,6 +84,20 @@ def shm_sessions(
         ]
     finally:
         os.close(file)
+        for each in links:
+            each.close()
+
+
+def memory_links(size: int) -> list[MemoryLinks]:
+    """The links of `size` members, over socket pairs."""
+    ends: list[dict[int, socket.socket]] = [{} for _ in range(size)]
+    for low in range(size):
+        for high in range(low + 1, size):
+            ends[low][high], ends[high][low] = socket.socketpair(socket.AF_UNIX)
+    for table in ends:
+        for connection in table.values():
+            connection.setblocking(False)
+    return [MemoryLinks(member, table) for member, table in enumerate(ends)]
 
 
 def run_together(functions: Sequence[Callable[[], Any]]) -> list[Any]:

@@ -214,7 +214,7 @@ class RecoveringJob:
         self.paths = paths
         self.job: JobPaths = paths.job(name)
         self.job.root.mkdir(parents=True)
-        self.job.secret.write_bytes(b"secret")
+        self.job.secret.write_bytes(b"the secret of a test")
         self._name = name
         self._script = root / "train.py"
         self._script.write_text(SCRIPT)

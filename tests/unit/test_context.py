@@ -15,7 +15,7 @@ from insitu.spec import TaskId
 
 def test_outside_a_job_a_process_is_one_replica_over_everything() -> None:
     context = read_context({})
-    assert (context.job, context.checkpoint_dir, context.secret()) == (None, None, b"")
+    assert (context.job, context.checkpoint_dir, context.secret()) == (None, None, None)
     assert (context.shards, context.num_shards, context.incarnation) == ((0,), 1, 1)
     assert context.is_chief and (context.role, context.index) == ("worker", 0)
 

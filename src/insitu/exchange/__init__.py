@@ -11,39 +11,50 @@ from typing import TYPE_CHECKING
 from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
-    from insitu.exchange import compiling, handshake, memory
+    from insitu.exchange import compiling, handshake, memory, memory_passing
+    from insitu.exchange.forks import close_in_children
     from insitu.exchange.group import Group
-    from insitu.exchange.handshake import HandshakeSteps, PeerInfo
+    from insitu.exchange.handshake import HandshakeSteps, InsecureSecret, PeerInfo, resolve_secret
     from insitu.exchange.joining import join
     from insitu.exchange.native import address_of
     from insitu.exchange.pages import ALIGNMENT, Pages, aligned_empty
+    from insitu.exchange.protocol import PROTOCOL_KEYS, describe_protocol
     from insitu.exchange.rendezvous import parse_address
 
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
         "compiling": ("compiling",),
+        "forks": ("close_in_children",),
         "group": ("Group",),
-        "handshake": ("HandshakeSteps", "PeerInfo", "handshake"),
+        "handshake": ("HandshakeSteps", "InsecureSecret", "PeerInfo", "handshake", "resolve_secret"),
         "joining": ("join",),
         "memory": ("memory",),
+        "memory_passing": ("memory_passing",),
         "native": ("address_of",),
         "pages": ("ALIGNMENT", "Pages", "aligned_empty"),
+        "protocol": ("PROTOCOL_KEYS", "describe_protocol"),
         "rendezvous": ("parse_address",),
     },
 )
 
 __all__ = [
     "ALIGNMENT",
+    "PROTOCOL_KEYS",
     "Group",
     "HandshakeSteps",
+    "InsecureSecret",
     "Pages",
     "PeerInfo",
     "address_of",
     "aligned_empty",
+    "close_in_children",
     "compiling",
+    "describe_protocol",
     "handshake",
     "join",
     "memory",
+    "memory_passing",
     "parse_address",
+    "resolve_secret",
 ]

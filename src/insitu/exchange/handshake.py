@@ -2,14 +2,17 @@
 
     dialler                                   acceptor
     MAGIC, nonce                        ->
-                                        <-    MAGIC, nonce, proof("accept")
-    proof("dial"), sealed info          ->
-                                        <-    sealed info
+                                        <-    MAGIC, nonce
+    proof("dial")                       ->
+                                        <-    proof("accept"), sealed info
+    sealed info                         ->
 
-A proof is HMAC-SHA256 with the job's secret over the role and both nonces. A peer's info (JSON: rank, sizes,
-shards, generation ...) is sealed with a key that is derived the same way. Every length is fixed or bounded. A
-peer that fails at any point has learnt only nonces. The connection isn't encrypted: this keeps strangers out,
-but not somebody who can rewrite packets on the wire.
+A proof is HMAC-SHA256 with the job's secret over the role and both nonces. The side that called proves itself
+first, so a caller without the secret gets nothing that depends on it. A peer's info (JSON: version, rank,
+sizes,
+shards, generation ...) is sealed with a key that is derived the same way. Every length is fixed or bounded.
+The
+connection isn't encrypted: this keeps strangers out, but not somebody who can rewrite packets on the wire.
 """
 
 from __future__ import annotations
@@ -29,11 +32,18 @@ PeerInfo = dict[str, Any]
 HandshakeSteps = Generator[int | bytes, bytes, PeerInfo]
 """Yields bytes to send, or the number of bytes to receive next; returns the peer's info."""
 
-MAGIC = b"insitu\x00\x01"
+MAGIC = b"insitu\x00\x02"
+"""The protocol and its version: the last byte is increased with each change of the handshake itself."""
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 INFO_LIMIT = 1 << 16
 """Bytes of a peer's info at most."""
+INFO_DEPTH = 8
+"""Objects and lists within each other in a peer's info at most."""
+SECRET_BYTES = 16
+"""Bytes of a secret at least. A shorter one can be found by trying."""
+_REFUSED = b"insitu: wrong secret".ljust(PROOF_BYTES, b"\0")
+"""Sent instead of a proof to a caller whose own is wrong, so that it can name the reason."""
 _LENGTH = struct.Struct("!I")
 
 
@@ -81,21 +91,57 @@ class Handshake:
 class ProtocolError(ExchangeError):
     """The other end doesn't speak this protocol."""
 
+    answer = b""
+    """Bytes that tell the peer so."""
 
-def check_secret(secret: object) -> None:
-    """Raise InputError if `secret` isn't bytes."""
+
+class Refusal(AuthenticationError):
+    """The peer's proof is wrong."""
+
+    def __init__(self, message: str, answer: bytes = b"") -> None:
+        super().__init__(message)
+        #: Bytes that tell the peer so.
+        self.answer = answer
+
+
+class InsecureSecret(bytes):
+    """A secret that is too short, or empty, for a caller that wants it nevertheless: anybody may find it."""
+
+    def __repr__(self) -> str:
+        return "InsecureSecret(...)"
+
+
+_process_secret = secrets.token_bytes(32)
+"""The secret of groups and servers within this process and its forked children."""
+
+
+def resolve_secret(secret: bytes | None) -> bytes:
+    """Return `secret`, or for None one that only this process and its forked children know.
+
+    Raises InputError unless it is bytes of sufficient length, or an InsecureSecret.
+    """
+    if secret is None:
+        return _process_secret
     if not isinstance(secret, bytes):
         raise InputError(f"secret must be bytes. Received: {type(secret).__name__}")
+    if len(secret) < SECRET_BYTES and not isinstance(secret, InsecureSecret):
+        raise InputError(
+            f"secret must have {SECRET_BYTES} bytes at least. Received: {len(secret)} bytes. Take "
+            "secrets.token_bytes(32), the same for all tasks; within one process leave it out. To go without "
+            "protection, pass insitu.exchange.InsecureSecret(...)"
+        )
+    return secret
 
 
 def _prove(secret: bytes, role: bytes, dialled: bytes, accepted: bytes) -> bytes:
     return hmac.new(secret, b"insitu " + role + b"\0" + dialled + accepted, hashlib.sha256).digest()
 
 
-def _wrong_secret_error() -> AuthenticationError:
-    return AuthenticationError(
+def _wrong_secret_error(answer: bytes = b"") -> AuthenticationError:
+    return Refusal(
         "Both peers must know the job's secret, but the peer doesn't know this job's secret, or this process "
-        "doesn't. Pass the same secret to both"
+        "doesn't. Pass the same secret to both",
+        answer,
     )
 
 
@@ -123,9 +169,24 @@ def _read_info(key: bytes) -> HandshakeSteps:
             "A peer's info must arrive unchanged, but it was changed on its way. "
             "Check the network between the two hosts"
         )
-    info = json.loads(body)
+    return _parse_info(body)
+
+
+def _parse_info(body: bytes) -> PeerInfo:
+    """Return the JSON object. Raises ProtocolError for anything else."""
+    depth = deepest = 0
+    for byte in body:  # brackets within texts count, too: they only make the limit stricter
+        depth += (byte in b"[{") - (byte in b"]}")
+        deepest = max(deepest, depth)
+    try:
+        info = json.loads(body) if deepest <= INFO_DEPTH else None
+    except ValueError:
+        info = None
     if not isinstance(info, dict):
-        raise ProtocolError(f"A peer's info must be a JSON object. Received: {info!r:.100}")
+        raise ProtocolError(
+            f"A peer's info must be a JSON object of {INFO_DEPTH} levels at most. Received: {body[:100]!r}. "
+            "Check the versions of all tasks"
+        )
     return info
 
 
@@ -133,33 +194,46 @@ def dial(secret: bytes, info: PeerInfo) -> HandshakeSteps:
     """Run the side that opened the connection."""
     own_nonce = secrets.token_bytes(NONCE_BYTES)
     yield MAGIC + own_nonce
-    answer = yield len(MAGIC) + NONCE_BYTES + PROOF_BYTES
-    if not answer.startswith(MAGIC):
-        raise ProtocolError(
-            f"A peer must run this version of insitu. Received: {answer[: len(MAGIC)]!r}. "
-            "Check that the address is that of a rank, and the versions"
-        )
-    nonce, proof = answer[len(MAGIC) : -PROOF_BYTES], answer[-PROOF_BYTES:]
+    answer = yield len(MAGIC) + NONCE_BYTES
+    _check_magic(answer)
+    nonce = answer[len(MAGIC) :]
+    yield _prove(secret, b"dial", own_nonce, nonce)
+    proof = yield PROOF_BYTES
     if not hmac.compare_digest(proof, _prove(secret, b"accept", own_nonce, nonce)):
         raise _wrong_secret_error()
-    sealed = _seal(_prove(secret, b"dial card", own_nonce, nonce), info)
-    yield _prove(secret, b"dial", own_nonce, nonce) + sealed
-    return (yield from _read_info(_prove(secret, b"accept card", own_nonce, nonce)))
+    peer = yield from _read_info(_prove(secret, b"accept card", own_nonce, nonce))
+    yield _seal(_prove(secret, b"dial card", own_nonce, nonce), info)
+    return peer
 
 
 def accept(secret: bytes, info: PeerInfo) -> HandshakeSteps:
-    """Run the side that was called. A stranger learns only a nonce and a proof over its own nonce."""
+    """Run the side that was called. A stranger learns only a nonce."""
     opening = yield len(MAGIC) + NONCE_BYTES
-    if not opening.startswith(MAGIC):
-        raise ProtocolError(
-            f"A peer must run this version of insitu. Received: {opening[: len(MAGIC)]!r}. "
-            "Check the versions of all tasks"
-        )
-    nonce, own_nonce = opening[len(MAGIC) :], secrets.token_bytes(NONCE_BYTES)
-    yield MAGIC + own_nonce + _prove(secret, b"accept", nonce, own_nonce)
+    own_nonce = secrets.token_bytes(NONCE_BYTES)
+    _check_magic(opening, MAGIC + own_nonce)
+    nonce = opening[len(MAGIC) :]
+    yield MAGIC + own_nonce
     proof = yield PROOF_BYTES
     if not hmac.compare_digest(proof, _prove(secret, b"dial", nonce, own_nonce)):
-        raise _wrong_secret_error()
-    peer = yield from _read_info(_prove(secret, b"dial card", nonce, own_nonce))
-    yield _seal(_prove(secret, b"accept card", nonce, own_nonce), info)
-    return peer
+        raise _wrong_secret_error(_REFUSED)
+    sealed = _seal(_prove(secret, b"accept card", nonce, own_nonce), info)
+    yield _prove(secret, b"accept", nonce, own_nonce) + sealed
+    return (yield from _read_info(_prove(secret, b"dial card", nonce, own_nonce)))
+
+
+def _check_magic(opening: bytes, answer: bytes = b"") -> None:
+    """Raise ProtocolError unless the peer speaks this version of the handshake."""
+    if not opening.startswith(MAGIC):
+        known = opening.startswith(MAGIC[:-1])
+        error = ProtocolError(
+            f"A peer must run this version of insitu, whose handshake begins with {MAGIC!r}. Received: "
+            f"{opening[: len(MAGIC)]!r}. Check that the address is that of a task, and the versions of all "
+            f"tasks"
+        )
+        error.answer = answer if known else b""
+        raise error
+
+
+def get_answer(error: Exception) -> bytes:
+    """Return the bytes that tell the peer why its handshake failed, to be sent before hanging up."""
+    return error.answer if isinstance(error, Refusal | ProtocolError) else b""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,13 +13,15 @@ from operator import index
 from typing import Literal, get_args
 
 from insitu.errors import ExchangeError, InputError
-from insitu.exchange import memory
+from insitu.exchange import memory, memory_passing
 from insitu.exchange.compression import CompressingTransport
 from insitu.exchange.group import FormedGroup, Group
-from insitu.exchange.handshake import PeerInfo, check_secret
+from insitu.exchange.handshake import PeerInfo, resolve_secret
 from insitu.exchange.hierarchical import HierarchicalTransport
+from insitu.exchange.memory_links import LinkMaker
 from insitu.exchange.peer_connections import PeerConnections
 from insitu.exchange.plan import GroupConfig, HostTopology, MemberLost, Members, Transport
+from insitu.exchange.protocol import PROTOCOL_KEYS, describe_protocol
 from insitu.exchange.rendezvous import Peer, Rendezvous, parse_address
 from insitu.exchange.shm import SharedMemoryTransport
 from insitu.exchange.shm_barrier import choose_spin_policy
@@ -41,7 +44,7 @@ def join(
     transport: TransportName = "auto",
     shards: Sequence[int] | None = None,
     num_shards: int | None = None,
-    secret: bytes = b"",
+    secret: bytes | None = None,
     timeout: float = 60.0,
     stall_timeout: float = 600.0,
     tasks: Sequence[str] | None = None,
@@ -62,7 +65,8 @@ def join(
         shards: The shards that this process hosts, ascending. None: shard `rank`. All ranks together must
             host each shard once.
         num_shards: The number of shards of all ranks. None: as many as ranks.
-        secret: The job's secret. It is proved, never sent.
+        secret: The job's secret, of 16 bytes or more. It is proved, never sent. None: one that only this
+            process knows, for ranks that are threads of it.
         timeout: Seconds for the group to form.
         stall_timeout: Seconds for each wait afterwards.
         tasks: The names of the ranks in messages.
@@ -73,8 +77,7 @@ def join(
 
     Raises:
         InputError: An argument is invalid.
-        JoinTimeout: Some ranks are missing; the message names them.
-        AuthenticationError: A peer does not know the secret.
+        JoinTimeout: Some ranks are missing; the message names them, and says who didn't know the secret.
         StaleGeneration: A peer has a newer generation, or `cancelled` returned True.
         ExchangeError: The ranks' arguments don't fit together, or the group can't form.
     """
@@ -84,7 +87,7 @@ def join(
     ):
         if value not in allowed:
             raise InputError(f"{name} must be one of {', '.join(allowed)}. Received: {value!r}")
-    check_secret(secret)
+    secret = resolve_secret(secret)
     for name, seconds in (("timeout", timeout), ("stall_timeout", stall_timeout)):
         if not seconds > 0:
             raise InputError(f"{name} must be a number of seconds greater than 0. Received: {seconds}")
@@ -112,7 +115,7 @@ class _JoinOptions:
     transport: TransportName
     #: The compression that `join` was called with.
     compression: Compression
-    #: The secret that ranks prove to each other; maybe empty.
+    #: The secret that ranks prove to each other.
     secret: bytes = field(repr=False)
     #: Seconds for each wait, once the group has formed.
     stall_timeout: float
@@ -129,6 +132,9 @@ class _JoinOptions:
             "process": os.getpid(),
             "processors": sorted(os.sched_getaffinity(0)),
             "generation": config.generation,
+            "machine": memory.read_machine_identity(),
+            "host": "",
+            **describe_protocol(),
         }
 
 
@@ -142,35 +148,67 @@ def _form_group(
         members = _make_members([info], 0)
         return members, SoloTransport(members), lambda: None
     control = memory.create("insitu-exchange", SegmentLayout(size, options.num_shards).size)
-    try:
-        info |= {
-            "control": control,
-            "host": memory.read_host_identity() if memory.is_supported() else "",
-        }
+    with contextlib.ExitStack() as listening:
+        listening.callback(os.close, control)
+        listener = _listen_for_memory(options.transport)
+        if listener is not None:
+            listening.callback(listener.close)
+            info |= {"memory": listener.name, "host": memory.read_host_identity()}
         check = partial(_check_compatible, info)
-        with Rendezvous(config, info, check, options.secret, timeout, cancelled) as rendezvous:
-            peers = rendezvous.connect(range(size), "control")
-            infos = [info if r == config.rank else peers[r].info for r in range(size)]
-            members = _make_members(infos, config.rank)
-            topology = _find_topology(members, infos)
-            liveness = _watch_liveness(topology, infos, peers)
-            with contextlib.ExitStack() as undo:
+        rendezvous = listening.enter_context(
+            Rendezvous(config, info, check, options.secret, timeout, cancelled)
+        )
+        peers = rendezvous.connect(range(size), "control")
+        infos = [info if r == config.rank else peers[r].info for r in range(size)]
+        members = _make_members(infos, config.rank)
+        with contextlib.ExitStack() as undo:
+            try:
+                maker = LinkMaker(config.rank, infos, peers, listener, control)
+                undo.callback(maker.close)
+                _link_hosts(maker, infos, rendezvous)
+                topology = _find_topology(members, infos)
+                liveness = _watch_liveness(topology, infos, peers)
                 undo.callback(liveness.close)
-                try:
-                    transport = _form_transport(
-                        topology, infos, rendezvous, peers, liveness, options.stall_timeout
-                    )
-                except MemberLost as lost:
-                    if not rendezvous.remaining:
-                        raise rendezvous.timeout_error([lost.rank]) from lost
-                    raise ExchangeError(
-                        f"All ranks must live until the group has formed, but {config.name(lost.rank)} "
-                        f"{lost.reason}. See its log, and join again"
-                    ) from lost
-                undo.pop_all()
-            return members, transport, liveness.close
-    finally:
-        os.close(control)
+                transport = _form_transport(
+                    topology, infos, rendezvous, peers, liveness, options.stall_timeout, maker
+                )
+            except MemberLost as lost:
+                if not rendezvous.remaining:
+                    raise rendezvous.timeout_error([lost.rank]) from lost
+                raise ExchangeError(
+                    f"All ranks must live until the group has formed, but {config.name(lost.rank)} "
+                    f"{lost.reason}. See its log, and join again"
+                ) from lost
+            maker.close()  # what hasn't been taken
+            undo.pop_all()
+        return members, transport, liveness.close
+
+
+def _listen_for_memory(transport: TransportName) -> memory_passing.MemoryListener | None:
+    """Return a listener for the memory of other ranks; None where this rank shares none."""
+    if transport == "tcp" or not memory.is_supported():
+        return None
+    try:
+        return memory_passing.MemoryListener()
+    except OSError:
+        return None  # the group uses TCP
+
+
+def _link_hosts(maker: LinkMaker, infos: list[PeerInfo], rendezvous: Rendezvous) -> None:
+    """Connect the ranks of each host, and set the "host" in `infos` of those to "" that can't share
+    memory."""
+    hosts = [info["host"] for info in infos if info["host"]]
+    if len(set(hosts)) == len(hosts):
+        return
+    try:
+        linked = maker.link(time.monotonic() + rendezvous.remaining)
+    except TimeoutError:
+        raise rendezvous.timeout_error(sorted(maker.silent)) from None
+    for host in set(hosts):
+        mates = {r for r, info in enumerate(infos) if info["host"] == host}
+        if any(mates - linked[r] - {r} for r in mates):
+            for r in mates:
+                infos[r] = {**infos[r], "host": ""}
 
 
 def _check_config(config: GroupConfig, num_shards: int) -> None:
@@ -194,6 +232,13 @@ def _check_config(config: GroupConfig, num_shards: int) -> None:
 
 def _check_compatible(own: PeerInfo, other: PeerInfo) -> None:
     """Raise ExchangeError unless both can be in one group."""
+    for key in PROTOCOL_KEYS:
+        if own[key] != other.get(key):
+            raise ExchangeError(
+                f"All ranks must run the same version of insitu on machines of one kind: their {key} must be "
+                f"equal. Received: {own[key]!r} from rank {own['rank']}, {other.get(key)!r} from rank "
+                f"{other.get('rank')}. Install the same version for all ranks"
+            )
     for key in ("size", "num_shards", "transport", "compression"):
         if own[key] != other.get(key):
             raise ExchangeError(
@@ -258,8 +303,9 @@ def _find_topology(members: Members, infos: Sequence[PeerInfo]) -> HostTopology:
         by_host.setdefault(f"rank {rank}" if alone else str(info["host"]), []).append(rank)
     if transport == "shm" and len(by_host) > 1:
         raise ExchangeError(
-            f'transport="shm" needs all ranks on one x86-64 Linux host, as one user, in one pid namespace. '
-            f'Received hosts: {sorted(by_host)}. Use transport="auto"'
+            f'transport="shm" needs all ranks on one x86-64 Linux host, as one user, in one pid and network '
+            f"namespace, and allowed to hand each other memory over Unix sockets. Received hosts: "
+            f'{sorted(by_host)}. Use transport="auto"'
         )
     return HostTopology(members, tuple(tuple(ranks) for ranks in by_host.values()))
 
@@ -280,13 +326,14 @@ def _form_transport(
     peers: dict[int, Peer],
     liveness: _Liveness,
     stall_timeout: float,
+    maker: LinkMaker,
 ) -> Transport:
     """Form the transport that fits the hosts. Its waits end at the deadline of the rendezvous until it is
     formed."""
     rank = topology.members.rank
     local, lane = topology.local_ranks, topology.own_lane
     remote: TcpTransport | None = None
-    same_host = [info for info in infos if info["host"] == infos[rank]["host"]]
+    same_host = [info for info in infos if info["machine"] == infos[rank]["machine"]]
     if len(topology.ranks) > 1 and lane:
         data = {peer: p.connection for peer, p in rendezvous.connect(lane, "data").items()}
         control = {peer: peers[peer].connection for peer in data}
@@ -299,7 +346,7 @@ def _form_transport(
     if remote is not None and all(len(ranks) == 1 for ranks in topology.ranks):
         return CompressingTransport(remote) if compressed else remote
     remaining = min(stall_timeout, rendezvous.remaining)
-    shared = _form_shared(topology, [infos[peer] for peer in local], liveness, remaining)
+    shared = _form_shared(topology, [infos[peer] for peer in local], liveness, remaining, maker)
     if len(topology.ranks) == 1:
         shared.session.set_stall_timeout(stall_timeout)
         return shared
@@ -315,18 +362,25 @@ def _is_crowded(infos: Sequence[PeerInfo]) -> bool:
 
 
 def _form_shared(
-    topology: HostTopology, infos: Sequence[PeerInfo], liveness: _Liveness, stall_timeout: float
+    topology: HostTopology,
+    infos: Sequence[PeerInfo],
+    liveness: _Liveness,
+    stall_timeout: float,
+    maker: LinkMaker,
 ) -> SharedMemoryTransport:
     """Form the transport within this host, in a segment of its first rank. `infos` are those of its ranks."""
     leader = infos[0]
     size = SegmentLayout(leader["size"], leader["num_shards"]).size
-    control = memory.attach(leader["process"], leader["control"], size)
+    control = memory.adopt(maker.take_control(leader["rank"]), size)
+    links = maker.take_links(topology.local_ranks)
     same_process = len({info["process"] for info in infos}) < len(infos)
     policy = choose_spin_policy(len(infos), _is_crowded(infos), same_process)
     ranks = topology.local_ranks
     others = [rank for rank in ranks if rank != topology.members.rank]
     members = topology.make_local_members()
-    session = ShmSession(members, control, ranks, policy, lambda: liveness.find_dead(others), stall_timeout)
+    session = ShmSession(
+        members, control, links, ranks, policy, lambda: liveness.find_dead(others), stall_timeout
+    )
     shared = SharedMemoryTransport(session)
     shared.allocate(0)  # all ranks have mapped the leader's segment once this returns
     return shared

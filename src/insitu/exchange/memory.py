@@ -1,12 +1,16 @@
 """Memory that processes of one host share, and the futex that they sleep on.
 
-A segment is an anonymous file (memfd): it has no name in the file system, only processes of the same user
-can open it through /proc, and the kernel frees it with its last mapping, so a crash leaves nothing behind.
+A segment is an anonymous file (memfd). It has no name in the file system, and the kernel frees it with its
+last
+mapping, so a crash leaves nothing behind. Its size is sealed: nobody can cut it off under those who have
+mapped
+it. Another process gets it as a descriptor that the kernel hands over (`memory_passing`), never by a number.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 import platform
@@ -37,6 +41,8 @@ _FAILED = ctypes.c_void_p(-1).value
 _SYS_FUTEX = 202
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
 _ALL_WAITERS = 2**31 - 1
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+"""The seals of each segment. No other kind of file has them."""
 
 
 class _Timespec(ctypes.Structure):
@@ -53,11 +59,16 @@ def is_supported() -> bool:
 
 
 def read_host_identity() -> str:
-    """Return a text that is equal for processes that can open each other's segments: same boot, pid namespace
-    and user."""
+    """Return a text that is equal for processes that may hand memory to each other: same boot, pid namespace
+    and user. Equal texts are a claim, which `memory_passing` verifies."""
+    return f"{read_machine_identity()}/{os.geteuid()}"
+
+
+def read_machine_identity() -> str:
+    """Return a text that is equal for processes whose processor numbers and process ids mean the same."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read().strip()
-    return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}/{os.getuid()}"
+    return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def _reserve(size: int) -> int:
@@ -98,6 +109,10 @@ class Segment:
         flags = mmap.MAP_SHARED | _MAP_POPULATE | _MAP_FIXED
         address = _libc.mmap(at, max(size, 1), mmap.PROT_READ | mmap.PROT_WRITE, flags, file, 0)
         if address == _FAILED:
+            number = ctypes.get_errno()
+            if over is None:
+                _libc.munmap(at, max(size, 1))
+            ctypes.set_errno(number)
             raise _memory_error(f"{size} bytes of shared memory must be available")
         self.address = address
 
@@ -137,12 +152,13 @@ class Segment:
 def create(name: str, size: int) -> int:
     """Return the descriptor of a new segment of `size` zero bytes. Raises ExchangeError if memory is
     short."""
-    file = os.memfd_create(name, os.MFD_CLOEXEC)
+    file = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.fchmod(file, 0o600)
         os.ftruncate(file, size)
         if size:
             os.posix_fallocate(file, 0, size)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
         if size >= HUGE:
             _use_large_pages(file, size)
     except OSError as error:
@@ -172,23 +188,47 @@ def fill(file: int, data: np.ndarray) -> None:
         at += os.pwrite(file, view[at:], at)
 
 
-def attach(process: int, descriptor: int, size: int, over: np.ndarray | None = None) -> Segment:
-    """Map the segment that `process` of this host has open as `descriptor`; see Segment for `over`."""
+def adopt(file: int, size: int, over: np.ndarray | None = None) -> Segment:
+    """Map the segment that another process has handed over as the descriptor `file`, which is closed.
+
+    `over` as for Segment. Raises ExchangeError unless it is a segment of at least `size` bytes whose size
+    can't
+    change: anything else that a peer has open isn't mapped.
+    """
     try:
-        file = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        check_segment(file, size)
+        # A descriptor that was handed over shares its locks with the sender's; one that is opened anew
+        # doesn't.
+        own = os.open(f"/proc/self/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise ExchangeError(
-            f"Ranks of one host must be able to open each other's memory. Received: {error.strerror} for "
-            f'process {process}. Run all ranks as one user, or join with transport="tcp"'
+            f"Memory that a peer hands over must be mappable. Received: {error.strerror}. Run all tasks of a "
+            'host as one user, or use transport="tcp"'
         ) from error
-    available = os.fstat(file).st_size
-    if available < size:
+    finally:
         os.close(file)
+    return Segment(own, size, over)
+
+
+def check_segment(file: int, size: int) -> None:
+    """Raise ExchangeError unless `file` is a sealed segment of at least `size` bytes that are all there."""
+    try:
+        seals = fcntl.fcntl(file, fcntl.F_GET_SEALS)
+    except OSError:
+        seals = 0
+    if seals & _SEALS != _SEALS:
         raise ExchangeError(
-            f"The shared memory of process {process} must have {size} bytes. Received: {available} bytes. "
+            f"Memory that a peer hands over must be a segment with a sealed size. Received: seals "
+            f"{seals:#x}. "
+            "Run the same version of insitu in all tasks"
+        )
+    status = os.fstat(file)
+    available = min(status.st_size, status.st_blocks * 512)
+    if size < 0 or available < size:
+        raise ExchangeError(
+            f"Memory that a peer hands over must have {size} bytes. Received: {available} bytes. "
             "Check that all ranks run the same version of insitu"
         )
-    return Segment(file, size, over)
 
 
 def futex_wait(address: int, value: int, seconds: float) -> None:

@@ -8,19 +8,28 @@ caller that isn't a peer is disconnected and has no other effect. A pair has a c
 from __future__ import annotations
 
 import contextlib
-import json
-import os
+import errno
 import selectors
 import socket
 import time
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from insitu import ports
 from insitu.errors import AuthenticationError, ExchangeError, InputError, JoinTimeout, StaleGeneration
 from insitu.exchange import tcp_tuning
-from insitu.exchange.handshake import Handshake, HandshakeSteps, PeerInfo, ProtocolError, accept, dial
+from insitu.exchange.forks import close_in_children
+from insitu.exchange.handshake import (
+    Handshake,
+    HandshakeSteps,
+    PeerInfo,
+    ProtocolError,
+    accept,
+    dial,
+    get_answer,
+)
 from insitu.exchange.plan import GroupConfig
+from insitu.exchange.resolver import Address, Resolver
 
 _HANDSHAKE_TIMEOUT = 5.0
 """Seconds that a caller has for its handshake."""
@@ -28,19 +37,12 @@ _RETRY_INTERVAL = 0.02
 """Seconds between two attempts to dial a rank that doesn't listen yet."""
 _MAX_CALLERS = 64
 """Handshakes of callers under way at most, beyond the number of ranks."""
-
-
-_OPEN: weakref.WeakSet[socket.socket] = weakref.WeakSet()
-"""The open connections of this process. A forked child that kept them open would hide this process's
-death."""
-
-
-def _close_in_child() -> None:
-    for connection in list(_OPEN):
-        connection.close()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
+_BACKLOG = 128
+_ACCEPTS_PER_TURN = 64
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Errors of `accept` after which the caller still waits: the listener would be ready again at once."""
+_ACCEPT_PAUSE = 0.1
+"""Seconds without accepting after such an error."""
 
 Key = tuple[int, str]
 """(rank, channel)"""
@@ -137,6 +139,11 @@ class Rendezvous:
         self._peers: dict[Key, Peer] = {}
         self._retry_at: dict[Key, float] = {}
         self._failures: list[str] = []
+        self._resolver = Resolver()
+        #: Attempts to dial a peer so far: each takes the next of its addresses.
+        self._attempts: dict[Key, int] = {}
+        #: Time on the monotonic clock before which no caller is accepted; 0.0: the listener is watched.
+        self._accept_at = 0.0
         self._selector = selectors.DefaultSelector()
         self._listener = self._listen(self._deadline)
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -166,6 +173,8 @@ class Rendezvous:
             if key.data is not None:
                 key.data.connection.close()
         self._selector.close()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # one that was inherited stays bound
         self._listener.close()
         if kind is not None:
             for peer in self._peers.values():
@@ -177,11 +186,11 @@ class Rendezvous:
         host, port = self._addresses[self._rank]
         while True:
             try:
-                family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-                listener = socket.create_server((host, port), family=family, backlog=128)
-                listener.setblocking(False)
-                _OPEN.add(listener)
+                listener = ports.take_inherited(host, port) or self._open_listener(host, port)
+                close_in_children(listener)
                 tcp_tuning.choose_before_connect(listener)
+                listener.setblocking(False)
+                listener.listen(_BACKLOG)
                 return listener
             except OSError as error:
                 self._raise_if_cancelled()
@@ -192,6 +201,25 @@ class Rendezvous:
                     ) from error
                 time.sleep(_RETRY_INTERVAL)
 
+    def _open_listener(self, host: str, port: int) -> socket.socket:
+        """Return a socket that is bound to the address. Raises OSError, also while its name isn't known
+        yet."""
+        found = self._resolver.find(host, port)
+        # A name may stand for the loopback interface first, where no other host can call.
+        others = [each for each in found if not each.is_loopback] or found
+        if not others:
+            raise OSError(errno.EADDRNOTAVAIL, self._resolver.get_failure(host) or "its name isn't known")
+        listener = socket.socket(others[0].family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if others[0].family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind(others[0].address)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
     def _poll(self, wanted: Sequence[Key]) -> None:
         """Dial, accept and advance handshakes once. Raise if the wait is over."""
         now = time.monotonic()
@@ -201,6 +229,9 @@ class Rendezvous:
         for key, at in self._retry_at.items():
             if at <= now:
                 self._dial(key)
+        if self._accept_at and now >= self._accept_at:
+            self._accept_at = 0.0
+            self._selector.register(self._listener, selectors.EVENT_READ)
         for ready, _ in self._selector.select(min(_RETRY_INTERVAL, self._deadline - now)):
             if ready.data is None:
                 self._accept(now)
@@ -219,9 +250,16 @@ class Rendezvous:
             )
 
     def _accept(self, now: float) -> None:
-        """Accept a connection and begin its handshake."""
-        with contextlib.suppress(OSError):
-            connection, _ = self._listener.accept()
+        """Accept those who call, and begin their handshakes."""
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                connection, _ = self._listener.accept()
+            except OSError as error:
+                if error.errno in _NO_DESCRIPTORS:
+                    self._selector.unregister(self._listener)
+                    self._accept_at = now + _ACCEPT_PAUSE
+                    self._record_failure(f"no caller could be accepted: {error.strerror}")
+                return
             pending = [entry.data for entry in self._selector.get_map().values() if entry.data is not None]
             callers = [handshake for handshake in pending if handshake.key is None]
             if len(callers) >= _MAX_CALLERS + len(self._addresses):
@@ -231,22 +269,20 @@ class Rendezvous:
             self._begin(connection, accept(self._secret, self._info), None, now + _HANDSHAKE_TIMEOUT)
 
     def _dial(self, key: Key) -> None:
-        """Dial a peer and begin the handshake."""
+        """Dial a peer at the next of its addresses, and begin the handshake."""
         host, port = self._addresses[key[0]]
+        found = self._resolver.find(host, port)
+        if not found:
+            if failure := self._resolver.get_failure(host):
+                self._record_failure(f"{host}: {failure}")
+            self._retry_at[key] = time.monotonic() + _RETRY_INTERVAL
+            return
+        attempt = self._attempts[key] = self._attempts.get(key, -1) + 1
         self._retry_at[key] = float("inf")
-        connection: socket.socket | None = None
         try:
-            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            connection = socket.socket(family, kind, protocol)
-            connection.setblocking(False)
-            tcp_tuning.choose_before_connect(connection)
-            with contextlib.suppress(BlockingIOError):
-                connection.connect(address)
+            connection = _connect(found[attempt % len(found)])
         except OSError as error:
-            if connection is not None:
-                connection.close()
-            if isinstance(error, socket.gaierror):
-                self._record_failure(f"{host}: {error.strerror}")
+            self._record_failure(f"{host}: {error.strerror}")
             self._retry_at[key] = time.monotonic() + _RETRY_INTERVAL
             return
         until = min(self._deadline, time.monotonic() + _HANDSHAKE_TIMEOUT)
@@ -255,7 +291,7 @@ class Rendezvous:
     def _begin(self, connection: socket.socket, steps: HandshakeSteps, key: Key | None, until: float) -> None:
         """Begin a handshake."""
         connection.setblocking(False)
-        _OPEN.add(connection)
+        close_in_children(connection)
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         handshake = _PendingHandshake(connection, steps, key, until)
@@ -271,15 +307,19 @@ class Rendezvous:
                 self._selector.modify(handshake.connection, handshake.events, handshake)
         except BlockingIOError:
             pass
-        except AuthenticationError as error:
-            self._drop(handshake, str(error))
-            if handshake.key is not None:
-                host, port = self._addresses[handshake.key[0]]
-                raise AuthenticationError(
-                    f"{self._name(handshake.key[0])} at {host}:{port} did not prove that it is one: {error}"
-                ) from error
-        except (OSError, ProtocolError, json.JSONDecodeError, UnicodeDecodeError) as error:
-            self._drop(handshake, str(error))
+        except (OSError, AuthenticationError, ProtocolError, ValueError) as error:
+            # Also a wrong proof is but a note: a stranger may have called, or may listen where a rank should.
+            if answer := get_answer(error):
+                with contextlib.suppress(OSError):
+                    handshake.connection.send(answer)
+            self._drop(handshake, self._describe(handshake, error))
+
+    def _describe(self, handshake: _PendingHandshake, error: Exception) -> str:
+        """Return why a handshake failed, with the peer's name if this rank dialled it."""
+        if handshake.key is None or not isinstance(error, ExchangeError):
+            return str(error)
+        host, port = self._addresses[handshake.key[0]]
+        return f"{self._name(handshake.key[0])} at {host}:{port} did not prove that it is one: {error}"
 
     def _drop(self, handshake: _PendingHandshake, reason: str) -> None:
         """Disconnect a peer; dial it again later if this rank dialled it."""
@@ -334,3 +374,17 @@ class Rendezvous:
             "Check that these tasks run and that their addresses can be reached, or raise the timeout",
             missing=tuple(missing),
         )
+
+
+def _connect(to: Address) -> socket.socket:
+    """Return a non-blocking socket that connects. Raises OSError."""
+    connection = socket.socket(to.family, socket.SOCK_STREAM)
+    try:
+        connection.setblocking(False)
+        tcp_tuning.choose_before_connect(connection)
+        with contextlib.suppress(BlockingIOError):
+            connection.connect(to.address)
+    except BaseException:
+        connection.close()
+        raise
+    return connection

@@ -11,7 +11,8 @@ import numpy as np
 
 from insitu.errors import ExchangeError
 from insitu.exchange import native
-from insitu.exchange.memory import Segment, attach, create, fill
+from insitu.exchange.memory import Segment, adopt, create, fill
+from insitu.exchange.memory_links import MemoryLinks
 from insitu.exchange.plan import (
     SCRATCH_BYTES,
     MemberLost,
@@ -48,13 +49,14 @@ class ShmSession:
         self,
         members: Members,
         control: Segment,
+        links: MemoryLinks,
         ranks: Sequence[int],
         policy: SpinPolicy,
         find_dead: Callable[[], Sequence[int]],
         stall_timeout: float,
     ) -> None:
-        """Use `control`, a segment of `SegmentLayout.size` zero bytes. `ranks` are the members' ranks in the
-        group, which `find_dead` returns."""
+        """Use `control`, a segment of `SegmentLayout.size` zero bytes. `links` lead to the other members.
+        `ranks` are the members' ranks in the group, which `find_dead` returns."""
         self.members = members
         #: This member's number on the host.
         self.member = members.rank
@@ -65,6 +67,7 @@ class ShmSession:
         self.wait_stats = WaitStats()
         layout = SegmentLayout(members.size, members.num_shards)
         self._control = control
+        self._links = links
         data = control.array()
         #: The compiled functions; None: this member does everything in Python.
         self.kernels = native.load_kernels()
@@ -206,26 +209,27 @@ class ShmSession:
         return self._common_region.parts[0]
 
     def _allocate(self, size: int, keep: np.ndarray | None = None) -> Region:
-        """Create a segment and map those of all members. Once all have, none needs a descriptor."""
+        """Create a segment, hand it to all members and map theirs."""
         file = create("insitu-buffer", size)
+        own = file, size, self.kernels is not None
+        received = {self.member: own}
+        segments: dict[int, Segment] = {}
         try:
             if keep is not None:
                 fill(file, keep)
-            self._write_directory(b"")
-            compiled = self.kernels is not None
-            self._directory[self.member][:32].view(np.int64)[:] = (os.getpid(), file, size, compiled)
-            self.synchronize(sign("buffer"), lambda: "buffer")
-            segments = []
-            for member, row in enumerate(self._directory):
-                process, descriptor, length, able = (int(value) for value in row[:32].view(np.int64))
-                compiled = compiled and bool(able)
-                segments.append(attach(process, descriptor, length, keep if member == self.member else None))
-            self.synchronize(sign("mapped"), lambda: "buffer")
+            received |= self._links.swap(*own, lambda: self.synchronize(sign("buffer"), lambda: "buffer"))
+            compiled = all(able for _, _, able in received.values())
+            for member in range(self.members.size):
+                theirs, length, _ = received.pop(member)
+                segments[member] = adopt(theirs, length, keep if member == self.member else None)
         finally:
-            os.close(file)
-        for segment in segments:
+            for theirs, _, _ in received.values():
+                os.close(theirs)
+        self.synchronize(sign("mapped"), lambda: "buffer")
+        for segment in segments.values():
             segment.close_file()
-        return Region(tuple(segment.array() for segment in segments), segments[self.member], size, compiled)
+        parts = tuple(segments[member].array() for member in range(self.members.size))
+        return Region(parts, segments[self.member], size, compiled)
 
     # Loss
 
@@ -244,3 +248,4 @@ class ShmSession:
         """Report to the others that this member leaves."""
         self.barrier.leave()
         self._mismatch_barrier.leave()
+        self._links.close()

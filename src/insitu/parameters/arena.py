@@ -33,7 +33,7 @@ class Arena:
 
     #: Bytes of the segment.
     size: int
-    #: File descriptor of the segment, which servers open through /proc; -1 once closed.
+    #: File descriptor of the segment, which servers are handed; -1 once closed.
     descriptor: int
 
     def __init__(self, size: int = ARENA_BYTES) -> None:
@@ -85,10 +85,6 @@ class Arena:
     def detach(self, array: Array, start: int, size: int) -> Array:
         """Return `array` as one that frees its block when its last view is dropped."""
         return np.asarray(_BlockOwner(array, self._dropped, start, size))
-
-    def describe_segment(self) -> dict[str, Any]:
-        """Return the fields of an `attach` request, with which a server maps the segment."""
-        return {"segment": self.SEGMENT, "descriptor": self.descriptor, "size": self.size}
 
     @property
     def allocated_bytes(self) -> int:

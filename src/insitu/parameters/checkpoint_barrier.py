@@ -113,7 +113,11 @@ class CheckpointBarrier:
                 "A worker must freeze the servers before it asks for a checkpoint. Received: a request from "
                 "another worker, or after the freeze had ended. Call Client.checkpoint again"
             )
-        freeze.request = message, ConsistentCut.from_json(message.meta)
+        cut = ConsistentCut.from_json(message.meta)
+        # What is wrong with the request must come out now, not once the cut is reached.
+        Path(str(message.meta["directory"]))
+        cut.is_reached(self._state.policy.mode, self._state.push_state.version, self._applied())
+        freeze.request = message, cut
         blocked, freeze.blocked = freeze.blocked, []
         return blocked
 
@@ -131,7 +135,7 @@ class CheckpointBarrier:
         try:
             snapshot = snapshots.begin_live_snapshot(state, self._copies)
             writer = CheckpointWriter(directory, cut.number, state.server, snapshot)
-        except (InsituError, MemoryError) as error:
+        except Exception as error:
             snapshots.end_live_snapshot(state)
             no_memory = ParameterError(
                 "A checkpoint needs memory for a copy of the dense variables: none is left. Use more "

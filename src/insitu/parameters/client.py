@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from insitu.errors import InputError, ParameterError
-from insitu.exchange import handshake
+from insitu.exchange import resolve_secret
 from insitu.parameters.dense_client import DenseClient
 from insitu.parameters.futures import Future
 from insitu.parameters.rules import plan_cut
@@ -23,7 +23,7 @@ def connect(
     *,
     shards: Sequence[int] | None = None,
     chief: bool | None = None,
-    secret: bytes = b"",
+    secret: bytes | None = None,
     transport: Transport = "auto",
     backups: int = 0,
     timeout: float = 60.0,
@@ -36,7 +36,7 @@ def connect(
         rank: this worker's.
         shards: those that this worker pushes for (None: shard `rank`).
         chief: whether this worker brings the first values (None: rank 0 does).
-        secret: the servers'.
+        secret: the servers' (None: that of servers of this process without a secret of their own).
         transport: "shm" or "tcp"; "auto" uses shared memory to servers of this host and TCP to others.
         backups: the servers'. With 1 the state of server i is mirrored on server i + 1 (the last one's on the
             first), which takes over when it dies.
@@ -61,7 +61,7 @@ def connect(
         )
     if len(set(own_shards)) != len(own_shards) or any(shard < 0 for shard in own_shards):
         raise InputError(f"shards must be distinct and at least 0. Received: {own_shards}")
-    handshake.check_secret(secret)
+    secret = resolve_secret(secret)
     connections = []
     for server, address in enumerate(addresses):
         candidates = [address, *([addresses[(server + 1) % len(addresses)]] if backups else [])]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import ParameterError
-from insitu.exchange import PeerInfo, memory
+from insitu.exchange import PeerInfo, close_in_children, memory
 from insitu.parameters.rules import HEADER, MalformedMessage, Message, decode, encode, read_header
 
 _RECEIVE_BYTES = 1 << 16
@@ -35,6 +37,10 @@ class Connection:
         self.socket = connection
         #: The peer's description from the handshake.
         self.peer_info: PeerInfo = peer_info or {}
+        #: Return the descriptor of a segment that the peer has handed over, by its number; None: it hasn't.
+        #: Set
+        #: by the event loop of a server.
+        self.take_memory: Callable[[int], int | None] = lambda number: None
         #: Memory of the peer that `attach` mapped, by segment number.
         self.segments: dict[int, memory.Segment] = {}
         #: Views into `segments` that the owner made and keeps, by a key of its choice.
@@ -54,6 +60,7 @@ class Connection:
         self._payload: NDArray[Any] = _NO_PAYLOAD
         self._payload_received = 0
         _configure_socket(connection)
+        close_in_children(connection)
 
     def fileno(self) -> int:
         """Return the socket's file descriptor, for selectors."""
@@ -141,7 +148,7 @@ class Connection:
             if len(self._text) < self._header[2]:
                 break
             if self._header[3]:
-                self._payload = np.empty(self._header[3], np.uint8)
+                self._payload = _allocate(self._header[3])
                 count = min(self._payload.size, self._received - position)
                 self._payload[:count] = np.frombuffer(buffer[position : position + count], np.uint8)
                 self._payload_received = count
@@ -165,11 +172,22 @@ class Connection:
             raise MalformedMessage(f"Shared memory must be attached before it is used. Received: {number}")
         return self._segment_arrays[number]
 
-    def attach(self, number: int, process: int, descriptor: int, size: int) -> None:
-        """Map memory of the peer's process as segment `number`. Raises ExchangeError, ParameterError."""
+    def attach(self, number: int, size: int) -> None:
+        """Map memory that the peer has handed over as segment `number`. Raises ExchangeError,
+        ParameterError."""
+        file = self.take_memory(number)
+        if file is None and number in self.segments:
+            return  # the request was sent again
+        if file is None:
+            raise ParameterError(
+                f"Memory must be handed over before a server maps it. Received: nothing for segment "
+                f"{number}. Use "
+                'transport="tcp"'
+            )
         if number in self.segments:
+            os.close(file)
             raise ParameterError(f"Each segment can be attached once to a connection. Received: {number}")
-        segment = memory.attach(process, descriptor, size)
+        segment = memory.adopt(file, size)
         segment.close_file()
         self.segments[number] = segment
         self._segment_arrays[number] = segment.array()
@@ -177,6 +195,17 @@ class Connection:
     def close(self) -> None:
         """Close the socket. What is still unsent is lost."""
         self.socket.close()
+
+
+def _allocate(size: int) -> NDArray[Any]:
+    """Return memory for numbers that were announced. The system gives it only as they arrive."""
+    try:
+        return np.empty(size, np.uint8)
+    except MemoryError as error:
+        raise MalformedMessage(
+            f"A message must fit into memory. Received: an announcement of {size} bytes. Use more servers "
+            f"(--ps)"
+        ) from error
 
 
 def _configure_socket(connection: socket.socket) -> None:

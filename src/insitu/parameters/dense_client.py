@@ -20,7 +20,7 @@ from insitu.parameters.rules import (
     plan_sharding,
     sharding_plan,
 )
-from insitu.parameters.server_connection import ServerConnection
+from insitu.parameters.server_connection import DENSE_LANE, ServerConnection
 from insitu.parameters.table_client import TableClient, as_counts
 from insitu.parameters.worker_buffers import WorkerBuffers, as_values
 
@@ -100,7 +100,7 @@ class DenseClient(TableClient):
     def _attach_buffers(self, buffers: WorkerBuffers) -> None:
         """Have the servers of this host map the buffers."""
         futures = [
-            self.request(connection, "attach", buffers.describe_segment())
+            self.attach(connection, buffers.SEGMENT, buffers.descriptor, buffers.size)
             for connection in self.connections
             if buffers.is_shared_with(connection)
         ]
@@ -112,7 +112,7 @@ class DenseClient(TableClient):
         if buffers is None:
             return
         if buffers.is_shared_with(server):
-            server.call("attach", buffers.describe_segment(), deadline)
+            server.attach(DENSE_LANE, buffers.SEGMENT, buffers.descriptor, buffers.size, deadline)
         else:
             buffers.inline_pending(server)
 

@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from insitu import ports
 from insitu.errors import AuthenticationError, InsituError, ParameterError
-from insitu.exchange import PeerInfo, handshake, parse_address
+from insitu.exchange import PeerInfo, close_in_children, handshake, parse_address
 from insitu.parameters.checkpoints import CheckpointWriter
 from insitu.parameters.connection import Connection, ConnectionClosed
+from insitu.parameters.memory_receiver import MemoryReceiver
 from insitu.parameters.rules import MalformedMessage, Message
 from insitu.parameters.server_handshake import SocketHandshake, check_peer_info, make_peer_info
 
 _LOG = logging.getLogger("insitu")
 _MAX_HANDSHAKES = 256
 """Most handshakes under way; the oldest is closed for a new one."""
+_BACKLOG = 128
+_ACCEPTS_PER_TURN = 64
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Errors of `accept` after which the caller still waits: the listener would be ready again at once."""
+_ACCEPT_PAUSE = 0.1
+"""Seconds without accepting after such an error."""
+_LOG_INTERVAL = 1.0
+"""Seconds between two log lines about peers that were refused."""
+
+
+class HalfState(Exception):
+    """Internal: a state could only be taken over in part. It must not be served, so the process ends."""
 
 
 class MessageHandler(Protocol):
@@ -43,9 +59,10 @@ class EventLoop:
         """Listen on `address`. Raises ParameterError where that can't be done."""
         self._index = index
         self._secret = secret
-        self._peer_info = make_peer_info("server", index)
         self._handler: MessageHandler | None = None
         self._listener = _listen(address)
+        self._memory = MemoryReceiver()
+        self._peer_info = make_peer_info("server", index, memory=self._memory.name)
         #: The address that is listened on, with its real port.
         self.address = "{}:{}".format(*self._listener.getsockname()[:2])
         self._selector = selectors.DefaultSelector()
@@ -55,11 +72,19 @@ class EventLoop:
         self._wake_lock = threading.RLock()
         self._closed = False
         self._handshakes: set[SocketHandshake] = set()
+        #: Peers that were refused.
+        self._refused = 0
+        #: Time on the monotonic clock before which no refusal is logged.
+        self._log_at = 0.0
+        #: Time on the monotonic clock before which no caller is accepted; 0.0: the listener is watched.
+        self._accept_at = 0.0
         self._connections: set[Connection] = set()
         #: Connections that the selector watches for becoming writable.
         self._awaiting_write: set[Connection] = set()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake_out, selectors.EVENT_READ, self._drain_wake_pipe)
+        if self._memory.name:
+            self._selector.register(self._memory, selectors.EVENT_READ, lambda *_: self._memory.receive())
 
     def set_handler(self, handler: MessageHandler) -> None:
         """Give all events to `handler` from now on. Call it before the first `poll`."""
@@ -67,6 +92,9 @@ class EventLoop:
 
     def poll(self, seconds: float) -> None:
         """Wait for events up to `seconds`, and handle them."""
+        if self._accept_at and time.monotonic() >= self._accept_at:
+            self._accept_at = 0.0
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         for key, events in self._selector.select(seconds):
             key.data(key.fileobj, events)
 
@@ -86,17 +114,29 @@ class EventLoop:
     # Handshakes
 
     def _accept(self, *_: Any) -> None:
-        try:
-            opened, _ = self._listener.accept()
-        except OSError:
-            return
-        opened.setblocking(False)
-        if len(self._handshakes) >= _MAX_HANDSHAKES:
-            # Peers that connect and stay silent must not keep others out.
+        for _turn in range(_ACCEPTS_PER_TURN):
+            try:
+                opened, _address = self._listener.accept()
+            except OSError as error:
+                if error.errno in _NO_DESCRIPTORS:
+                    self._pause_accepting(error)
+                return
+            opened.setblocking(False)
+            close_in_children(opened)
+            if len(self._handshakes) >= _MAX_HANDSHAKES:
+                # Peers that connect and stay silent must not keep others out.
+                self._close_handshake(min(self._handshakes, key=lambda pending: pending.deadline))
+            pending = SocketHandshake(opened, handshake.accept(self._secret, self._peer_info))
+            self._handshakes.add(pending)
+            self._selector.register(pending, selectors.EVENT_READ, self._advance_handshake)
+
+    def _pause_accepting(self, error: OSError) -> None:
+        """Leave callers waiting for a moment, and close a silent one, where no descriptor is left."""
+        self._log_refusal(error)
+        self._selector.unregister(self._listener)
+        self._accept_at = time.monotonic() + _ACCEPT_PAUSE
+        if self._handshakes:
             self._close_handshake(min(self._handshakes, key=lambda pending: pending.deadline))
-        socket_handshake = SocketHandshake(opened, handshake.accept(self._secret, self._peer_info))
-        self._handshakes.add(socket_handshake)
-        self._selector.register(socket_handshake, selectors.EVENT_READ, self._advance_handshake)
 
     def _advance_handshake(self, socket_handshake: Any, events: int) -> None:
         if socket_handshake not in self._handshakes:
@@ -107,16 +147,25 @@ class EventLoop:
                 self._selector.modify(socket_handshake, events, self._advance_handshake)
                 return
             check_peer_info(socket_handshake.peer_info)
-        except AuthenticationError as error:
-            _LOG.warning("Server %d refused a peer without the job's secret: %s", self._index, error)
-            self._close_handshake(socket_handshake)
         except (OSError, InsituError, ValueError) as error:
-            _LOG.info("Server %d refused a peer: %s", self._index, error)
+            self._log_refusal(error)
+            if answer := handshake.get_answer(error):
+                with contextlib.suppress(OSError):
+                    socket_handshake.socket.send(answer)
             self._close_handshake(socket_handshake)
         else:
             self._handshakes.discard(socket_handshake)
             self._selector.unregister(socket_handshake)
             self.adopt(socket_handshake.socket, socket_handshake.peer_info)
+
+    def _log_refusal(self, error: Exception) -> None:
+        """Log why a peer was refused, but not more often than once in _LOG_INTERVAL: strangers could fill the
+        disk."""
+        self._refused += 1
+        if time.monotonic() >= self._log_at:
+            self._log_at = time.monotonic() + _LOG_INTERVAL
+            level = logging.WARNING if isinstance(error, AuthenticationError) else logging.INFO
+            _LOG.log(level, "Server %d refused a peer (%d so far): %s", self._index, self._refused, error)
 
     def _close_handshake(self, socket_handshake: SocketHandshake) -> None:
         self._handshakes.discard(socket_handshake)
@@ -127,12 +176,16 @@ class EventLoop:
         """Close the handshakes that have taken too long."""
         for expired in [h for h in self._handshakes if h.deadline < now]:
             self._close_handshake(expired)
+        self._memory.expire(now)
 
     # Connections
 
     def adopt(self, opened: socket.socket, peer_info: PeerInfo | None = None) -> Connection:
         """Return a connection over a socket whose handshake is done, and receive its messages from now on."""
         connection = Connection(opened, peer_info)
+        ticket, process = str(connection.peer_info.get("ticket")), connection.peer_info.get("process")
+        if isinstance(process, int):
+            connection.take_memory = lambda number: self._memory.take(ticket, process, number)
         self._selector.register(connection, selectors.EVENT_READ, self._handle_events)
         self._connections.add(connection)
         return connection
@@ -150,6 +203,12 @@ class EventLoop:
             self._close_connection(connection)
         except MalformedMessage as error:
             _LOG.warning("Server %d closes the connection of a peer: %s", self._index, error)
+            self._close_connection(connection)
+        except HalfState:
+            raise
+        except Exception as error:
+            # No message ends a server. Its sender, which nobody can answer any more, connects again.
+            _LOG.exception("Server %d closes the connection of a peer: %r", self._index, error)
             self._close_connection(connection)
         self.flush()
 
@@ -206,6 +265,9 @@ class EventLoop:
             elif isinstance(key.fileobj, CheckpointWriter):
                 key.fileobj.cancel()
         self._selector.close()
+        self._memory.close()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # one that was inherited stays bound
         self._listener.close()
         os.close(self._wake_out)
         os.close(self._wake_in)
@@ -214,12 +276,18 @@ class EventLoop:
 def _listen(address: str) -> socket.socket:
     host, port = parse_address(address, lowest=0)
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=128)
-    except OSError as error:
+        listener = ports.take_inherited(host, port)
+        if listener is None:
+            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        else:
+            listener.listen(_BACKLOG)
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ParameterError(
-            f"A parameter server can't listen on {address}: {error.strerror}. Give an address of this host "
+            f"A parameter server can't listen on {address}: {reason}. Give an address of this host "
             "with a free port, or port 0 for any"
         ) from error
     listener.setblocking(False)
+    close_in_children(listener)
     return listener

@@ -29,10 +29,10 @@ from typing import Literal
 
 import numpy as np
 
-from insitu.errors import CheckpointError, InsituError, ServerLost, ServerMoved
+from insitu.errors import InsituError, ServerLost, ServerMoved
 from insitu.parameters import snapshots
 from insitu.parameters.connection import Connection, ConnectionClosed
-from insitu.parameters.event_loop import EventLoop
+from insitu.parameters.event_loop import EventLoop, HalfState
 from insitu.parameters.replication_log import ReplicationLog
 from insitu.parameters.request_handler import RequestHandler
 from insitu.parameters.rules import FAILURE, REPLY, REQUEST, Message, make_failure
@@ -129,7 +129,10 @@ class MirrorManager:
         operation = message.meta.get("op")
         hosted = self.hosted.get(server) if isinstance(server, int) else None
         try:
-            if operation in ("copy", "hand_over", "take_over"):
+            if operation == "attach":
+                connection.attach(int(message.meta["segment"]), int(message.meta["size"]))
+                self._send(connection, Message(REPLY, message.request, {}))
+            elif operation in ("copy", "hand_over", "take_over"):
                 getattr(self, f"_{operation}")(connection, message, server, hosted)
             elif message.meta.get("change"):
                 self._replicate(connection, message, hosted)
@@ -240,9 +243,9 @@ class MirrorManager:
             snapshot = snapshots.Snapshot(message.meta["snapshot"], arrays)
             try:
                 snapshots.restore(hosted.handler.state, snapshot)
-            except (CheckpointError, InsituError) as error:
+            except Exception as error:
                 if operation == "hand_over":
-                    raise  # ends this process, because half of a state must not be served
+                    raise HalfState(f"server {server} can't take its state over: {error}") from error
                 _LOG.error("The state of server %d can't be mirrored: %s", server, error)
         if operation == "hand_over":
             self._begin_serving(hosted, restored=bool(message.meta["held"]))

@@ -8,7 +8,14 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from insitu.errors import InsituError, ParameterError, ServerLost, ServerMoved, ServerStalled
+from insitu.errors import (
+    AuthenticationError,
+    InsituError,
+    ParameterError,
+    ServerLost,
+    ServerMoved,
+    ServerStalled,
+)
 from insitu.parameters.connection import ConnectionClosed
 from insitu.parameters.futures import Future, gather
 from insitu.parameters.rules import Array, BufferRef, MalformedMessage, Message
@@ -63,6 +70,15 @@ class RequestClient:
             if connection.has_unsent and not defer_send:
                 self.start_background_io()
         return future
+
+    def attach(
+        self, connection: ServerConnection, number: int, file: int, size: int, lane: int = DENSE_LANE
+    ) -> Future[Any]:
+        """Have a server of this host map the segment `file` as `number`. Raises ExchangeError."""
+        with self.lock:
+            if connection.lanes:  # else `reintroduce` hands it over
+                connection.hand_over(lane, number, file)
+            return self.request(connection, "attach", {"segment": number, "size": size}, lane=lane)
 
     def request_each(
         self,
@@ -209,7 +225,7 @@ class RequestClient:
                 server.connect_once(deadline)
                 self.reintroduce(server, deadline)
                 return
-            except (ConnectionClosed, OSError, ServerMoved) as error:
+            except (ConnectionClosed, OSError, ServerMoved, AuthenticationError) as error:
                 server.use_next_address()
                 reason = str(error)
             if time.monotonic() >= deadline:

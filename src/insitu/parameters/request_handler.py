@@ -46,13 +46,11 @@ CHANGES = frozenset(
 """Operations that change the state: each is sent to the mirror."""
 _QUERIES = frozenset(
     {
-        *("attach", "pull", "pull_rows", "last_applied", "stats", "read_rows", "hello"),
+        *("pull", "pull_rows", "last_applied", "stats", "read_rows", "hello"),
         *("expect_checkpoints", "freeze", "checkpoint"),
     }
 )
 _LOG = logging.getLogger("insitu")
-_REQUEST_ERRORS = (InsituError, KeyError, TypeError, ValueError, IndexError, MemoryError, OverflowError)
-"""Errors that a bad request may raise; they fail the request, not the server."""
 _DECISIONS_SENT = 4
 """Decisions that the leader sends with each answer; see `modes.StepDecidedEvent`."""
 _WORKER_MEMORY_FIELDS = ("at", "segment", "ahead")
@@ -118,7 +116,8 @@ class RequestHandler:
             answer = handle(connection, message)
         except MalformedMessage:
             raise
-        except _REQUEST_ERRORS as error:
+        except Exception as error:
+            # Whatever a request raises fails the request, not the server.
             _fail(connection, message, error)
         else:
             if answer is not None:
@@ -126,8 +125,15 @@ class RequestHandler:
         if operation in CHANGES:
             self._retry_pulls()
         self._change = None
-        for blocked in self._barrier.write_if_at_cut():
-            self.handle(*blocked)
+        self._handle_again(self._barrier.write_if_at_cut())
+
+    def _handle_again(self, blocked: Sequence[tuple[Connection, Message]]) -> None:
+        """Handle requests that were blocked by a checkpoint."""
+        for connection, message in blocked:
+            try:
+                self.handle(connection, message)
+            except MalformedMessage as error:
+                _fail(connection, message, error)
 
     def replicate(self, connection: Connection, message: Message) -> None:
         """Make a change that the primary has made, and acknowledge it; for a mirror."""
@@ -135,7 +141,7 @@ class RequestHandler:
         if handle is not None:
             try:
                 handle(connection, message)
-            except _REQUEST_ERRORS as error:
+            except Exception as error:
                 _LOG.error("The mirror of server %d can't make a change: %s", self.state.server, error)
                 raise
         self._waiting_pushes.clear()
@@ -144,8 +150,7 @@ class RequestHandler:
 
     def tick(self, now: float) -> None:
         """Fail requests that have waited too long. Call it regularly."""
-        for blocked in self._barrier.expire(now):
-            self.handle(*blocked)
+        self._handle_again(self._barrier.expire(now))
         late = [w for w in self._waiting_pulls if w.deadline <= now]
         self._waiting_pulls = [w for w in self._waiting_pulls if w.deadline > now]
         for key, waiting in list(self._waiting_pushes.items()):
@@ -156,9 +161,7 @@ class RequestHandler:
 
     def forget(self, connection: Connection) -> None:
         """Drop the waiting requests of a connection that was closed."""
-        for blocked in self._barrier.expire(0.0, connection):
-            if blocked[0] is not connection:
-                self.handle(*blocked)
+        self._handle_again([b for b in self._barrier.expire(0.0, connection) if b[0] is not connection])
         self._waiting_pulls = [w for w in self._waiting_pulls if w.connection is not connection]
         for key, waiting in list(self._waiting_pushes.items()):
             left = [w for w in waiting if w.connection is not connection]
@@ -200,7 +203,11 @@ class RequestHandler:
         waiting, self._waiting_pulls = self._waiting_pulls, []
         self._change = None
         for entry in waiting:
-            answer = self._try_pull(entry.connection, entry.message)
+            try:
+                answer = self._try_pull(entry.connection, entry.message)
+            except Exception as error:
+                _fail(entry.connection, entry.message, error)
+                continue
             if answer is None:
                 self._waiting_pulls.append(entry)
             else:
@@ -234,12 +241,6 @@ class RequestHandler:
             "version": state.push_state.version,
             "defined": state.plan is not None,
         }, ()
-
-    def _attach(self, connection: Connection, message: Message) -> Answer:
-        meta = message.meta
-        process = int(connection.peer_info["process"])
-        connection.attach(int(meta["segment"]), process, int(meta["descriptor"]), int(meta["size"]))
-        return {}, ()
 
     def _define(self, connection: Connection, message: Message) -> Answer:
         plan = sharding_plan.from_json(message.meta["layout"])
@@ -421,8 +422,7 @@ class RequestHandler:
     def _checkpoint(self, connection: Connection, message: Message) -> None:
         blocked = self._barrier.set_cut(connection, message)
         self._follow_decisions(message.meta.get("decisions", ()), message)
-        for entry in blocked:
-            self.handle(*entry)
+        self._handle_again(blocked)
 
 
 def _fail(connection: Connection, message: Message, error: Exception) -> None:

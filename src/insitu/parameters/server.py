@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from insitu.errors import InputError
-from insitu.exchange import handshake
+from insitu.exchange import resolve_secret
 from insitu.parameters.event_loop import EventLoop
 from insitu.parameters.mirroring import MirrorManager
 from insitu.parameters.rules import ConsistencyPolicy, Mode
@@ -32,7 +32,8 @@ class ParameterServer:
             real port.
         index: this server's place among `addresses`.
         addresses: those of all servers, in order (None: it is the only one).
-        secret: proved by both sides of each connection, never sent.
+        secret: of 16 bytes or more, proved by both sides of each connection, never sent (None: one that only
+            this process knows).
         mode: when pushes become updates; see `insitu.parameters.rules.modes`, also for the next three.
         total_replicas: shards that push.
         replicas_to_aggregate: pushes that make a step in mode sync (None: `total_replicas`).
@@ -57,7 +58,7 @@ class ParameterServer:
         *,
         index: int = 0,
         addresses: Sequence[str] | None = None,
-        secret: bytes = b"",
+        secret: bytes | None = None,
         mode: Mode = "async",
         total_replicas: int = 1,
         replicas_to_aggregate: int | None = None,
@@ -76,12 +77,14 @@ class ParameterServer:
             raise InputError(
                 f"backups must be 0, or 1 with two servers or more. Received: {backups} with {count}"
             )
-        handshake.check_secret(secret)
+        secret = resolve_secret(secret)
         policy = ConsistencyPolicy(mode, total_replicas, replicas_to_aggregate, max_staleness)
         folder = None if checkpoint is None else Path(checkpoint)
         factory = StateFactory(policy, nan, make_updater, folder)
         factory.make(index)  # raises for bad settings before anything is opened
         self.index = index
+        #: The secret that workers need.
+        self.secret = secret
         self._report = report or (lambda stats: None)
         self._reported_at = 0.0
         self._stopping = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import time
 from collections.abc import Mapping, Sequence
@@ -10,15 +11,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from insitu import errors
-from insitu.errors import InsituError, ParameterError, ServerLost, ServerMoved, ServerStalled
+from insitu.errors import (
+    AuthenticationError,
+    InsituError,
+    ParameterError,
+    ServerLost,
+    ServerMoved,
+    ServerStalled,
+)
+from insitu.exchange import memory
+from insitu.exchange.plan import PAGE
 from insitu.parameters.connection import Connection, ConnectionClosed
 from insitu.parameters.futures import Future
+from insitu.parameters.memory_receiver import hand_over, make_ticket
 from insitu.parameters.rules import FAILURE, REQUEST, Array, BufferRef, Message
 from insitu.parameters.server_handshake import connect_to_server, make_peer_info
 
 DENSE_LANE, ROWS_LANE = 0, 1
 """Each lane is a TCP connection of its own, so that a large dense transfer doesn't delay rows of tables."""
 LANES = 2
+_PROBE_SEGMENT = 0
+"""Number of the segment that only shows whether memory can be handed over."""
 _RETRY_INTERVAL = 0.02
 """Seconds between two attempts to connect."""
 _DIAL_TIMEOUT = 0.7
@@ -63,6 +76,8 @@ class ServerConnection:
         self._secret = secret
         self._transport = transport
         self._next_number = 1
+        #: Of each lane: what says for which connection memory is handed over.
+        self._tickets: list[str] = []
 
     @property
     def address(self) -> str:
@@ -82,15 +97,20 @@ class ServerConnection:
         Raises ServerLost after the deadline, AuthenticationError, VersionMismatch, ParameterError.
         """
         own_address_until = time.monotonic() + _DIAL_TIMEOUT
+        refusal: AuthenticationError | None = None
         while True:
             try:
                 self.connect_once(deadline)
                 return
-            except (OSError, ConnectionClosed, ServerMoved) as error:
+            except (OSError, ConnectionClosed, ServerMoved, AuthenticationError) as error:
+                # Also a wrong proof is but a note: a stranger may listen where the server should.
                 reason = str(error)
+                refusal = error if isinstance(error, AuthenticationError) else refusal
             if time.monotonic() >= own_address_until:
                 self.use_next_address()
             if time.monotonic() >= deadline:
+                if refusal is not None:
+                    raise refusal
                 raise ServerLost(
                     f"Parameter server {self.server} must answer at {self.address}. Received: {reason}. "
                     "Check that its task runs (insitu ps, insitu logs JOB ps:"
@@ -108,6 +128,7 @@ class ServerConnection:
             self._open_lanes(min(deadline, time.monotonic() + _DIAL_TIMEOUT))
             if self.address_index:
                 self.call("take_over", {}, deadline)
+            self._verify_memory(deadline)
         except ServerLost as error:
             self.disconnect()
             raise ServerMoved(str(error)) from error
@@ -117,9 +138,10 @@ class ServerConnection:
 
     def _open_lanes(self, deadline: float) -> None:
         for lane in range(LANES):
-            own_info = make_peer_info("worker", self._rank, lane=lane)
+            own_info = make_peer_info("worker", self._rank, lane=lane, ticket=make_ticket())
             opened, peer = connect_to_server(self.address, self._secret, own_info, deadline)
             self.lanes.append(Connection(opened, peer))
+            self._tickets.append(own_info["ticket"])
             if peer.get("role") != "server":
                 raise ParameterError(
                     f"Addresses must be those of parameter servers. Received for server {self.server}: "
@@ -130,20 +152,50 @@ class ServerConnection:
                     "Addresses must be those of all servers, in the order of their indices. Received for "
                     f"server {self.server}: {self.address}, where server {peer.get('index')} is"
                 )
-            host = peer.get("host")
-            self.shares_memory = self._transport != "tcp" and bool(host) and host == own_info["host"]
+            near = bool(peer.get("memory")) and peer.get("host") == own_info["host"]
+            self.shares_memory = self._transport != "tcp" and near
+
+    def _verify_memory(self, deadline: float) -> None:
+        """Hand the server a page, and share no memory with it where that isn't possible.
+
+        Raises ParameterError where it must be.
+        """
+        reason = "it isn't on this host"
+        if self.shares_memory:
+            file = memory.create("insitu-probe", PAGE)
+            try:
+                self.attach(DENSE_LANE, _PROBE_SEGMENT, file, PAGE, deadline)
+            except InsituError as error:
+                self.shares_memory, reason = False, str(error)
+            finally:
+                os.close(file)
         if self._transport == "shm" and not self.shares_memory:
             raise ParameterError(
-                f'transport="shm" needs all servers on one x86-64 Linux host. Received: server {self.server} '
-                f"at {self.address}, which is not on that of worker {self._rank}. Use the transport "
-                '"auto" or "tcp"'
+                'transport="shm" needs all servers on one x86-64 Linux host, and memory that can be handed '
+                "to "
+                f"them. Received: server {self.server} at {self.address}, for worker {self._rank}: "
+                f"{reason}. Use "
+                'the transport "auto" or "tcp"'
             )
+
+    def attach(self, lane: int, number: int, file: int, size: int, deadline: float) -> None:
+        """Have the server map the segment `file` as `number`, while the connection carries no other request.
+
+        Raises ConnectionClosed, InsituError.
+        """
+        self.hand_over(lane, number, file)
+        self.call("attach", {"segment": number, "size": size}, deadline, lane=lane)
+
+    def hand_over(self, lane: int, number: int, file: int) -> None:
+        """Hand the server the segment `file`, before it is asked to map it. Raises ExchangeError."""
+        peer = self.lanes[lane].peer_info
+        hand_over(str(peer["memory"]), int(peer["process"]), self._tickets[lane], number, file)
 
     def disconnect(self) -> None:
         """Close all lanes. Unanswered requests stay, to be sent again or failed."""
         for connection in self.lanes:
             connection.close()
-        self.lanes = []
+        self.lanes, self._tickets = [], []
 
     def use_next_address(self) -> None:
         """Use the next address from now on; after the last, the first."""
@@ -194,7 +246,7 @@ class ServerConnection:
         With `defer_send` it is sent together with the next one, which wakes the server once for both.
         """
         number = self._next_number
-        self._next_number = self._next_number % 0xFFFFFFFF + 1
+        self._next_number += 1
         request = PendingRequest(lane, {"op": operation, "of": self.server, **meta}, arrays, refs, future)
         self.pending[number] = request
         try:

@@ -8,11 +8,27 @@ import socket
 import time
 from typing import Any
 
-from insitu._version import __version__
 from insitu.errors import ExchangeError, VersionMismatch
-from insitu.exchange import HandshakeSteps, PeerInfo, handshake, memory, parse_address
+from insitu.exchange import (
+    PROTOCOL_KEYS,
+    HandshakeSteps,
+    PeerInfo,
+    describe_protocol,
+    handshake,
+    memory,
+    parse_address,
+)
 from insitu.parameters.rules import PROTOCOL_VERSION
 
+_MODULES = (
+    "connection",
+    "memory_receiver",
+    "rules.hashing",
+    "rules.modes",
+    "rules.sharding_plan",
+    "rules.wire",
+)
+"""The modules whose constants shape what workers and servers send each other."""
 HANDSHAKE_TIMEOUT = 5.0
 """Seconds that a peer has to complete the handshake."""
 
@@ -25,8 +41,8 @@ def make_peer_info(role: str, index: int, **more: Any) -> PeerInfo:
         "index": index,
         "process": os.getpid(),
         "host": memory.read_host_identity() if memory.is_supported() else "",
-        "version": __version__,
         "protocol": PROTOCOL_VERSION,
+        **describe_protocol("insitu.parameters", _MODULES),
         **more,
     }
 
@@ -39,12 +55,15 @@ def check_peer_info(peer: PeerInfo) -> None:
             f"A peer must be a task that uses parameter servers. Received: a peer of {peer.get('room')!r}. "
             "Check that the addresses are those of the job's ps tasks"
         )
-    if peer.get("protocol") != PROTOCOL_VERSION:
-        raise VersionMismatch(
-            f"All tasks of a job need the same version of insitu: this process has {__version__} (protocol "
-            f"{PROTOCOL_VERSION}), {peer.get('role')} {peer.get('index')} has {peer.get('version')} "
-            f"(protocol {peer.get('protocol')}). Install the same version on all nodes"
-        )
+    own = {"protocol": PROTOCOL_VERSION, **describe_protocol("insitu.parameters", _MODULES)}
+    for key in ("protocol", *PROTOCOL_KEYS):
+        if peer.get(key) != own[key]:
+            raise VersionMismatch(
+                f"All tasks of a job need the same version of insitu on machines of one kind: their {key} "
+                f"must be "
+                f"equal. Received: {own[key]!r} here, {peer.get(key)!r} from {peer.get('role')} "
+                f"{peer.get('index')}. Install the same version on all nodes"
+            )
 
 
 class SocketHandshake:

@@ -69,15 +69,18 @@ class TableClient(RequestClient):
         """Create the arena and have the servers of this host map it, where there are any."""
         near = [connection for connection in self.connections if connection.shares_memory]
         if self._arena is None and near:
-            self._arena = Arena()
-            meta = self._arena.describe_segment()
-            futures = [self.request(connection, "attach", meta, lane=ROWS_LANE) for connection in near]
+            arena = self._arena = Arena()
+            futures = [
+                self.attach(connection, arena.SEGMENT, arena.descriptor, arena.size, ROWS_LANE)
+                for connection in near
+            ]
             gather(futures, self.run_until_done, list).result()
 
     def reintroduce(self, server: ServerConnection, deadline: float) -> None:
         super().reintroduce(server, deadline)
         if self._arena is not None and server.shares_memory:
-            server.call("attach", self._arena.describe_segment(), deadline, lane=ROWS_LANE)
+            arena = self._arena
+            server.attach(ROWS_LANE, arena.SEGMENT, arena.descriptor, arena.size, deadline)
             return
         for request in server.pending.values():
             if request.lane == ROWS_LANE and request.refs:

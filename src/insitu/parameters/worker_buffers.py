@@ -97,10 +97,6 @@ class WorkerBuffers:
         """Return whether a server sees these buffers."""
         return self.shared and server.shares_memory
 
-    def describe_segment(self) -> dict[str, Any]:
-        """Return the fields of an `attach` request, with which a server maps the segment."""
-        return {"segment": self.SEGMENT, "descriptor": self.descriptor, "size": self.size}
-
     def locate_parts(self, server: ServerConnection, shard: int | None) -> tuple[dict[str, Any], list[Array]]:
         """Return (meta, arrays) with which a request names a server's parts: their position in shared memory,
         or the arrays themselves."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +28,7 @@ def test_segment_can_be_opened_by_its_owner_only(file: int) -> None:
 
 def test_attached_segments_share_memory_until_one_is_private(file: int) -> None:
     memory.fill(file, np.full(10_000, 5, np.uint8))
-    one, other = (memory.attach(os.getpid(), file, 10_000) for _ in range(2))
+    one, other = (memory.adopt(os.dup(file), 10_000) for _ in range(2))
     os.close(file)
     array, address = one.array(), one.address
     other.array()[:10] = 6
@@ -38,16 +40,43 @@ def test_attached_segments_share_memory_until_one_is_private(file: int) -> None:
 
 def test_segment_replaces_the_memory_of_an_array(file: int) -> None:
     array = memory.Segment(memory.create("insitu-test", 10_000), 10_000).array()
-    segment = memory.attach(os.getpid(), file, 10_000, array)
+    segment = memory.adopt(os.dup(file), 10_000, array)
     segment.array()[:] = 3
     assert segment.array() is array
     assert os.pread(file, 3, 0) == b"\3\3\3"
     os.close(file)
 
 
-def test_segment_that_is_too_small_or_closed_raises(file: int) -> None:
+def test_segment_that_is_too_small_raises(file: int) -> None:
     with pytest.raises(ExchangeError, match=r"must have 20000 bytes. Received: 10000 bytes"):
-        memory.attach(os.getpid(), file, 20_000)
+        memory.adopt(os.dup(file), 20_000)
     os.close(file)
-    with pytest.raises(ExchangeError, match="Received: No such file or directory"):
-        memory.attach(os.getpid(), file, 10_000)
+
+
+def test_the_size_of_a_segment_cannot_change(file: int) -> None:
+    """Cut off under those who have mapped it, it would end them with SIGBUS."""
+    for size in (0, 20_000):
+        with pytest.raises(PermissionError):
+            os.ftruncate(file, size)
+    os.close(file)
+
+
+def test_only_sealed_segments_are_adopted(tmp_path: Path) -> None:
+    """A file that a peer has open, or memory that it could cut off, isn't mapped."""
+    (tmp_path / "file").write_bytes(bytes(10_000))
+    loose = os.memfd_create("insitu-test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(loose, 10_000)
+    for file in (os.open(tmp_path / "file", os.O_RDWR), loose, os.pipe()[0]):
+        before = os.listdir("/proc/self/fd")
+        with pytest.raises(ExchangeError, match="a segment with a sealed size"):
+            memory.adopt(file, 10_000)
+        assert len(os.listdir("/proc/self/fd")) == len(before) - 1
+
+
+def test_adopted_segments_have_locks_of_their_own(file: int) -> None:
+    """A descriptor that was handed over shares the sender's locks, and so would exclude nobody."""
+    one, other = (memory.adopt(os.dup(file), 10_000) for _ in range(2))
+    fcntl.flock(one.file, fcntl.LOCK_EX)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(other.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(file)

@@ -32,7 +32,7 @@ def _make_barriers(
     try:
         yield [
             ShmBarrier(
-                memory.attach(os.getpid(), file, size),
+                memory.adopt(os.dup(file), size),
                 0,
                 member,
                 RANKS,

@@ -35,7 +35,7 @@ def test_round_up_gives_the_next_multiple(size: int, unit: int) -> None:
 
 def test_region_finds_arrays_in_this_members_part() -> None:
     file = memory.create("insitu-test", 8192)
-    segment = memory.attach(os.getpid(), file, 8192)
+    segment = memory.adopt(os.dup(file), 8192)
     os.close(file)
     region = Region((segment.array(),), segment, 8192, True)
     assert region.find_offset(segment.array()[64:128]) == 64

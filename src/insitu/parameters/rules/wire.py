@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from insitu.errors import ParameterError
 from insitu.parameters.rules.sharding_plan import named_dtype
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Increase it with each change after which workers and servers of two versions can't talk to each other."""
 REQUEST, REPLY, FAILURE = 1, 2, 3
-HEADER = struct.Struct("!2sBxIIQ")
+HEADER = struct.Struct("!2sBxQIQ")
 MAGIC = b"iP"
 META_LIMIT = 64 << 20
 """Most bytes of JSON in one message."""
@@ -33,6 +33,8 @@ INLINE = -1
 """The segment number of arrays that the message itself carries."""
 WIRE_DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "uint32", "uint8")
 _MAX_DIMENSIONS = 32
+_MAX_LENGTH = 1 << 48
+"""Most elements along one dimension, and most bytes of an offset."""
 
 Array = NDArray[Any]
 
@@ -146,8 +148,8 @@ def decode(
     """
     try:
         meta = json.loads(text)
-    except ValueError as error:
-        raise MalformedMessage(f"A message's description must be JSON: {error}") from error
+    except (ValueError, RecursionError) as error:  # too many lists within each other
+        raise MalformedMessage(f"A message's description must be JSON of few levels: {error}") from error
     if not isinstance(meta, dict):
         raise MalformedMessage(
             f"A message's description must be a JSON object. Received: {type(meta).__name__}"
@@ -176,18 +178,25 @@ def _parse_descriptions(described: Any) -> list[tuple[str, tuple[int, ...], int,
     parsed = []
     try:
         for name, shape, number, offset in described:
-            lengths = tuple(int(length) for length in shape)
-            if len(lengths) > _MAX_DIMENSIONS or any(length < 0 for length in lengths) or int(offset) < 0:
-                raise ValueError(f"an array of shape {lengths} at {offset}")
-            parsed.append((str(name), lengths, int(number), int(offset)))
+            lengths = tuple(shape)
+            if len(lengths) > _MAX_DIMENSIONS or not all(map(_is_length, (*lengths, offset, number + 1))):
+                raise ValueError(f"an array of shape {lengths!s:.100} at {offset!s:.20}")
+            parsed.append((str(name), lengths, number, offset))
     except (TypeError, ValueError) as error:
         raise MalformedMessage(f"A message describes its arrays wrongly: {error}") from error
     return parsed
 
 
+def _is_length(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= _MAX_LENGTH
+
+
 def _make_view(memory: Array, offset: int, size: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     if not size:
-        return np.empty(shape, dtype)
+        try:
+            return np.empty(shape, dtype)
+        except ValueError as error:  # the other dimensions are too long
+            raise MalformedMessage(f"A message describes its arrays wrongly: {error}") from error
     if offset + size > memory.size or offset % dtype.itemsize:
         raise MalformedMessage(
             f"An array must lie within {memory.size} bytes. Received: {size} bytes at {offset}"
