@@ -23,6 +23,11 @@ from typing import TypeVar
 T = TypeVar("T")
 _LOG = logging.getLogger("insitu")
 _OPTIONS = ("-O3", "-shared", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing")
+_SANITIZERS = {
+    "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    "thread": ("-fsanitize=thread",),
+}
+"""Options by the value of INSITU_SANITIZE, for tests; see `make sanitize`."""
 _COMPILE_TIMEOUT = 60.0
 """Seconds that the compiler may take."""
 
@@ -55,13 +60,18 @@ def warn_about_numpy() -> None:
 def _find_library(source: Path, folder: Path) -> Path | None:
     """Return the library in `folder`, compiled if it isn't there. None without a compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    content = "|".join((source.read_text(), *_OPTIONS, platform.machine(), platform.libc_ver()[1]))
+    content = "|".join((source.read_text(), *_choose_options(), platform.machine(), platform.libc_ver()[1]))
     library = folder / f"{source.stem}-{hashlib.sha256(content.encode()).hexdigest()[:16]}.so"
     if not library.exists():
         if compiler is None:
             return None
         _compile(compiler, source, library)
     return library
+
+
+def _choose_options() -> tuple[str, ...]:
+    sanitizer = _SANITIZERS.get(os.environ.get("INSITU_SANITIZE", ""))
+    return _OPTIONS if sanitizer is None else (*_OPTIONS, "-O1", "-g", "-DINSITU_SANITIZE", *sanitizer)
 
 
 def _get_cache_beside(source: Path) -> Path:
@@ -83,6 +93,6 @@ def _compile(compiler: str, source: Path, library: Path) -> None:
     library.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         made = Path(folder) / library.name
-        command = [compiler, *_OPTIONS, "-o", str(made), str(source)]
+        command = [compiler, *_choose_options(), "-o", str(made), str(source)]
         subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_TIMEOUT)
         made.replace(library)  # atomic: another process may compile it, too

@@ -17,7 +17,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__gnu_linux__)
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__gnu_linux__) && \
+    !defined(INSITU_SANITIZE) /* sanitizers can't have functions that are chosen while a program is loaded */
 #define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define WIDE
@@ -248,8 +249,10 @@ static int reduce_own_part(struct region_reduction *p, uint64_t phase) {
         uint64_t n = p->stop - at < p->piece ? p->stop - at : p->piece;
         __atomic_store_n(p->progress, state, __ATOMIC_RELEASE);
         compute_sum(&p->sum, p->scratch, p->rows, at, n);
-        __atomic_store_n(p->progress, state + 1, __ATOMIC_RELEASE);
-        if (load(p->evicted)) return EVICTED;
+        /* Sequentially consistent: the load below must not come before this store. Those who evict this member
+           store and load in the other order, so at least one side sees the other. */
+        __atomic_store_n(p->progress, state + 1, __ATOMIC_SEQ_CST);
+        if (__atomic_load_n(p->evicted, __ATOMIC_SEQ_CST)) return EVICTED;
         copy_to_results(p, at * p->itemsize, n * p->itemsize);
         state += 2;
     }

@@ -15,12 +15,12 @@ import mmap
 import os
 import platform
 import sys
+import threading
 from typing import Any
 
 import numpy as np
 
 from insitu.errors import ExchangeError
-from insitu.exchange.plan import PAGE
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -74,7 +74,7 @@ def read_machine_identity() -> str:
 def _reserve(size: int) -> int:
     """Return an address for a mapping of `size` bytes, such that large pages can be used. The range is
     reserved, but can't be accessed."""
-    rounded = max(PAGE, -(-size // PAGE) * PAGE)
+    rounded = max(mmap.PAGESIZE, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
     start = _libc.mmap(None, rounded + HUGE, _PROT_NONE, _MAP_PRIVATE, -1, 0)
     if start == _FAILED:
         raise _memory_error(f"{size} bytes of addresses must be available")
@@ -248,6 +248,14 @@ def futex_wait(address: int, value: int, seconds: float) -> None:
 def futex_wake(address: int) -> None:
     """Wake all that sleep on the word at `address`."""
     _libc.syscall(_SYS_FUTEX, ctypes.c_void_p(address), _FUTEX_WAKE, _ALL_WAITERS, None, None, 0)
+
+
+def fence() -> None:
+    """Have all stores of this thread so far come before all its loads from now on, for all processors.
+
+    Taking a lock is one atomic operation of the processor. A new lock is free, so it is always carried out.
+    """
+    threading.Lock().acquire()
 
 
 def yield_processor() -> None:

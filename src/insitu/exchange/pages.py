@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from insitu.errors import ExchangeError
 from insitu.exchange.memory import HUGE
-from insitu.exchange.plan import PAGE
 
+PAGE = mmap.PAGESIZE
+"""Bytes of a page of this machine. Only whole ones are swapped: what lies behind an array stays as it is."""
 ALIGNMENT = 64
 """Bytes. TensorFlow takes memory without copying it only if it is aligned like this; PyTorch aligns its own
 so."""

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from insitu.errors import ExchangeError
-from insitu.exchange.memory import Segment, futex_wait, futex_wake, yield_processor
+from insitu.exchange.memory import Segment, fence, futex_wait, futex_wake, yield_processor
 from insitu.exchange.native import MISSING, BarrierStruct, Kernels, address_of
 from insitu.exchange.plan import MemberLost
 
 SIGNATURE_BITS = 24
 SIGNATURE_MASK = (1 << SIGNATURE_BITS) - 1
+_WORD = (1 << 64) - 1
 
 LINE = 64
 """Bytes of a cache line. Words that different members write never share one."""
@@ -81,9 +82,9 @@ class ShmBarrier:
 
     The eviction of a member is decided once for all members, under a lock. A member is evicted for good if it
     had not arrived at that time. Each member that comes to a phase reads the decisions after it has seen all
-    others arrive. The store of a decision precedes the load of the arrival word, and the load of the
-    decisions follows the load of the arrival words; on a processor with ordered stores, two members can't
-    conclude differently.
+    others arrive. A fence orders the store of a decision before the load of the arrival word, and each
+    member's
+    own arrival before its load of the decisions, so two members can't conclude differently.
     """
 
     def __init__(
@@ -155,14 +156,21 @@ class ShmBarrier:
         if self._kernels is not None:
             return self.complete(self._kernels.barrier_wait(self.struct_address, phase, signature), signature)
         parity = phase & 1
-        word = phase << SIGNATURE_BITS | signature
+        word = self._make_word(signature)
         words = self._words
         words[self._own[parity]] = word
+        fence()
         self.waited, self.last = 0.0, self._member
         for index in self._others[parity]:
             if words[index] != word:
                 self._spin(index, word)
         self._release()
+
+    def _make_word(self, signature: int) -> int:
+        """Return the arrival word of the present phase: its low 40 bits, which go round after the other
+        members
+        have long been past them, and the signature."""
+        return (self.phase << SIGNATURE_BITS | signature) & _WORD
 
     def complete(self, state: int, signature: int) -> None:
         """Complete the current phase, which compiled code began and returned from with `state`. Raises as
@@ -173,7 +181,7 @@ class ShmBarrier:
         if state:
             if state & MISSING:
                 start = time.monotonic()
-                self._wait_for_missing(self.phase << SIGNATURE_BITS | signature, frozenset())
+                self._wait_for_missing(self._make_word(signature), frozenset())
                 self.waited += time.monotonic() - start
             self._release()
 
@@ -201,7 +209,7 @@ class ShmBarrier:
             if lost.rank == self._ranks[self._member]:
                 raise
             first = lost
-        word = self.phase << SIGNATURE_BITS | signature
+        word = self._make_word(signature)
         finished: set[int] = set()
         while True:
             for member in self._find_evicted(self.phase) - finished:
@@ -261,7 +269,7 @@ class ShmBarrier:
             self.on_sleep(self._ranks[missing[0] // MEMBER_WORDS])
             seconds = min(2 * seconds, _MAX_SLEEP)
             if words[self._loss_flag]:
-                self._raise_if_lost(word >> SIGNATURE_BITS, excused)
+                self._raise_if_lost(self.phase, excused)
             self._evict_if_lost(missing, word, start)
 
     def _check_signatures(self, missing: Sequence[int], word: int) -> None:
@@ -274,6 +282,7 @@ class ShmBarrier:
     def _sleep(self, missing: Sequence[int], word: int, seconds: float) -> None:
         doorbell = 2 * (self._own[0] + _DOORBELL)
         self._asleep[self._member] = 1
+        fence()
         value = self._doorbells[doorbell]
         if any(self._words[index] != word for index in missing):
             futex_wait(self._address + doorbell * 4, value, seconds)
@@ -308,8 +317,8 @@ class ShmBarrier:
         words[self._loss_flag] = 1
         if words[evicted]:
             return
-        words[evicted] = word >> SIGNATURE_BITS
-        yield_processor()  # its system call orders the store above before the load below
+        words[evicted] = self.phase
+        fence()
         if words[index] == word:
             words[evicted] = 0  # it has arrived after all
 

@@ -18,15 +18,27 @@ from functools import partial
 import numpy as np
 
 from insitu.exchange import native
+from insitu.exchange.memory import fence
 from insitu.exchange.native import AT_END, EVICTED, HOLD_GIL_BYTES, PIECE_BITS
-from insitu.exchange.plan import Factors, MemberLost, ReducePlan, Reducer, Reduction, RunReduction
+from insitu.exchange.plan import (
+    Factors,
+    MemberLost,
+    ReducePiece,
+    ReducePlan,
+    Reducer,
+    Reduction,
+    RunReduction,
+)
 from insitu.exchange.shm_barrier import LINE
 from insitu.exchange.shm_layout import Region
 from insitu.exchange.shm_session import ShmSession, sign
 
 _PROGRESS_WORDS = LINE // 8
-_MEMBER_BITS = 12
-_MEMBER_MASK = (1 << _MEMBER_BITS) - 1
+_WORD = (1 << 64) - 1
+"""Counters go round at 64 bits, after the other members have long been past them."""
+_TAKEN_OVER, _HELPER = 1, 2
+"""Words of a member after its own progress: how far those are who finish its part, and which member holds the
+sum in its scratch memory. The helper's number is written while the progress is even, when nobody needs it."""
 
 
 def copy_to_targets(total: np.ndarray, targets: Sequence[np.ndarray]) -> None:
@@ -149,24 +161,48 @@ class RegionReduction:
         """Finish the part of a lost member, from where it left off, or from where another member that
         finished it and was lost too left off. Call under the lock. `first` is the phase before the part."""
         session, plan = self._session, self._plan
-        words, base = session.progress, first << PIECE_BITS
+        words, own, base = session.progress, member * _PROGRESS_WORDS, first << PIECE_BITS & _WORD
         pieces = plan.make_pieces(member)
-        own, taken_over = member * _PROGRESS_WORDS, member * _PROGRESS_WORDS + 1
-        state, helper = words[own], member
-        if words[taken_over] >> PIECE_BITS >> _MEMBER_BITS == self._barrier.phase - 1:
-            state, helper = words[taken_over] >> _MEMBER_BITS, words[taken_over] & _MEMBER_MASK
-        done = max(0, state - base)
+        done, total = self._find_progress(member, base, pieces)
         for number in range(done // 2, len(pieces)):
             piece = pieces[number]
-            total = plan.get_scratch(helper, len(piece.targets[0]))
-            if number > done // 2 or done % 2 == 0:
-                helper = session.member
-                total = plan.get_scratch(helper, len(piece.targets[0]))
-                words[taken_over] = (base + 2 * number) << _MEMBER_BITS | helper
+            if total is None:
+                words[own + _TAKEN_OVER] = base + 2 * number & _WORD
+                words[own + _HELPER] = session.member
+                total = plan.get_scratch(session.member, len(piece.targets[0]))
                 self._reducer.reduce(piece.rows, total, factors)
-                words[taken_over] = (base + 2 * number + 1) << _MEMBER_BITS | helper
+                words[own + _TAKEN_OVER] = base + 2 * number + 1 & _WORD
             copy_to_targets(total, piece.targets)
-        words[taken_over] = (base + 2 * len(pieces)) << _MEMBER_BITS | session.member
+            total = None
+        words[own + _TAKEN_OVER] = base + 2 * len(pieces) & _WORD
+
+    def _find_progress(
+        self, member: int, base: int, pieces: Sequence[ReducePiece]
+    ) -> tuple[int, np.ndarray | None]:
+        """Return how far a lost member's part is, and a copy of the sum that is to be copied over the rows
+        next,
+        or None if it must be computed first.
+
+        The member may go on for a moment, with its next piece in the same scratch memory: so the copy counts
+        only if its progress is still the same afterwards. Once it looks, it sees that it was evicted, and
+        doesn't copy that next sum itself.
+        """
+        words, own = self._session.progress, member * _PROGRESS_WORDS
+        helper, word = member, own
+        if (words[own + _TAKEN_OVER] - base & _WORD) <= 2 * len(pieces):
+            helper, word = words[own + _HELPER], own + _TAKEN_OVER
+        while True:
+            state = words[word]
+            done = state - base & _WORD
+            if done > 2 * len(pieces):
+                return 0, None  # it hasn't begun
+            if done % 2 == 0:
+                return done, None
+            fence()
+            total = self._plan.get_scratch(helper, len(pieces[done // 2].targets[0])).copy()
+            fence()
+            if words[word] == state:
+                return done, total
 
 
 class NumpyRegionReduction(RegionReduction):
@@ -200,11 +236,12 @@ class NumpyRegionReduction(RegionReduction):
         """Reduce this member's part, and publish the progress, so that others can finish it at any point."""
         words, barrier = self._session.progress, self._barrier
         own = self._session.member * _PROGRESS_WORDS
-        state = barrier.phase << PIECE_BITS
+        state = barrier.phase << PIECE_BITS & _WORD
         for reduce, total, targets in self._pieces:
             words[own] = state
             reduce(factors)
             words[own] = state + 1
+            fence()  # as in kernels.c
             if barrier.is_evicted():
                 raise barrier.eviction_error()
             copy_to_targets(total, targets)

@@ -11,7 +11,8 @@
 #include <emmintrin.h>
 #endif
 
-#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__gnu_linux__)
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__gnu_linux__) && \
+    !defined(INSITU_SANITIZE) /* sanitizers can't have functions that are chosen while a program is loaded */
 #define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define WIDE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,11 +130,18 @@ def find(keys: Array, buckets: Array, known: Array, found: Array) -> int | None:
     return int(compiled.find(address_of(keys), len(keys), *table, address_of(known), address_of(found)))
 
 
+def _count_row_bytes(array: Array) -> int:
+    """Return the bytes of a row of a contiguous array. Its first stride says something else where it is a
+    view of
+    one row."""
+    return array.itemsize * math.prod(array.shape[1:])
+
+
 def take(rows: Array, numbers: Array, out: Array) -> None:
     """Compute `out[i] = rows[numbers[i]]`; anything where the number is -1."""
     compiled = kernels()
     if compiled is not None and _is_contiguous(out):
-        size = out.strides[0]
+        size = _count_row_bytes(out)
         compiled.take(address_of(rows), address_of(numbers), len(numbers), size, address_of(out))
     else:
         # Clipped, -1 reads row 0.
@@ -144,7 +152,7 @@ def put(rows: Array, numbers: Array, source: Array) -> None:
     """Compute `rows[numbers[i]] = source[i]`."""
     compiled = kernels()
     if compiled is not None and _is_contiguous(source):
-        size = source.strides[0]
+        size = _count_row_bytes(source)
         compiled.put(address_of(rows), address_of(numbers), len(numbers), size, address_of(source))
     else:
         rows[numbers] = source

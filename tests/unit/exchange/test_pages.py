@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from insitu.exchange import pages as module
 from insitu.exchange.pages import ALIGNMENT, Pages, PageSwapper, aligned_empty
 from insitu.exchange.plan.arithmetic import PAGE
 
@@ -39,3 +40,16 @@ def test_pages_are_zeros_and_know_their_arrays(huge: bool) -> None:
     assert not pages.array().any()
     assert pages.holds(pages.array()[5:])
     assert not pages.holds(np.zeros(5))
+
+
+def test_only_whole_pages_of_the_machine_are_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With pages of 64 KiB the kernel rounds lengths up: up to 60 KiB behind an array were swapped, too."""
+    monkeypatch.setattr(module, "PAGE", 1 << 16)
+    swapped: list[int] = []
+    swapper = PageSwapper()
+    monkeypatch.setattr(swapper, "_swap", lambda one, other, size: swapped.append(size) or False)
+    staging, pages = Pages(1 << 20), Pages(1 << 20)
+    swapper.move(staging, pages.array()[: (1 << 19) + 3 * 4096], True)
+    assert swapped == [1 << 19]
+    swapper.move(staging, pages.array()[4096 : (1 << 19) + 4096], True)  # doesn't begin on a page
+    assert swapped == [1 << 19]

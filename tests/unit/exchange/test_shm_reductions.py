@@ -104,11 +104,14 @@ def test_rows_at_different_offsets_are_staged() -> None:
 
 
 @pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("phase", [0, (1 << 32) - 4, (1 << 40) - 4, (1 << 44) - 4])
 @pytest.mark.parametrize("where", ["summing", "copying", "done"])
 def test_survivor_finishes_the_part_of_a_lost_member(
-    where: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+    where: str, phase: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Member 1 stops in the middle of its second piece, or after all of them."""
+    """Member 1 stops in the middle of its second piece, or after all of them. Also after so many phases that
+    the
+    shared counters go round: from 2**32 on, after some days, this failed."""
     length, dead = 600_000, []
     with shm_sessions(SHARDS, find_dead=lambda: dead) as sessions:
         arrays = _allocate(sessions, length)
@@ -120,6 +123,8 @@ def test_survivor_finishes_the_part_of_a_lost_member(
             prepare_region_reduction(session, _make_reduction(array), session.get_buffer(0), 0)
             for session, array in zip(sessions, arrays, strict=True)
         ]
+        for session in sessions:
+            session.barrier.phase += phase
         lost = reductions[1]
         assert isinstance(lost, NumpyRegionReduction)
         _stop_at(lost, where)
@@ -136,6 +141,42 @@ def test_survivor_finishes_the_part_of_a_lost_member(
         result, _ = run_together([lambda: run(0), die])
     assert isinstance(result, MemberLost) and result.completed
     assert (arrays[0] == 3.0).all()
+
+
+def test_a_sum_is_not_copied_from_memory_that_its_owner_uses_again() -> None:
+    """A member that was evicted alive computed its next piece where the helper copied the last one from."""
+    length, piece = 600_000, 0
+    with shm_sessions(SHARDS) as sessions:
+        arrays = _allocate(sessions, length)
+        for session in sessions:
+            session.kernels = None
+        reductions = [
+            prepare_region_reduction(session, _make_reduction(array), session.get_buffer(0), 0)
+            for session, array in zip(sessions, arrays, strict=True)
+        ]
+        owner, helper = reductions
+        words, base = sessions[0].progress, 5 << shm_reductions.PIECE_BITS
+        reduce, total, targets = owner._pieces[piece]  # type: ignore[attr-defined]
+        for array in arrays:
+            array[:] = 2.0
+        words[0] = base
+        reduce(None)
+        words[0] = base + 1
+        looked_up = helper._plan.get_scratch
+
+        def go_on(member: int, count: int) -> np.ndarray:
+            """The owner copies its sum and begins the next piece, just before its scratch memory is read."""
+            if words[0] == base + 1:
+                shm_reductions.copy_to_targets(total, targets)
+                words[0] = base + 2
+                total[:] = np.nan
+            return looked_up(member, count)
+
+        helper._plan.get_scratch = go_on  # type: ignore[method-assign]
+        sessions[1].barrier.phase = 6
+        helper._finish_for(None, 5, 0)
+        low, high = helper._plan.get_interval(0)
+        assert (arrays[0][low:high] == 4.0).all() and (arrays[1][low:high] == 4.0).all()
 
 
 def _stop_at(reduction: NumpyRegionReduction, where: str) -> None:

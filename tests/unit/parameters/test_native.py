@@ -102,3 +102,18 @@ def test_rows_of_tables_have_the_same_bits(dtype: str, updater: Any):
             pulled.append(seen)
     for mine, theirs in zip(*pulled, strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_view_of_one_row_is_taken_and_put_whole():
+    """Its first stride may be anything although it is contiguous: compiled code took it for the row's
+    length."""
+    rows, numbers = np.arange(24, dtype=np.float32).reshape(3, 8), np.array([1], np.int32)
+    wide = np.zeros((4, 40), np.float32)
+    one = np.lib.stride_tricks.as_strided(wide[1, :8], (1, 8), (160, 4))
+    assert one.flags.c_contiguous and one.strides[0] == 160
+    native.take(rows, numbers, one)
+    np.testing.assert_array_equal(one, rows[1:2])
+    assert not wide[2:].any() and not wide[1, 8:].any()
+    one[:] = 7
+    native.put(rows, numbers, one)
+    assert (rows[1] == 7).all() and rows[2, 0] == 16

@@ -26,6 +26,7 @@ from insitu.exchange.plan.costs import (
 )
 from insitu.exchange.plan.reduce_plan import (
     SCRATCH_BYTES,
+    ReducePiece,
     ReducePlan,
 )
 from insitu.exchange.plan.schedule import (
@@ -63,6 +64,7 @@ __all__ = [
     "Members",
     "Mismatch",
     "ReduceOp",
+    "ReducePiece",
     "ReducePlan",
     "Reducer",
     "Reduction",

@@ -61,6 +61,12 @@ class ReducePlan:
         size = min(SCRATCH_BYTES, -(-_CACHE_BYTES // (len(self.rows) + 1) // PAGE) * PAGE)
         #: Elements of the longest piece.
         self.longest = (piece_bytes or max(PAGE, size)) // reduction.dtype.itemsize
+        if self.longest * reduction.dtype.itemsize > SCRATCH_BYTES:
+            raise ExchangeError(
+                f"A row must have 128 GiB at most, so that its pieces fit into {SCRATCH_BYTES} bytes of "
+                f"scratch "
+                f"memory. Received: {reduction.row_bytes} bytes. Reduce it in parts"
+            )
 
     def get_interval(self, member: int) -> tuple[int, int]:
         """Return the half-open interval of elements that `member` reduces."""

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.errors import ExchangeError
+from insitu.exchange.native import choose_piece_bytes
 from insitu.exchange.plan.reduce_plan import SCRATCH_BYTES, ReducePlan
 from insitu.exchange.plan.transport import Members, Reduction
 
@@ -49,3 +50,11 @@ def test_buffer_that_is_too_small_raises() -> None:
         ReducePlan(
             reduction, members, [np.zeros(40, np.uint8), np.zeros(36, np.uint8)], np.zeros((2, 8), np.uint8)
         )
+
+
+def test_a_row_whose_pieces_exceed_the_scratch_memory_is_refused() -> None:
+    """Above 128 GiB a sum was written into the next member's scratch memory."""
+    _make_plan(10, [[0], [1]], SCRATCH_BYTES)
+    assert choose_piece_bytes(128 << 30) <= SCRATCH_BYTES < choose_piece_bytes((128 << 30) + 1)
+    with pytest.raises(ExchangeError, match="A row must have 128 GiB at most"):
+        _make_plan(10, [[0], [1]], choose_piece_bytes((128 << 30) + 1))
