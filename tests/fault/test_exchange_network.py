@@ -24,7 +24,8 @@ from exchange_ranks import SECRET, in_threads, ranks
 
 from insitu import exchange
 from insitu.errors import PeerLost
-from insitu.exchange.peer_connections import PeerConnections, _is_unreachable
+from insitu.exchange.liveness import is_unreachable
+from insitu.exchange.peer_connections import PeerConnections
 
 HOSTS = ("10.213.9.1", "10.213.9.2")
 
@@ -96,6 +97,39 @@ def test_cut_network_is_noticed_and_leaves_buffers_whole(namespaces: tuple[str, 
             assert lost == 1 - rank
             assert values == ({2 * before} if completed else {before})
             assert noticed - cut < 30  # within 1 s where the machine isn't busy with other things
+
+
+def _until_told(pipe: Any, rank: int, addresses: list[str], names: tuple[str, str]) -> int:
+    """Reduces until the other side is told to stop; rank 0 waits in between, as when the other one
+    computes."""
+    _enter(names[rank])
+    addresses = [f"{HOSTS[r]}:{29500 + r}" for r in range(2)]
+    with exchange.join(rank, addresses, secret=SECRET, transport="tcp") as group:
+        total, stop, turns = np.zeros(100_000, np.float32), np.zeros(1, np.float32), 0
+        while not stop[0]:
+            turns += 1
+            total[:] = 1
+            group.all_reduce(total)
+            assert (total == 2).all()
+            stop[0] = rank == 0 and bool(pipe.poll(0)) and pipe.recv() == "stop"
+            group.all_reduce(stop)
+            if turns == 20:
+                pipe.send(("ready", None))
+        return turns
+
+
+@pytest.mark.parametrize("seconds", [0.3, 2.0])
+def test_a_link_that_is_away_for_a_moment_is_no_loss(namespaces: tuple[str, str], seconds: float) -> None:
+    """0.3 s were taken for the death of the other rank."""
+    with ranks(2, _until_told, namespaces) as processes:
+        for process in processes:
+            process.receive()
+        _ip("-n", namespaces[0], "link", "set", "in0", "down")
+        time.sleep(seconds)  # the fault itself
+        _ip("-n", namespaces[0], "link", "set", "in0", "up")
+        processes[0].send("stop")
+        done = [process.result() for process in processes]
+    assert done[0] == done[1] > 20
 
 
 def _half_open(pipe: Any, rank: int, addresses: list[str]) -> int:
@@ -216,7 +250,7 @@ def test_stopped_process_is_not_an_unreachable_host() -> None:
     """Its kernel acknowledges, however long it says nothing itself."""
     here, there = socket.socketpair(socket.AF_UNIX)
     with here, there:
-        assert not _is_unreachable(here), "not TCP: nothing is known of it"
+        assert not is_unreachable(here, -1), "not TCP: nothing is known of it"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         caller = socket.create_connection(listener.getsockname())
         called, _ = listener.accept()
@@ -224,7 +258,7 @@ def test_stopped_process_is_not_an_unreachable_host() -> None:
             connections = PeerConnections(0, {1: caller}, {1: caller}, 60.0)
             connections._check_hosts(100.0)
             deadline = time.monotonic() + 30
-            while _is_unreachable(caller):  # until the acknowledgement has come
+            while is_unreachable(caller, -1):  # until the acknowledgement has come
                 assert time.monotonic() < deadline
             connections._check_hosts(100.2)
             assert connections._ended == set()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from insitu.exchange.group import Group
     from insitu.exchange.handshake import HandshakeSteps, InsecureSecret, PeerInfo, resolve_secret
     from insitu.exchange.joining import join
+    from insitu.exchange.liveness import is_unreachable, read_host_timeout
     from insitu.exchange.native import address_of
     from insitu.exchange.pages import ALIGNMENT, Pages, aligned_empty
     from insitu.exchange.protocol import PROTOCOL_KEYS, describe_protocol
@@ -29,6 +30,7 @@ __getattr__, __dir__ = lazy_door(
         "group": ("Group",),
         "handshake": ("HandshakeSteps", "InsecureSecret", "PeerInfo", "handshake", "resolve_secret"),
         "joining": ("join",),
+        "liveness": ("is_unreachable", "read_host_timeout"),
         "memory": ("memory",),
         "memory_passing": ("memory_passing",),
         "native": ("address_of",),
@@ -52,9 +54,11 @@ __all__ = [
     "compiling",
     "describe_protocol",
     "handshake",
+    "is_unreachable",
     "join",
     "memory",
     "memory_passing",
     "parse_address",
+    "read_host_timeout",
     "resolve_secret",
 ]

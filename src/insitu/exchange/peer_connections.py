@@ -16,18 +16,17 @@ connection from a dead one, and a heartbeat is sent only once the one before has
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import socket
 import struct
-import termios
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from insitu.exchange import tcp_tuning
+from insitu.exchange.liveness import has_acknowledged_all, is_unreachable, read_host_timeout
 from insitu.exchange.plan import MemberLost, Mismatch
 
 _FRAME = struct.Struct("!cxxxi")
@@ -35,11 +34,8 @@ _FRAME = struct.Struct("!cxxxi")
 _HEARTBEAT, _LOST, _MISMATCH, _LEAVE = b"b", b"l", b"d", b"q"
 _HEARTBEAT_INTERVAL = 0.1
 """Seconds."""
-_ACK_TIMEOUT_MS = 500
+_ACK_TIMEOUT_MS = 1000 * read_host_timeout()
 """Milliseconds of heartbeats without any acknowledgement after which a host is lost."""
-_UNACKED, _LAST_ACK, _WINDOW, _INFO_BYTES = 24, 56, 228, 232
-"""Offsets in `struct tcp_info`: the packets that aren't acknowledged, the milliseconds since the last
-acknowledgement, the bytes that the other end has room for (Linux 5.4); and how much of it is asked for."""
 _WAITING_TIMEOUT = 1.0
 """Seconds since its last frame for which a peer counts as waiting itself."""
 _POLLS, _POLLS_WHEN_CROWDED = 40, 12
@@ -53,31 +49,6 @@ _MAX_BUFFERS = 16
 
 def _first_buffers(buffers: deque[memoryview]) -> list[memoryview]:
     return list(buffers) if len(buffers) <= _MAX_BUFFERS else [buffers[i] for i in range(_MAX_BUFFERS)]
-
-
-def _is_unreachable(connection: socket.socket) -> bool:
-    """Return True if the host at the other end acknowledges nothing. Its kernel acknowledges, also for a
-    process that is busy or stopped."""
-    try:
-        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-    except (OSError, AttributeError):
-        return False
-    if len(info) < _LAST_ACK + 4:
-        return False
-    unacknowledged, milliseconds = (struct.unpack_from("=I", info, at)[0] for at in (_UNACKED, _LAST_ACK))
-    if milliseconds <= _ACK_TIMEOUT_MS:
-        return False
-    # A packet that isn't even sent has no route, or no room at the other end; the latter is no loss.
-    room = struct.unpack_from("=I", info, _WINDOW)[0] if len(info) >= _INFO_BYTES else 0
-    return bool(unacknowledged) or (room >= _FRAME.size and not _has_acknowledged_all(connection))
-
-
-def _has_acknowledged_all(connection: socket.socket) -> bool:
-    """Return True if the other end's kernel has acknowledged everything that was sent."""
-    try:
-        return not struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))[0]
-    except OSError:
-        return False
 
 
 class PendingTransfers(Protocol):
@@ -312,7 +283,11 @@ class PeerConnections:
         if now > self._last_heartbeat + 3 * _HEARTBEAT_INTERVAL:
             self._heartbeats_since = now
         elif (now - self._heartbeats_since) * 1000 > _ACK_TIMEOUT_MS:
-            vanished = {p for p, c in self._control.items() if p not in self._ended and _is_unreachable(c)}
+            vanished = {
+                p
+                for p, c in self._control.items()
+                if p not in self._ended and is_unreachable(c, _ACK_TIMEOUT_MS)
+            }
             self._ended |= vanished
         awaited = self._find_awaited()
         self._send_heartbeat(awaited[0] if awaited else self._rank, now)
@@ -325,7 +300,7 @@ class PeerConnections:
 
     def _send_heartbeat(self, rank: int, now: float) -> None:
         """Send the rank that this member waits for, to the peers that have acknowledged the one before."""
-        self._send_frame(_HEARTBEAT, rank, _has_acknowledged_all)
+        self._send_frame(_HEARTBEAT, rank, has_acknowledged_all)
         self._last_heartbeat = now
 
     def _read_frames(self, peer: int, connection: socket.socket, now: float) -> None:

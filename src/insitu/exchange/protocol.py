@@ -41,6 +41,8 @@ _MODULES = (
     ),
 )
 """The modules that shape what ranks send each other or write to shared memory."""
+_LOCAL = ("TIMEOUT", "INTERVAL", "SLEEP", "POLLS")
+"""Parts of the names of constants by which a rank waits; they may differ."""
 _PLAIN = (int, float, str, bytes, tuple, list, dict)
 
 
@@ -68,7 +70,7 @@ def _describe_constants(values: Mapping[str, Any]) -> str:
     """Return the names and values of the constants that are plain values or formats."""
     described = {}
     for name, value in sorted(values.items()):
-        if not name.strip("_").isupper():
+        if not name.strip("_").isupper() or any(word in name for word in _LOCAL):
             continue
         if isinstance(value, struct.Struct):
             described[name] = value.format

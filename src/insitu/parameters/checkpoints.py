@@ -42,6 +42,8 @@ _BLOCK_BYTES = 1 << 20
 """Bytes that are copied and summed at a time, so that they stay in the cache meanwhile."""
 _WRITE_BYTES = 4 << 20
 """Bytes of one write."""
+_CANCEL_TIMEOUT = 10.0
+"""Seconds that a cancelled checkpoint has to end."""
 _NICENESS = 10
 """Priority of the writing thread, so that training comes first where processors are few."""
 _LOG = logging.getLogger("insitu")
@@ -110,9 +112,19 @@ class CheckpointWriter:
         return self._error
 
     def cancel(self) -> None:
-        """Discard the checkpoint, unless it is published already, and wait for the thread."""
+        """Discard the checkpoint, unless it is published already, and wait for the thread.
+
+        A disk that hangs holds nobody up for longer than _CANCEL_TIMEOUT: the thread ends with the process.
+        """
         self._cancelled.set()
-        self.join()
+        self._thread.join(_CANCEL_TIMEOUT)
+        if self._thread.is_alive():
+            _LOG.warning(
+                "A checkpoint can't be cancelled within %g s: its disk doesn't answer. The one before stays "
+                "valid",
+                _CANCEL_TIMEOUT,
+            )
+        os.close(self._done_out)
 
 
 def write(

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import ParameterError
-from insitu.exchange import PeerInfo, close_in_children, memory
+from insitu.exchange import PeerInfo, close_in_children, is_unreachable, memory, read_host_timeout
 from insitu.parameters.rules import HEADER, MalformedMessage, Message, decode, encode, read_header
 
 _RECEIVE_BYTES = 1 << 16
 _BUFFERS_PER_CALL = 16
 """Buffers given to one call of sendmsg."""
-_USER_TIMEOUT_MS = 1500
-"""Milliseconds without an acknowledgement after which the system closes the connection."""
+_HOST_TIMEOUT = read_host_timeout()
+"""Seconds without an acknowledgement after which the host at the other end is lost."""
 _NO_PAYLOAD = np.empty(0, np.uint8)
 PAYLOAD_LIMIT = 64 << 30
 """Most bytes of numbers in one message: bounds what a wrong header makes the receiver allocate."""
@@ -79,6 +79,13 @@ class Connection:
     def enqueue(self, message: Message) -> None:
         """Keep a message for `flush`, so that several are sent in one call and wake the peer once."""
         self._outgoing.extend(encode(message))
+
+    def check_host(self) -> None:
+        """Raise ConnectionClosed if the host at the other end acknowledges nothing any more. Call it
+        regularly
+        while something is awaited."""
+        if is_unreachable(self.socket, 1000 * _HOST_TIMEOUT):
+            raise ConnectionClosed(f"the host has acknowledged nothing for {_HOST_TIMEOUT:g} s")
 
     def flush(self) -> None:
         """Send as much of what was enqueued as the system takes. Raises ConnectionClosed."""
@@ -209,7 +216,7 @@ def _allocate(size: int) -> NDArray[Any]:
 
 
 def _configure_socket(connection: socket.socket) -> None:
-    """Send small messages at once, and have the system notice a dead host within two seconds."""
+    """Send small messages at once, and have the system notice a host that vanishes while nothing is sent."""
     connection.setblocking(False)
     if connection.family == socket.AF_UNIX:
         return
@@ -217,4 +224,5 @@ def _configure_socket(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
+    # Not TCP_USER_TIMEOUT, which also counts the time for which a peer that computes doesn't read.
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, round(_HOST_TIMEOUT)))

@@ -178,6 +178,14 @@ class EventLoop:
             self._close_handshake(expired)
         self._memory.expire(now)
 
+    def check_hosts(self) -> None:
+        """Close the connections to hosts that have vanished. Call it regularly."""
+        for connection in list(self._connections):
+            try:
+                connection.check_host()
+            except ConnectionClosed:
+                self._close_connection(connection)
+
     # Connections
 
     def adopt(self, opened: socket.socket, peer_info: PeerInfo | None = None) -> Connection:

@@ -25,6 +25,8 @@ _MAX_POLL = 0.05
 """Most seconds of one poll of the connections."""
 _RECONNECT_TIMEOUT = 1.0
 """Seconds for which a new request looks for a server that was lost and not found before."""
+_CHECK_INTERVAL = 0.25
+"""Seconds between two looks whether the hosts of servers are there."""
 _RETRY_INTERVAL = 0.002
 """Seconds between two attempts to find a lost server, or to take the I/O over from a waiting thread."""
 
@@ -42,6 +44,8 @@ class RequestClient:
         self._timeout = timeout
         self._stall_timeout = stall_timeout
         self._closed = False
+        #: Time on the monotonic clock before which hosts aren't checked again.
+        self._check_at = 0.0
         #: Threads that wait for a result and therefore do the I/O.
         self._waiting_threads = 0
         #: (operation, meta) of the requests that define the model, for a server that is found again.
@@ -172,16 +176,32 @@ class RequestClient:
         with self.lock:
             for server in self.connections:
                 if server.pending and not server.lanes:
-                    self._reconnect(server, _RECONNECT_TIMEOUT)
+                    self._reconnect(server, max(_RECONNECT_TIMEOUT, 3 * server.seconds_to_connect))
                 for lane, connection in enumerate(server.lanes):
                     lanes[connection.fileno()] = (server, lane, connection)
                     events = select.POLLIN | (select.POLLOUT if connection.has_unsent else 0)
                     poll.register(connection, events)
-        for file, events in poll.poll(seconds * 1000):
+        ready = poll.poll(seconds * 1000)
+        if not ready:
+            self._check_hosts()
+        for file, events in ready:
             server, lane, connection = lanes[file]
             with self.lock:
                 if lane < len(server.lanes) and server.lanes[lane] is connection:
                     self._handle_events(server, lane, events)
+
+    def _check_hosts(self) -> None:
+        """Look for another address of each server whose host has vanished."""
+        with self.lock:
+            if time.monotonic() < self._check_at:
+                return
+            self._check_at = time.monotonic() + _CHECK_INTERVAL
+            for server in self.connections:
+                try:
+                    for connection in server.lanes:
+                        connection.check_host()
+                except ConnectionClosed:
+                    self._reconnect(server, self._timeout)
 
     def _handle_events(self, server: ServerConnection, lane: int, events: int) -> None:
         try:

@@ -113,6 +113,7 @@ class ParameterServer:
 
     def _tick(self, now: float) -> None:
         self._loop.expire_handshakes(now)
+        self._loop.check_hosts()
         self._mirrors.tick(now)
         self._loop.flush()
         if now - self._reported_at >= REPORT_INTERVAL:

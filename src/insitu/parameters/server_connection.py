@@ -34,8 +34,10 @@ _PROBE_SEGMENT = 0
 """Number of the segment that only shows whether memory can be handed over."""
 _RETRY_INTERVAL = 0.02
 """Seconds between two attempts to connect."""
-_DIAL_TIMEOUT = 0.7
-"""Seconds that one address has to answer before the next one is tried."""
+_CONNECT_TIMEOUT = 0.7
+"""Seconds that a host has to accept a connection before the next address is tried; doubled with each
+attempt."""
+_MOST_DOUBLINGS = 4
 
 
 @dataclass(slots=True)
@@ -76,6 +78,10 @@ class ServerConnection:
         self._secret = secret
         self._transport = transport
         self._next_number = 1
+        #: Seconds that connecting has taken the last time: some round trips.
+        self.seconds_to_connect = 0.0
+        #: Attempts to connect since the last one that succeeded.
+        self._failures = 0
         #: Of each lane: what says for which connection memory is handed over.
         self._tickets: list[str] = []
 
@@ -96,7 +102,7 @@ class ServerConnection:
 
         Raises ServerLost after the deadline, AuthenticationError, VersionMismatch, ParameterError.
         """
-        own_address_until = time.monotonic() + _DIAL_TIMEOUT
+        own_address_until = time.monotonic() + _CONNECT_TIMEOUT
         refusal: AuthenticationError | None = None
         while True:
             try:
@@ -125,7 +131,7 @@ class ServerConnection:
         Raises OSError, ConnectionClosed, ServerMoved, AuthenticationError, VersionMismatch, ParameterError.
         """
         try:
-            self._open_lanes(min(deadline, time.monotonic() + _DIAL_TIMEOUT))
+            self._open_lanes(deadline)
             if self.address_index:
                 self.call("take_over", {}, deadline)
             self._verify_memory(deadline)
@@ -137,9 +143,12 @@ class ServerConnection:
             raise
 
     def _open_lanes(self, deadline: float) -> None:
+        start = time.monotonic()
+        limit = _CONNECT_TIMEOUT * 2 ** min(self._failures, _MOST_DOUBLINGS)
+        self._failures += 1
         for lane in range(LANES):
             own_info = make_peer_info("worker", self._rank, lane=lane, ticket=make_ticket())
-            opened, peer = connect_to_server(self.address, self._secret, own_info, deadline)
+            opened, peer = connect_to_server(self.address, self._secret, own_info, deadline, limit)
             self.lanes.append(Connection(opened, peer))
             self._tickets.append(own_info["ticket"])
             if peer.get("role") != "server":
@@ -154,6 +163,7 @@ class ServerConnection:
                 )
             near = bool(peer.get("memory")) and peer.get("host") == own_info["host"]
             self.shares_memory = self._transport != "tcp" and near
+        self._failures, self.seconds_to_connect = 0, time.monotonic() - start
 
     def _verify_memory(self, deadline: float) -> None:
         """Hand the server a page, and share no memory with it where that isn't possible.

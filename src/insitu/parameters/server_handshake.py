@@ -113,15 +113,17 @@ class SocketHandshake:
 
 
 def connect_to_server(
-    address: str, secret: bytes, own_info: PeerInfo, deadline: float
+    address: str, secret: bytes, own_info: PeerInfo, deadline: float, limit: float = HANDSHAKE_TIMEOUT
 ) -> tuple[socket.socket, PeerInfo]:
     """Connect to a server and do the handshake. Return (socket, the server's description).
 
-    Waits until `deadline` (monotonic) at most. Raises OSError where nobody answers, AuthenticationError,
+    Waits until `deadline` (monotonic) at most, and `limit` seconds for the host to accept the connection.
+    Raises OSError where nobody answers, AuthenticationError,
     VersionMismatch, ExchangeError.
     """
     host, port = parse_address(address, lowest=0)
-    connection = socket.create_connection((host, port), max(0.01, deadline - time.monotonic()))
+    seconds = min(limit, max(0.01, deadline - time.monotonic()))
+    connection = socket.create_connection((host, port), seconds)
     try:
         if connection.getsockname() == connection.getpeername():
             # Linux connects a socket to itself where the port is free and was drawn as the local one.

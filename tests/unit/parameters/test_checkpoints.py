@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +50,21 @@ def test_an_unexpected_error_fails_the_checkpoint_only(tmp_path: Path, monkeypat
         with pytest.raises(CheckpointError, match="the thing broke"):
             client.checkpoint(tmp_path).result(DEADLINE)
         assert client.push(0, 1, gradients={"w": np.ones(5, "f4")}).result() == "applied"
+
+
+def test_a_disk_that_hangs_does_not_hold_the_end_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A server that ended waited for its checkpoint for ever."""
+    hangs, begun = threading.Event(), threading.Event()
+
+    def write(*_: Any) -> None:
+        begun.set()
+        hangs.wait(DEADLINE)
+
+    monkeypatch.setattr(checkpoints, "write", write)
+    monkeypatch.setattr(checkpoints, "_CANCEL_TIMEOUT", 0.05)
+    with ParameterServer() as server, connect([server.address]) as client:
+        client.define({"w": ((3,), "float32", np.zeros(3, np.float32))})
+        client.checkpoint(tmp_path)
+        assert begun.wait(DEADLINE)
+        server.stop()
+    hangs.set()

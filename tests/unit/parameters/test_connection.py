@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import struct
 from typing import Any
@@ -59,6 +60,34 @@ def test_any_bytes_are_a_message_or_malformed(data: bytes):
 def test_an_excessive_length_is_not_allocated():
     here, there = socket.socketpair()
     with here, there:
-        here.sendall(struct.pack("!2sBxIIQ", wire.MAGIC, wire.REQUEST, 1, 2, 1 << 60) + b"{}")
+        here.sendall(struct.pack("!2sBxQIQ", wire.MAGIC, wire.REQUEST, 1, 2, 1 << 60) + b"{}")
         with pytest.raises(MalformedMessage, match="too large"):
             Connection(there).receive()
+
+
+def test_a_peer_that_does_not_read_is_not_cut():
+    """TCP_USER_TIMEOUT, 1.5 s, also counted the time for which a worker computed and read nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        caller = socket.create_connection(listener.getsockname())
+        called, _ = listener.accept()
+        with caller, called:
+            connection = Connection(caller)
+            assert not caller.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            connection.send(Message(wire.REQUEST, 1, {}, [np.zeros(30 << 20, np.uint8)]))
+            assert connection.has_unsent
+            connection.check_host()
+            received = Connection(called)
+            came: list[Message] = []
+            while not came:
+                select.select([called], [caller], [], 30)
+                connection.flush()
+                came = received.receive()
+            assert came[0].arrays[0].size == 30 << 20
+
+
+def test_numbers_of_requests_have_64_bits():
+    """Changes to a mirror are numbered: the server died at change 2**32."""
+    here, there = socket.socketpair()
+    with here, there:
+        here.sendall(b"".join(bytes(part) for part in wire.encode(Message(wire.REQUEST, 1 << 40, {}))))
+        assert Connection(there).receive()[0].request == 1 << 40

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+
+import numpy as np
 import pytest
 from exchange_ranks import SECRET
+from free_ports import free_addresses
 from parameter_servers import clients, servers
+from slow_link import slow_link
 
 from insitu.errors import NotFinite, ParameterError, ServerLost
-from insitu.parameters import connect
+from insitu.exchange.handshake import MAGIC, NONCE_BYTES, PROOF_BYTES
+from insitu.parameters import ParameterServer, connect
 from insitu.parameters.server_connection import ServerConnection, parse_failure
 
 
@@ -48,3 +55,41 @@ def test_the_addresses_are_used_in_turn():
         seen.append(server.address)
         server.use_next_address()
     assert seen == ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:1"]
+
+
+def test_a_round_trip_of_200_ms_connects():
+    """Both lanes had 0.7 s, for three round trips each."""
+    with (
+        servers() as addresses,
+        slow_link(addresses[0], 0.1) as far,
+        clients([far], transport="tcp") as (client,),
+    ):
+        client.define({"w": ((3,), "float32", np.arange(3, dtype=np.float32))})
+        client.pull().result()
+        np.testing.assert_array_equal(client.values["w"], [0, 1, 2])
+
+
+def test_a_stranger_at_a_servers_address_is_passed_over_until_the_deadline():
+    """A wrong proof there ended the worker at once."""
+    address = free_addresses(1)[0]
+    host, _, port = address.rpartition(":")
+    listener = socket.create_server((host, int(port)))
+
+    def impersonate() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(MAGIC + bytes(NONCE_BYTES))
+            connection.recv(1000)
+            connection.sendall(bytes(PROOF_BYTES))
+        listener.close()
+        server.append(ParameterServer(address, secret=SECRET).start())
+
+    server: list[ParameterServer] = []
+    stranger = threading.Thread(target=impersonate)
+    stranger.start()
+    try:
+        with clients([address]) as (client,):
+            assert client.stats()
+    finally:
+        stranger.join(30)
+        server[0].stop()
