@@ -14,7 +14,7 @@ PARALLEL ?= --numprocesses 2 --dist loadfile
 # Quiet backends, warnings of our own untouched.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help demo test test-torch test-slow test-keras check strategies bench lock clean
+.PHONY: help demo test test-torch test-slow test-keras check sanitize strategies bench lock clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -49,6 +49,16 @@ check: $(STAMP) ## Lint, types, layering, words, commit subjects
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/unit/test_layering.py tests/unit/test_words.py tests/unit/test_mirror.py
 	$(BIN)/python tools/check_commits.py
+
+SANITIZED := tests/unit/exchange tests/unit/parameters tests/fault/test_attacks.py
+
+sanitize: $(STAMP) ## Run the tests of the exchange and of the servers with sanitized C code (needs gcc)
+	INSITU_SANITIZE=address LD_PRELOAD=$$(gcc -print-file-name=libasan.so) \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	  $(BIN)/python -m pytest -q -p no:cacheprovider --timeout 600 $(SANITIZED)
+	INSITU_SANITIZE=thread LD_PRELOAD=$$(gcc -print-file-name=libtsan.so) setarch -R \
+	  $(BIN)/python -m pytest -q -p no:cacheprovider --timeout 600 $(SANITIZED)
+	$(BIN)/python tests/sanitize/run.py
 
 strategies: $(STAMP) ## Train in every cell of docs/strategies.md and write it anew (installs PyTorch)
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet torch==2.13.0

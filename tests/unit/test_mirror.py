@@ -20,6 +20,7 @@ OF_NO_MODULE = {
     "test_layering.py": "a law of all modules",
     "test_mirror.py": "a law of all modules",
     "test_strategies_page.py": "docs/strategies.md",
+    "test_wire_formats.py": "what arrives over sockets, in all rooms",
     "test_words.py": "a law of all modules",
 }
 """Unit tests of what isn't one module of insitu, and what that is."""

@@ -32,6 +32,12 @@ from insitu.exchange.tcp import TcpTransport
 
 TransportName = Literal["auto", "shm", "tcp"]
 Compression = Literal["none", "bfloat16"]
+_INFO_TYPES = {
+    **dict.fromkeys(("rank", "size", "num_shards", "process", "generation"), int),
+    **dict.fromkeys(("shards", "processors"), list),
+    **dict.fromkeys(("transport", "compression", "machine", "host"), str),
+}
+"""The types of what ranks say about themselves."""
 _EXTRA_STALL_TIMEOUT = 1.0
 """Seconds by which a host's stall timeout exceeds that between hosts. A rank that seems stuck may wait for
 another host; there the rank that is stuck is found first."""
@@ -232,6 +238,13 @@ def _check_config(config: GroupConfig, num_shards: int) -> None:
 
 def _check_compatible(own: PeerInfo, other: PeerInfo) -> None:
     """Raise ExchangeError unless both can be in one group."""
+    for key, kind in _INFO_TYPES.items():
+        if not isinstance(other.get(key), kind):
+            raise ExchangeError(
+                f"A rank's {key} must be of type {kind.__name__}. Received: {other.get(key)!r:.100} from "
+                f"rank "
+                f"{other.get('rank')!r:.20}. Install the same version for all ranks"
+            )
     for key in PROTOCOL_KEYS:
         if own[key] != other.get(key):
             raise ExchangeError(
@@ -249,9 +262,10 @@ def _check_compatible(own: PeerInfo, other: PeerInfo) -> None:
 
 def _make_members(infos: Sequence[PeerInfo], rank: int) -> Members:
     """Return the members. Raise ExchangeError unless each shard is hosted once."""
-    shards = tuple(tuple(int(s) for s in info["shards"]) for info in infos)
+    shards = tuple(tuple(s for s in info["shards"]) for info in infos)
     total = infos[rank]["num_shards"]
-    if sorted(s for hosted in shards for s in hosted) != list(range(total)):
+    all_shards = [s for hosted in shards for s in hosted]
+    if not all(type(s) is int for s in all_shards) or sorted(all_shards) != list(range(total)):
         raise ExchangeError(
             f"All ranks together must host each of the {total} shards once. Received by rank: {shards}. "
             "Pass each shard on one rank"

@@ -202,7 +202,15 @@ class LinkMaker:
         self.silent = set(self._peers)
         found = swap_frames(self._peers, _LENGTH.pack(len(body)) + body, deadline, self.silent)
         found[self._rank] = body
-        return [{int(r) for r in found[rank].split(b",") if r} for rank in range(len(self._infos))]
+        return [_parse_ranks(rank, found[rank]) for rank in range(len(self._infos))]
+
+
+def _parse_ranks(sender: int, body: bytes) -> set[int]:
+    """Return the ranks that a frame lists. Raises MemberLost for anything else."""
+    try:
+        return {int(rank) for rank in body.split(b",") if rank}
+    except ValueError:
+        raise MemberLost(sender, "sent something that is no list of ranks") from None
 
 
 def swap_frames(

@@ -29,13 +29,13 @@ from typing import Literal
 
 import numpy as np
 
-from insitu.errors import InsituError, ServerLost, ServerMoved
+from insitu.errors import InputError, InsituError, ServerLost, ServerMoved
 from insitu.parameters import snapshots
 from insitu.parameters.connection import Connection, ConnectionClosed
 from insitu.parameters.event_loop import EventLoop, HalfState
 from insitu.parameters.replication_log import ReplicationLog
-from insitu.parameters.request_handler import RequestHandler
-from insitu.parameters.rules import FAILURE, REPLY, REQUEST, Message, make_failure
+from insitu.parameters.request_handler import RequestHandler, describe_bad_request
+from insitu.parameters.rules import FAILURE, REPLY, REQUEST, MalformedMessage, Message, make_failure
 from insitu.parameters.server_handshake import connect_to_server, make_peer_info
 from insitu.parameters.server_state import ServerState
 from insitu.parameters.state_factory import StateFactory
@@ -133,6 +133,8 @@ class MirrorManager:
                 connection.attach(int(message.meta["segment"]), int(message.meta["size"]))
                 self._send(connection, Message(REPLY, message.request, {}))
             elif operation in ("copy", "hand_over", "take_over"):
+                if operation != "take_over":
+                    self._check_server(connection, operation, server)
                 getattr(self, f"_{operation}")(connection, message, server, hosted)
             elif message.meta.get("change"):
                 self._replicate(connection, message, hosted)
@@ -142,8 +144,24 @@ class MirrorManager:
                 hosted.early.append((connection, message))
             else:
                 hosted.handler.handle(connection, message)
+        except MalformedMessage:
+            raise
         except InsituError as error:
             self._send(connection, make_failure(message.request, error))
+        except Exception as error:
+            self._send(connection, make_failure(message.request, describe_bad_request(error)))
+
+    def _check_server(self, connection: Connection, operation: str, server: object) -> None:
+        """Raise InputError unless the sender is the server to which a state may go: its mirror, or itself."""
+        info, count = connection.peer_info, len(self._addresses)
+        index = (server + (operation == "copy")) % count if isinstance(server, int) else None
+        if not self._backups or info.get("role") != "server" or info.get("index") != index:
+            raise InputError(
+                f"A state is sent to its own server and to its mirror only (--ps-backups 1). Received: "
+                f"{operation!r} of server {server!r:.20} from {info.get('role')} {info.get('index')}. Use "
+                f"only "
+                "insitu's own clients"
+            )
 
     @staticmethod
     def _send(connection: Connection, message: Message) -> None:
@@ -204,7 +222,12 @@ class MirrorManager:
         """Make a change that the primary has made."""
         if hosted is None or hosted.role != "mirror":
             raise self._make_moved(message.meta.get("of"), f"server {self._index} isn't its mirror any more")
-        hosted.handler.replicate(connection, message)
+        try:
+            hosted.handler.replicate(connection, message)
+        except InsituError:
+            raise
+        except Exception as error:  # the connection is closed, and the state copied anew
+            raise MalformedMessage(f"A mirror can't make a change: {error!r}") from error
 
     # Answers of other servers
 
