@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from exchange_ranks import DEADLINE, SECRET
-from parameter_servers import servers
+from parameter_servers import clients, servers
 
 from insitu.errors import InsituError
 from insitu.exchange import memory
@@ -173,3 +173,27 @@ def test_callers_beyond_the_limit_of_descriptors_do_not_spin(monkeypatch: pytest
         loop._listener = real
         loop.close()
     assert len(calls) < 10
+
+
+@needs_shared_memory
+def test_a_server_that_was_stopped_cannot_write_to_memory_that_was_taken_back() -> None:
+    """It handled the requests that it had received, and wrote to memory that was lent to other requests by
+    then."""
+    with servers() as addresses, clients(addresses) as (client,):
+        client.define({"w": ((4,), "float32", np.ones(4, np.float32))})
+        client.define_tables([Table("t", 4)])
+        client.pull().result()
+        rows = client.pull_rows("t", [1, 2]).result()
+        assert client.connections[0].shares_memory
+        client.take_memory_back(client.connections[0], 5.0)
+        client.values["w"][:] = 7
+        rows[:] = 7
+        for late in (client.pull(), client.pull_rows("t", [1, 2]), client.push(0, 1, pull_follows=True)):
+            with pytest.raises(InsituError, match="after it was taken back"):
+                late.result()
+        assert (client.values["w"] == 7).all() and (rows == 7).all()
+        # The memory is lent again with the next connection.
+        with client.lock:
+            client._reconnect(client.connections[0], 10.0)
+        client.pull().result()
+        assert (client.values["w"] == 1).all()

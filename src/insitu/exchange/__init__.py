@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from insitu.exchange.handshake import HandshakeSteps, InsecureSecret, PeerInfo, resolve_secret
     from insitu.exchange.joining import join
     from insitu.exchange.liveness import is_unreachable, read_host_timeout
+    from insitu.exchange.memory_grants import BORROWERS, GRANT_BYTES, Borrower, Lender
     from insitu.exchange.native import address_of
     from insitu.exchange.pages import ALIGNMENT, Pages, aligned_empty
     from insitu.exchange.protocol import PROTOCOL_KEYS, describe_protocol
@@ -32,6 +33,7 @@ __getattr__, __dir__ = lazy_door(
         "joining": ("join",),
         "liveness": ("is_unreachable", "read_host_timeout"),
         "memory": ("memory",),
+        "memory_grants": ("BORROWERS", "GRANT_BYTES", "Borrower", "Lender"),
         "memory_passing": ("memory_passing",),
         "native": ("address_of",),
         "pages": ("ALIGNMENT", "Pages", "aligned_empty"),
@@ -42,10 +44,14 @@ __getattr__, __dir__ = lazy_door(
 
 __all__ = [
     "ALIGNMENT",
+    "BORROWERS",
+    "GRANT_BYTES",
     "PROTOCOL_KEYS",
+    "Borrower",
     "Group",
     "HandshakeSteps",
     "InsecureSecret",
+    "Lender",
     "Pages",
     "PeerInfo",
     "address_of",

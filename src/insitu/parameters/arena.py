@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from insitu.exchange import memory
+from insitu.exchange import GRANT_BYTES, Lender, memory
 from insitu.parameters.rules import Array, BufferRef
 
 ARENA_BYTES = 32 << 20
@@ -38,8 +38,11 @@ class Arena:
 
     def __init__(self, size: int = ARENA_BYTES) -> None:
         self.size = size
-        self.descriptor = memory.create("insitu-rows", size)
-        self._memory = memory.Segment(os.dup(self.descriptor), size).array()
+        self.descriptor = memory.create("insitu-rows", size + GRANT_BYTES)
+        segment = memory.Segment(os.dup(self.descriptor), size + GRANT_BYTES)
+        #: Grants servers the right to write, and takes it back.
+        self.lender = Lender(segment, size)
+        self._memory = segment.array()
         #: (start, stop) in bytes of each free block, ascending.
         self._free: list[tuple[int, int]] = [(0, size)]
         #: (start, size) of blocks whose detached array has been dropped, by whichever thread dropped it.
@@ -85,6 +88,11 @@ class Arena:
     def detach(self, array: Array, start: int, size: int) -> Array:
         """Return `array` as one that frees its block when its last view is dropped."""
         return np.asarray(_BlockOwner(array, self._dropped, start, size))
+
+    @property
+    def shared_size(self) -> int:
+        """Bytes of the segment with the grants."""
+        return self.size + GRANT_BYTES
 
     @property
     def allocated_bytes(self) -> int:

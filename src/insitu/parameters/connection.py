@@ -12,7 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import ParameterError
-from insitu.exchange import PeerInfo, close_in_children, is_unreachable, memory, read_host_timeout
+from insitu.exchange import (
+    Borrower,
+    PeerInfo,
+    close_in_children,
+    is_unreachable,
+    memory,
+    read_host_timeout,
+)
 from insitu.parameters.rules import HEADER, MalformedMessage, Message, decode, encode, read_header
 
 _RECEIVE_BYTES = 1 << 16
@@ -43,6 +50,8 @@ class Connection:
         self.take_memory: Callable[[int], int | None] = lambda number: None
         #: Memory of the peer that `attach` mapped, by segment number.
         self.segments: dict[int, memory.Segment] = {}
+        #: The right to write to each of them, by the same number.
+        self.borrowed: dict[int, Borrower] = {}
         #: Views into `segments` that the owner made and keeps, by a key of its choice.
         self.views: dict[Any, Any] = {}
         #: On a server: the values that the last push wrote to the worker's memory before they were pulled, as
@@ -179,9 +188,11 @@ class Connection:
             raise MalformedMessage(f"Shared memory must be attached before it is used. Received: {number}")
         return self._segment_arrays[number]
 
-    def attach(self, number: int, size: int) -> None:
-        """Map memory that the peer has handed over as segment `number`. Raises ExchangeError,
-        ParameterError."""
+    def attach(self, number: int, size: int, word: int, grant: int) -> None:
+        """Map memory that the peer has handed over as segment `number`; see Borrower for `word` and `grant`.
+
+        Raises ExchangeError, ParameterError.
+        """
         file = self.take_memory(number)
         if file is None and number in self.segments:
             return  # the request was sent again
@@ -195,9 +206,16 @@ class Connection:
             os.close(file)
             raise ParameterError(f"Each segment can be attached once to a connection. Received: {number}")
         segment = memory.adopt(file, size)
-        segment.close_file()
+        self.borrowed[number] = Borrower(segment, word, grant)
         self.segments[number] = segment
         self._segment_arrays[number] = segment.array()
+
+    def borrow(self, number: int) -> Borrower:
+        """Return the right to write to a segment. Raises ParameterError where nothing is attached."""
+        found = self.borrowed.get(number)
+        if found is None:
+            raise ParameterError(f"Memory must be attached before a message names it. Received: {number}")
+        return found
 
     def close(self) -> None:
         """Close the socket. What is still unsent is lost."""

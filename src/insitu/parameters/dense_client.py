@@ -10,6 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from insitu.errors import InputError
+from insitu.exchange import GRANT_BYTES
 from insitu.parameters import native
 from insitu.parameters.futures import Future, chain_future, gather
 from insitu.parameters.rules import (
@@ -100,9 +101,11 @@ class DenseClient(TableClient):
     def _attach_buffers(self, buffers: WorkerBuffers) -> None:
         """Have the servers of this host map the buffers."""
         futures = [
-            self.attach(connection, buffers.SEGMENT, buffers.descriptor, buffers.size)
+            self.attach(
+                connection, buffers.SEGMENT, buffers.descriptor, buffers.size + GRANT_BYTES, buffers.lender
+            )
             for connection in self.connections
-            if buffers.is_shared_with(connection)
+            if buffers.is_shared_with(connection) and buffers.lender is not None
         ]
         gather(futures, self.run_until_done, list).result()
 
@@ -111,10 +114,16 @@ class DenseClient(TableClient):
         buffers = self._buffers
         if buffers is None:
             return
-        if buffers.is_shared_with(server):
-            server.attach(DENSE_LANE, buffers.SEGMENT, buffers.descriptor, buffers.size, deadline)
+        if buffers.is_shared_with(server) and buffers.lender is not None:
+            size, grant = buffers.size + GRANT_BYTES, buffers.lender.grant(server.server)
+            server.attach(DENSE_LANE, buffers.SEGMENT, buffers.descriptor, size, grant, deadline)
         else:
             buffers.inline_pending(server)
+
+    def take_memory_back(self, server: ServerConnection, timeout: float) -> None:
+        super().take_memory_back(server, timeout)
+        if self._buffers is not None and self._buffers.lender is not None:
+            self._buffers.lender.take_back(server.server, timeout)
 
     @property
     def plan(self) -> ShardingPlan:

@@ -84,11 +84,16 @@ class DenseTransfer:
 
     def write_values(self, connection: Connection, message: Message, plan: ShardingPlan) -> None:
         """Copy the server's values into the worker's memory."""
-        for position, group in enumerate(plan.groups):
-            views = self._view_spans(connection, message, position, group)
-            values = self._state.values[group]
-            for span, view in zip(plan.spans_of(self._state.server, group), views, strict=True):
-                native.copy_and_check(view, values[span.server_offset : span.server_offset + span.size])
+        borrowed = connection.borrow(message.meta["segment"])
+        borrowed.begin()
+        try:
+            for position, group in enumerate(plan.groups):
+                views = self._view_spans(connection, message, position, group)
+                values = self._state.values[group]
+                for span, view in zip(plan.spans_of(self._state.server, group), views, strict=True):
+                    native.copy_and_check(view, values[span.server_offset : span.server_offset + span.size])
+        finally:
+            borrowed.end()
 
     def _view_spans(
         self, connection: Connection, message: Message, position: int, group: str, field: str = "at"

@@ -38,6 +38,11 @@ _LOG_INTERVAL = 1.0
 class HalfState(Exception):
     """Internal: a state could only be taken over in part. It must not be served, so the process ends."""
 
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        #: The reason.
+        self.error = error
+
 
 class MessageHandler(Protocol):
     """Takes the events of a loop; implemented by `MirrorManager`."""
@@ -212,8 +217,8 @@ class EventLoop:
         except MalformedMessage as error:
             _LOG.warning("Server %d closes the connection of a peer: %s", self._index, error)
             self._close_connection(connection)
-        except HalfState:
-            raise
+        except HalfState as half:
+            raise half.error from half
         except Exception as error:
             # No message ends a server. Its sender, which nobody can answer any more, connects again.
             _LOG.exception("Server %d closes the connection of a peer: %r", self._index, error)

@@ -130,7 +130,9 @@ class MirrorManager:
         hosted = self.hosted.get(server) if isinstance(server, int) else None
         try:
             if operation == "attach":
-                connection.attach(int(message.meta["segment"]), int(message.meta["size"]))
+                meta = message.meta
+                fields = (int(meta[name]) for name in ("segment", "size", "word", "grant"))
+                connection.attach(*fields)
                 self._send(connection, Message(REPLY, message.request, {}))
             elif operation in ("copy", "hand_over", "take_over"):
                 if operation != "take_over":
@@ -268,7 +270,7 @@ class MirrorManager:
                 snapshots.restore(hosted.handler.state, snapshot)
             except Exception as error:
                 if operation == "hand_over":
-                    raise HalfState(f"server {server} can't take its state over: {error}") from error
+                    raise HalfState(error) from error
                 _LOG.error("The state of server %d can't be mirrored: %s", server, error)
         if operation == "hand_over":
             self._begin_serving(hosted, restored=bool(message.meta["held"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import threading
 import time
@@ -16,6 +17,7 @@ from insitu.errors import (
     ServerMoved,
     ServerStalled,
 )
+from insitu.exchange import Lender
 from insitu.parameters.connection import ConnectionClosed
 from insitu.parameters.futures import Future, gather
 from insitu.parameters.rules import Array, BufferRef, MalformedMessage, Message
@@ -25,6 +27,8 @@ _MAX_POLL = 0.05
 """Most seconds of one poll of the connections."""
 _RECONNECT_TIMEOUT = 1.0
 """Seconds for which a new request looks for a server that was lost and not found before."""
+_CLOSE_TIMEOUT = 0.5
+"""Seconds for which a client that is closed waits for servers to end their writes."""
 _CHECK_INTERVAL = 0.25
 """Seconds between two looks whether the hosts of servers are there."""
 _RETRY_INTERVAL = 0.002
@@ -76,13 +80,20 @@ class RequestClient:
         return future
 
     def attach(
-        self, connection: ServerConnection, number: int, file: int, size: int, lane: int = DENSE_LANE
+        self,
+        connection: ServerConnection,
+        number: int,
+        file: int,
+        size: int,
+        lender: Lender,
+        lane: int = DENSE_LANE,
     ) -> Future[Any]:
         """Have a server of this host map the segment `file` as `number`. Raises ExchangeError."""
         with self.lock:
             if connection.lanes:  # else `reintroduce` hands it over
                 connection.hand_over(lane, number, file)
-            return self.request(connection, "attach", {"segment": number, "size": size}, lane=lane)
+            meta = {"segment": number, "size": size, **lender.grant(connection.server)}
+            return self.request(connection, "attach", meta, lane=lane)
 
     def request_each(
         self,
@@ -226,11 +237,18 @@ class RequestClient:
         """Find a lost server again and resend what it hasn't answered; fail that where it isn't found."""
         server.disconnect()
         try:
+            self.take_memory_back(server, seconds)
             self._find_again(server, seconds)
         except InsituError as error:
             server.fail_pending(error)
         else:
             server.resend_pending()
+
+    def take_memory_back(self, server: ServerConnection, timeout: float) -> None:
+        """Take back what a server was lent: one that was stopped, and goes on, can't write to it any more.
+
+        Raises ExchangeError if it is in the middle of a write for longer than `timeout` seconds.
+        """
 
     def _find_again(self, server: ServerConnection, seconds: float) -> None:
         """Connect to a lost server, at its own address or its mirror's.
@@ -279,5 +297,7 @@ class RequestClient:
             self._has_background_work.set()
             for connection in self.connections:
                 connection.close()
+                with contextlib.suppress(InsituError):
+                    self.take_memory_back(connection, _CLOSE_TIMEOUT)
         if self._io_thread is not None and self._io_thread is not threading.current_thread():
             self._io_thread.join()

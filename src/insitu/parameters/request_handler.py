@@ -30,7 +30,7 @@ from insitu.parameters.rules import (
     modes,
     sharding_plan,
 )
-from insitu.parameters.server_state import PushResult, ServerState
+from insitu.parameters.server_state import PushResult, ServerState, ValueDestination
 from insitu.parameters.tables import Table
 
 Array = NDArray[Any]
@@ -284,7 +284,7 @@ class RequestHandler:
         destination = (
             self._transfer.find_destination(connection, message) if dense and "ahead" in meta else None
         )
-        results = state.push(push, gradients, time.monotonic(), destination)
+        results = self._push_and_write(push, gradients, destination, connection, message)
         connection.values_written = (
             None if destination is None else (meta["segment"], meta["ahead"], destination.version)
         )
@@ -298,6 +298,24 @@ class RequestHandler:
         key = (push.shard, push.sequence)
         self._waiting_pushes.setdefault(key, []).append(self._make_waiting(connection, message))
         return None
+
+    def _push_and_write(
+        self,
+        push: PushEvent,
+        gradients: Gradients,
+        destination: ValueDestination | None,
+        connection: Connection,
+        message: Message,
+    ) -> Sequence[PushResult]:
+        """Push, and write the new values to the worker's memory where it has lent some for that."""
+        if destination is None:
+            return self.state.push(push, gradients, time.monotonic())
+        borrowed = connection.borrow(message.meta["segment"])
+        borrowed.begin()
+        try:
+            return self.state.push(push, gradients, time.monotonic(), destination)
+        finally:
+            borrowed.end()
 
     def _decided(self, connection: Connection, message: Message) -> Answer:
         self._follow_decisions(message.meta["decisions"], message)
@@ -373,7 +391,17 @@ class RequestHandler:
                 f"Rows of table {table.name!r} need memory for {table.dtype}[{len(keys)}, {table.width}]. "
                 f"Received: {out.dtype.name}{list(out.shape)}"
             )
-        rows.pull(keys, out, create=bool(meta.get("create", True)))
+        create = bool(meta.get("create", True))
+        ref = message.refs[1] if in_memory else None
+        if ref is None:
+            rows.pull(keys, out, create=create)
+        else:
+            borrowed = connection.borrow(ref.segment)
+            borrowed.begin()
+            try:
+                rows.pull(keys, out, create=create)
+            finally:
+                borrowed.end()
         return {"version": self.state.push_state.version}, () if in_memory else (out,)
 
     def _push_rows(self, connection: Connection, message: Message) -> Answer:

@@ -19,7 +19,7 @@ from insitu.errors import (
     ServerMoved,
     ServerStalled,
 )
-from insitu.exchange import memory
+from insitu.exchange import BORROWERS, memory
 from insitu.exchange.plan import PAGE
 from insitu.parameters.connection import Connection, ConnectionClosed
 from insitu.parameters.futures import Future
@@ -161,7 +161,8 @@ class ServerConnection:
                     "Addresses must be those of all servers, in the order of their indices. Received for "
                     f"server {self.server}: {self.address}, where server {peer.get('index')} is"
                 )
-            near = bool(peer.get("memory")) and peer.get("host") == own_info["host"]
+            same_host = peer.get("host") == own_info["host"]
+            near = bool(peer.get("memory")) and same_host and self.server < BORROWERS
             self.shares_memory = self._transport != "tcp" and near
         self._failures, self.seconds_to_connect = 0, time.monotonic() - start
 
@@ -174,7 +175,7 @@ class ServerConnection:
         if self.shares_memory:
             file = memory.create("insitu-probe", PAGE)
             try:
-                self.attach(DENSE_LANE, _PROBE_SEGMENT, file, PAGE, deadline)
+                self.attach(DENSE_LANE, _PROBE_SEGMENT, file, PAGE, {"word": 0, "grant": 0}, deadline)
             except InsituError as error:
                 self.shares_memory, reason = False, str(error)
             finally:
@@ -188,13 +189,15 @@ class ServerConnection:
                 'the transport "auto" or "tcp"'
             )
 
-    def attach(self, lane: int, number: int, file: int, size: int, deadline: float) -> None:
+    def attach(
+        self, lane: int, number: int, file: int, size: int, grant: Mapping[str, int], deadline: float
+    ) -> None:
         """Have the server map the segment `file` as `number`, while the connection carries no other request.
 
-        Raises ConnectionClosed, InsituError.
+        `grant`: see Lender. Raises ConnectionClosed, InsituError.
         """
         self.hand_over(lane, number, file)
-        self.call("attach", {"segment": number, "size": size}, deadline, lane=lane)
+        self.call("attach", {"segment": number, "size": size, **grant}, deadline, lane=lane)
 
     def hand_over(self, lane: int, number: int, file: int) -> None:
         """Hand the server the segment `file`, before it is asked to map it. Raises ExchangeError."""

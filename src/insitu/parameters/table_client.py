@@ -71,7 +71,9 @@ class TableClient(RequestClient):
         if self._arena is None and near:
             arena = self._arena = Arena()
             futures = [
-                self.attach(connection, arena.SEGMENT, arena.descriptor, arena.size, ROWS_LANE)
+                self.attach(
+                    connection, arena.SEGMENT, arena.descriptor, arena.shared_size, arena.lender, ROWS_LANE
+                )
                 for connection in near
             ]
             gather(futures, self.run_until_done, list).result()
@@ -80,13 +82,19 @@ class TableClient(RequestClient):
         super().reintroduce(server, deadline)
         if self._arena is not None and server.shares_memory:
             arena = self._arena
-            server.attach(ROWS_LANE, arena.SEGMENT, arena.descriptor, arena.size, deadline)
+            grant = arena.lender.grant(server.server)
+            server.attach(ROWS_LANE, arena.SEGMENT, arena.descriptor, arena.shared_size, grant, deadline)
             return
         for request in server.pending.values():
             if request.lane == ROWS_LANE and request.refs:
                 # A server that doesn't see the memory for its answer must not get it.
                 request.arrays = request.arrays[:1] if request.meta["op"] == "pull_rows" else request.arrays
                 request.refs = ()
+
+    def take_memory_back(self, server: ServerConnection, timeout: float) -> None:
+        super().take_memory_back(server, timeout)
+        if self._arena is not None:
+            self._arena.lender.take_back(server.server, timeout)
 
     def _allocate(self, server: ServerConnection, specs: Sequence[Spec]) -> Allocation | None:
         """Allocate memory that a server sees; None where it sees none or there is no room."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import InputError
-from insitu.exchange import memory
+from insitu.exchange import GRANT_BYTES, Lender, memory
 from insitu.exchange.plan import PAGE
 from insitu.parameters.rules import ShardingPlan, as_dtype
 from insitu.parameters.server_connection import ServerConnection
@@ -46,9 +46,13 @@ class WorkerBuffers:
         self.size = size
         #: File descriptor of the segment; -1 where nothing is shared, or once closed.
         self.descriptor = -1
+        #: Grants servers the right to write, and takes it back; None where nothing is shared.
+        self.lender: Lender | None = None
         if shared:
-            self.descriptor = memory.create("insitu-parameters", size)
-            self._memory = memory.Segment(os.dup(self.descriptor), size).array()
+            self.descriptor = memory.create("insitu-parameters", size + GRANT_BYTES)
+            segment = memory.Segment(os.dup(self.descriptor), size + GRANT_BYTES)
+            self.lender = Lender(segment, size)
+            self._memory = segment.array()
         else:
             self._memory = np.zeros(size, np.uint8)
 
