@@ -62,6 +62,6 @@ def is_unreachable(connection: socket.socket, milliseconds: float) -> bool:
 
 def has_acknowledged_all(connection: socket.socket) -> bool:
     """Return True if the other end's kernel has acknowledged everything that was sent."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # also for one that is closed
         return not struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))[0]
     return False

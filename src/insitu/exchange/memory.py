@@ -197,7 +197,7 @@ def adopt(file: int, size: int, over: np.ndarray | None = None) -> Segment:
     """
     try:
         check_segment(file, size)
-        # A descriptor that was handed over shares its locks with the sender's; one that is opened anew
+        # A descriptor that was handed over shares its locks with the sender's; one that is opened again
         # doesn't.
         own = os.open(f"/proc/self/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:

@@ -81,7 +81,7 @@ class Borrower:
             self._lock_late()
         if self._words[0] != self._grant:
             self.end()
-            raise _gone_error()
+            raise _withdrawn_error()
 
     def _lock_late(self) -> None:
         deadline = time.monotonic() + _SHARED_TIMEOUT
@@ -90,14 +90,14 @@ class Borrower:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return
-        raise _gone_error()
+        raise _withdrawn_error()
 
     def end(self) -> None:
         """End a write."""
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
-def _gone_error() -> ExchangeError:
+def _withdrawn_error() -> ExchangeError:
     return ExchangeError(
         "Memory can be written to as long as it is lent. Received: a write after it was taken back. "
         "Nothing was written; the worker asks again"

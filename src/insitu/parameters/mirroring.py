@@ -228,7 +228,7 @@ class MirrorManager:
             hosted.handler.replicate(connection, message)
         except InsituError:
             raise
-        except Exception as error:  # the connection is closed, and the state copied anew
+        except Exception as error:  # the connection is closed, and the state copied again
             raise MalformedMessage(f"A mirror can't make a change: {error!r}") from error
 
     # Answers of other servers
