@@ -14,7 +14,7 @@ PARALLEL ?= --numprocesses 2 --dist loadfile
 # Quiet backends, warnings of our own untouched.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help demo test test-torch test-slow test-keras check sanitize strategies bench lock clean
+.PHONY: help demo test test-torch test-slow test-keras check sanitize fuzz strategies bench lock clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -59,6 +59,14 @@ sanitize: $(STAMP) ## Run the tests of the exchange and of the servers with sani
 	INSITU_SANITIZE=thread LD_PRELOAD=$$(gcc -print-file-name=libtsan.so) setarch -R \
 	  $(BIN)/python -m pytest -q -p no:cacheprovider --timeout 600 $(SANITIZED)
 	$(BIN)/python tests/sanitize/run.py
+
+FUZZ_SECONDS ?= 1200
+FUZZ_TARGETS := handshake info ranks message stream request
+
+fuzz: $(STAMP) ## Fuzz what arrives over sockets, each target for FUZZ_SECONDS (installs atheris)
+	$(BIN)/python -c "import atheris" 2>/dev/null || $(BIN)/python -m pip install --quiet atheris==3.0.0
+	for target in $(FUZZ_TARGETS); do \
+	  $(BIN)/python tests/fuzz/fuzz_wire.py $$target -max_total_time=$(FUZZ_SECONDS) || exit 1; done
 
 strategies: $(STAMP) ## Train in every cell of docs/strategies.md and write it anew (installs PyTorch)
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet torch==2.13.0
