@@ -54,7 +54,7 @@ SANITIZED := tests/unit/exchange tests/unit/parameters tests/fault/test_attacks.
 
 sanitize: $(STAMP) ## Run the tests of the exchange and of the servers with sanitized C code (needs gcc)
 	INSITU_SANITIZE=address LD_PRELOAD=$$(gcc -print-file-name=libasan.so) \
-	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	  $(BIN)/python -m pytest -q -p no:cacheprovider --timeout 600 $(SANITIZED)
 	INSITU_SANITIZE=thread LD_PRELOAD=$$(gcc -print-file-name=libtsan.so) setarch -R \
 	  $(BIN)/python -m pytest -q -p no:cacheprovider --timeout 600 $(SANITIZED)

@@ -176,6 +176,8 @@ class ServerConnection:
             file = memory.create("insitu-probe", PAGE)
             try:
                 self.attach(DENSE_LANE, _PROBE_SEGMENT, file, PAGE, {"word": 0, "grant": 0}, deadline)
+            except ServerStalled:
+                raise  # its answer may still come, and would be taken for another one's
             except InsituError as error:
                 self.shares_memory, reason = False, str(error)
             finally:
