@@ -132,6 +132,23 @@ def test_a_link_that_is_away_for_a_moment_is_no_loss(namespaces: tuple[str, str]
     assert done[0] == done[1] > 20
 
 
+def _with_any_transport(
+    pipe: Any, rank: int, addresses: list[str], names: tuple[str, str]
+) -> tuple[str, float]:
+    _enter(names[rank])
+    addresses = [f"{HOSTS[r]}:{29500 + r}" for r in range(2)]
+    with exchange.join(rank, addresses, secret=SECRET) as group:
+        return group.transport, float(group.all_reduce(np.ones(3, np.float32))[0])
+
+
+def test_hosts_that_only_look_alike_use_tcp(namespaces: tuple[str, str]) -> None:
+    """Boot, process ids and user are the same, as in clones of a machine or in containers: each tried to
+    open the
+    other's descriptors."""
+    with ranks(2, _with_any_transport, namespaces) as processes:
+        assert [process.result() for process in processes] == [("tcp", 2.0)] * 2
+
+
 def _half_open(pipe: Any, rank: int, addresses: list[str]) -> int:
     """Rank 1 goes on living, but its data connection is closed for writing."""
     with exchange.join(rank, addresses, secret=SECRET, transport="tcp", stall_timeout=20) as group:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from insitu.exchange.memory_grants import BORROWERS, GRANT_BYTES, Borrower, Lender
     from insitu.exchange.native import address_of
     from insitu.exchange.pages import ALIGNMENT, Pages, aligned_empty
+    from insitu.exchange.plain_text import warn_about_plain_text
     from insitu.exchange.protocol import PROTOCOL_KEYS, describe_protocol
     from insitu.exchange.rendezvous import parse_address
 
@@ -37,6 +38,7 @@ __getattr__, __dir__ = lazy_door(
         "memory_passing": ("memory_passing",),
         "native": ("address_of",),
         "pages": ("ALIGNMENT", "Pages", "aligned_empty"),
+        "plain_text": ("warn_about_plain_text",),
         "protocol": ("PROTOCOL_KEYS", "describe_protocol"),
         "rendezvous": ("parse_address",),
     },
@@ -67,4 +69,5 @@ __all__ = [
     "parse_address",
     "read_host_timeout",
     "resolve_secret",
+    "warn_about_plain_text",
 ]

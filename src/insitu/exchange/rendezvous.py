@@ -28,6 +28,7 @@ from insitu.exchange.handshake import (
     dial,
     get_answer,
 )
+from insitu.exchange.plain_text import warn_about_plain_text
 from insitu.exchange.plan import GroupConfig
 from insitu.exchange.resolver import Address, Resolver
 
@@ -362,6 +363,7 @@ class Rendezvous:
         else:
             self._check(info)
             self._selector.unregister(handshake.connection)
+            warn_about_plain_text(handshake.connection)
             self._peers[rank, channel] = Peer(rank, handshake.connection, info)
 
     def timeout_error(self, missing: Sequence[int]) -> JoinTimeout:

@@ -17,6 +17,7 @@ from insitu.exchange import (
     handshake,
     memory,
     parse_address,
+    warn_about_plain_text,
 )
 from insitu.parameters.rules import PROTOCOL_VERSION
 
@@ -139,6 +140,7 @@ def connect_to_server(
             poll.poll(left * 1000)
         peer = socket_handshake.peer_info or {}
         check_peer_info(peer)
+        warn_about_plain_text(connection)
     except ConnectionError as error:
         connection.close()
         raise ConnectionRefusedError(str(error)) from error
