@@ -142,15 +142,16 @@ def is_staged_file(path: Path) -> bool:
     return re.fullmatch(r"\..+\.\d+\.[0-9a-f]{8}", path.name) is not None
 
 
-def replace_file(target: Path, data: bytes, *, sync: bool = False) -> None:
+def replace_file(target: Path, data: bytes, *, sync: bool = False, mode: int | None = None) -> None:
     """Replace `target` by `data` with one rename: a reader sees all of the old content or all of the new.
 
-    With `sync`, the new content survives a power cut. Raises OSError. After an error `target` is as it was;
-    only where its folder can't be synced it has the new content, which may not survive.
+    With `sync`, the new content survives a power cut. `mode` is that of the file; None: what the umask
+    leaves. Raises OSError. After an error `target` is as it was; only where its folder can't be synced it has
+    the new content, which may not survive.
     """
     with staged_file(target) as staged:
-        if sync:
-            write_synced(staged, data)
+        if sync or mode is not None:
+            write_synced(staged, data, mode, sync=sync)
         else:
             staged.write_bytes(data)
         staged.replace(target)
@@ -158,12 +159,20 @@ def replace_file(target: Path, data: bytes, *, sync: bool = False) -> None:
             sync_folder(target.parent)
 
 
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a small file so that it survives a power cut. Raises OSError."""
-    with path.open("wb") as file:
+def write_synced(path: Path, data: bytes, mode: int | None = None, *, sync: bool = True) -> None:
+    """Write a small file so that it survives a power cut, unless `sync` is false. `mode` is that of the file,
+    from its first byte on; None: what the umask leaves. Raises OSError."""
+
+    def open_with_mode(name: str, flags: int) -> int:
+        return os.open(name, flags, 0o666 if mode is None else mode & 0o700)
+
+    with open(path, "wb", opener=open_with_mode) as file:
+        if mode is not None:
+            os.fchmod(file.fileno(), mode)
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())
+        if sync:
+            os.fsync(file.fileno())
 
 
 def seal(state: Any) -> bytes:

@@ -104,8 +104,12 @@ class Paths:
         """Return a folder that belongs to no cache any more, about to be deleted."""
         return self.staging / f"~{token}"
 
+    @property
+    def locks(self) -> Path:
+        return self.home / "locks"
+
     def cache_lock(self, cache: str) -> Path:
-        return self.home / "locks" / f"{cache_folder_name(cache)}.lock"
+        return self.locks / f"{cache_folder_name(cache)}.lock"
 
     @property
     def nodes(self) -> Path:

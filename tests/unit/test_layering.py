@@ -18,6 +18,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 GROUND = {
     "_version",
+    "access",
     "config",
     "context",
     "doors",

@@ -324,18 +324,42 @@ def format_size(size: int) -> str:
     return f"{size} B"
 
 
-def up(nodes: Annotated[int, typer.Option(help="How many simulated nodes.")] = 1) -> None:
+def up(
+    nodes: Annotated[int | None, typer.Option(help="How many simulated nodes.", show_default="1")] = None,
+    shared: Annotated[
+        str | None, typer.Option(metavar="GROUP", help="Open the caches to the members of this group.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Close them to all others again.")] = False,
+) -> None:
     """Bring up simulated nodes on this machine, each with a store of its own.
 
     Caches that exist stay where they are; import them again with --overwrite to spread them. Stores lie in
-    the folder $INSITU_HOME, by default ~/.insitu.
+    the folder $INSITU_HOME, by default ~/.insitu. What lies there is its owner's alone. With --shared the
+    members of a group may use its caches, make and drop some, and start jobs there; each one's jobs stay
+    private.
 
-    Example: insitu up --nodes 3
+    Examples:
+
+    ```
+    insitu up --nodes 3
+    insitu up --shared team
+    ```
     """
-    from insitu.grid import Catalog, bring_up
+    from insitu.access import close_home, share_home
+    from insitu.grid import Catalog, bring_up, load_topology
 
+    if shared is not None and private:
+        raise InputError(f"--shared and --private exclude each other. Received: --shared {shared} --private")
     paths = Paths.default()
+    if nodes is None:
+        nodes = len(load_topology(paths).nodes) if shared is not None or private else 1
     topology = bring_up(paths, nodes)
+    if shared is not None:
+        share_home(paths, shared)
+        print_notice(f"{paths.home} is shared with the group {shared}")
+    if private:
+        close_home(paths)
+        print_notice(f"{paths.home} is private")
     print_notice(f"{len(topology.nodes)} node(s) up: {', '.join(topology.nodes)}")
     names = [
         cache.name

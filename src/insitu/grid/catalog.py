@@ -14,6 +14,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
 
+from insitu.access import is_shared, make_file, make_folder
 from insitu.errors import CacheBusy, CacheExists, CorruptCatalog, GridError, StorageFull, UnknownCache
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, check_cache_name
@@ -171,7 +172,8 @@ class Catalog:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        self._paths.catalog.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self._paths.home, self._paths.home)
+        make_file(self._paths.home, self._paths.catalog)
         with self._connected() as database:
             database.execute("BEGIN IMMEDIATE")
             try:
@@ -197,7 +199,11 @@ class Catalog:
             with contextlib.closing(
                 sqlite3.connect(self._paths.catalog, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None)
             ) as database:
-                database.execute("PRAGMA synchronous = FULL")
+                # A commit whose end a power cut undoes would bring back a version whose files are gone.
+                database.execute("PRAGMA synchronous = EXTRA")
+                if is_shared(self._paths.home):
+                    # Members of a group may write to each other's files, but not remove them.
+                    database.execute("PRAGMA journal_mode = TRUNCATE")
                 (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
                 if verdict != "ok":
                     raise self._make_corrupt_error(verdict)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
+from insitu.access import PRIVATE_FILE, PRIVATE_FOLDER, make_file, make_folder
 from insitu.durable import NO_ROOM, replace_file, staged_file, write_synced
 from insitu.errors import CacheBusy, GridError, InputError, StorageFull
 from insitu.paths import Paths
@@ -73,19 +74,19 @@ def _related(path: Path, home: Path) -> bool:
     return path.is_relative_to(home) or home.is_relative_to(path)
 
 
-def publish_file(target: Path, data: bytes) -> None:
+def publish_file(target: Path, data: bytes, mode: int = PRIVATE_FILE) -> None:
     """Replace `target` by `data` as a whole, durable, and make its folder. Raises StorageFull."""
     with full_disk_as_error(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(target, data, sync=True)
+        target.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+        replace_file(target, data, sync=True, mode=mode)
 
 
 def publish_first(target: Path, data: bytes) -> bool:
     """Publish `data` at `target` unless another process has done so. Returns whether this one did."""
     with full_disk_as_error(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         with staged_file(target) as staged:
-            write_synced(staged, data)
+            write_synced(staged, data, PRIVATE_FILE)
             try:
                 os.link(staged, target)
             except FileExistsError:
@@ -103,7 +104,8 @@ def cache_locks(paths: Paths, caches: Sequence[str]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for cache in sorted(set(caches)):
             path = paths.cache_lock(cache)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(paths.home, path.parent)
+            make_file(paths.home, path)
             file = stack.enter_context(path.open("a"))
             if not _locked(file):
                 raise CacheBusy(

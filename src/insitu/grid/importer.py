@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from insitu.access import apply_modes, make_folder
 from insitu.durable import NO_ROOM, sync_folder
 from insitu.errors import CacheBusy, CacheExists, GridError, InputError, SourceError
 from insitu.grid.catalog import Catalog
@@ -179,7 +180,7 @@ def sweep(paths: Paths, locked: Sequence[str] = ()) -> int:
         with contextlib.suppress(CacheBusy, InputError), contextlib.ExitStack() as stack:
             if cache not in locked:
                 stack.enter_context(cache_locks(paths, [cache]))
-            paths.staging.mkdir(parents=True, exist_ok=True)
+            make_folder(paths.home, paths.staging)
             for folder in _dead_folders(paths, cache):
                 folder.rename(paths.trash(secrets.token_hex(8)))
     removed = 0
@@ -255,7 +256,9 @@ def _import(
     versions: list[CacheSpec] = []
     try:
         with full_disk_as_error(paths.home):
-            staged.root.mkdir(parents=True)
+            make_folder(paths.home, paths.staging)
+            make_folder(paths.home, paths.nodes)
+            staged.root.mkdir()
             spools = Spools(staged, plan.columns, _make_targets(paths, plan, token))
             _spool(plan, spools, progress)
             for index, name in enumerate(plan.names):
@@ -392,9 +395,10 @@ def _move_into_stores(paths: Paths, staged: StagedPaths, cache: CacheSpec) -> No
     """Rename the staged stores into the stores of their nodes (step D)."""
     for node in sorted({owner for p in cache.partitions for owner in p.owners}):
         source = staged.store(node)
+        apply_modes(paths.home, source)
         sync_folder(source)
         target = paths.version(node, cache.name, cache.version)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(paths.home, target.parent)
         source.rename(target)
         sync_folder(target.parent)
         sync_folder(target.parent.parent)

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 
+from insitu.access import file_mode, make_folder
 from insitu.errors import GridError, InputError
 from insitu.grid.catalog import Catalog
 from insitu.grid.files import cache_locks, home_errors, publish_file
@@ -55,8 +56,8 @@ def bring_up(paths: Paths, nodes: int) -> Topology:
         )
     with home_errors(paths.home):
         for node in topology.nodes:
-            paths.node(node).mkdir(parents=True, exist_ok=True)
-        publish_file(paths.topology, json.dumps({"nodes": topology.nodes}).encode())
+            make_folder(paths.home, paths.node(node))
+        publish_file(paths.topology, json.dumps({"nodes": topology.nodes}).encode(), file_mode(paths.home))
     return topology
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def verify_file(path: Path, info: PartitionInfo, record: Path) -> None:
         raise make_corrupt_error(path, f"its checksum is {found}, expected {info.checksum}")
     if unchanged:
         _verified[path] = before
-        _keep(before, record, now=started)
+        _keep(before, path, record, now=started)
 
 
 def verify_once(path: Path, info: PartitionInfo, record: Path) -> None:
@@ -69,7 +70,7 @@ def verify_once(path: Path, info: PartitionInfo, record: Path) -> None:
 def record_written(path: Path, info: PartitionInfo, record: Path) -> None:
     """Record a file that this process has just written, with a checksum taken of the bytes as they went."""
     with contextlib.suppress(OSError):
-        _keep(_stat_record(path, info), record, now=time.time_ns())
+        _keep(_stat_record(path, info), path, record, now=time.time_ns())
 
 
 def check_size(path: Path, info: PartitionInfo) -> None:
@@ -84,13 +85,13 @@ def check_size(path: Path, info: PartitionInfo) -> None:
 
 def _stat_record(path: Path, info: PartitionInfo) -> dict[str, Any]:
     """Return the record that a file would have now, if its checksum were right."""
-    stat = os.stat(path)
+    found = os.stat(path)
     return {
         "checksum": info.checksum,
-        "bytes": stat.st_size,
-        "mtime_ns": stat.st_mtime_ns,
-        "inode": stat.st_ino,
-        "device": stat.st_dev,
+        "bytes": found.st_size,
+        "mtime_ns": found.st_mtime_ns,
+        "inode": found.st_ino,
+        "device": found.st_dev,
     }
 
 
@@ -102,8 +103,10 @@ def _read(record: Path) -> Any:
         return None
 
 
-def _keep(state: dict[str, Any], record: Path, *, now: int) -> None:
+def _keep(state: dict[str, Any], path: Path, record: Path, *, now: int) -> None:
     if now - state["mtime_ns"] >= TIMESTAMP_TOLERANCE_NS:
         # Without a record, as in a store that can't be written to, the next process reads the file again.
         with contextlib.suppress(OSError):
-            replace_file(record, json.dumps(state).encode())
+            # As open as the partition itself.
+            mode = stat.S_IMODE(os.stat(path).st_mode)
+            replace_file(record, json.dumps(state).encode(), mode=mode)

@@ -164,7 +164,7 @@ def test_a_store_that_cannot_be_written_to_is_read_all_the_same(
     train: Callable[[], list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, mode: int) -> None:
         raise PermissionError(13, "Permission denied")
 
     forget(imported)

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from insitu.access import make_jobs_folder
 from insitu.cluster.client.job_code import copy_code
 from insitu.cluster.client.role_check import check_roles
 from insitu.cluster.control import clean_up, staged_folder
@@ -163,7 +164,7 @@ def _spec(request: Request, cache: CacheSpec, topology: Topology) -> JobSpec:
 @contextlib.contextmanager
 def _staged(paths: Paths, job_id: str) -> Iterator[tuple[JobPaths, int]]:
     """Yield a folder for the job that isn't visible yet, and its lock; remove it after an error."""
-    paths.jobs.mkdir(parents=True, exist_ok=True)
+    make_jobs_folder(paths)
     staged = staged_folder(paths, job_id)
     staged.root.mkdir(mode=0o700)
     try:

@@ -1,0 +1,171 @@
+"""Who may use what lies in INSITU_HOME: its owner alone, or the members of a group.
+
+The mode of the home folder itself says which. insitu makes it for its owner alone. `insitu up --shared GROUP`
+gives it the marks of a shared one: the group may write there, and what is made there belongs to the group.
+Jobs stay private in either case: they hold a secret and run code.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from insitu.errors import InputError
+from insitu.paths import Paths
+
+_SHARED_MARKS = stat.S_ISGID | stat.S_IRWXG
+PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
+SHARED_FOLDER, SHARED_FILE = 0o2770, 0o660
+STICKY = stat.S_ISVTX
+"""Lets only its owner rename or remove what lies in a folder that others may write to."""
+_OTHERS = 0o077
+
+
+def is_shared(home: Path) -> bool:
+    """Return whether the home belongs to a group, as `share_home` leaves it."""
+    try:
+        mode = home.stat().st_mode
+    except OSError:
+        return False
+    return mode & _SHARED_MARKS == _SHARED_MARKS
+
+
+def folder_mode(home: Path) -> int:
+    """Return the mode of folders in the home."""
+    return SHARED_FOLDER if is_shared(home) else PRIVATE_FOLDER
+
+
+def file_mode(home: Path) -> int:
+    """Return the mode of files in the home."""
+    return SHARED_FILE if is_shared(home) else PRIVATE_FILE
+
+
+def make_folder(home: Path, folder: Path) -> None:
+    """Make `folder`, which is the home or lies in it, and what is above it, with the modes of the home.
+
+    Folders of this user that were open to more are closed, but for the home itself. Raises OSError, and
+    InputError for a home in which others could put files in the place of this user's.
+    """
+    if not home.exists():
+        home.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    _refuse_untrusted(home, home)
+    here, mode = home, folder_mode(home)
+    for name in folder.relative_to(home).parts:
+        here = here / name
+        try:
+            here.mkdir(mode=mode)
+        except FileExistsError:
+            found = here.stat()
+            if found.st_uid != os.geteuid():
+                _refuse_untrusted(home, here)
+                continue
+            if not found.st_mode & _OTHERS & ~mode:
+                continue
+        # The umask may take the group's rights away from what mkdir makes.
+        here.chmod(mode)
+
+
+def make_file(home: Path, file: Path) -> None:
+    """Make an empty `file` in the home, unless it is there; one that was open to more is closed."""
+    mode = file_mode(home)
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid():
+            _refuse_untrusted(home, file)
+        elif stat.S_IMODE(found.st_mode) != mode:
+            os.fchmod(descriptor, mode)
+    finally:
+        os.close(descriptor)
+
+
+def make_jobs_folder(paths: Paths) -> None:
+    """Make the folder of all jobs. In a shared home each user's jobs can be removed by that user alone."""
+    make_folder(paths.home, paths.jobs)
+    if is_shared(paths.home) and paths.jobs.stat().st_uid == os.geteuid():
+        paths.jobs.chmod(SHARED_FOLDER | STICKY)
+
+
+def apply_modes(home: Path, folder: Path) -> None:
+    """Give `folder` and everything in it the modes of the home. Raises OSError."""
+    of_folders, of_files = folder_mode(home), file_mode(home)
+    for parent, _, names in os.walk(folder):
+        os.chmod(parent, of_folders)
+        for name in names:
+            os.chmod(os.path.join(parent, name), of_files, follow_symlinks=True)
+
+
+def share_home(paths: Paths, group: str) -> None:
+    """Open caches to the members of `group`, who may also make and drop caches and start jobs of their own.
+
+    Raises InputError for an unknown group, or where this user doesn't own the home.
+    """
+    make_folder(paths.home, paths.home)
+    try:
+        shutil.chown(paths.home, group=group)
+        paths.home.chmod(SHARED_FOLDER | STICKY)
+        for folder in (paths.nodes, paths.locks, paths.staging):
+            make_folder(paths.home, folder)
+            for parent, _, names in os.walk(folder):
+                for path in (parent, *(os.path.join(parent, name) for name in names)):
+                    shutil.chown(path, group=group)
+            apply_modes(paths.home, folder)
+        for file in (paths.catalog, paths.topology):
+            if file.exists():
+                shutil.chown(file, group=group)
+                file.chmod(SHARED_FILE)
+        make_jobs_folder(paths)
+        shutil.chown(paths.jobs, group=group)
+        paths.jobs.chmod(SHARED_FOLDER | STICKY)
+    except LookupError as error:
+        raise InputError(
+            f"--shared names a group of this machine (`getent group` lists them). Received: {group}"
+        ) from error
+    except PermissionError as error:
+        raise InputError(
+            f"--shared opens the home to a group that you are a member of, and every file in it must be "
+            f"yours. Received: {group} for {error.filename} ({error.strerror}). Have its owner share it, or "
+            f"name another group"
+        ) from error
+
+
+def close_home(paths: Paths) -> None:
+    """Take back what `share_home` gave. Raises InputError where this user doesn't own the home."""
+    try:
+        paths.home.chmod(PRIVATE_FOLDER)
+        for folder in (paths.nodes, paths.locks, paths.staging):
+            apply_modes(paths.home, folder)
+        for file in (paths.catalog, paths.topology):
+            if file.exists():
+                file.chmod(PRIVATE_FILE)
+        if paths.jobs.exists():
+            paths.jobs.chmod(PRIVATE_FOLDER)
+    except PermissionError as error:
+        raise InputError(
+            f"--private closes a home in which every file is yours. Received: {error.filename} "
+            f"({error.strerror}). Drop what others have made there first"
+        ) from error
+
+
+def _refuse_untrusted(home: Path, path: Path) -> None:
+    """Raise InputError where another user could have this one's jobs run what that user wrote.
+
+    `path` is the home or lies in it.
+    """
+    if is_shared(home):
+        return
+    found = path.stat()
+    if found.st_uid not in (0, os.geteuid()) and os.geteuid() != 0:
+        raise InputError(
+            f"INSITU_HOME must be a folder of your own, or one that its owner shares with `insitu up "
+            f"--shared GROUP`. Received: {home}, where {path} is of user {found.st_uid}. Set INSITU_HOME to "
+            f"another folder"
+        )
+    if found.st_mode & stat.S_IWOTH and not found.st_mode & STICKY:
+        raise InputError(
+            f"INSITU_HOME must not be a folder that every user may write to: what lies there is run. "
+            f"Received: {home} with mode {stat.S_IMODE(found.st_mode):o}. Set INSITU_HOME to a folder in it, "
+            f"or take that right away: chmod o-w {home}"
+        )
