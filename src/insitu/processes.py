@@ -3,16 +3,69 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from insitu.errors import ClusterError
 
 _SET_PARENT_DEATH_SIGNAL = 1
 _SET_CHILD_SUBREAPER = 36
+
+
+@functools.cache
+def read_host() -> str:
+    """Return what tells this host from others: its name, and a digest of its machine id.
+
+    It stays the same when the machine starts again. A container has its own, since it has a name of its own.
+    """
+    try:
+        machine = Path("/etc/machine-id").read_bytes().strip()
+    except OSError:
+        machine = b""
+    return f"{socket.gethostname()}-{hashlib.sha256(machine).hexdigest()[:12]}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """A process of this host. Its number alone is given to another process once it has ended."""
+
+    #: The process id.
+    pid: int
+    #: When it was started, in clock ticks since the machine was.
+    start: int
+
+
+def identify_process(pid: int) -> ProcessIdentity | None:
+    """Return the identity of the process that has this number now, or None where there is none."""
+    try:
+        return ProcessIdentity(pid, int(_read_stat(pid)[19]))
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def open_process(identity: ProcessIdentity) -> int | None:
+    """Return a descriptor by which exactly this process can be signalled, or None where it has ended."""
+    try:
+        descriptor = os.pidfd_open(identity.pid)
+    except (OSError, ValueError):
+        return None
+    if identify_process(identity.pid) == identity:
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _read_stat(pid: int | str) -> list[str]:
+    """Return the fields of /proc/PID/stat from the third on: state, parent, ... Raises OSError."""
+    # The name, in brackets, may hold anything.
+    return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 def _prctl(option: int, value: int) -> None:
@@ -45,9 +98,7 @@ def list_children() -> Iterator[int]:
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal():
             with contextlib.suppress(OSError, IndexError, ValueError):
-                # The name, in brackets, may hold anything; what follows it is: state, parent.
-                after_name = Path(entry.path, "stat").read_text(errors="replace").rpartition(")")[2].split()
-                if int(after_name[1]) == me:
+                if int(_read_stat(entry.name)[1]) == me:
                     yield int(entry.name)
 
 
@@ -66,8 +117,8 @@ def end_all_children() -> None:
 def is_stopped(pid: int) -> bool:
     """Return whether the process is suspended, by SIGSTOP or a debugger."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
-    except OSError:
+        return _read_stat(pid)[0] in "Tt"
+    except (OSError, IndexError):
         return False
 
 

@@ -59,3 +59,24 @@ def test_memory_is_counted_in_bytes() -> None:
     assert processes.read_resident_bytes(os.getpid()) > 2**20
     assert processes.read_resident_bytes(2**22 + 1) == 0
     assert processes.read_available_bytes() > 0
+
+
+def test_a_process_is_known_by_its_number_and_its_start() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        identity = processes.identify_process(child.pid)
+        assert identity is not None and identity.pid == child.pid
+        descriptor = processes.open_process(identity)
+        assert descriptor is not None
+        os.close(descriptor)
+        earlier = processes.ProcessIdentity(child.pid, identity.start - 1)
+        assert processes.open_process(earlier) is None
+    finally:
+        child.kill()
+        child.communicate()
+    assert processes.open_process(identity) is None
+    assert processes.identify_process(child.pid) is None
+
+
+def test_a_host_has_one_name() -> None:
+    assert processes.read_host() == processes.read_host() != ""

@@ -18,6 +18,7 @@ import os
 import secrets
 import shutil
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,7 @@ from insitu.grid.spool import Spools, text_buffers
 from insitu.grid.topology import load_topology
 from insitu.grid.verification import record_written
 from insitu.paths import Paths, StagedPaths, cache_name_of_folder
+from insitu.processes import read_host
 from insitu.spec import CacheSpec, Column, PartitionInfo, Topology, check_cache_name
 
 LABEL = "label"
@@ -194,11 +196,26 @@ def sweep(paths: Paths, locked: Sequence[str] = ()) -> int:
 def _dead_folders(paths: Paths, cache: str) -> list[Path]:
     """Return the folders that dead imports into `cache` left, provided that nobody imports into it now."""
     known = {f"v{spec.version}" for spec in Catalog(paths).stored() if spec.name == cache}
-    staged = [f for f in _folders(paths.staging) if cache_name_of_folder(f.name) == cache]
+    staged = [
+        f
+        for f in _folders(paths.staging)
+        if cache_name_of_folder(f.name) == cache and not _is_of_another_host(f)
+    ]
     stores = [
         s for node in _folders(paths.nodes) for s in _folders(node) if cache_name_of_folder(s.name) == cache
     ]
     return [*staged, *(v for store in stores for v in _folders(store) if v.name not in known)]
+
+
+def _host_mark() -> str:
+    """Return the beginning of the names of folders in staging that imports of this host make."""
+    return f"{zlib.crc32(read_host().encode()):08x}"
+
+
+def _is_of_another_host(staged: Path) -> bool:
+    """Return whether an import of another host made the folder: its lock may not be seen here."""
+    mark, dash, _ = staged.name.partition("~")[2].partition("-")
+    return bool(dash) and len(mark) == 8 and mark != _host_mark()
 
 
 def _folders(parent: Path) -> list[Path]:
@@ -250,7 +267,7 @@ def _check_key(plan: ImportPlan) -> None:
 def _import(
     paths: Paths, catalog: Catalog, plan: ImportPlan, overwrite: bool, progress: ProgressCallback
 ) -> list[CacheSpec]:
-    token = f"{os.getpid()}-{secrets.token_hex(4)}"
+    token = f"{_host_mark()}-{os.getpid()}-{secrets.token_hex(4)}"
     staged = paths.staged(plan.names[0], token)
     published = False
     versions: list[CacheSpec] = []

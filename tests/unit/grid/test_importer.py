@@ -308,3 +308,12 @@ def test_sweeping_spares_imports_that_are_alive(paths: Paths, images: Path) -> N
         assert mine.exists() and not dead.exists() and not orphan.exists()
     sweep(paths)
     assert not mine.exists() and len(everything(paths)) == 8
+
+
+def test_sweeping_spares_imports_of_other_hosts(paths: Paths) -> None:
+    """Whether one of them is alive can't be seen on every file system that hosts share."""
+    far, old = paths.staging / "a~0123abcd-77-0a1b2c3d", paths.staging / "a~77-0a1b2c3d"
+    for folder in (far, old):
+        folder.mkdir(parents=True)
+    sweep(paths)
+    assert far.exists() and not old.exists()

@@ -9,7 +9,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -20,11 +20,12 @@ from insitu.cluster.decide import ENDED, EpochStep, JobState, TaskState, find_fu
 from insitu.cluster.job_files import (
     Journal,
     is_locked,
-    read_controller_pid,
+    read_controller,
     read_placement,
     read_spec,
     signal_controller,
 )
+from insitu.context import JOB_ID_ENV
 from insitu.errors import ClusterError, InputError, InsituError
 from insitu.paths import JobPaths, Paths
 from insitu.progress import read_progress
@@ -189,10 +190,11 @@ class FaultInjector:
                 return self._signal(fault, signal.SIGSTOP)
             case "delay":
                 victim = self._find_victim(fault)
-                os.kill(victim.pid, signal.SIGSTOP)
-                time.sleep(SUSPEND_SECONDS)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(victim.pid, signal.SIGCONT)
+                with _opened(self._job, victim) as process:
+                    signal.pidfd_send_signal(process, signal.SIGSTOP)
+                    time.sleep(SUSPEND_SECONDS)
+                    with contextlib.suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(process, signal.SIGCONT)
                 return _format_victim(victim)
             case "controller":
                 if not signal_controller(self._job.controller, signal.SIGKILL):
@@ -206,10 +208,12 @@ class FaultInjector:
                 return self._lose_node(fault)
             case "drop":
                 victim = self._find_victim(fault)
-                return f"{drop_connections(victim.pid)} connections of {_format_victim(victim)}"
+                with _opened(self._job, victim):
+                    return f"{drop_connections(victim.pid)} connections of {_format_victim(victim)}"
             case "half-open":
                 victim = self._find_victim(fault)
-                return f"{blackhole_connections(victim.pid)} connections of {_format_victim(victim)}"
+                with _opened(self._job, victim):
+                    return f"{blackhole_connections(victim.pid)} connections of {_format_victim(victim)}"
             case "scale":
                 return self._scale()
             case "disk":
@@ -232,7 +236,8 @@ class FaultInjector:
 
     def _signal(self, fault: Fault, number: int) -> str:
         victim = self._find_victim(fault)
-        os.kill(victim.pid, number)
+        with _opened(self._job, victim) as process:
+            signal.pidfd_send_signal(process, number)
         return _format_victim(victim)
 
     def _corrupt_checkpoint(self) -> str:
@@ -259,8 +264,8 @@ class FaultInjector:
         shutil.rmtree(self._paths.node(node))
         victims = [t for t in state.alive if t.node == node]
         for task in victims:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(task.pid, signal.SIGKILL)
+            with contextlib.suppress(ClusterError, ProcessLookupError), _opened(self._job, task) as process:
+                signal.pidfd_send_signal(process, signal.SIGKILL)
         return f"{node} with {', '.join(str(t.task) for t in victims)}"
 
     def _scale(self) -> str:
@@ -277,11 +282,39 @@ class FaultInjector:
         What they start meanwhile has room.
         """
         pids = [self._find_victim(fault).pid] if fault.task else [t.pid for t in self._state().alive if t.pid]
-        if not fault.task and (controller := read_controller_pid(self._job.controller)):
-            pids.append(controller)
+        if not fault.task and (controller := read_controller(self._job.controller)):
+            pids.append(controller.pid)
         with simulate_full_disk(pids):
             time.sleep(SUSPEND_SECONDS)
         return f"{len(pids)} processes"
+
+
+@contextlib.contextmanager
+def _opened(job: JobPaths, victim: TaskState) -> Iterator[int]:
+    """Yield a descriptor of the task's process, which by its environment is one of this job.
+
+    The journal may name a process that has ended, and whose number another one has by now. Raises
+    ClusterError.
+    """
+    mark = f"{JOB_ID_ENV}={job.root.name}".encode()
+    try:
+        process = os.pidfd_open(victim.pid)
+    except OSError as error:
+        raise ClusterError(
+            f"{_format_victim(victim)} has ended; give the fault a later EPOCH.STEP"
+        ) from error
+    try:
+        try:
+            is_task = mark in Path(f"/proc/{victim.pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            is_task = False
+        if not is_task:
+            raise ClusterError(
+                f"{_format_victim(victim)} is none of this job; give the fault a later EPOCH.STEP"
+            )
+        yield process
+    finally:
+        os.close(process)
 
 
 def _format_victim(victim: TaskState) -> str:

@@ -9,11 +9,12 @@ import time
 
 from insitu.cluster.client.status import read_status
 from insitu.cluster.client.submission import start_supervisor
-from insitu.cluster.decide import ControllerLostEvent, advance
+from insitu.cluster.decide import ENDED, ControllerLostEvent, advance
 from insitu.cluster.engines import Channel, ChannelClosed, Message
 from insitu.cluster.job_files import (
     Journal,
     connect_for_requests,
+    find_other_host,
     is_locked,
     read_placement,
     read_spec,
@@ -37,6 +38,9 @@ def resume_job(job: JobPaths) -> int:
     name = job.root.name
     if is_locked(job.controller):
         raise InputError(f"{name} is running; `insitu attach {name}` follows it")
+    host = find_other_host(job.controller)
+    if host and Journal(job.journal).state().phase not in ENDED:
+        raise InputError(_describe_other_host(job, host))
     spec = read_spec(job)
     placement, _ = read_placement(job)
     lock = take_lock(job.controller)
@@ -85,6 +89,8 @@ def _request(job: JobPaths, message: Message) -> str:
     A controller may die and another take its place at any time. The request's id tells that one sent again is
     the same. Raises InputError where it is refused, JobEnded, ClusterError.
     """
+    if (host := find_other_host(job.controller)) and read_status(job).running:
+        raise InputError(_describe_other_host(job, host))
     message = {"id": secrets.token_hex(8), **message}
     deadline = time.monotonic() + _REPLY_TIMEOUT
     while time.monotonic() < deadline:
@@ -98,6 +104,13 @@ def _request(job: JobPaths, message: Message) -> str:
         f"The controller of {job.root.name} did not reply within {_REPLY_TIMEOUT:g} s; it may still do what "
         "was asked. If its process is suspended, send it SIGCONT; if it hangs, SIGKILL: another takes over",
         logs=str(job.controller_log),
+    )
+
+
+def _describe_other_host(job: JobPaths, host: str) -> str:
+    return (
+        f"{job.root.name} runs on another host, {host}: give this command there. Where that host won't come "
+        f"back, delete {job.controller}; the job then counts as ended"
     )
 
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from insitu.cluster.decide import ENDED, ControllerLostEvent, EpochStep, JobState, advance
-from insitu.cluster.job_files import Journal, is_locked, read_spec
+from insitu.cluster.job_files import Journal, find_other_host, is_locked, read_spec
 from insitu.errors import ClusterError, UnknownJob
 from insitu.paths import JobPaths, Paths
 from insitu.progress import read_progress
@@ -55,8 +55,11 @@ def find_job(paths: Paths, text: str) -> JobPaths:
 
 
 def is_running(job: JobPaths) -> bool:
-    """Return whether a process of the job is left."""
-    return is_locked(job.controller)
+    """Return whether a process of the job is left. A job of another host runs until its journal has its
+    end."""
+    if is_locked(job.controller):
+        return True
+    return bool(find_other_host(job.controller)) and Journal(job.journal).state().phase not in ENDED
 
 
 def read_status(job: JobPaths) -> JobStatus:
@@ -85,6 +88,10 @@ def list_jobs(paths: Paths, *, all_jobs: bool = False) -> list[JobStatus | Broke
             if not all_jobs and not is_running(job):
                 continue
             found.append(read_status(job))
+        except PermissionError as error:
+            # In a shared home, a job of another user: it shows nobody else whether it runs.
+            if all_jobs:
+                found.append(BrokenJob(job_id, f"a job of another user: {error}"))
         except (ClusterError, OSError) as error:
             found.append(BrokenJob(job_id, str(error)))
     return sorted(found, key=lambda s: s.spec.created if isinstance(s, JobStatus) else 0.0)

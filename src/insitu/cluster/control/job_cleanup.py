@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from insitu.cluster.decide import ControllerLostEvent, Log, advance
-from insitu.cluster.job_files import Journal, MergedLog, is_locked
+from insitu.cluster.job_files import Journal, MergedLog, find_other_host, is_locked
 from insitu.durable import is_staged_file
 from insitu.errors import ClusterError
 from insitu.grid import Catalog
@@ -61,12 +61,14 @@ def staged_folder(paths: Paths, job_id: str) -> JobPaths:
 
 
 def clean_up(paths: Paths, cache: str) -> None:
-    """Remove half-made jobs whose maker was killed; finalize jobs on `cache` that died with their
-    machine."""
+    """Remove half-made jobs whose maker was killed; finalize jobs on `cache` that died with their machine.
+
+    Jobs of other hosts and users are left alone.
+    """
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(paths.jobs):
             staged = staged_folder(paths, entry.name.removeprefix(STAGED_PREFIX))
-            if entry.name.startswith(STAGED_PREFIX) and not is_locked(staged.controller):
+            if entry.name.startswith(STAGED_PREFIX) and _is_left(staged):
                 with contextlib.suppress(FileNotFoundError):
                     if time.time() - entry.stat().st_mtime > _STAGING_GRACE:
                         shutil.rmtree(staged.root, ignore_errors=True)
@@ -74,7 +76,7 @@ def clean_up(paths: Paths, cache: str) -> None:
     for job_id in catalog.pinned_by(cache):
         job = paths.job(job_id)
         # The staged folder first: it becomes the other, so a job in the making is seen as one or the other.
-        if staged_folder(paths, job_id).root.exists() or is_locked(job.controller):
+        if staged_folder(paths, job_id).root.exists() or not _is_left(job):
             continue
         if not job.root.exists():
             catalog.unpin(job_id)
@@ -82,3 +84,11 @@ def clean_up(paths: Paths, cache: str) -> None:
         # What can't be read can't be finalized either; `describe` shows why.
         with contextlib.suppress(ClusterError):
             finalize_job(job)
+
+
+def _is_left(job: JobPaths) -> bool:
+    """Return whether nothing runs of a job that is this user's and this host's to clean up."""
+    try:
+        return not is_locked(job.controller) and not find_other_host(job.controller)
+    except PermissionError:
+        return False

@@ -12,8 +12,9 @@ from insitu.doors import lazy_door
 if TYPE_CHECKING:
     from insitu.cluster.job_files.journal import Journal
     from insitu.cluster.job_files.lock import (
+        find_other_host,
         is_locked,
-        read_controller_pid,
+        read_controller,
         signal_controller,
         take_lock,
         write_controller_pid,
@@ -33,8 +34,9 @@ __getattr__, __dir__ = lazy_door(
     {
         "journal": ("Journal",),
         "lock": (
-            "read_controller_pid",
+            "find_other_host",
             "is_locked",
+            "read_controller",
             "signal_controller",
             "take_lock",
             "write_controller_pid",
@@ -52,11 +54,12 @@ __all__ = [
     "Journal",
     "MergedLog",
     "connect_for_requests",
+    "find_other_host",
     "follow",
     "is_from_owner",
     "is_locked",
     "listen_for_requests",
-    "read_controller_pid",
+    "read_controller",
     "read_placement",
     "read_spec",
     "signal_controller",

@@ -1,6 +1,8 @@
 """Locks a job: the lock is held from the moment its folder is made until the last of its processes has ended.
 
-It is an flock(2) on `controller.json`, so the system drops it with its last holder, however that ends.
+It is an flock(2) on `controller.json`, so the system drops it with its last holder, however that ends. The
+file says which host holds it: on some file systems that hosts share, such a lock is one of each host, and a
+process number never means anything elsewhere.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from insitu.errors import ClusterError
+from insitu.processes import ProcessIdentity, identify_process, open_process, read_host
 
 _PID_TIMEOUT = 10.0
 _SHARED_LOCK_TIMEOUT = 1.0
@@ -24,6 +28,7 @@ def take_lock(path: Path) -> int:
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _write_record(descriptor, {"host": read_host()})
             return descriptor
         except BlockingIOError as error:
             # A process that only tests it (`is_locked`) holds it for a moment.
@@ -52,34 +57,65 @@ def is_locked(path: Path) -> bool:
     return False
 
 
+def find_other_host(path: Path) -> str:
+    """Return the host that holds the lock at `path`, or last held it, where that isn't this one; else "".
+
+    Whether such a lock is held can't be found out on every file system that hosts share: it counts as held by
+    a job until the job's journal has its end.
+    """
+    host = str(_read_record(path).get("host") or "")
+    return "" if host == read_host() else host
+
+
 def write_controller_pid(descriptor: int) -> None:
-    """Write this process's id into the lock's file, for `signal_controller`."""
-    record = json.dumps({"pid": os.getpid(), "started": time.time()}).encode()
-    os.pwrite(descriptor, record, 0)
-    os.ftruncate(descriptor, len(record))
+    """Write this process's identity into the lock's file, for `signal_controller`."""
+    me = identify_process(os.getpid())
+    start = 0 if me is None else me.start
+    record = {"pid": os.getpid(), "started": time.time(), "start": start, "host": read_host()}
+    _write_record(descriptor, record)
 
 
-def read_controller_pid(path: Path) -> int | None:
-    """Return the controller's process id, or None where none runs or has written it yet."""
+def _write_record(descriptor: int, record: dict[str, Any]) -> None:
+    data = json.dumps(record).encode()
+    os.pwrite(descriptor, data, 0)
+    os.ftruncate(descriptor, len(data))
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    """Return what the lock's file holds; nothing where it can't be read."""
     try:
-        return int(json.loads(path.read_text())["pid"]) if is_locked(path) else None
-    except (ValueError, KeyError, OSError):
+        record = json.loads(path.read_text())
+    except (ValueError, OSError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def read_controller(path: Path) -> ProcessIdentity | None:
+    """Return the controller's process; None where none runs on this host or has written its identity yet."""
+    record = _read_record(path)
+    try:
+        found = ProcessIdentity(int(record["pid"]), int(record["start"]))
+    except (ValueError, KeyError, TypeError):
         return None
+    return found if record.get("host") == read_host() and is_locked(path) else None
 
 
 def signal_controller(path: Path, number: int) -> bool:
     """Send a signal to the controller. Returns False where no controller is left.
 
     The process is opened before the lock is looked at, so a number that was given to another process
-    meanwhile is never signalled. Raises ClusterError where the controller hasn't written its process id.
+    meanwhile is never signalled. Raises ClusterError where the controller is on another host, or hasn't
+    written its identity.
     """
     import signal
 
+    if host := find_other_host(path):
+        raise ClusterError(f"The job's controller runs on {host}: signal it there", logs=str(path))
     deadline = time.monotonic() + _PID_TIMEOUT
     while time.monotonic() < deadline:
-        try:
-            descriptor = os.pidfd_open(int(json.loads(path.read_text())["pid"]))
-        except (ValueError, KeyError, OSError):
+        identity = read_controller(path)
+        descriptor = open_process(identity) if identity is not None else None
+        if descriptor is None:
             # It has the lock but hasn't begun, or it has just ended.
             if not is_locked(path):
                 return False
@@ -95,8 +131,7 @@ def signal_controller(path: Path, number: int) -> bool:
         finally:
             os.close(descriptor)
     raise ClusterError(
-        "The job's controller holds its lock but can't be reached: it may be suspended, or run on another "
-        "machine. "
-        "Try again, or end its processes",
+        "The job's controller holds its lock but can't be reached: another one may be about to begin. Try "
+        "again, or end its processes",
         logs=str(path),
     )

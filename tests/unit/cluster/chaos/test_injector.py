@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from insitu.cluster.chaos.injector import (
     Fault,
+    _opened,
     draw_faults,
     find_leftovers,
     parse_fault,
     plan_faults,
     read_results,
 )
-from insitu.errors import InputError
+from insitu.cluster.decide.job_state import TaskState
+from insitu.errors import ClusterError, InputError
 from insitu.paths import Paths
 from insitu.spec import TaskId
 
@@ -57,3 +63,31 @@ def test_results_are_what_tasks_said_and_leftovers_what_they_left(tmp_path: Path
     for name in names:
         (job.root / name).touch()
     assert sorted(find_leftovers(paths, job)) == names
+
+
+def test_only_processes_of_the_job_are_hit(tmp_path: Path) -> None:
+    """The journal may name a number that another process has by now."""
+    job = Paths(tmp_path).job("j-1")
+    for environment, hit in (
+        ({}, False),
+        ({"INSITU_JOB_ID": "j-1"}, True),
+        ({"INSITU_JOB_ID": "j-10"}, False),
+    ):
+        child = subprocess.Popen(
+            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={**os.environ, **environment}
+        )
+        try:
+            victim = TaskState(W1, pid=child.pid, alive=True)
+            if hit:
+                with _opened(job, victim) as process:
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+                assert child.wait(60) == -signal.SIGKILL
+                continue
+            with pytest.raises(ClusterError, match="none of this job"), _opened(job, victim):
+                pass
+            assert child.poll() is None
+        finally:
+            child.kill()
+            child.communicate()
+    with pytest.raises(ClusterError, match="has ended"), _opened(job, victim):
+        pass

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from job_runs import Insitu
 
-from insitu.cluster import Request, scale_job, stop_job, submit
+from insitu.cluster import Request, resume_job, scale_job, stop_job, submit
 from insitu.cluster.client import job_requests, submission
 from insitu.cluster.job_files.lock import take_lock
 from insitu.cluster.job_files.request_socket import listen_for_requests
@@ -158,4 +158,15 @@ def test_an_answer_that_is_none_is_not_taken_for_one(job: JobPaths, lock: Lock) 
         Controller(job, garbage, reply(error="invalid", text="?")),
         pytest.raises(ClusterError, match="not take"),
     ):
+        stop_job(job)
+
+
+def test_a_job_of_another_host_is_asked_there(job: JobPaths) -> None:
+    job.controller.write_text(json.dumps({"host": "far-1"}))
+    for ask in (stop_job, resume_job):
+        with pytest.raises(InputError, match="runs on another host, far-1"):
+            ask(job)
+    # That host is gone for good.
+    job.controller.unlink()
+    with pytest.raises(JobEnded):
         stop_job(job)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
+from foreign_user import needs_root, open_folder, run_as
 from job_runs import Insitu
 
 from insitu.cluster import Request, read_status, submit
@@ -102,3 +104,34 @@ def test_half_written_files_of_killed_tasks_go_and_those_of_the_script_stay(
         path.write_bytes(b"{")
     finalize_job(job)
     assert not left.exists() and kept.exists()
+
+
+def test_a_job_of_another_host_is_never_finalized(insitu: Insitu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On some file systems that hosts share, its lock is seen on its own host alone."""
+    job = insitu.job(make_job(insitu, monkeypatch))
+    job.controller.write_text(json.dumps({"host": "far-1", "pid": os.getpid(), "start": 1}))
+    staged = staged_folder(insitu.paths, "made-there-1")
+    staged.root.mkdir()
+    staged.controller.write_text(json.dumps({"host": "far-1"}))
+    os.utime(staged.root, (0, 0))
+
+    clean_up(insitu.paths, "data/train")
+
+    assert Journal(job.journal).state().phase == "pending"
+    assert Catalog(insitu.paths).pinned_by("data/train") == [job.root.name]
+    assert staged.root.exists()
+    status = read_status(job)
+    assert status.running and status.state.phase == "pending"
+
+
+@needs_root
+def test_a_job_of_another_user_is_left_alone(insitu: Insitu, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in open_folder():
+        shared = Insitu(folder)
+        shared.script("print('greeting')")
+        job = shared.job(make_job(shared, monkeypatch))
+        shared.paths.home.chmod(0o3777)
+        for path in (shared.paths.catalog, shared.paths.jobs):
+            path.chmod(0o1777)
+        assert run_as(lambda shared=shared: clean_up(shared.paths, "data/train")) == "None"
+        assert Catalog(shared.paths).pinned_by("data/train") == [job.root.name]
