@@ -27,6 +27,12 @@ _PUBLISHING = threading.Lock()
 _being_filled: set[Path] = set()
 """Folders that threads of this process fill for `published`."""
 _staging_numbers = itertools.count()
+_ASIDE = ".replaced-"
+"""The beginning of names of folders that are about to be replaced."""
+_RENAME_EXCHANGE, _AT_FDCWD = 2, -100
+"""Linux's numbers for renameat2(2)."""
+_SYNCED_ONE_BY_ONE = 100
+"""Files up to which each is synced alone; with more, the whole file system is, in one call."""
 _DIRECT = getattr(os, "O_DIRECT", 0)
 _WORTHWHILE = 1 << 20
 """Bytes of a file from which on the way past the system's cache is the shorter one."""
@@ -39,6 +45,39 @@ def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make `folder` and everything in it survive a power cut. Raises OSError."""
+    files, folders = [], []
+    for parent, _, names in os.walk(folder):
+        folders.append(Path(parent))
+        files += [Path(parent, name) for name in names]
+    if len(files) > _SYNCED_ONE_BY_ONE:
+        _sync_file_system(folder)
+        return
+    for file in files:
+        if file.is_symlink() or not file.is_file():
+            continue
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    for one in reversed(folders):
+        sync_folder(one)
+
+
+def _sync_file_system(folder: Path) -> None:
+    """Write down everything that the file system of `folder` has in memory. Raises OSError."""
+    import ctypes
+
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(folder))
     finally:
         os.close(descriptor)
 
@@ -90,10 +129,10 @@ def write_pages(path: Path, pages: memoryview, size: int) -> None:
 def published(folder: Path, name: str) -> Iterator[Path]:
     """Yield a new folder to be filled, which becomes `folder`/`name` by one rename and survives a power cut.
 
-    What had the name before is removed.
+    What had the name before is replaced: a process that is killed at any moment leaves the one or the other.
 
-    After an error nothing is left of it. One process at a time publishes in `folder`, in any of its threads:
-    what processes before it or failed writers left half-written is removed first. Raises OSError.
+    After an error nothing is left of the new one. One process at a time publishes in `folder`, in any of its
+    threads: what processes before it or failed writers left half-written is removed first. Raises OSError.
     """
     final = folder / name
     staging = _make_staging_folder(folder)
@@ -101,15 +140,58 @@ def published(folder: Path, name: str) -> Iterator[Path]:
         yield staging
         sync_folder(staging)
         with _PUBLISHING:
-            if final.exists():
-                shutil.rmtree(final)
-            staging.rename(final)
+            old = _replace_folder(staging, final)
         sync_folder(folder)
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
     finally:
         _being_filled.discard(staging)
+
+
+def _replace_folder(new: Path, final: Path) -> Path | None:
+    """Give `new` the name `final`. Returns where what had it before is now, or None. Raises OSError."""
+    if not final.exists():
+        new.rename(final)
+        return None
+    if _exchange(new, final):
+        return new
+    # Where the file system can't exchange two names there is a moment without one. A process that is killed
+    # then leaves work to `recover_replaced`.
+    aside = final.with_name(f"{_ASIDE}{final.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    final.rename(aside)
+    new.rename(final)
+    return aside
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two folders swap their names at once. Returns False where the system can't. Raises OSError."""
+    import ctypes
+
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    names = os.fsencode(one), os.fsencode(other)
+    if rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), str(one), None, str(other))
+
+
+def recover_replaced(folder: Path) -> None:
+    """Give back their names to folders in `folder` whose replacement was killed. Only while nobody publishes
+    there. Raises OSError."""
+    for aside in folder.glob(f"{_ASIDE}*"):
+        final = aside.with_name(aside.name.removeprefix(_ASIDE))
+        if final.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            aside.rename(final)
 
 
 def _make_staging_folder(folder: Path) -> Path:
@@ -119,6 +201,7 @@ def _make_staging_folder(folder: Path) -> Path:
         for left in staging.parent.glob(f"{STAGING}*"):
             if left not in _being_filled:
                 shutil.rmtree(left, ignore_errors=True)
+        recover_replaced(staging.parent)
         staging.mkdir(parents=True)
         _being_filled.add(staging)
     return staging

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from insitu.durable import replace_file
+from insitu.errors import InputError
 from insitu.spec import TaskId
 
 RECOVERING = "recovering"
@@ -100,15 +101,18 @@ def _from_json(data: Mapping[str, Any]) -> Member:
 
 
 def write_roster(path: Path, roster: Roster) -> None:
-    """Replace the roster at `path`. Raises OSError."""
-    replace_file(path, json.dumps(roster.to_json()).encode())
+    """Replace the roster at `path`, so that it survives a power cut. Raises OSError."""
+    replace_file(path, json.dumps(roster.to_json()).encode(), sync=True)
 
 
 def read_roster(path: Path) -> Roster | None:
-    """Return the newest roster, or None where there is none yet."""
+    """Return the newest roster, or None where there is none yet.
+
+    A damaged one counts as none: the controller writes another with the next change of membership.
+    """
     try:
         return Roster.from_json(json.loads(path.read_text()))
-    except FileNotFoundError:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError):
         return None
 
 
@@ -124,10 +128,10 @@ class RosterWatch:
         """Return the newest roster, the same object while it stays so; None where there is none yet."""
         try:
             found = os.stat(self._path)
-        except FileNotFoundError:
+        except OSError:
             return self._roster
         mark = (found.st_ino, found.st_mtime_ns, found.st_size)
         if mark != self._seen:
-            self._roster = read_roster(self._path)
+            self._roster = read_roster(self._path) or self._roster
             self._seen = mark
         return self._roster

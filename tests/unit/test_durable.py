@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from insitu import durable
-from insitu.durable import replace_file, staged_file, write_pages
+from insitu.durable import published, recover_replaced, replace_file, staged_file, sync_tree, write_pages
 
 
 def pages(size: int) -> memoryview:
@@ -149,3 +150,71 @@ def test_what_a_process_of_the_same_number_left_is_removed(tmp_path: Path):
         folder.mkdir()
     with durable.published(tmp_path, "name") as staging:
         assert os.listdir(tmp_path) == [staging.name]
+
+
+def put(folder: Path, text: str) -> None:
+    with published(folder, "one") as staging:
+        (staging / "file").write_text(text)
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_folder_that_is_replaced_is_there_at_every_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool
+):
+    """Whoever kills the writer at any call that changes names finds the old folder or the new one."""
+    if not can_exchange:
+        monkeypatch.setattr(durable, "_exchange", lambda one, other: False)
+    folder = tmp_path / "folder"
+    put(folder, "old")
+    seen: list[str] = []
+    looking: list[bool] = []
+
+    def look(function):
+        def wrapped(*args, **kwargs):
+            done = function(*args, **kwargs)
+            if not looking:
+                looking.append(True)
+                copy = tmp_path / f"killed-{len(seen)}"
+                shutil.copytree(folder, copy)
+                recover_replaced(copy)
+                seen.append((copy / "one" / "file").read_text())
+                looking.clear()
+            return done
+
+        return wrapped
+
+    monkeypatch.setattr(Path, "rename", look(Path.rename))
+    monkeypatch.setattr(durable, "_exchange", look(durable._exchange))
+    monkeypatch.setattr(durable.shutil, "rmtree", look(shutil.rmtree))
+    put(folder, "new")
+    monkeypatch.undo()
+    assert seen[-1] == "new" and set(seen) <= {"old", "new"} and len(seen) > 1
+    assert [p.name for p in folder.iterdir()] == ["one"]
+    assert (folder / "one" / "file").read_text() == "new"
+
+
+def test_the_next_writer_recovers_what_was_put_aside(tmp_path: Path):
+    put(tmp_path, "old")
+    (tmp_path / "one").rename(tmp_path / ".replaced-one")
+    with published(tmp_path, "two"):
+        assert (tmp_path / "one" / "file").read_text() == "old"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["one", "two"]
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_every_file_of_a_tree_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: bool):
+    if not few:
+        monkeypatch.setattr(durable, "_SYNCED_ONE_BY_ONE", 1)
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for name in ("x", "a/y", "a/b/z"):
+        (tmp_path / name).touch()
+    (tmp_path / "a" / "link").symlink_to("nowhere")
+    synced, all_of_it = [], []
+    monkeypatch.setattr(durable.os, "fsync", lambda d: synced.append(os.readlink(f"/proc/self/fd/{d}")))
+    monkeypatch.setattr(durable, "_sync_file_system", all_of_it.append)
+    sync_tree(tmp_path)
+    names = [str(tmp_path / name) for name in ("", "x", "a", "a/y", "a/b", "a/b/z")]
+    assert (sorted(synced), all_of_it) == (sorted(names), []) if few else ([], [tmp_path])
+    monkeypatch.undo()
+    sync_tree(tmp_path)
+    durable._sync_file_system(tmp_path)

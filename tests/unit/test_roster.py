@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import pytest
 
 from insitu.roster import Member, Roster, RosterWatch, read_roster, write_roster
 from insitu.spec import TaskId
@@ -33,3 +36,29 @@ def test_a_watch_sees_each_new_roster(tmp_path: Path) -> None:
     assert watch.newest() is first
     write_roster(tmp_path / "roster.json", Roster(4, ROSTER.members))
     assert watch.newest() == Roster(4, ROSTER.members)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", '{"generation": "x"}', '{"generation": 1, "members": [{}], "others": []}', "7"],
+)
+def test_a_damaged_roster_counts_as_none(tmp_path: Path, text: str) -> None:
+    """As a power cut may leave it, on a file system that doesn't keep the order of writes."""
+    path = tmp_path / "roster.json"
+    write_roster(path, ROSTER)
+    watch = RosterWatch(path)
+    assert watch.newest() == ROSTER
+    path.write_text(text)
+    assert read_roster(path) is None
+    assert watch.newest() == ROSTER
+    write_roster(path, Roster(4, ROSTER.members))
+    assert watch.newest() == Roster(4, ROSTER.members)
+
+
+def test_a_roster_is_on_disk_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda d: (calls.append("fsync"), fsync(d)))
+    monkeypatch.setattr(Path, "replace", lambda p, target: (calls.append("rename"), replace(p, target)))
+    write_roster(tmp_path / "roster.json", ROSTER)
+    assert calls == ["fsync", "rename", "fsync"]

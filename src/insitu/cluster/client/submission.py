@@ -35,6 +35,7 @@ from insitu.cluster.decide import (
 from insitu.cluster.job_files import Journal, take_lock
 from insitu.cluster.task import resolve_command
 from insitu.config import DeviceSettings
+from insitu.durable import sync_folder, sync_tree
 from insitu.errors import ClusterError, JobSpecError, StorageFull
 from insitu.grid import Catalog, load_topology
 from insitu.paths import JobPaths, Paths
@@ -107,8 +108,10 @@ def submit(paths: Paths, request: Request) -> str:
             command = resolve_command(staged.code, spec.command, sys.executable)
             check_roles(staged.code, command, chief=spec.chief, evaluator=spec.evaluator)
             _write(staged, spec, placement, cache)
+            sync_tree(staged.root)
             Catalog(paths).pin(cache.name, cache.version, spec.job_id)
             staged.root.rename(job.root)
+            sync_folder(paths.jobs)
         start_supervisor(job, lock)
     except BaseException as error:
         Catalog(paths).unpin(spec.job_id)

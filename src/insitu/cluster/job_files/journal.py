@@ -33,6 +33,8 @@ CREATE TABLE IF NOT EXISTS entries (
 PRAGMA user_version = 1;
 """
 
+_DAMAGED = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, InputError)
+"""What decoding an entry raises that this version of insitu hasn't written."""
 _PRIMARY_CODE = 0xFF
 """The bits of an SQLite error code that name its kind; the others say more."""
 
@@ -63,6 +65,8 @@ class Journal:
         try:
             uri = f"{self.path.absolute().as_uri()}?mode={mode}"
             with closing(sqlite3.connect(uri, uri=True, timeout=30.0)) as connection:
+                # With FULL, SQLite's default, a power cut may undo the last entry after it was acted upon.
+                connection.execute("PRAGMA synchronous = EXTRA")
                 yield connection
         except sqlite3.Error as error:
             if mode != "rwc" and is_missing(self.path):
@@ -120,7 +124,7 @@ class Journal:
             )
         try:
             return decode_job(json.loads(rows[0][0]))
-        except (ValueError, KeyError, TypeError, InputError) as error:
+        except _DAMAGED as error:
             raise ClusterError(
                 f"The job's journal holds no state of this version of insitu: {error}. Use the version that "
                 "started the job, or start a new job",
@@ -131,10 +135,22 @@ class Journal:
         """Return the `Reply` to the request `token` as a JSON object, or None where there is none."""
         query = "SELECT actions FROM entries WHERE instr(actions, ?) ORDER BY sequence DESC"
         rows = self._select(query, json.dumps(token))
-        actions = [action for (text,) in rows for action in json.loads(text)]
-        return next((a for a in actions if a["action"] == "Reply" and a["token"] == token), None)
+        try:
+            actions = [action for (text,) in rows for action in json.loads(text)]
+            return next((a for a in actions if a["action"] == "Reply" and a["token"] == token), None)
+        except _DAMAGED as error:
+            raise self._make_damaged_error(error) from error
 
     def entries(self) -> list[Entry]:
         """Return everything that happened, in order."""
         rows = self._select("SELECT at, event, actions FROM entries ORDER BY sequence")
-        return [Entry(at, json.loads(event), json.loads(actions)) for at, event, actions in rows]
+        try:
+            return [Entry(at, json.loads(event), json.loads(actions)) for at, event, actions in rows]
+        except _DAMAGED as error:
+            raise self._make_damaged_error(error) from error
+
+    def _make_damaged_error(self, error: Exception) -> ClusterError:
+        return ClusterError(
+            f"An entry of the job's journal is damaged: {error}. It can't be repaired; start a new job",
+            logs=str(self.path),
+        )

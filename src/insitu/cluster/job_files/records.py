@@ -13,7 +13,7 @@ def read_spec(job: JobPaths) -> JobSpec:
     """Return the job's specification. Raises ClusterError where the folder doesn't hold a job."""
     try:
         return JobSpec.from_json(json.loads(job.spec.read_text()))
-    except (OSError, ValueError, KeyError, TypeError, InputError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, InputError) as error:
         raise ClusterError(
             f"The job's specification can't be read: {error}. Start a new job; this folder is of no use",
             logs=str(job.spec),
@@ -31,7 +31,7 @@ def read_placement(job: JobPaths) -> tuple[Placement, CacheSpec]:
         )
         shard_map = ShardMap(cache.name, cache.version, tuple(map(tuple, shards)))
         return Placement(tasks, shard_map, tuple(map(NodeId, data["homes"]))), cache
-    except (OSError, ValueError, KeyError, TypeError, InputError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, InputError) as error:
         raise ClusterError(
             f"The job's placement can't be read: {error}. Start a new job; this folder is of no use",
             logs=str(job.placement),

@@ -13,6 +13,7 @@ once: there `state.json` is written last, and a folder without it is no checkpoi
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -23,7 +24,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from insitu.durable import NO_ROOM, published, seal, unseal, write_pages, write_synced
+from insitu.durable import NO_ROOM, published, recover_replaced, seal, unseal, write_pages, write_synced
 from insitu.errors import CheckpointError, StorageFull
 from insitu.train.checkpoint.state_buffer import StateBuffer, read_arrays
 from insitu.train.collectives import decode, encode
@@ -84,6 +85,9 @@ class EncodedCheckpoint:
 class Folder(Protocol):
     """The folder with the checkpoints of one fit. Names are those of checkpoints, without folders."""
 
+    def recover(self) -> None:
+        """Bring back a checkpoint whose writer was killed while it replaced it. Only while nobody writes."""
+
     def names(self) -> list[str]:
         """Return the published checkpoints, oldest first."""
 
@@ -143,6 +147,7 @@ class CheckpointStore:
     def load_latest(self) -> Checkpoint | None:
         """Return the newest checkpoint that is whole, or None. A damaged one is named in a warning and
         skipped."""
+        self._folder.recover()
         for name in reversed(self._folder.names()):
             try:
                 return self._load(name)
@@ -196,6 +201,11 @@ class _LocalFolder:
     def path(self, name: str) -> str:
         return str(self._root / name)
 
+    def recover(self) -> None:
+        # What can't be written to is read as it is.
+        with contextlib.suppress(OSError):
+            recover_replaced(self._root)
+
     def names(self) -> list[str]:
         if not self._root.is_dir():
             return []
@@ -223,6 +233,10 @@ class _RemoteFolder:
 
     def path(self, name: str) -> str:
         return str(self._system.unstrip_protocol(f"{self._root}/{name}".rstrip("/")))
+
+    def recover(self) -> None:
+        # A checkpoint isn't replaced here: the old one is removed first.
+        pass
 
     def names(self) -> list[str]:
         self._system.invalidate_cache()

@@ -105,3 +105,21 @@ def test_a_start_that_fails_leaves_nothing(
     with pytest.raises(expected):
         submit(insitu.paths, Request("data/train", insitu.folder, ("train.py",), workers=1))
     assert called == [step] and nothing_is_left(insitu)
+
+
+@pytest.mark.usefixtures("unstarted")
+def test_a_job_is_on_disk_before_it_is_visible(insitu: Insitu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut leaves a whole job or none: its files are synced before the folder gets its name."""
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        synced.append("jobs" if name == str(insitu.paths.jobs) else name.rpartition("/")[2])
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    job = make(insitu)
+    assert {"job.json", "placement.json", "secret", "train.py"} <= set(synced)
+    assert synced[-1] == "jobs" and synced.index("secret") < len(synced) - 1
+    assert job.root.exists()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,24 @@ def test_a_folder_without_a_journal_holds_no_job(tmp_path: Path) -> None:
     with pytest.raises(ClusterError) as caught:
         Journal(tmp_path / "journal.sqlite").state()
     assert str(caught.value) == f"{tmp_path} holds no job: it has no journal.sqlite. Delete the folder"
+
+
+@pytest.mark.parametrize("text", ["[]", "7", '{"tasks": 5}', '{"tasks": [[]]}', "{}", "[" * 100_000, '"x"'])
+def test_a_damaged_state_is_named(tmp_path: Path, text: str) -> None:
+    """Whatever it holds: another exception would end each of the job's controllers."""
+    journal = Journal(tmp_path / "journal.sqlite")
+    journal.create(new_job([TaskSpec(W0, NodeId("node-0"))], 1))
+    with closing(sqlite3.connect(journal.path)) as connection, connection:
+        connection.execute("UPDATE entries SET state = ?, actions = ?", (text, text + "t0"))
+    with pytest.raises(ClusterError, match="holds no state of this version"):
+        journal.state()
+    with pytest.raises(ClusterError, match="is damaged"):
+        journal.entries()
+
+
+def test_an_entry_is_on_disk_before_it_counts(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
+    journal.create(new_job([TaskSpec(W0, NodeId("node-0"))], 1))
+    with journal._open("rw") as connection:
+        # EXTRA: the end of the transaction itself is synced, too.
+        assert connection.execute("PRAGMA synchronous").fetchone() == (3,)

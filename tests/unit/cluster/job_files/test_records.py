@@ -41,7 +41,7 @@ def test_what_start_wrote_is_read_back(job: JobPaths) -> None:
     assert (cache.name, len(cache.partitions)) == ("data/train", 4)
 
 
-@pytest.mark.parametrize("change", ["missing", "no JSON", "no job", "a task of no role"])
+@pytest.mark.parametrize("change", ["missing", "no JSON", "no job", "a task of no role", "a list", "nested"])
 def test_a_folder_that_holds_no_job_is_an_error_with_its_path(job: JobPaths, change: str) -> None:
     if change == "missing":
         job.spec.unlink()
@@ -53,7 +53,7 @@ def test_a_folder_that_holds_no_job_is_an_error_with_its_path(job: JobPaths, cha
         job.spec.write_text(json.dumps({**json.loads(job.spec.read_text()), "job_id": "a b"}))
     else:
         for path in (job.spec, job.placement):
-            path.write_text("{" if change == "no JSON" else "{}")
+            path.write_text({"no JSON": "{", "a list": "[]", "nested": "[" * 100_000}.get(change, "{}"))
     with pytest.raises(ClusterError, match=r"specification.*Start a new job") as error:
         read_spec(job)
     assert error.value.logs == str(job.spec)
