@@ -14,6 +14,7 @@ SOURCE = TESTS.parent / "src" / "insitu"
 OF_NO_MODULE = {
     "cli/test_help.py": "the help of all commands",
     "exchange/test_group_rejoin.py": "the second half of test_group.py",
+    "grid/test_malformed_sources.py": "a law of all readers of files",
     "test_check_commits.py": "tools/check_commits.py",
     "test_keras_page.py": "docs/keras.md",
     "test_keras_suite.py": "tests/support/keras_suite.py",

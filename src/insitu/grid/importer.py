@@ -47,6 +47,7 @@ from insitu.grid.sources import (
     SourceOptions,
     describe_columns,
     find_sources,
+    malformed_as_error,
     open_sources,
     stem,
 )
@@ -343,9 +344,17 @@ def _spool(plan: ImportPlan, spools: Spools, progress: ProgressCallback) -> None
 
 
 def _blocks(source: Source) -> Iterator[Block]:
-    """Yield the blocks of a source. Raises SourceError where the system refuses to read it."""
+    """Yield the blocks of a source. Raises SourceError where it is malformed or the system refuses to read
+    it."""
     try:
-        yield from source.blocks(BLOCK_BYTES)
+        blocks = iter(source.blocks(BLOCK_BYTES))
+        while True:
+            # Not around the `yield`: what the consumer raises isn't the file's.
+            with malformed_as_error(source.path):
+                block = next(blocks, None)
+            if block is None:
+                return
+            yield block
     except OSError as error:
         if error.errno in NO_ROOM:  # of a temporary file that the source unpacks into
             raise

@@ -27,12 +27,13 @@ class _Budget:
 
     def __init__(self, source: Path) -> None:
         self._source = source
-        self._bytes = self._files = 0
+        self._bytes = self._count = 0
 
-    def add_file(self) -> None:
-        self._files += 1
-        if self._files > MAX_FILES:
-            raise self._make_limit_error(f"more than {MAX_FILES} files")
+    def add_entry(self) -> None:
+        """Count a file or a folder."""
+        self._count += 1
+        if self._count > MAX_FILES:
+            raise self._make_limit_error(f"more than {MAX_FILES} files and folders")
 
     def add_bytes(self, count: int) -> None:
         self._bytes += count
@@ -80,18 +81,28 @@ def _copy_folder(
                 continue
             if real in above:
                 raise JobSpecError(f"{path} of JOB_DIR is a link to a folder that it lies in")
+            budget.add_entry()
             (destination / entry.name).mkdir()
             _copy_folder(path, destination / entry.name, budget, leave_out, (*above, real))
         elif entry.is_file():
-            budget.add_file()
-            budget.add_bytes(entry.stat().st_size)
+            budget.add_entry()
             try:
-                shutil.copy2(path, destination / entry.name)
+                _copy_file(path, destination / entry.name, budget)
             except PermissionError as error:
                 raise JobSpecError(f"{path} of JOB_DIR can't be read: {error.strerror}") from error
         else:
             kind = "a link to nothing" if entry.is_symlink() else "neither a file nor a folder"
             raise JobSpecError(f"{path} of JOB_DIR is {kind}; it can't be copied")
+
+
+def _copy_file(source: Path, destination: Path, budget: _Budget) -> None:
+    """Copy a file with its mode and times. Its bytes are counted as they come: it may grow, and files such as
+    those of /proc have no size."""
+    with source.open("rb") as original, destination.open("xb") as copy:
+        while chunk := original.read(1 << 20):
+            budget.add_bytes(len(chunk))
+            copy.write(chunk)
+    shutil.copystat(source, destination)
 
 
 def _list_entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -109,10 +120,10 @@ def _extract(archive: Path, destination: Path) -> None:
             for entry, name in list(_check_entries(opened, archive)):
                 target = destination / name
                 if entry.is_dir():
-                    target.mkdir(parents=True, exist_ok=True)
+                    _make_folders(target, destination, budget)
                     continue
-                budget.add_file()
-                target.parent.mkdir(parents=True, exist_ok=True)
+                budget.add_entry()
+                _make_folders(target.parent, destination, budget)
                 with opened.open(entry) as packed, target.open("xb") as unpacked:
                     # Counted as they come: the sizes that an archive declares can't be trusted.
                     while chunk := packed.read(1 << 20):
@@ -124,6 +135,16 @@ def _extract(archive: Path, destination: Path) -> None:
         raise JobSpecError(f"JOB_DIR {archive} isn't a .zip file that can be read: {error}") from error
     except (FileExistsError, NotADirectoryError) as error:
         raise JobSpecError(f"JOB_DIR {archive} holds {error.filename} twice") from error
+
+
+def _make_folders(folder: Path, root: Path, budget: _Budget) -> None:
+    """Make `folder` below `root`, and those above it, each of which counts."""
+    here = root
+    for name in folder.relative_to(root).parts:
+        here = here / name
+        if not here.is_dir():
+            budget.add_entry()
+            here.mkdir()
 
 
 def _check_entries(opened: zipfile.ZipFile, archive: Path) -> Iterator[tuple[zipfile.ZipInfo, PurePosixPath]]:

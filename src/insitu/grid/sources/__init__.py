@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import cast
 
 from insitu.errors import InputError, SourceError
-from insitu.grid.sources.base import Block, Source, SourceOptions, describe_columns, raw_bytes
+from insitu.grid.sources.base import (
+    Block,
+    Source,
+    SourceOptions,
+    describe_columns,
+    malformed_as_error,
+    raw_bytes,
+)
 
 __all__ = [
     "FORMATS",
@@ -26,6 +33,7 @@ __all__ = [
     "SourceOptions",
     "describe_columns",
     "find_sources",
+    "malformed_as_error",
     "open_sources",
     "raw_bytes",
     "stem",
@@ -196,7 +204,8 @@ def _open(path: Path, kind: str, options: SourceOptions) -> Source:
     try:
         if path.stat().st_size == 0:
             raise SourceError(f"{path} is empty (0 bytes). Leave it out, or fetch it again")
-        return make(path, options)
+        with malformed_as_error(path):
+            return make(path, options)
     except OSError as error:
         raise SourceError(f"{path} can't be read: {error.strerror or error}") from error
 

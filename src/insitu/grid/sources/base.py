@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,25 @@ DTYPES = (
     "float64",
 )
 """The dtypes of NumPy that a column may have, besides text."""
+
+
+_MALFORMED = (
+    *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError, RecursionError),
+    *(NotImplementedError, EOFError, SyntaxError, zlib.error),
+)
+"""What the libraries of the formats raise for bytes that their writers never write."""
+
+
+@contextlib.contextmanager
+def malformed_as_error(path: Path) -> Iterator[None]:
+    """Raise SourceError, whatever a malformed file makes a library raise."""
+    try:
+        yield
+    except _MALFORMED as error:
+        raise SourceError(
+            f"{path} can't be read: it is damaged, or announces what it doesn't hold "
+            f"({type(error).__name__}: {str(error)[:200]}). Fetch it again, or write it again"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

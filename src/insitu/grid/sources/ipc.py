@@ -60,7 +60,16 @@ class IpcSource:
                 reader = pa.ipc.open_file(file)
                 count = reader.num_record_batches
                 for index in range(count):
-                    yield reader.get_batch(index), len(mapping) * (index + 1) // count, drop_pages
+                    yield _validated(reader.get_batch(index)), len(mapping) * (index + 1) // count, drop_pages
             else:
                 for batch in pa.ipc.open_stream(file):
-                    yield batch, file.tell(), drop_pages
+                    yield _validated(batch), file.tell(), drop_pages
+
+
+def _validated(batch: Any) -> Any:
+    """Return `batch` after a look at each of its offsets and indices. Raises ArrowInvalid.
+
+    Arrow itself follows those that point out of the file, which ends the process or copies what lies there.
+    """
+    batch.validate(full=True)
+    return batch

@@ -52,13 +52,29 @@ def read_header(file: IO[bytes], path: object) -> ArrayHeader:
             np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         )
         shape, fortran, dtype = read(file)
-    except (ValueError, EOFError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # NumPy parses the header as Python, so a false one can raise anything
         raise SourceError(f"{path} is not a whole .npy file: {error}") from error
+    if any(type(length) is not int or length < 0 for length in shape):
+        raise SourceError(
+            f"{path} is no .npy file that NumPy has written: its header's shape must be of whole numbers, at "
+            f"least 0. Received: {shape}. Fetch it again"
+        )
     if not shape:
         raise SourceError(f"{path} holds a single value. Rows are counted by the first axis of an array")
     if shape[0] == 0:
         raise SourceError(f"{path} has no rows (its shape is {shape}). Leave it out")
     return ArrayHeader(shape, dtype, bool(fortran) and len(shape) > 1, file.tell())
+
+
+def refuse_truncated(path: object, header: ArrayHeader, held: int) -> None:
+    """Raise SourceError where a header announces more values than the `held` bytes behind it."""
+    if held < header.value_bytes:
+        raise SourceError(
+            f"{path} is truncated: its header promises {header.value_bytes} bytes of values (shape "
+            f"{header.shape}, {header.dtype}), it has {held}. Fetch it again"
+        )
 
 
 class NpySource:
@@ -72,11 +88,7 @@ class NpySource:
             held = file.seek(0, 2) - header.start
         column = check_column(path, options.column, header.dtype, header.shape[1:])
         self.columns: tuple[Column, ...] = (column,)
-        if held < header.value_bytes:
-            raise SourceError(
-                f"{path} is truncated: its header promises {header.value_bytes} bytes of values (shape "
-                f"{header.shape}, {header.dtype}), it has {held}. Fetch it again"
-            )
+        refuse_truncated(path, header, held)
 
     def blocks(self, block_bytes: int) -> Iterator[Block]:
         header, (column,) = self._header, self.columns
@@ -92,7 +104,12 @@ class NpySource:
 
 def values_of_column(values: npt.NDArray[Any], column: Column) -> Any:
     """Return `values` in the form that a Block holds."""
-    return pa.array(values.tolist(), pa.large_utf8()) if column.dtype == TEXT else native(values)
+    if column.dtype != TEXT:
+        return native(values)
+    texts = pa.array(values.tolist(), pa.large_utf8())
+    # Half of a surrogate pair is a text of NumPy's, and none of UTF-8's.
+    texts.validate(full=True)
+    return texts
 
 
 def array_blocks(file: IO[bytes], header: ArrayHeader, rows: int, path: object) -> Iterator[npt.NDArray[Any]]:

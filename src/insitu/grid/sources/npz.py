@@ -15,7 +15,13 @@ import numpy.typing as npt
 
 from insitu.errors import SourceError
 from insitu.grid.sources.base import Block, SourceOptions, check_column, rows_per_block
-from insitu.grid.sources.npy import ArrayHeader, array_blocks, read_header, values_of_column
+from insitu.grid.sources.npy import (
+    ArrayHeader,
+    array_blocks,
+    read_header,
+    refuse_truncated,
+    values_of_column,
+)
 from insitu.spec import Column
 
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
@@ -32,7 +38,10 @@ class NpzSource:
         with _readable(path), zipfile.ZipFile(path) as archive:
             for name in archive.namelist():
                 with archive.open(name) as member:
-                    headers[name.removesuffix(".npy")] = read_header(member, f"{path}:{name}")
+                    header = read_header(member, f"{path}:{name}")
+                # What the archive announces may be false, too: it is only a first look.
+                refuse_truncated(f"{path}:{name}", header, archive.getinfo(name).file_size - header.start)
+                headers[name.removesuffix(".npy")] = header
         if not headers:
             raise SourceError(f"{path} holds no arrays")
         rows = {name: header.rows for name, header in headers.items()}
@@ -86,16 +95,38 @@ def _member(
     members: contextlib.ExitStack, archive: zipfile.ZipFile, name: str, header: ArrayHeader
 ) -> IO[bytes]:
     """Open an array's bytes. One in column order needs random access: it is unpacked into
-    a temporary file that has no name.
+    a temporary file that has no name. Raises SourceError where it is shorter than its header says or
+    there is no room for it.
     """
     entry = name if name in archive.namelist() else f"{name}.npy"
     member = members.enter_context(archive.open(entry))
     if header.fortran:
+        size = header.start + header.value_bytes
+        room = shutil.disk_usage(tempfile.gettempdir()).free
+        if size > room:
+            raise SourceError(
+                f"{archive.filename}:{name} lies in column order, so its {size} bytes are unpacked to "
+                f"{tempfile.gettempdir()} first, where {room} are free. Set TMPDIR to a folder with more "
+                f"room, or save the array in row order"
+            )
         unpacked = members.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (it is one)
-        shutil.copyfileobj(member, unpacked, 1 << 20)
-        unpacked.flush()
+        _unpack(member, unpacked, size, f"{archive.filename}:{name}")
         return cast("IO[bytes]", unpacked)
     return member
+
+
+def _unpack(member: IO[bytes], target: IO[bytes], size: int, path: str) -> None:
+    """Copy the first `size` bytes of a member, never more: what follows the values isn't looked at."""
+    left = size
+    while left:
+        part = member.read(min(left, 1 << 20))
+        if not part:
+            raise SourceError(f"{path} is truncated: it has {size - left} of {size} bytes. Fetch it again")
+        target.write(part)
+        left -= len(part)
+    # Meets the end, where zipfile compares the checksum.
+    member.read(1)
+    target.flush()
 
 
 @contextlib.contextmanager

@@ -110,7 +110,10 @@ def _texts(values: Any, name: str, path: Path) -> Any:
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     _refuse_missing(values, name, path)
-    return values.cast(pa.large_utf8())
+    texts = values.cast(pa.large_utf8())
+    # Parquet's reader takes any bytes for text.
+    texts.validate(full=True)
+    return texts
 
 
 def _tensor(values: Any, name: str, path: Path) -> Any:

@@ -149,6 +149,37 @@ def test_an_archive_that_swells_is_stopped(
         copied(path)
 
 
+@pytest.mark.parametrize("names", [[f"{i}/" for i in range(11)], ["/".join("abcdefghijk") + "/train.py"]])
+def test_folders_of_an_archive_count_too(
+    tmp_path: Path, copied: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch, names: list[str]
+) -> None:
+    """25,000 of them in 2 MB passed the limit of 20,000 files."""
+    monkeypatch.setattr(code, "MAX_FILES", 10)
+    path = archive(tmp_path / "job.zip", dict.fromkeys(names, b""))
+    with pytest.raises(JobSpecError, match="more than 10 files and folders"):
+        copied(path)
+
+
+def test_folders_count_too(
+    tmp_path: Path, copied: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code, "MAX_FILES", 4)
+    (tmp_path / "job" / "a" / "b" / "c" / "d" / "e").mkdir(parents=True)
+    with pytest.raises(JobSpecError, match="more than 4 files and folders"):
+        copied(tmp_path / "job")
+
+
+def test_a_file_is_counted_by_what_is_read_of_it(
+    tmp_path: Path, copied: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of /proc say that they are empty."""
+    monkeypatch.setattr(code, "MAX_BYTES", 100)
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "link").symlink_to("/proc/self/maps")
+    with pytest.raises(JobSpecError, match="more than 0 MiB"):
+        copied(tmp_path / "job")
+
+
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_an_entry_that_comes_twice_is_refused(tmp_path: Path, copied: Callable[[Path], Path]) -> None:
     path = tmp_path / "job.zip"
