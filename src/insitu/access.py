@@ -81,11 +81,12 @@ def make_file(home: Path, file: Path) -> None:
         os.close(descriptor)
 
 
-def make_jobs_folder(paths: Paths) -> None:
-    """Make the folder of all jobs. In a shared home each user's jobs can be removed by that user alone."""
-    make_folder(paths.home, paths.jobs)
-    if is_shared(paths.home) and paths.jobs.stat().st_uid == os.geteuid():
-        paths.jobs.chmod(SHARED_FOLDER | STICKY)
+def make_sticky_folder(home: Path, folder: Path) -> None:
+    """Make a folder as `make_folder` does. In a shared home what each user puts there can be removed by that
+    user alone."""
+    make_folder(home, folder)
+    if is_shared(home) and folder.stat().st_uid == os.geteuid():
+        folder.chmod(SHARED_FOLDER | STICKY)
 
 
 def apply_modes(home: Path, folder: Path) -> None:
@@ -116,9 +117,10 @@ def share_home(paths: Paths, group: str) -> None:
             if file.exists():
                 shutil.chown(file, group=group)
                 file.chmod(SHARED_FILE)
-        make_jobs_folder(paths)
-        shutil.chown(paths.jobs, group=group)
-        paths.jobs.chmod(SHARED_FOLDER | STICKY)
+        for folder in (paths.jobs, paths.keys):
+            make_sticky_folder(paths.home, folder)
+            shutil.chown(folder, group=group)
+            folder.chmod(SHARED_FOLDER | STICKY)
     except LookupError as error:
         raise InputError(
             f"--shared names a group of this machine (`getent group` lists them). Received: {group}"
@@ -140,8 +142,9 @@ def close_home(paths: Paths) -> None:
         for file in (paths.catalog, paths.topology):
             if file.exists():
                 file.chmod(PRIVATE_FILE)
-        if paths.jobs.exists():
-            paths.jobs.chmod(PRIVATE_FOLDER)
+        for folder in (paths.jobs, paths.keys):
+            if folder.exists():
+                folder.chmod(PRIVATE_FOLDER)
     except PermissionError as error:
         raise InputError(
             f"--private closes a home in which every file is yours. Received: {error.filename} "

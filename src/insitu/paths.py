@@ -3,6 +3,7 @@
     $INSITU_HOME/
       catalog.sqlite                    caches, versions, owners; written by `insitu import`
       topology.json                     nodes that `insitu up` brought up
+      keys/USER                         signs what this user reads back; see `signatures.py`
       locks/CACHE.lock                  held by the one process that imports into a cache
       staging/CACHE~TOKEN/              half-written versions; removed when their import has died
         spool-DESTINATION-COLUMN        bytes of one column of one partition to be
@@ -110,6 +111,14 @@ class Paths:
 
     def cache_lock(self, cache: str) -> Path:
         return self.locks / f"{cache_folder_name(cache)}.lock"
+
+    @property
+    def keys(self) -> Path:
+        return self.home / "keys"
+
+    def key(self, user: int) -> Path:
+        """Return the file with the key of a user, given by number."""
+        return self.keys / str(user)
 
     @property
     def nodes(self) -> Path:

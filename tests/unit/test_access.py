@@ -19,11 +19,11 @@ from insitu.access import (
     is_shared,
     make_file,
     make_folder,
-    make_jobs_folder,
+    make_sticky_folder,
     share_home,
 )
 from insitu.errors import InputError
-from insitu.grid import Catalog, import_cache, load_topology
+from insitu.grid import Catalog, import_cache
 from insitu.grid.files import cache_locks
 from insitu.grid.store import open_copy
 from insitu.paths import Paths
@@ -55,7 +55,7 @@ def modes_below(folder: Path) -> dict[str, int]:
 def test_what_insitu_makes_is_its_owners_alone(tmp_path, home, umask):
     paths = Paths(home)
     make_cache(paths, tmp_path)
-    make_jobs_folder(paths)
+    make_sticky_folder(paths.home, paths.jobs)
     open_copy(paths, Catalog(paths).get("a"), 0, None)
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
     found = modes_below(home)
@@ -148,7 +148,7 @@ def test_another_user_reads_and_locks_nothing(reachable, umask):
 def test_a_group_shares_caches_and_not_jobs(reachable, umask):
     paths = Paths(reachable / "home")
     make_cache(paths, reachable)
-    make_jobs_folder(paths)
+    make_sticky_folder(paths.home, paths.jobs)
     job = paths.jobs / "mine"
     job.mkdir(mode=0o700)
     group = grp.getgrgid(NOBODY).gr_name
@@ -159,7 +159,7 @@ def test_a_group_shares_caches_and_not_jobs(reachable, umask):
         rows = open_copy(paths, Catalog(paths).get("a"), 0, None).partition.rows
         import_cache(paths, "b", [str(reachable / "x.npy")])
         import_cache(paths, "a", [str(reachable / "x.npy")], overwrite=True)
-        make_jobs_folder(paths)
+        make_sticky_folder(paths.home, paths.jobs)
         (paths.jobs / "theirs").mkdir(mode=0o700)
         return f"{rows} rows, {[c.name for c in Catalog(paths).caches()]}"
 
@@ -191,16 +191,3 @@ def test_an_unknown_group_is_named(home):
     with pytest.raises(InputError, match=r"--shared names a group of this machine.*no-such-group"):
         share_home(Paths(home), "no-such-group")
     assert not is_shared(home)
-
-
-def test_nodes_stay_when_a_home_is_shared(home):
-    from insitu.cli.data import up
-
-    paths = Paths(home)
-    up(nodes=3)
-    up(shared=grp.getgrgid(os.getgid()).gr_name)
-    assert is_shared(home) and len(load_topology(paths).nodes) == 3
-    up(private=True)
-    assert not is_shared(home) and len(load_topology(paths).nodes) == 3
-    with pytest.raises(InputError, match="exclude each other"):
-        up(shared="root", private=True)

@@ -33,6 +33,7 @@ GROUND = {
     "processes",
     "progress",
     "roster",
+    "signatures",
     "spec",
 }
 BELOW = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import grp
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,10 @@ import numpy as np
 import pytest
 import typer.testing
 
+from insitu.access import is_shared
 from insitu.cli import build_app, data
 from insitu.errors import InputError
-from insitu.grid import Catalog, import_cache
+from insitu.grid import Catalog, import_cache, load_topology
 from insitu.paths import Paths
 
 
@@ -73,3 +76,14 @@ def test_a_job_has_no_partitions_to_verify(home: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("insitu.cluster.find_job", lambda paths, name: paths.job("train-1"))
     with pytest.raises(InputError, match="--verify can be asked of a cache only, and train is a job"):
         run("describe", "train", "--verify")
+
+
+def test_nodes_stay_when_a_home_is_shared(home):
+    paths = Paths(home)
+    data.up(nodes=3)
+    data.up(shared=grp.getgrgid(os.getgid()).gr_name)
+    assert is_shared(home) and len(load_topology(paths).nodes) == 3
+    data.up(private=True)
+    assert not is_shared(home) and len(load_topology(paths).nodes) == 3
+    with pytest.raises(InputError, match="exclude each other"):
+        data.up(shared="root", private=True)

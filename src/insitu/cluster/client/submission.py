@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from insitu.access import make_jobs_folder
+from insitu.access import make_sticky_folder
 from insitu.cluster.client.job_code import copy_code
 from insitu.cluster.client.role_check import check_roles
 from insitu.cluster.control import clean_up, staged_folder
@@ -167,7 +167,7 @@ def _spec(request: Request, cache: CacheSpec, topology: Topology) -> JobSpec:
 @contextlib.contextmanager
 def _staged(paths: Paths, job_id: str) -> Iterator[tuple[JobPaths, int]]:
     """Yield a folder for the job that isn't visible yet, and its lock; remove it after an error."""
-    make_jobs_folder(paths)
+    make_sticky_folder(paths.home, paths.jobs)
     staged = staged_folder(paths, job_id)
     staged.root.mkdir(mode=0o700)
     try:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from insitu.errors import TrainingError
 from insitu.exchange import Group
 from insitu.train.checkpoint.async_writer import AsyncCheckpointWriter, wait_for_writers
-from insitu.train.checkpoint.memory_store import broadcast_newest, memory_store
+from insitu.train.checkpoint.memory_store import broadcast_newest, checkpoint_key, memory_store
 from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
 from insitu.train.collectives import barrier_token
 from insitu.train.elastic import RESTORE
@@ -27,6 +27,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     values (numbers, text, arrays, and lists of them) are restored, so that the run ends with the bits of one
     without a failure. A worker that is replaced while the others live needs no checkpoint: this is for the
     case that all are lost. One task writes, in a thread; pass the callback in every task.
+
+    Checkpoints are signed: by the job in its own folder, and by the user in a `directory`, with the key in
+    `$INSITU_HOME/keys`. One that was forged is passed over.
 
     Args:
         directory: where to save: a path, or any URL that fsspec knows (`"s3://bucket/run"`). By default the
@@ -62,11 +65,14 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         trainer = self._trainer()
-        directory = self._directory or trainer.membership.context.checkpoint_dir
+        context = trainer.membership.context
+        directory = self._directory or context.checkpoint_dir
         if directory is None:
             return
-        store = CheckpointStore(directory, trainer.fit_index, self._keep)
-        memory = memory_store(trainer.membership.context, trainer.fit_index)
+        # Another job may go on from a directory that the user gives.
+        key = None if self._directory else checkpoint_key(context)
+        store = CheckpointStore(directory, trainer.fit_index, self._keep, key)
+        memory = memory_store(context, trainer.fit_index)
         for place in (store, memory):
             if place is not None:
                 wait_for_writers(place)

@@ -15,10 +15,16 @@ from typing import Any
 
 from insitu.context import Context
 from insitu.exchange import Group
+from insitu.signatures import derive_key
 from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
 from insitu.train.collectives import all_gather_json, broadcast_value
 
 _LOG = logging.getLogger("insitu")
+
+
+def checkpoint_key(context: Context) -> bytes:
+    """Return the key that checkpoints in the job's own folders are signed with."""
+    return derive_key(context.secret(), "checkpoints")
 
 
 def memory_store(context: Context, fit: int) -> CheckpointStore | None:
@@ -33,7 +39,7 @@ def memory_store(context: Context, fit: int) -> CheckpointStore | None:
         _LOG.warning("Checkpoints can't be kept in memory: %s", error)
         return None
     # One suffices: the other tasks have theirs.
-    return CheckpointStore(folder, fit, keep=1)
+    return CheckpointStore(folder, fit, keep=1, key=checkpoint_key(context))
 
 
 def _make_private(folder: Path) -> None:

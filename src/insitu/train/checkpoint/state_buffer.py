@@ -6,20 +6,21 @@ ends at a page, so that it can be written past the system's cache, without one m
 
 from __future__ import annotations
 
+import hashlib
 import math
 import mmap
+import os
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from insitu.exchange import ALIGNMENT, Pages, aligned_empty
 from insitu.train.collectives import Payload, parse_dtype
 
 _SLICE_BYTES = 1 << 20
-"""Size of one copy, which is then summed while it is in the processor's cache."""
+"""Bytes that are read at a time, and summed while they are in the processor's cache."""
 
 
 def compute_offsets(specs: Sequence[Sequence[Any]]) -> tuple[list[int], int]:
@@ -39,8 +40,6 @@ class StateBuffer:
         self._memory = Pages(mmap.PAGESIZE).array()
         self.nbytes = 0
         """Bytes of the arrays, with the gaps between them."""
-        self.checksum = ""
-        """XXH3 of these bytes, 64 bits, as hex digits."""
 
     @property
     def pages(self) -> memoryview:
@@ -54,26 +53,27 @@ class StateBuffer:
         if self.nbytes > self._memory.size:
             self._memory = Pages(_to_pages(self.nbytes)).array()
         room = self._memory
-        summed = xxhash.xxh3_64()
         for begin, end, array in zip(begins, [*begins[1:], self.nbytes], payload.arrays, strict=True):
             taken = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            for start in range(0, taken.size, _SLICE_BYTES):
-                piece = taken[start : start + _SLICE_BYTES]
-                target = room[begin + start : begin + start + piece.size]
-                np.copyto(target, piece)
-                summed.update(target.data)
-            gap = room[begin + taken.size : end]
-            gap[:] = 0
-            summed.update(gap.data)
-        self.checksum = summed.hexdigest()
+            np.copyto(room[begin : begin + taken.size], taken)
+            room[begin + taken.size : end] = 0
+
+    def compute_digest(self) -> str:
+        """Return the SHA-256 of the arrays' bytes, as hex digits. It takes longer than the copy: leave it to
+        the thread that writes."""
+        return hashlib.sha256(self.pages[: self.nbytes]).hexdigest()
 
 
 def read_arrays(file: BinaryIO, specs: Sequence[Sequence[Any]]) -> tuple[list[NDArray[Any]], str]:
-    """Return (the arrays, checksum of their bytes) of an open file. Raises ValueError for a file of another
-    length."""
+    """Return (the arrays, SHA-256 of their bytes) of an open file. Raises ValueError for a file of another
+    length, before anything is allocated."""
     begins, size = compute_offsets(specs)
+    held = file.seek(0, os.SEEK_END)
+    if held != size:
+        raise ValueError(f"arrays.bin must have {size} bytes. Received: {held}")
+    file.seek(0)
     room = aligned_empty((size,), np.dtype(np.uint8))
-    summed = xxhash.xxh3_64()
+    summed = hashlib.sha256()
     for start in range(0, size, _SLICE_BYTES):
         target = room[start : start + _SLICE_BYTES]
         part = file.read(target.size)
@@ -81,8 +81,6 @@ def read_arrays(file: BinaryIO, specs: Sequence[Sequence[Any]]) -> tuple[list[ND
             raise ValueError(f"arrays.bin must have {size} bytes. Received: {start + len(part)}")
         target[:] = np.frombuffer(part, np.uint8)
         summed.update(part)
-    if file.read(1):
-        raise ValueError(f"arrays.bin must have {size} bytes. Received: more")
     arrays = []
     for begin, (name, shape) in zip(begins, specs, strict=True):
         dtype = parse_dtype(name)

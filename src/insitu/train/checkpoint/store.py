@@ -4,7 +4,7 @@ DIRECTORY/
   fit-00000/                          the first fit of the script, the second, ...
     epoch-00002.step-00000000/        the epoch and step that come next
       arrays.bin                      all arrays' bytes, laid out by `state_buffer.py`
-      state.json                      position, the arrays' dtypes and shapes, checksums of both files
+      state.json                      position, the arrays' dtypes and shapes, their SHA-256; signed
   fit-00000/.staging-PID-NUMBER/      half-written; invisible to readers, removed by the next writer
 
 On a local disk a checkpoint is staged and published by one rename. Elsewhere a folder can't be renamed at
@@ -24,15 +24,27 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from insitu.durable import NO_ROOM, published, recover_replaced, seal, unseal, write_pages, write_synced
+from insitu.durable import NO_ROOM, published, recover_replaced, write_pages, write_synced
 from insitu.errors import CheckpointError, StorageFull
+from insitu.paths import Paths
+from insitu.signatures import OtherKey, read_user_key, sign, unsign
 from insitu.train.checkpoint.state_buffer import StateBuffer, read_arrays
 from insitu.train.collectives import decode, encode
 
-FORMAT = 3
+FORMAT = 4
 _NAME = re.compile(r"epoch-(\d+)\.step-(\d+)")
 _SLICE_BYTES = 4 << 20
+_UNREADABLE = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError),
+    *(MemoryError, OverflowError, RecursionError),
+)
+"""What reading a damaged checkpoint raises."""
 _LOG = logging.getLogger("insitu")
+
+
+class _OtherWriter(CheckpointError):
+    """Raised for a checkpoint that was signed with another key. Not skipped: the next one that is published
+    would remove it, and it may be the user's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +75,8 @@ class EncodedCheckpoint:
     """The next step in that epoch, from 0."""
     buffer: StateBuffer
     """The content of `arrays.bin`."""
-    state: bytes
-    """The content of `state.json`."""
+    state: dict[str, Any]
+    """The content of `state.json`, but for the digest of the arrays."""
 
     @classmethod
     def encode(cls, checkpoint: Checkpoint, buffer: StateBuffer) -> EncodedCheckpoint:
@@ -77,9 +89,12 @@ class EncodedCheckpoint:
             "step": checkpoint.step,
             "tree": payload.tree,
             "arrays": payload.specs,
-            "xxh3": buffer.checksum,
         }
-        return cls(checkpoint.epoch, checkpoint.step, buffer, seal(state))
+        return cls(checkpoint.epoch, checkpoint.step, buffer, state)
+
+    def sign(self, key: bytes) -> bytes:
+        """Return the content of `state.json`."""
+        return sign({**self.state, "sha256": self.buffer.compute_digest()}, key)
 
 
 class Folder(Protocol):
@@ -104,11 +119,15 @@ class Folder(Protocol):
 
 
 class CheckpointStore:
-    """The checkpoints of one fit. One process writes, any may read. `directory` is a path or fsspec URL."""
+    """The checkpoints of one fit. One process writes, any may read. `directory` is a path or fsspec URL.
 
-    def __init__(self, directory: str | Path, fit: int, keep: int = 2) -> None:
+    Checkpoints are signed with `key`, and only those that were are read; None: this user's.
+    """
+
+    def __init__(self, directory: str | Path, fit: int, keep: int = 2, key: bytes | None = None) -> None:
         if keep < 1:
             raise CheckpointError(f"keep must be at least 1. Received: {keep}")
+        self._key = _read_user_key() if key is None else key
         self._folder = _open_folder(directory, f"fit-{fit:05d}")
         self._keep = keep
 
@@ -130,7 +149,7 @@ class CheckpointStore:
         name = f"epoch-{encoded.epoch:05d}.step-{encoded.step:08d}"
         where = self.path
         try:
-            self._folder.write(name, encoded.buffer, encoded.state)
+            self._folder.write(name, encoded.buffer, encoded.sign(self._key))
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise StorageFull(
@@ -145,12 +164,14 @@ class CheckpointStore:
         return self._folder.path(name)
 
     def load_latest(self) -> Checkpoint | None:
-        """Return the newest checkpoint that is whole, or None. A damaged one is named in a warning and
-        skipped."""
+        """Return the newest checkpoint that is whole, or None. One that is damaged or forged is named in a
+        warning and skipped. Raises CheckpointError for one that was signed with another key."""
         self._folder.recover()
         for name in reversed(self._folder.names()):
             try:
                 return self._load(name)
+            except _OtherWriter:
+                raise
             except CheckpointError as error:
                 _LOG.warning("%s The one before is used.", error)
         return None
@@ -160,20 +181,36 @@ class CheckpointStore:
         try:
             text, file = self._folder.read(name)
             with file:
-                state = unseal(text)
+                state = unsign(text, self._key)
                 if state["format"] != FORMAT:
                     raise CheckpointError(
                         f"The checkpoint {path} has format {state['format']}; this version reads {FORMAT}."
                     )
                 arrays, found = read_arrays(file, state["arrays"])
-            if found != state["xxh3"]:
+            if found != state["sha256"]:
                 raise CheckpointError(
-                    f"The checkpoint {path} is damaged: checksum expected {state['xxh3']}, found {found}."
+                    f"The checkpoint {path} is damaged: SHA-256 expected {state['sha256']}, found {found}."
                 )
             values, more = decode(state["tree"], arrays)
             return Checkpoint(state["epoch"], state["step"], values, more)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        except OtherKey as error:
+            raise _OtherWriter(
+                f"Checkpoints are read back by the user, or the job, that wrote them. Received: {path}, "
+                f"which was signed with another key. If it is yours, copy the file of $INSITU_HOME/keys from "
+                f"where it was written; otherwise give another directory."
+            ) from error
+        except _UNREADABLE as error:
             raise CheckpointError(f"The checkpoint {path} can't be read: {error}.") from error
+
+
+def _read_user_key() -> bytes:
+    try:
+        return read_user_key(Paths.default())
+    except OSError as error:
+        raise CheckpointError(
+            f"Checkpoints are signed with a key in INSITU_HOME, which must be a folder that can be written "
+            f"to. Received: {Paths.default().home} ({error}). Set INSITU_HOME to another folder."
+        ) from error
 
 
 def _open_folder(directory: str | Path, name: str) -> Folder:

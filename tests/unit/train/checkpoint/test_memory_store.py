@@ -24,7 +24,10 @@ from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
     monkeypatch.setattr(paths_module, "MEMORY", tmp_path / "memory")
     (tmp_path / "memory").mkdir()
-    yield Context(Paths(tmp_path), job_id="j-1", memory_checkpoint=True)
+    paths = Paths(tmp_path)
+    paths.job("j-1").root.mkdir(parents=True)
+    paths.job("j-1").secret.write_bytes(b"s" * 32)
+    yield Context(paths, job_id="j-1", memory_checkpoint=True)
 
 
 def at_task(context: Context, index: int) -> CheckpointStore:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from insitu.durable import seal
 from insitu.errors import CheckpointError, StorageFull
+from insitu.signatures import sign
 from insitu.train.checkpoint import store as module
 from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
 
@@ -53,7 +56,20 @@ def test_the_newest_are_kept(tmp_path: Path):
         CheckpointStore(tmp_path, fit=0, keep=0)
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "longer", "other state", "no state", "half a state"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "flip",
+        "truncate",
+        "longer",
+        "other state",
+        "no state",
+        "half a state",
+        "not signed",
+        "of before",
+        "nested",
+    ],
+)
 def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture):
     store = CheckpointStore(tmp_path, fit=0)
     store.save(a_checkpoint(1, 0, value=1.0))
@@ -70,6 +86,12 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: str, caplog: pytes
     elif damage == "other state":
         state.write_text(state.read_text().replace('\\"epoch\\": 2', '\\"epoch\\": 3'))
         assert "3" in state.read_text()
+    elif damage == "not signed":
+        state.write_text(json.loads(state.read_text())["state"])
+    elif damage == "of before":
+        state.write_bytes(seal({**json.loads(json.loads(state.read_text())["state"]), "format": 3}))
+    elif damage == "nested":
+        state.write_text("[" * 100_000)
     elif damage == "no state":
         state.unlink()
     else:
@@ -162,3 +184,57 @@ def test_a_fit_that_failed_may_still_write_while_the_next_one_does(
     failed.save(a_checkpoint(3, 0))
     assert following.load_latest().epoch == 3
     assert len(list((tmp_path / "fit-00000").iterdir())) == 2
+
+
+def forge(path: Path, key: bytes, value: float) -> None:
+    """Put other weights into a checkpoint, with everything right that needs no key."""
+    state = json.loads(json.loads((path / "state.json").read_text())["state"])
+    arrays = (path / "arrays.bin").read_bytes()
+    old, new = np.full((2, 3), 2.0, "float32").tobytes(), np.full((2, 3), value, "float32").tobytes()
+    assert arrays.count(old) == 1
+    (path / "arrays.bin").write_bytes(arrays.replace(old, new))
+    state["sha256"] = hashlib.sha256(arrays.replace(old, new)).hexdigest()
+    (path / "state.json").write_bytes(sign(state, key))
+
+
+@pytest.mark.parametrize("keeps_name_of_key", [True, False])
+def test_a_forged_one_is_never_used(
+    tmp_path: Path, keeps_name_of_key: bool, caplog: pytest.LogCaptureFixture
+):
+    store = CheckpointStore(tmp_path, fit=0, key=b"k" * 32)
+    store.save(a_checkpoint(1, 0, value=1.0))
+    newest = Path(store.save(a_checkpoint(2, 0, value=2.0)))
+    name = json.loads((newest / "state.json").read_text())["key"]
+    forge(newest, b"e" * 32, 666.0)
+    if keeps_name_of_key:
+        forged = {**json.loads((newest / "state.json").read_text()), "key": name}
+        (newest / "state.json").write_text(json.dumps(forged))
+        loaded = store.load_latest()
+        assert loaded.epoch == 1 and loaded.values["trainable/0"][0, 0] == 1.0
+        assert "its signature is wrong" in caplog.text
+        return
+    with pytest.raises(
+        CheckpointError, match=r"signed with another key.*copy the file of \$INSITU_HOME/keys"
+    ):
+        store.load_latest()
+
+
+def test_one_of_another_key_stays(tmp_path: Path):
+    """It may be the user's own, written on another machine."""
+    CheckpointStore(tmp_path, fit=0, key=b"a" * 32).save(a_checkpoint(5, 0))
+    with pytest.raises(CheckpointError, match="another key"):
+        CheckpointStore(tmp_path, fit=0, key=b"b" * 32).load_latest()
+    assert CheckpointStore(tmp_path, fit=0, key=b"a" * 32).load_latest().epoch == 5
+
+
+def test_one_that_was_being_replaced_is_found(tmp_path: Path):
+    store = CheckpointStore(tmp_path, fit=0)
+    path = Path(store.save(a_checkpoint(3, 0)))
+    path.rename(path.with_name(f".replaced-{path.name}"))
+    assert store.load_latest().epoch == 3
+
+
+def test_a_home_without_room_for_a_key_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("INSITU_HOME", "/proc/nowhere")
+    with pytest.raises(CheckpointError, match=r"signed with a key in INSITU_HOME.*/proc/nowhere"):
+        CheckpointStore(tmp_path, fit=0)
