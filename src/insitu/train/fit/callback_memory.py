@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dis
+import functools
+import inspect
 import json
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +33,12 @@ header."""
 _MONITOR_OP = "monitor_op"
 """The function by which callbacks compare what they monitor. A state dict says only that it was chosen."""
 _SMALL_BYTES = 1 << 20
+
+_FILLED = {"history"}
+"""Attributes that a callback of Keras sets once, in `__init__`, and fills later."""
+_SET_UP = ("__init__", "set_model")
+"""Methods that set a callback up."""
+_LOG = logging.getLogger("insitu")
 
 StateDict = dict[str, dict[str, Any]]
 """Attributes of callbacks, by class and number in it: `EarlyStopping 0`."""
@@ -118,7 +128,36 @@ def _drop_rows(path: Path, separator: str, epoch: int) -> None:
 
 
 def _plain(callback: Any) -> dict[str, Any]:
-    return keep_serializable({n: v for n, v in vars(callback).items() if n not in _LEFT_OUT})
+    values = {n: v for n, v in vars(callback).items() if is_memory(type(callback), n)}
+    return keep_serializable(values)
+
+
+def is_memory(kind: type, name: str) -> bool:
+    """Return whether an attribute of callbacks of this class may be something that they remember.
+
+    How they were set up (`ModelCheckpoint.filepath`) is the script's, and methods are their class's.
+    """
+    if name in _LEFT_OUT or not name.isidentifier() or (name.startswith("__") and name.endswith("__")):
+        return False
+    of_class = inspect.getattr_static(kind, name, None)
+    if callable(of_class) or hasattr(type(of_class), "__get__"):
+        return False
+    return name not in _set_up_once(kind)
+
+
+@functools.cache
+def _set_up_once(kind: type) -> frozenset[str]:
+    """Return the attributes that Keras' own classes above `kind` set when they are set up, and then never."""
+    first: set[str] = set()
+    later: set[str] = set(_FILLED)
+    for cls in kind.__mro__:
+        if not cls.__module__.startswith("keras."):
+            continue
+        for name, method in vars(cls).items():
+            if inspect.isfunction(method):
+                stored = {i.argval for i in dis.get_instructions(method) if i.opname == "STORE_ATTR"}
+                (first if name in _SET_UP else later).update(stored)
+    return frozenset(first - later)
 
 
 class _InitialAttributes:
@@ -167,4 +206,18 @@ def _write(callback: Any, attributes: dict[str, Any]) -> None:
     if attributes.get(_MONITOR_OP) and getattr(callback, _MONITOR_OP, None) is None:
         # Keras does so at the first epoch's end, which also changes the sign of a plain value.
         callback._set_monitor_op()
-    vars(callback).update({name: value for name, value in attributes.items() if name != _MONITOR_OP})
+    for name, value in attributes.items():
+        if name == _MONITOR_OP:
+            continue
+        if not is_memory(type(callback), name) or not _is_plain(vars(callback).get(name)):
+            _LOG.warning(
+                "A checkpoint would set %s.%s, which insitu never saves. It is left as it is",
+                type(callback).__name__,
+                name,
+            )
+            continue
+        vars(callback)[name] = value
+
+
+def _is_plain(value: Any) -> bool:
+    return bool(keep_serializable({"": value}))

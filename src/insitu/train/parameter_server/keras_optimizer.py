@@ -43,8 +43,9 @@ def make_optimizer(text: str) -> Any:
     config = json.loads(text)
     error: Exception | None = None
     try:
+        _refuse_other_classes(config)
         made = keras.saving.deserialize_keras_object(config)
-    except (TypeError, ValueError, ImportError, AttributeError) as raised:
+    except (TypeError, ValueError, ImportError, AttributeError, RecursionError) as raised:
         made, error = None, raised
     if not isinstance(made, keras.optimizers.Optimizer):
         raise TrainingError(
@@ -53,6 +54,45 @@ def make_optimizer(text: str) -> Any:
             "made and mark it with @keras.saving.register_keras_serializable()."
         ) from error
     return made
+
+
+_VALUES = frozenset({"__tensor__", "__numpy__", "__bytes__"})
+"""What Keras writes as the class of a plain value."""
+_KERAS_MODULES = {
+    "keras.optimizers": keras.optimizers,
+    "keras.optimizers.schedules": keras.optimizers.schedules,
+}
+
+
+def _refuse_other_classes(config: Any) -> None:
+    """Raise TypeError for a configuration that names a class other than optimizers and schedules.
+
+    The class of an object is looked at before it is built: to build some runs code that the configuration
+    holds.
+    """
+    if isinstance(config, list | tuple):
+        for value in config:
+            _refuse_other_classes(value)
+    if not isinstance(config, dict):
+        return
+    for value in config.values():
+        _refuse_other_classes(value)
+    if "class_name" not in config or config["class_name"] in _VALUES:
+        return
+    found = _find_class(config)
+    allowed = (keras.optimizers.Optimizer, keras.optimizers.schedules.LearningRateSchedule)
+    if not (isinstance(found, type) and issubclass(found, allowed)) or "compile_config" in config:
+        raise TypeError(f"{config['class_name']!r} is no optimizer and no schedule")
+
+
+def _find_class(config: Mapping[str, Any]) -> Any:
+    """Return the class that Keras would build, without importing anything."""
+    name, module = str(config["class_name"]), config.get("module")
+    registered = config.get("registered_name", name)
+    custom = keras.saving.get_custom_objects()
+    if isinstance(registered, str) and custom.get(registered) is not None:
+        return custom[registered]
+    return getattr(_KERAS_MODULES.get(str(module)), name, None)
 
 
 class KerasUpdater:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from insitu.train.collectives.serialization import decode, encode
-from insitu.train.fit.callback_memory import CallbackMemory
+from insitu.train.fit.callback_memory import CallbackMemory, is_memory
 
 
 class Counting(keras.callbacks.Callback):
@@ -86,3 +86,84 @@ def test_rows_that_cannot_be_dropped_leave_the_csv_file_alone(
             memory.append_to_logs(1)
     assert [p.name for p in tmp_path.iterdir()] == ["log.csv"]
     assert path.read_text() == "epoch,loss\n0,0.5\n1,0.25\n"
+
+
+class Saving(keras.callbacks.ModelCheckpoint):
+    """A callback of the user's own."""
+
+    tries = 0
+
+    def remember(self) -> None:
+        self.tries += 1
+        self.last = "a"
+
+    @property
+    def where(self) -> str:
+        return self.filepath
+
+
+FORGED = {
+    "filepath": "/home/somebody/.bashrc",
+    "save_best_only": False,
+    "on_epoch_end": "no method",
+    "_save_model": "no method",
+    "where": "/",
+    "__class__": "x",
+    "params": {},
+    "append": True,
+}
+
+
+@pytest.mark.parametrize("kind", [keras.callbacks.ModelCheckpoint, Saving])
+def test_a_checkpoint_sets_nothing_but_what_insitu_saves(
+    tmp_path: Path, kind: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It could have a model written over any file of the user's."""
+    saver = kind(str(tmp_path / "best.keras"), save_best_only=True)
+    memory = CallbackMemory([saver], keras.callbacks.History(), True)
+    name = f"{kind.__name__} 0"
+    before = dict(vars(saver))
+    forged = FORGED if kind is Saving else {n: v for n, v in FORGED.items() if n != "where"}
+    memory.load_state_dict({name: forged})
+    assert vars(saver) == before and callable(saver.on_epoch_end)
+    for attribute in ("filepath", "on_epoch_end"):
+        assert f"would set {kind.__name__}.{attribute}, which insitu never saves" in caplog.text
+    memory.load_state_dict({name: {"best": 0.25, "_current_epoch": 3, "tries": 4, "last": "a"}})
+    assert (saver.best, saver._current_epoch, saver.tries, saver.last) == (0.25, 3, 4, "a")
+
+
+def test_what_is_open_is_never_replaced(tmp_path: Path) -> None:
+    logger = keras.callbacks.CSVLogger(str(tmp_path / "log.csv"))
+    memory = CallbackMemory([logger], keras.callbacks.History(), True)
+    logger.on_train_begin()
+    opened = logger.csv_file
+    memory.load_state_dict({"CSVLogger 0": {"csv_file": "/etc/passwd", "filename": "/etc/passwd"}})
+    assert logger.csv_file is opened and logger.filename.endswith("log.csv")
+    logger.on_train_end()
+
+
+REMEMBERED = {
+    "EarlyStopping": ("wait", "stopped_epoch", "best", "best_weights", "best_epoch"),
+    "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
+    "ModelCheckpoint": ("best", "_current_epoch", "_batches_seen_since_last_saving", "_last_batch_seen"),
+    "History": ("history", "epoch"),
+    "CSVLogger": ("keys",),
+    "SwapEMAWeights": ("_ema_weights_in_model",),
+    "TensorBoard": ("_global_train_batch", "_global_test_batch", "_is_tracing"),
+}
+SET_UP = {
+    "EarlyStopping": ("monitor", "patience", "restore_best_weights"),
+    "ModelCheckpoint": ("filepath", "save_freq", "save_weights_only"),
+    "CSVLogger": ("filename", "sep"),
+    "RemoteMonitor": ("root", "path", "headers", "field", "send_as_json"),
+    "TensorBoard": ("log_dir", "_log_write_dir", "_train_dir", "_val_dir", "update_freq"),
+    "BackupAndRestore": ("backup_dir", "_weights_path"),
+    "LearningRateScheduler": ("schedule",),
+}
+
+
+def test_memory_and_set_up_of_keras_own_callbacks_are_told_apart() -> None:
+    for names, expected in ((REMEMBERED, True), (SET_UP, False)):
+        for kind, attributes in names.items():
+            for name in attributes:
+                assert is_memory(getattr(keras.callbacks, kind), name) is expected, f"{kind}.{name}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
+import types
 from typing import Any
 
 import keras
@@ -124,3 +127,84 @@ def test_a_configuration_that_is_no_plain_value_is_refused() -> None:
 def test_a_server_must_know_the_optimizers_class(config: Any, named: str) -> None:
     with pytest.raises(TrainingError, match=f"{named}. Define it before the strategy"):
         make_optimizer(json.dumps(config))
+
+
+@keras.saving.register_keras_serializable("test_keras_optimizer")
+class Own(keras.optimizers.SGD):
+    pass
+
+
+class Unregistered(keras.optimizers.SGD):
+    """A server can't tell it from any other class of the script's."""
+
+
+class Trap:
+    """No optimizer: to build it is the attack."""
+
+    built = 0
+
+    @classmethod
+    def from_config(cls, config: Any) -> Trap:
+        Trap.built += 1
+        return cls()
+
+
+MODULE = types.ModuleType("modules_of_the_script")
+for _class in (Trap, Unregistered):
+    _class.__module__ = MODULE.__name__
+    setattr(MODULE, _class.__name__, _class)
+sys.modules[MODULE.__name__] = MODULE
+
+
+def own_config(name: str, **config: Any) -> dict[str, Any]:
+    return {"class_name": name, "module": MODULE.__name__, "config": config, "registered_name": None}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        own_config("Trap"),
+        own_config("Unregistered"),
+        {
+            **own_config("Own", learning_rate=own_config("Trap")),
+            "registered_name": "test_keras_optimizer>Own",
+        },
+        {
+            **own_config("Adam", learning_rate=0.1, more=[{"deep": own_config("Trap")}]),
+            "module": "keras.optimizers",
+        },
+        {"class_name": "function", "config": "system", "module": "os", "registered_name": "function"},
+        {"class_name": "__lambda__", "config": {"value": "x"}},
+        {
+            "class_name": "__typespec__",
+            "config": [],
+            "spec_name": "x",
+            "module": "os",
+            "registered_name": None,
+        },
+        {"class_name": "Sequential", "module": "keras", "config": {"layers": []}, "registered_name": None},
+        {"class_name": "Adam", "module": "keras.optimizers.evil", "config": {}, "registered_name": None},
+        {**own_config("Unregistered"), "compile_config": {}},
+    ],
+)
+def test_no_other_class_is_built(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Keras 3.11.0 to build a `TorchModuleWrapper` ran what its configuration held."""
+    imported: list[str] = []
+    monkeypatch.setattr(importlib, "import_module", lambda name, *_: imported.append(name))
+    with pytest.raises(TrainingError, match="must know the optimizer's class"):
+        make_optimizer(json.dumps(config))
+    assert (Trap.built, imported) == (0, [])
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        Own(0.25),
+        keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.25, 100)),
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.25, momentum=0.5)),
+    ],
+    ids=lambda optimizer: type(optimizer).__name__,
+)
+def test_optimizers_and_schedules_are_built(optimizer: Any) -> None:
+    made = make_optimizer(serialize_optimizer(optimizer))
+    assert type(made) is type(optimizer) and made.get_config() == optimizer.get_config()
