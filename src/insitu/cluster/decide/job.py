@@ -65,6 +65,7 @@ from insitu.cluster.decide.job_state import (
 )
 from insitu.cluster.decide.layout import ShardHolders, assign_contiguous_shards, choose_node
 from insitu.cluster.decide.recovery import describe_exit
+from insitu.cluster.decide.restart_budget import count_failure, forget_outlived
 from insitu.spec import TaskId, TaskSpec
 
 TERM_GRACE = 10.0
@@ -75,6 +76,10 @@ WORKER_GRACE = 10.0
 """Seconds that workers which don't train have to end once training is over."""
 EVALUATOR_GRACE = 30.0
 """Seconds that the evaluator has to end once training is over."""
+LONGEST_DELAY = max(
+    TERM_GRACE, WORKER_GRACE, EVALUATOR_GRACE, recovery.RELEASE_GRACE, recovery.MAX_RESTART_DELAY
+)
+"""Seconds that nothing is due later than when it is decided."""
 STALL_CODE = 124
 """Exit code of a job that stood still, as that of timeout(1)."""
 SYSTEM_EXIT = "SystemExit"
@@ -120,6 +125,7 @@ def advance(state: JobState, event: Event, now: float) -> Result:
         case ControllerLostEvent():
             return _handle_controller_loss(state, event, now)
         case TakenOverEvent():
+            state = _bound_due_times(state, now)
             return state, [Log("the job's controller died; a new one has taken over, training goes on")]
         case TickEvent():
             return _handle_tick(state, now)
@@ -168,7 +174,10 @@ def _handle_resume(state: JobState, now: float) -> Result:
     if state.phase == "finished" or state.phase not in ENDED:
         return state, []
     tasks = tuple(replace(t, progress_at_death=None, failures_in_a_row=0) for t in state.tasks)
-    state = replace(state, exit_code=None, reason="", failures=0, evaluator_failures=0, bug=None, tasks=tasks)
+    state = replace(
+        state, exit_code=None, reason="", failures=0, failure_progress=None, evaluator_failures=0, bug=None,
+        tasks=tasks,
+    )  # fmt: skip
     return _launch_all(state, now, "resumed from the last checkpoint")
 
 
@@ -308,6 +317,22 @@ def _handle_controller_loss(state: JobState, event: ControllerLostEvent, now: fl
     return _end_job(state, "failed", 1, text, Cause(text, 1), now)
 
 
+def _bound_due_times(state: JobState, now: float) -> JobState:
+    """Return `state` with nothing due later than it can be. The controller before may have had another clock:
+    the machine's was set back."""
+    latest = now + LONGEST_DELAY
+    tasks = tuple(
+        replace(
+            task,
+            escalate_at=None if task.escalate_at is None else min(task.escalate_at, latest),
+            launch_at=None if task.launch_at is None else min(task.launch_at, latest),
+        )
+        for task in state.tasks
+    )
+    restart_at = None if state.restart_at is None else min(state.restart_at, latest)
+    return replace(state, tasks=tasks, restart_at=restart_at)
+
+
 def _handle_tick(state: JobState, now: float) -> Result:
     if state.restart_at is not None and now >= state.restart_at:
         return _launch_all(state, now)
@@ -372,12 +397,13 @@ def _restart_or_give_up(state: JobState, now: float) -> Result:
         same = "exit" if failure and failure.type == SYSTEM_EXIT else "traceback"
         text = f"{cause.text}; the same {same} twice without progress in between, so it is not tried again"
         return _end_job(state, "failed", cause.code, text, cause, now)
+    state = forget_outlived(state, progress, now)
     if state.failures >= state.max_restarts:
         text = f"{cause.text}; {state.failures} of {state.max_restarts} restarts were used"
         return _end_job(state, "failed", cause.code, text, cause, now)
     pause = min(recovery.MAX_RESTART_DELAY, 2.0 ** _count_fruitless_attempts(state))
     bug = Bug(cause.fingerprint, progress, now) if cause.fingerprint else state.bug
-    state = _close_attempt(replace(state, bug=bug, failures=state.failures + 1), cause, now)
+    state = _close_attempt(count_failure(replace(state, bug=bug), progress, now), cause, now)
     state = replace(state, phase="restarting", goal="", stop_cause=None, restart_at=now + pause)
     return state, [
         Log(f"{cause.text}; restarting every task in {pause:g} s ({state.failures} of {state.max_restarts})")

@@ -58,6 +58,7 @@ def decode_job(data: Mapping[str, Any]) -> JobState:
             "died": _decode_task_ids(data["died"]),
             "stop_cause": _decode_cause(data["stop_cause"]),
             "bug": _decode_bug(data.get("bug")),
+            "failure_progress": _decode_step(data.get("failure_progress")),
             "recoveries": tuple(
                 Recovery(**{**r, "tasks": _decode_task_ids(r["tasks"]), "steps": _decode_step(r["steps"])})
                 for r in data.get("recoveries", ())

@@ -175,8 +175,12 @@ class JobState:
     generation: int = 0
     #: Nodes that have lost their store.
     lost_nodes: tuple[NodeId, ...] = ()
-    #: Failures so far that count towards `max_restarts`.
+    #: Failures that count towards `max_restarts`: those that the job hasn't outlived (`restart_budget.py`).
     failures: int = 0
+    #: The furthest that the job was when it failed; None before its first failure.
+    failure_progress: EpochStep | None = None
+    #: When it last failed, in seconds since 1970.
+    failure_at: float = 0.0
     #: Failures of the evaluator so far, which have a budget of their own of `max_restarts`.
     evaluator_failures: int = 0
     #: The last failure of the script's own.

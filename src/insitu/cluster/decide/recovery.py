@@ -11,7 +11,8 @@ Where ps tasks hold the model (`JobState.has_servers`) workers need nothing of e
 always replaced. A ps task that dies is launched again at its address where another mirrors it.
 
 A function returns None where all tasks must start again: a death while no task can go on, the same
-traceback or exit twice without progress, and one failure more than allowed.
+traceback or exit twice without progress, one failure more than allowed, and connections that are lost again
+and again without a step in between.
 """
 
 from __future__ import annotations
@@ -44,6 +45,12 @@ from insitu.cluster.decide.job_state import (
     TaskState,
 )
 from insitu.cluster.decide.layout import assign_contiguous_shards, choose_node, reassign
+from insitu.cluster.decide.restart_budget import (
+    MAX_FRUITLESS_RECONNECTIONS,
+    count_failure,
+    count_fruitless_reconnections,
+    forget_outlived,
+)
 from insitu.spec import NodeId, TaskId
 
 RELEASE_GRACE = 30.0
@@ -106,10 +113,11 @@ def handle_task_exit(state: JobState, task: TaskState, event: TaskExitedEvent, n
         return None
     progress = event.progress or _BEFORE_TRAINING
     fingerprint = task.failure.fingerprint if task.failure and not task.failure.peer_lost else ""
+    state = forget_outlived(state, progress, now)
     if is_same_bug(state, fingerprint, task.started, progress) or state.failures >= state.max_restarts:
         return None
     bug = Bug(fingerprint, progress, now) if fingerprint else state.bug
-    state = replace(state, failures=state.failures + 1, bug=bug)
+    state = replace(count_failure(state, progress, now), bug=bug)
     stuck = task.progress_at_death is not None and progress <= task.progress_at_death
     failures_in_a_row = task.failures_in_a_row + 1 if stuck else 0
     task = replace(
@@ -304,15 +312,20 @@ def describe_lost_peers(event: PeersLostEvent) -> Cause:
 
 
 def reconnect_peers(state: JobState, event: PeersLostEvent, now: float) -> Result | None:
-    """Let all members rejoin, by a roster that differs in its generation alone."""
+    """Let all members rejoin, by a roster that differs in its generation alone.
+
+    That is the network's failure, not the job's: it doesn't count, as long as training goes on in between.
+    """
     if state.phase != "running" or any(t.launch_at is not None for t in state.members):
         return state, []
     if not all(t.alive for t in state.members) or not _all_elastic(state, event.elastic):
         return None
-    if state.on_loss == "restart" or state.failures >= state.max_restarts:
+    if state.on_loss == "restart":
+        return None
+    if count_fruitless_reconnections(state, event.progress) >= MAX_FRUITLESS_RECONNECTIONS:
         return None
     why = describe_lost_peers(event).text
-    state = replace(state, failures=state.failures + 1, generation=state.generation + 1)
+    state = replace(state, generation=state.generation + 1)
     state = _record_recovery(
         state, Recovery("reconnected", event.tasks, why, now, state.generation, event.progress)
     )

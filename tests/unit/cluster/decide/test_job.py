@@ -430,13 +430,13 @@ class AnyOrder(RuleBasedStateMachine):
         alive = tuple(t.task for t in self.run.state.alive)
         some = tuple(sorted(data.draw(st.sets(st.sampled_from(alive)))))
         if kind is ReadyEvent:
-            self.feed(ReadyEvent(some, (1, 1)))
+            self.feed(ReadyEvent(some, (0, 1)))
         elif kind is PeersLostEvent:
-            self.feed(PeersLostEvent(some, (1, 1), alive))
+            self.feed(PeersLostEvent(some, (0, 1), alive))
         elif kind is StalledEvent:
-            self.feed(StalledEvent("still", (1, 1), some, alive))
+            self.feed(StalledEvent("still", (0, 1), some, alive))
         else:
-            self.feed(ScaleRequestedEvent(workers, "x", (1, 1), alive))
+            self.feed(ScaleRequestedEvent(workers, "x", (0, 1), alive))
 
     @rule(seconds=st.floats(0, 40))
     def time_passes(self, seconds: float) -> None:
@@ -474,3 +474,29 @@ def test_the_same_events_give_the_same_states(events: list[Event]) -> None:
     for event in events:
         assert first.feed(event, 1.0) == second.feed(event, 1.0)
     assert first.state == second.state
+
+
+def test_times_of_a_clock_that_was_set_back_are_bounded() -> None:
+    """The next controller would have waited for as long as the clock was set back."""
+    run = running(W0, W1)
+    run.exits(W1, -9)
+    run.exits(W0, -15)
+    assert run.state.phase == "restarting" and run.state.restart_at is not None
+    run.now -= 86_400.0
+    run.feed(TakenOverEvent())
+    assert run.state.restart_at == run.now + machine.LONGEST_DELAY
+    run.feed(TickEvent(), machine.LONGEST_DELAY)
+    assert run.state.phase == "running"
+    # Also the times of single tasks: those that are to be killed, and those that are to be launched.
+    run.feed(StopRequestedEvent())
+    run.now -= 86_400.0
+    run.feed(TakenOverEvent())
+    assert {t.escalate_at for t in run.state.alive} == {run.now + machine.LONGEST_DELAY}
+
+
+def test_times_that_are_right_stay() -> None:
+    run = running(W0)
+    run.feed(StopRequestedEvent())
+    before = run.state
+    run.feed(TakenOverEvent(), 1.0)
+    assert run.state == before
