@@ -6,14 +6,16 @@ The file is memory-mapped, so that a write costs no system call.
 from __future__ import annotations
 
 import mmap
+import os
 import struct
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from insitu.durable import staged_file
+from insitu.durable import NO_ROOM, staged_file
 
 _RECORD = struct.Struct("<QqqQdqq24s")
 """Records so far, epoch, step, rows, monotonic time, generation, elastic, place."""
@@ -25,6 +27,9 @@ A file has two such slots. While one is being written, the other holds the last 
 suspended or killed at any time, and its last whole record must stay readable.
 """
 _TRIES = 10
+FULL_DISK_TIMEOUT = 600.0
+"""Seconds for which a task waits for room for its record."""
+_RETRY_INTERVAL = 1.0
 
 
 IDLE = "idle"
@@ -58,12 +63,20 @@ class ProgressWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with staged_file(path) as staged:
-            staged.write_bytes(bytes(2 * _SLOT))
-            with staged.open("r+b") as file:
-                self._map = mmap.mmap(file.fileno(), 2 * _SLOT)
-            staged.replace(path)
+        """Make the file. On a full disk this waits for room, as all of a job does. Raises OSError."""
+        deadline = time.monotonic() + FULL_DISK_TIMEOUT
+        waits = False
+        while True:
+            try:
+                self._map = _make_record(path)
+                break
+            except OSError as error:
+                if error.errno not in NO_ROOM or time.monotonic() > deadline:
+                    raise
+                if not waits:
+                    sys.stderr.write(f"[insitu] No room is left for {path}: waiting until there is some\n")
+                waits = True
+                time.sleep(_RETRY_INTERVAL)
         self._records = 0
         self.elastic = False
         self.generation = 0
@@ -79,6 +92,18 @@ class ProgressWriter:
 
     def close(self) -> None:
         self._map.close()
+
+
+def _make_record(path: Path) -> mmap.mmap:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with staged_file(path) as staged:
+        staged.write_bytes(bytes(2 * _SLOT))
+        with staged.open("r+b") as file:
+            # Written to through memory, a block that the disk has no room for would end the process.
+            os.posix_fallocate(file.fileno(), 0, 2 * _SLOT)
+            mapped = mmap.mmap(file.fileno(), 2 * _SLOT)
+        staged.replace(path)
+    return mapped
 
 
 def read_progress(path: Path) -> Progress | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from insitu import progress
 from insitu.progress import Progress, ProgressWriter, read_progress
 
 
@@ -121,3 +123,42 @@ def test_threads_of_one_process_may_read(tmp_path: Path) -> None:
         done.set()
         thread.join(10)
     writer.close()
+
+
+def test_a_full_disk_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A task that began while the disk was full failed, and with it soon the job."""
+    make, tries = progress._make_record, []
+
+    def full(path: Path) -> object:
+        tries.append(path)
+        if len(tries) < 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return make(path)
+
+    monkeypatch.setattr(progress, "_make_record", full)
+    monkeypatch.setattr(progress, "_RETRY_INTERVAL", 0)
+    writer = ProgressWriter(tmp_path / "progress")
+    writer.write(1, 2, 3, "gradient")
+    writer.close()
+    found = read_progress(tmp_path / "progress")
+    assert found is not None and (found.epoch, found.step) == (1, 2) and len(tries) == 3
+    assert capsys.readouterr().err.count("No room is left") == 1
+
+
+def test_a_disk_that_stays_full_or_refuses_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = iter([errno.ENOSPC, errno.EACCES])
+
+    def refuse(path: Path) -> object:
+        raise OSError(next(numbers), "refused")
+
+    monkeypatch.setattr(progress, "_make_record", refuse)
+    monkeypatch.setattr(progress, "FULL_DISK_TIMEOUT", -1.0)
+    with pytest.raises(OSError, match="refused"):
+        ProgressWriter(tmp_path / "progress")
+    monkeypatch.setattr(progress, "FULL_DISK_TIMEOUT", 60.0)
+    with pytest.raises(OSError, match="refused"):
+        ProgressWriter(tmp_path / "progress")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
+from collections.abc import Callable
 
 from insitu.errors import CheckpointError, StorageFull
 from insitu.train.checkpoint.state_buffer import StateBuffer
 from insitu.train.checkpoint.store import Checkpoint, CheckpointStore, EncodedCheckpoint
 
+WRITE_TIMEOUT = 600.0
+"""Seconds that writing one checkpoint may take, at the end of a fit and of the process."""
 _LOG = logging.getLogger("insitu")
 _started: list[AsyncCheckpointWriter] = []
 """Writers of this process that have written something. Their threads live as long as the process."""
@@ -18,11 +21,12 @@ _started: list[AsyncCheckpointWriter] = []
 def wait_for_writers(store: CheckpointStore) -> None:
     """Return once no writer of this process writes to the folder of `store`.
 
-    The writer of a fit that failed may still write its last checkpoint when the next fit begins.
+    The writer of a fit that failed may still write its last checkpoint when the next fit begins. Raises
+    CheckpointError where its storage doesn't answer.
     """
     for writer in list(_started):
-        if writer.store.path == store.path:
-            writer.wait()
+        if writer.store.path == store.path and not writer.wait():
+            raise writer.make_timeout_error()
 
 
 class AsyncCheckpointWriter:
@@ -45,6 +49,8 @@ class AsyncCheckpointWriter:
         """The thread's last failure, until it is raised."""
         self._free_buffers: list[StateBuffer] = []
         self._thread: threading.Thread | None = None
+        self._done = 0
+        """Checkpoints that were written, or failed to be."""
         self.written = 0
         """Checkpoints that were published."""
 
@@ -62,19 +68,43 @@ class AsyncCheckpointWriter:
                 self._thread = threading.Thread(target=self._work, name="insitu-checkpoints", daemon=True)
                 self._thread.start()
                 _started.append(self)
-                atexit.register(self.wait)
+                atexit.register(self._wait_at_exit)
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Return once everything is written. Raises CheckpointError for a failure."""
-        self.wait()
+        """Return once everything is written. Raises CheckpointError for a failure, also where the storage
+        doesn't answer."""
+        if not self.wait():
+            raise self.make_timeout_error()
         with self._changed:
             self._raise_failure()
 
-    def wait(self) -> None:
-        """Return once everything is written, or has failed to be."""
+    def wait(self) -> bool:
+        """Return True once everything is written, or has failed to be; False after `WRITE_TIMEOUT` seconds in
+        which no checkpoint was done."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting is None and not self._writing)
+            done = -1
+            while self._waiting is not None or self._writing:
+                if done == self._done:
+                    return False
+                done = self._done
+                self._changed.wait_for(self._is_done_since(done), WRITE_TIMEOUT)
+        return True
+
+    def _is_done_since(self, done: int) -> Callable[[], bool]:
+        return lambda: self._done != done or (self._waiting is None and not self._writing)
+
+    def make_timeout_error(self) -> CheckpointError:
+        """Return the error for a storage that doesn't answer, for the caller to raise."""
+        return CheckpointError(
+            f"A checkpoint must be written within {WRITE_TIMEOUT:g} s. Received: no answer from "
+            f"{self.store.path}. The last published one stays valid. See whether that storage can be "
+            f"reached, or save to another place."
+        )
+
+    def _wait_at_exit(self) -> None:
+        if not self.wait():
+            _LOG.error("%s", self.make_timeout_error())
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
@@ -92,6 +122,7 @@ class AsyncCheckpointWriter:
                 if encoded is not None:
                     self._free_buffers.append(encoded.buffer)
                 self._writing = False
+                self._done += 1
                 self._changed.notify_all()
 
     def _write(self, encoded: EncodedCheckpoint) -> CheckpointError | None:

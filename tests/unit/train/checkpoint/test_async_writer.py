@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from insitu.errors import CheckpointError
+from insitu.train.checkpoint import async_writer
 from insitu.train.checkpoint import store as module
 from insitu.train.checkpoint.async_writer import AsyncCheckpointWriter
 from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
@@ -89,3 +90,32 @@ def test_what_training_changes_afterwards_is_not_written(tmp_path: Path, monkeyp
     loaded = store.load_latest()
     assert loaded.values["trainable/0"].tolist() == [1, 1, 1, 1]
     assert loaded.more[0] == 1 and loaded.more[1].tolist() == [0, 1, 2] and len(loaded.more) == 2
+
+
+def test_a_storage_that_never_answers_ends_the_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(async_writer, "WRITE_TIMEOUT", 0.05)
+    store = CheckpointStore(tmp_path, fit=0)
+    writer = AsyncCheckpointWriter(store)
+    gate, began = threading.Event(), threading.Event()
+
+    def hang(path: Path, pages: memoryview, size: int) -> None:
+        began.set()
+        assert gate.wait(60)
+
+    monkeypatch.setattr(module, "write_pages", hang)
+    writer.submit(a_checkpoint(1, 0))
+    assert began.wait(30)
+    try:
+        with pytest.raises(CheckpointError, match=rf"no answer from {tmp_path}"):
+            writer.finish()
+        with pytest.raises(CheckpointError, match="no answer"):
+            async_writer.wait_for_writers(CheckpointStore(tmp_path, fit=0))
+        async_writer.wait_for_writers(CheckpointStore(tmp_path, fit=1))
+        writer._wait_at_exit()
+        assert "no answer" in caplog.text
+    finally:
+        gate.set()
+    monkeypatch.setattr(async_writer, "WRITE_TIMEOUT", 60.0)
+    writer.finish()
