@@ -9,12 +9,15 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from insitu.errors import ClusterError
 
+END_TIMEOUT = 30.0
+"""Seconds in which a process that was killed ends, on any machine, unless it waits in the kernel."""
 _SET_PARENT_DEATH_SIGNAL = 1
 _SET_CHILD_SUBREAPER = 36
 
@@ -30,6 +33,19 @@ def read_host() -> str:
     except OSError:
         machine = b""
     return f"{socket.gethostname()}-{hashlib.sha256(machine).hexdigest()[:12]}"
+
+
+@functools.cache
+def read_boot() -> str:
+    """Return what tells this start of the machine, and this container on it, from others; "" if unknown.
+
+    A host may get another name while it runs.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +118,22 @@ def list_children() -> Iterator[int]:
                     yield int(entry.name)
 
 
-def end_all_children() -> None:
-    """Kill every child, and every orphan that thereby becomes one, until none is left."""
+def end_all_children(timeout: float = END_TIMEOUT) -> list[int]:
+    """Kill every child, and every orphan that thereby becomes one, until none is left or `timeout` seconds
+    have passed. Returns those that are left: they can't be ended while they wait in the kernel."""
+    deadline = time.monotonic() + timeout
     while True:
         for child in list_children():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         try:
-            os.waitpid(-1, 0)
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         except ChildProcessError:
-            return
+            return []
+        if time.monotonic() > deadline:
+            return list(list_children())
+        time.sleep(0.01)
 
 
 def is_stopped(pid: int) -> bool:

@@ -80,3 +80,15 @@ def test_a_process_is_known_by_its_number_and_its_start() -> None:
 
 def test_a_host_has_one_name() -> None:
     assert processes.read_host() == processes.read_host() != ""
+
+
+def test_children_that_cannot_be_ended_are_named(monkeypatch) -> None:
+    """As those that wait for a disk that doesn't answer."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    monkeypatch.setattr(processes.os, "kill", lambda pid, number: None)
+    try:
+        assert child.pid in processes.end_all_children(timeout=0.05)
+    finally:
+        monkeypatch.undo()
+        child.kill()
+        child.communicate()

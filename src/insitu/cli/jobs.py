@@ -292,7 +292,8 @@ def scale(
 def stop(job_id: JobArgument) -> None:
     """Stop a job: its tasks get SIGTERM, and SIGKILL ten seconds later. A second `stop` kills at once.
 
-    Waits until nothing of the job runs any more. Exits with 3 if the job had ended already.
+    Waits until nothing of the job runs any more. A controller or supervisor that doesn't answer is killed.
+    Exits with 3 if the job had ended already.
 
     Example:
 
@@ -305,11 +306,9 @@ def stop(job_id: JobArgument) -> None:
 
 def stop_and_wait(job: JobPaths) -> None:
     """Stop a job and wait until nothing of it runs any more. Raises JobEnded where it has ended already."""
-    from insitu.cluster import is_running, read_status, stop_job
+    from insitu.cluster import end_job, read_status
 
-    stop_job(job)
-    while is_running(job):
-        time.sleep(0.05)
+    end_job(job, print_notice)
     print_notice(f"{job.root.name} has ended: {read_status(job).state.phase}")
 
 

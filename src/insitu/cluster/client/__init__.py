@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
-    from insitu.cluster.client.job_requests import resume_job, scale_job, stop_job
+    from insitu.cluster.client.job_requests import end_job, resume_job, scale_job, stop_job
     from insitu.cluster.client.status import (
         BrokenJob,
         JobStatus,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
-        "job_requests": ("resume_job", "scale_job", "stop_job"),
+        "job_requests": ("end_job", "resume_job", "scale_job", "stop_job"),
         "status": (
             "BrokenJob",
             "JobStatus",
@@ -47,6 +47,7 @@ __all__ = [
     "BrokenJob",
     "JobStatus",
     "Request",
+    "end_job",
     "find_job",
     "is_running",
     "list_job_ids",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import select
+import signal
 import time
+from collections.abc import Callable
 
 from insitu.cluster.client.status import read_status
 from insitu.cluster.client.submission import start_supervisor
+from insitu.cluster.control import finalize_job
 from insitu.cluster.decide import ENDED, ControllerLostEvent, advance
 from insitu.cluster.engines import Channel, ChannelClosed, Message
 from insitu.cluster.job_files import (
@@ -16,16 +20,31 @@ from insitu.cluster.job_files import (
     connect_for_requests,
     find_other_host,
     is_locked,
+    read_controller,
     read_placement,
     read_spec,
+    read_supervisor,
+    signal_controller,
     take_lock,
 )
 from insitu.errors import ClusterError, InputError, JobEnded
 from insitu.grid import Catalog
 from insitu.paths import JobPaths, Paths
+from insitu.processes import is_stopped, open_process
 
-_REPLY_TIMEOUT = 60.0
+REPLY_TIMEOUT = 60.0
 """Seconds within which a controller replies, on any machine."""
+STOP_TIMEOUT = 20.0
+"""Seconds for which a controller is asked to stop before it is killed."""
+END_TIMEOUT = 60.0
+"""Seconds within which a job that stops has ended: its tasks get SIGKILL long before."""
+Notify = Callable[[str], None]
+
+
+class NoReply(ClusterError):
+    """Raised where no controller replied in time."""
+
+
 _RETRY_INTERVAL = 0.05
 
 
@@ -75,24 +94,79 @@ def scale_job(job: JobPaths, workers: int) -> str:
     return _request(job, {"do": "scale", "workers": workers})
 
 
-def stop_job(job: JobPaths) -> None:
+def stop_job(job: JobPaths, notify: Notify = lambda text: None) -> None:
     """Ask the controller to end the job; asked a second time, its tasks are killed at once.
 
-    Raises JobEnded where the job has ended already, ClusterError where no reply came.
+    A controller that doesn't answer is killed, and the next one is asked. Where that doesn't help all of the
+    job's processes are killed. `notify` hears of it. Raises JobEnded where the job has ended already,
+    ClusterError where its processes can't be ended.
     """
-    _request(job, {"do": "stop"})
+    try:
+        _request(job, {"do": "stop"}, STOP_TIMEOUT)
+        return
+    except NoReply:
+        controller = read_controller(job.controller)
+        how = "is suspended" if controller and is_stopped(controller.pid) else "doesn't answer"
+        notify(f"The controller of {job.root.name} {how}: killing it, so that another takes over")
+    with contextlib.suppress(ClusterError):
+        signal_controller(job.controller, signal.SIGKILL)
+    try:
+        _request(job, {"do": "stop"}, STOP_TIMEOUT)
+    except NoReply:
+        kill_job(job, notify)
 
 
-def _request(job: JobPaths, message: Message) -> str:
+def end_job(job: JobPaths, notify: Notify = lambda text: None) -> None:
+    """Stop a job, and return once nothing of it runs. Raises JobEnded, ClusterError; see `stop_job`."""
+    stop_job(job, notify)
+    if not _wait_for_end(job, END_TIMEOUT):
+        kill_job(job, notify)
+
+
+def kill_job(job: JobPaths, notify: Notify = lambda text: None) -> None:
+    """Kill the job's supervisor, with which its tasks end. Raises ClusterError where that can't be done."""
+    supervisor = read_supervisor(job.controller)
+    descriptor = open_process(supervisor) if supervisor is not None else None
+    if supervisor is not None and descriptor is not None:
+        how = "is suspended" if is_stopped(supervisor.pid) else "doesn't answer"
+        notify(f"The supervisor of {job.root.name} {how}: killing it and everything that it runs")
+        try:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        finally:
+            os.close(descriptor)
+    if not _wait_for_end(job, END_TIMEOUT):
+        name = "unknown" if supervisor is None else supervisor.pid
+        raise ClusterError(
+            f"{job.root.name} must have ended within {END_TIMEOUT:g} s of being killed. Received: its lock "
+            f"is still held; its supervisor was process {name}. `fuser {job.controller}` names who holds it",
+            logs=str(job.controller_log),
+        )
+    finalize_job(job, "its processes didn't answer to `insitu stop` and were killed")
+
+
+def _wait_for_end(job: JobPaths, timeout: float) -> bool:
+    """Return whether nothing of the job runs, or runs any more within `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while is_locked(job.controller):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_RETRY_INTERVAL)
+    return True
+
+
+def _request(job: JobPaths, message: Message, timeout: float | None = None) -> str:
     """Send a request until the controller replies. Returns the text of the reply.
 
     A controller may die and another take its place at any time. The request's id tells that one sent again is
-    the same. Raises InputError where it is refused, JobEnded, ClusterError.
+    the same. Raises InputError where it is refused, JobEnded, NoReply after `timeout` seconds, ClusterError.
     """
+    timeout = REPLY_TIMEOUT if timeout is None else timeout
     if (host := find_other_host(job.controller)) and read_status(job).running:
         raise InputError(_describe_other_host(job, host))
     message = {"id": secrets.token_hex(8), **message}
-    deadline = time.monotonic() + _REPLY_TIMEOUT
+    deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         reply = _exchange(job, message, deadline)
         if reply is not None:
@@ -100,9 +174,9 @@ def _request(job: JobPaths, message: Message) -> str:
         if not is_locked(job.controller):
             raise JobEnded(f"{job.root.name} has ended already: {read_status(job).state.phase}")
         time.sleep(_RETRY_INTERVAL)
-    raise ClusterError(
-        f"The controller of {job.root.name} did not reply within {_REPLY_TIMEOUT:g} s; it may still do what "
-        "was asked. If its process is suspended, send it SIGCONT; if it hangs, SIGKILL: another takes over",
+    raise NoReply(
+        f"The controller of {job.root.name} did not reply within {timeout:g} s; it may still do what was "
+        "asked. If its process is suspended, send it SIGCONT; if it hangs, SIGKILL: another takes over",
         logs=str(job.controller_log),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from insitu.cluster.decide import ENDED, ControllerLostEvent, EpochStep, JobState, advance
 from insitu.cluster.job_files import Journal, find_other_host, is_locked, read_spec
-from insitu.errors import ClusterError, UnknownJob
+from insitu.errors import ClusterError, InputError, UnknownJob
 from insitu.paths import JobPaths, Paths
 from insitu.progress import read_progress
 from insitu.spec import JobSpec, is_simple_name
@@ -41,7 +41,13 @@ def find_job(paths: Paths, text: str) -> JobPaths:
     ids = list_job_ids(paths)
     matches = [i for i in ids if i == text] or [i for i in ids if text and i.startswith(text)]
     if len(matches) == 1:
-        return paths.job(matches[0])
+        job = paths.job(matches[0])
+        if not os.access(job.root, os.X_OK):
+            raise InputError(
+                f"A job can be used by the user who started it. Received: {matches[0]} of user "
+                f"{job.root.stat().st_uid}. `insitu ps --all` lists those of all users of this home"
+            )
+        return job
     if matches:
         raise UnknownJob(
             f"{text!r} could be any of these jobs: {', '.join(matches)}. Give more of its id",

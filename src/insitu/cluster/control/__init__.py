@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING
 from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
-    from insitu.cluster.control.job_cleanup import clean_up, staged_folder
+    from insitu.cluster.control.job_cleanup import clean_up, finalize_job, staged_folder
 
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
-        "job_cleanup": ("clean_up", "staged_folder"),
+        "job_cleanup": ("clean_up", "finalize_job", "staged_folder"),
     },
 )
 
 __all__ = [
     "clean_up",
+    "finalize_job",
     "staged_folder",
 ]

@@ -160,6 +160,7 @@ class Controller:
         deadline = time.monotonic() + JOURNAL_TIMEOUT
         while self._unwritten and time.monotonic() < deadline and not self._handle_requests():
             time.sleep(RETRY_INTERVAL)
+            self._tasks.beat()
             self._write_journal()
         if self._unwritten:
             self._journal.record(*self._unwritten[0])

@@ -22,6 +22,8 @@ from insitu.errors import ClusterError
 from insitu.roster import Roster
 from insitu.spec import TaskId, TaskSpec
 
+BEAT_INTERVAL = 5.0
+"""Seconds within which a controller tells its supervisor that it goes on."""
 _REPLY_TIMEOUT = 60.0
 """Seconds within which the supervisor answers, on any machine."""
 
@@ -62,6 +64,9 @@ class Tasks(TaskSetup, TaskObserver, Protocol):
     def acknowledge(self, ended: TaskExit) -> None:
         """Report that this end has been written down."""
 
+    def beat(self) -> None:
+        """Report that this controller goes on, as `wait` does too."""
+
 
 class SupervisorLost(Exception):
     """The supervisor has ended, and the tasks with it."""
@@ -75,6 +80,7 @@ class SupervisedTasks(EngineCalls):
         self._wake = wake
         self._exits: list[TaskExit] = []
         self._replies: list[Message] = []
+        self._last_beat = time.monotonic()
         first_reply = self._wait_for_reply()
         self._running = {TaskId.parse(t): (int(a), int(p)) for t, a, p in first_reply["running"]}
         self._roster = Roster.from_json(first_reply["roster"]) if first_reply["roster"] else None
@@ -117,9 +123,16 @@ class SupervisedTasks(EngineCalls):
         while not self._channel.flush() and time.monotonic() < deadline:
             time.sleep(0.01)
 
+    def beat(self) -> None:
+        now = time.monotonic()
+        if now - self._last_beat >= BEAT_INTERVAL / 2:
+            self._last_beat = now
+            self._send({"do": "beat"})
+
     def wait(self, timeout: float | None) -> list[TaskExit]:
+        self.beat()
         if not self._exits:
-            self._receive(timeout, self._wake)
+            self._receive(BEAT_INTERVAL if timeout is None else min(timeout, BEAT_INTERVAL), self._wake)
         ends, self._exits = self._exits, []
         return ends
 

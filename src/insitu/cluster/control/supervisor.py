@@ -4,7 +4,8 @@
 the controller, which runs the job and tells it by messages what to do. It decides nothing: it starts
 processes, writes what they print into the logs, and keeps each end until the controller has written it down.
 A controller that dies is started again, at most `MAX_CONTROLLERS` times within `CONTROLLER_WINDOW` seconds,
-and takes over. Whatever a task leaves behind becomes a child of this process; when the job is over nothing of
+and takes over. One that says nothing for `CONTROLLER_TIMEOUT` seconds, since it is suspended or hangs, is
+killed. Whatever a task leaves behind becomes a child of this process; when the job is over nothing of
 it stays. When this process dies the system kills its tasks.
 """
 
@@ -34,14 +35,17 @@ from insitu.cluster.engines import (
     open_engine,
     reply_to_call,
 )
-from insitu.cluster.job_files import JobLogs, listen_for_requests, read_spec
+from insitu.cluster.job_files import JobLogs, MergedLog, listen_for_requests, read_spec
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths
-from insitu.processes import adopt_orphans, end_all_children
+from insitu.processes import adopt_orphans, end_all_children, is_stopped
 from insitu.spec import NodeId, TaskId, TaskSpec
 
 MAX_CONTROLLERS = 60
 CONTROLLER_WINDOW = 60.0
+CONTROLLER_TIMEOUT = 60.0
+LOOK_INTERVAL = 5.0
+"""Seconds after which the supervisor looks at its controller, if nothing else happens."""
 GAVE_UP_CODE = 1
 _TAIL_BYTES = 4096
 """Bytes at the end of the controllers' log in which the last one's error is looked for."""
@@ -63,12 +67,15 @@ class Supervisor:
         """The job's exit code once it is over."""
         self.reason = ""
         """Why the controller gave up, where the journal may not say it."""
+        self.silence = 0.0
+        """Seconds of waiting in which the controller has said nothing."""
 
     def connect(self, channel: Channel | None) -> None:
         """Serve a new controller, or none, from now on."""
         if self._channel is not None:
             self._channel.close()
         self._channel = channel
+        self.silence = 0.0
         if channel is None:
             return
         self._send(
@@ -81,8 +88,11 @@ class Supervisor:
 
     def serve(self) -> None:
         """Wait for whatever comes next, and see to it."""
-        now = time.time()
-        for happened in self._engine.wait(None):
+        now, began = time.time(), time.monotonic()
+        happenings = self._engine.wait(LOOK_INTERVAL)
+        # A wait that took much longer is one in which this process was suspended itself.
+        self.silence += min(time.monotonic() - began, 2 * LOOK_INTERVAL)
+        for happened in happenings:
             if isinstance(happened, Output):
                 self._logs.write(happened.task, happened.data, now)
             else:
@@ -95,6 +105,7 @@ class Supervisor:
             if self._channel is not None:
                 self._channel.flush()
                 for message in self._channel.receive():
+                    self.silence = 0.0
                     self._handle(message)
 
     def _handle_exit(self, ended: Ended) -> None:
@@ -111,6 +122,8 @@ class Supervisor:
 
     def _handle(self, message: Message) -> None:
         match message["do"]:
+            case "beat":
+                pass
             case "launch":
                 self._send(self._launch(message))
             case "signal":
@@ -144,6 +157,7 @@ class Supervisor:
         return {"pid": pid}
 
     def close(self) -> None:
+        self.connect(None)
         self._engine.close()
         self._logs.finish()
 
@@ -177,6 +191,9 @@ def supervise(job: JobPaths, lock: int, listener: socket.socket, *, resume: bool
                 supervisor.connect(mine)
             supervisor.serve()
             wakeup.take_signals()
+            if supervisor.silence >= CONTROLLER_TIMEOUT:
+                supervisor.silence = 0.0
+                kill_silent_controller(job, controller)
             if _has_ended(controller):
                 supervisor.handle_messages()
                 # Closed before the next one is forked, which would inherit it.
@@ -185,6 +202,16 @@ def supervise(job: JobPaths, lock: int, listener: socket.socket, *, resume: bool
     finally:
         supervisor.close()
     return supervisor.code, supervisor.reason
+
+
+def kill_silent_controller(job: JobPaths, controller: int) -> None:
+    """Kill the controller, a child that hasn't been reaped, and log why."""
+    how = "is suspended" if is_stopped(controller) else "hangs"
+    os.kill(controller, signal.SIGKILL)
+    MergedLog(job).log(
+        f"the job's controller {how}: it said nothing for {CONTROLLER_TIMEOUT:g} s. It is killed, and "
+        "another takes over"
+    )
 
 
 def describe_controller_deaths(job: JobPaths) -> str:
@@ -234,7 +261,11 @@ def main(arguments: list[str]) -> int:
     if reason:
         sys.stderr.write(f"insitu: {reason}\n")
     job.requests.unlink(missing_ok=True)
-    end_all_children()
+    if left := end_all_children():
+        MergedLog(job).log(
+            f"processes {', '.join(map(str, left))} don't end, though they were killed: they wait for a "
+            "device or a file system that doesn't answer"
+        )
     finalize_job(job, reason)
     return code
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import selectors
 import signal
@@ -18,7 +19,7 @@ from insitu.cluster.task import PARENT_ENV
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths, Paths, is_missing
 from insitu.ports import hold_port
-from insitu.processes import is_stopped, read_available_bytes, read_resident_bytes
+from insitu.processes import END_TIMEOUT, is_stopped, read_available_bytes, read_resident_bytes
 from insitu.spec import NodeId, TaskId, TaskSpec
 
 HOST = "127.0.0.1"
@@ -152,8 +153,11 @@ class LocalEngine(TaskFiles):
         os.waitid(os.P_PIDFD, running.pidfd, os.WEXITED | os.WNOWAIT)
         running.kill_group(signal.SIGKILL)
         output = []
-        while data := running.read():
+        # All that the task wrote is in the pipe. What comes beyond is of a process that has left its group.
+        room = fcntl.fcntl(running.pipe, fcntl.F_GETPIPE_SZ)
+        while room > 0 and (data := running.read()):
             output.append(data)
+            room -= len(data)
         code = running.process.wait()
         self._forget(running)
         return output, code
@@ -196,7 +200,8 @@ class LocalEngine(TaskFiles):
     def close(self) -> None:
         for running in list(self._running.values()):
             running.kill_group(signal.SIGKILL)
-            running.process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.process.wait(END_TIMEOUT)
             self._forget(running)
         self._standbys.close()
         self._release_ports()

@@ -19,8 +19,10 @@ from insitu.cluster.engines.engine import Command
 from insitu.cluster.task import STANDBY_OPTION
 from insitu.context import CONTRACT_ENVS, JOB_ID_ENV
 from insitu.paths import HOME_ENV
-from insitu.processes import raise_priority
+from insitu.processes import END_TIMEOUT, raise_priority
 
+_READS = 16
+"""Reads of a standby's output at a time."""
 _MAX_FAILURES = 3
 """Standbys that may end by themselves before no more are started: then the script can't be preloaded."""
 
@@ -140,10 +142,9 @@ class StandbyPool:
         """Return True where the end of the stream was reached."""
         if standby.process.stdout is None:
             return True
+        # Bounded: something that it started may write faster than this reads.
         with contextlib.suppress(BlockingIOError):
-            while os.read(standby.process.stdout.fileno(), 1 << 16):
-                pass
-            return True
+            return not all(os.read(standby.process.stdout.fileno(), 1 << 16) for _ in range(_READS))
         return False
 
     def _end(self, standby: Standby) -> None:
@@ -157,7 +158,8 @@ class StandbyPool:
     def _reap(standby: Standby) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(standby.process.pid, signal.SIGKILL)
-        standby.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            standby.process.wait(END_TIMEOUT)
         if standby.process.stdout is not None:
             standby.process.stdout.close()
 

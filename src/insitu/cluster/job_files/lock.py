@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from insitu.errors import ClusterError
-from insitu.processes import ProcessIdentity, identify_process, open_process, read_host
+from insitu.processes import ProcessIdentity, identify_process, open_process, read_boot, read_host
 
 _PID_TIMEOUT = 10.0
 _SHARED_LOCK_TIMEOUT = 1.0
@@ -28,7 +28,7 @@ def take_lock(path: Path) -> int:
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _write_record(descriptor, {"host": read_host()})
+            _write_record(descriptor, {"host": read_host(), "boot": read_boot()})
             return descriptor
         except BlockingIOError as error:
             # A process that only tests it (`is_locked`) holds it for a moment.
@@ -63,15 +63,28 @@ def find_other_host(path: Path) -> str:
     Whether such a lock is held can't be found out on every file system that hosts share: it counts as held by
     a job until the job's journal has its end.
     """
-    host = str(_read_record(path).get("host") or "")
-    return "" if host == read_host() else host
+    record = _read_record(path)
+    return "" if _is_own(record) else str(record["host"])
+
+
+def _is_own(record: dict[str, Any]) -> bool:
+    """Return whether a process of this host wrote the record, or nobody is named."""
+    if not record.get("host") or record["host"] == read_host():
+        return True
+    return bool(read_boot()) and record.get("boot") == read_boot()
 
 
 def write_controller_pid(descriptor: int) -> None:
     """Write this process's identity into the lock's file, for `signal_controller`."""
-    me = identify_process(os.getpid())
-    start = 0 if me is None else me.start
-    record = {"pid": os.getpid(), "started": time.time(), "start": start, "host": read_host()}
+    me, parent = (identify_process(pid) for pid in (os.getpid(), os.getppid()))
+    record = {
+        "pid": os.getpid(),
+        "started": time.time(),
+        "start": 0 if me is None else me.start,
+        "supervisor": None if parent is None else [parent.pid, parent.start],
+        "host": read_host(),
+        "boot": read_boot(),
+    }
     _write_record(descriptor, record)
 
 
@@ -97,7 +110,18 @@ def read_controller(path: Path) -> ProcessIdentity | None:
         found = ProcessIdentity(int(record["pid"]), int(record["start"]))
     except (ValueError, KeyError, TypeError):
         return None
-    return found if record.get("host") == read_host() and is_locked(path) else None
+    return found if _is_own(record) and is_locked(path) else None
+
+
+def read_supervisor(path: Path) -> ProcessIdentity | None:
+    """Return the parent of the controller that last began; None where none runs on this host."""
+    record = _read_record(path)
+    try:
+        pid, start = record["supervisor"]
+        found = ProcessIdentity(int(pid), int(start))
+    except (ValueError, KeyError, TypeError):
+        return None
+    return found if _is_own(record) and is_locked(path) else None
 
 
 def signal_controller(path: Path, number: int) -> bool:

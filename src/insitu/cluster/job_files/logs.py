@@ -1,16 +1,33 @@
-"""Writes a job's logs: each task's raw output, and the merged output of all."""
+"""Writes a job's logs: each task's raw output, and the merged output of all.
+
+A log that has become `MAX_LOG_BYTES` long is put aside, in the place of the part before it, and a new one is
+begun: so much at least is kept of each, and twice that at most.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from typing import BinaryIO
+import os
+from pathlib import Path
+from typing import Protocol
 
 from insitu.cluster.job_files.output import LineAssembler, format_merged
+from insitu.cluster.job_files.tail import rotated_path
 from insitu.paths import JobPaths
 from insitu.spec import TaskId
 
+MAX_LOG_BYTES = 128 << 20
 INSITU_SOURCE = "insitu"
 """Stands in the place of a task before insitu's own lines."""
+
+
+class WritableLog(Protocol):
+    """What bytes are appended to."""
+
+    def write(self, data: memoryview, /) -> int:
+        """Return how many bytes were written. Raises OSError."""
+
+    def close(self) -> None: ...
 
 
 class MergedLog:
@@ -25,6 +42,34 @@ class MergedLog:
             file.write(format_merged(INSITU_SOURCE, text.encode().splitlines()))
 
 
+class RotatedLog:
+    """One log. Others may append to it by its path."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the log, or make it. Raises OSError."""
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Append as much of `data` as goes. Returns how much that is. Raises OSError."""
+        if os.fstat(self._file.fileno()).st_size >= MAX_LOG_BYTES:
+            self._rotate()
+        return self._file.write(data)
+
+    def _rotate(self) -> None:
+        older = rotated_path(self._path)
+        drops = older.exists()
+        self._path.replace(older)
+        self._file.close()
+        self._file = self._path.open("ab", buffering=0)
+        if drops:
+            kept = f"the log before this is in {older.name}; what came before that was dropped"
+            self._file.write(f"[{INSITU_SOURCE}] {kept}\n".encode())
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class JobLogs:
     """Writes a job's logs, in its supervisor.
 
@@ -33,15 +78,15 @@ class JobLogs:
 
     def __init__(self, job: JobPaths) -> None:
         self._job = job
-        self._merged = job.output.open("ab", buffering=0)
-        self._tasks: dict[TaskId, tuple[BinaryIO, LineAssembler]] = {}
+        self._merged: WritableLog = RotatedLog(job.output)
+        self._tasks: dict[TaskId, tuple[WritableLog, LineAssembler]] = {}
         self._lost = 0
 
     def open(self, task: TaskId, incarnation: int) -> None:
         """Open the log of a new incarnation of `task`."""
         path = self._job.task_log(task, incarnation)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._tasks[task] = (path.open("ab", buffering=0), LineAssembler())
+        self._tasks[task] = (RotatedLog(path), LineAssembler())
 
     def write(self, task: TaskId, data: bytes, now: float) -> None:
         raw, assembler = self._tasks[task]
@@ -65,7 +110,7 @@ class JobLogs:
                 self._lost = lost
         self._put(self._merged, data)
 
-    def _put(self, file: BinaryIO, data: bytes) -> bool:
+    def _put(self, file: WritableLog, data: bytes) -> bool:
         view = memoryview(data)
         try:
             while view:

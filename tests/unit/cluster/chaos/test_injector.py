@@ -74,8 +74,12 @@ def test_only_processes_of_the_job_are_hit(tmp_path: Path) -> None:
         ({"INSITU_JOB_ID": "j-10"}, False),
     ):
         child = subprocess.Popen(
-            [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={**os.environ, **environment}
+            [sys.executable, "-c", "print(flush=True); input()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **environment},
         )
+        assert child.stdout is not None and child.stdout.readline() == b"\n"
         try:
             victim = TaskState(W1, pid=child.pid, alive=True)
             if hit:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,12 +16,13 @@ from typing import Any
 import pytest
 from job_runs import Insitu
 
-from insitu.cluster import Request, resume_job, scale_job, stop_job, submit
+from insitu.cluster import Request, end_job, read_status, resume_job, scale_job, stop_job, submit
 from insitu.cluster.client import job_requests, submission
 from insitu.cluster.job_files.lock import take_lock
 from insitu.cluster.job_files.request_socket import listen_for_requests
 from insitu.errors import ClusterError, InputError, JobEnded
 from insitu.paths import JobPaths
+from insitu.processes import ProcessIdentity, identify_process, read_host
 
 PATIENCE = 60.0
 
@@ -142,12 +146,12 @@ def test_a_job_that_ends_while_a_request_waits(job: JobPaths, lock: Lock) -> Non
 def test_a_controller_that_does_not_reply_is_an_error(
     job: JobPaths, lock: Lock, monkeypatch: pytest.MonkeyPatch, accepts: bool
 ) -> None:
-    monkeypatch.setattr(job_requests, "_REPLY_TIMEOUT", 0.2)
+    monkeypatch.setattr(job_requests, "REPLY_TIMEOUT", 0.2)
     with listen_for_requests(job) as listener:
         if not accepts:
             listener.close()
         with pytest.raises(ClusterError, match=r"did not reply within 0\.2 s"):
-            stop_job(job)
+            scale_job(job, 1)
 
 
 def test_an_answer_that_is_none_is_not_taken_for_one(job: JobPaths, lock: Lock) -> None:
@@ -170,3 +174,87 @@ def test_a_job_of_another_host_is_asked_there(job: JobPaths) -> None:
     job.controller.unlink()
     with pytest.raises(JobEnded):
         stop_job(job)
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from insitu.cluster.job_files.lock import take_lock
+lock = take_lock(Path(sys.argv[1]))
+print("locked", flush=True)
+time.sleep(600)
+"""
+
+
+def identity_of(child: subprocess.Popen[bytes]) -> ProcessIdentity:
+    identity = identify_process(child.pid)
+    assert identity is not None
+    return identity
+
+
+@pytest.fixture
+def hung(job: JobPaths, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """[supervisor, controller] of the job: the one holds the lock, neither answers."""
+    for name in ("STOP_TIMEOUT", "REPLY_TIMEOUT"):
+        monkeypatch.setattr(job_requests, name, 0.3)
+    command = [sys.executable, "-c", HOLDER, str(job.controller)]
+    supervisor = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert supervisor.stdout is not None and supervisor.stdout.readline() == b"locked\n"
+    controller = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    mine, its = identity_of(supervisor), identity_of(controller)
+    record = {
+        "host": read_host(),
+        "pid": its.pid,
+        "start": its.start,
+        "supervisor": [mine.pid, mine.start],
+    }
+    job.controller.write_text(json.dumps(record))
+    yield [supervisor, controller]
+    for child in (supervisor, controller):
+        child.kill()
+        child.communicate()
+
+
+def test_stop_kills_a_suspended_controller_and_asks_the_next(
+    job: JobPaths, hung: list[subprocess.Popen[bytes]]
+) -> None:
+    supervisor, controller = hung
+    controller.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, controller.pid, os.WSTOPPED | os.WNOWAIT)
+    notices: list[str] = []
+
+    def be_the_next() -> None:
+        assert controller.wait(PATIENCE) == -signal.SIGKILL
+        with Controller(job, reply(ok=True, text="")):
+            pass
+
+    following = threading.Thread(target=be_the_next)
+    following.start()
+    stop_job(job, notices.append)
+    following.join(PATIENCE)
+    (notice,) = notices
+    assert "controller of" in notice and "is suspended: killing it" in notice
+    assert supervisor.poll() is None
+
+
+def test_stop_kills_a_supervisor_that_has_no_controller_that_answers(
+    job: JobPaths, hung: list[subprocess.Popen[bytes]]
+) -> None:
+    supervisor, controller = hung
+    notices: list[str] = []
+    stop_job(job, notices.append)
+    assert supervisor.wait(PATIENCE) == controller.wait(PATIENCE) == -signal.SIGKILL
+    assert [n.partition(":")[0].rpartition(" ")[2] for n in notices] == ["answer", "answer"]
+    status = read_status(job)
+    assert (status.running, status.state.phase) == (False, "failed")
+    assert "didn't answer to `insitu stop` and were killed" in status.state.reason
+
+
+def test_a_job_that_takes_the_request_and_never_ends_is_killed(
+    job: JobPaths, hung: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_requests, "STOP_TIMEOUT", PATIENCE)
+    monkeypatch.setattr(job_requests, "END_TIMEOUT", 0.3)
+    with Controller(job, reply(ok=True, text="")):
+        end_job(job)
+    assert hung[0].wait(PATIENCE) == -signal.SIGKILL

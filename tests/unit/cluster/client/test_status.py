@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from foreign_user import needs_root, open_folder, run_as
 
 from insitu.cluster.client.status import BrokenJob, find_job, list_job_ids, list_jobs
 from insitu.cluster.decide.job import new_job
@@ -68,3 +69,16 @@ def test_a_journal_that_holds_no_state_makes_a_broken_job(tmp_path: Path) -> Non
         connection.execute("UPDATE entries SET state = '{\"tasks\": 1}'")
     (found,) = list_jobs(paths, all_jobs=True)
     assert isinstance(found, BrokenJob) and "journal" in found.reason
+
+
+@needs_root
+def test_a_job_of_another_user_is_named(tmp_path: Path) -> None:
+    for folder in open_folder():
+        paths = Paths(folder)
+        (paths.jobs / "theirs-1").mkdir(parents=True)
+        (paths.jobs / "theirs-1").chmod(0o700)
+        assert run_as(lambda paths=paths: find_job(paths, "theirs")).startswith(
+            "InputError: A job can be used by"
+        )
+        assert run_as(lambda paths=paths: list_jobs(paths)) == "[]"
+        assert "a job of another user" in run_as(lambda paths=paths: list_jobs(paths, all_jobs=True))

@@ -89,6 +89,9 @@ class ScriptedTasks(TaskFiles):
     def acknowledge(self, ended: TaskExit) -> None:
         self.acknowledged.append(ended)
 
+    def beat(self) -> None:
+        pass
+
 
 class ScriptedInbox:
     """Gives `requests`, one batch for each call, and keeps the replies."""

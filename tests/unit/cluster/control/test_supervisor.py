@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from insitu.cluster.control import supervisor
+from insitu.cluster.control.supervised_tasks import SupervisedTasks
+from insitu.cluster.engines.channel import Channel
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths
 
@@ -33,3 +40,78 @@ def test_the_end_of_a_job_names_the_last_error_of_its_controllers(tmp_path: Path
     text = supervisor.describe_controller_deaths(job)
     assert "died 60 times within 60 s: ValueError: no \N{REPLACEMENT CHARACTER}. All" in text
     assert str(job.controller_log) in text and "`insitu resume digits-1`" in text
+
+
+class QuietEngine:
+    """Runs nothing."""
+
+    def wait(self, timeout: float | None) -> list[object]:
+        time.sleep(0.01)
+        return []
+
+    def reserve(self, tasks: object) -> dict[object, str]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobPaths]:
+    """A job whose controllers are what the test makes of `control`."""
+    job = JobPaths(tmp_path / "digits-1")
+    job.root.mkdir()
+    monkeypatch.setattr(supervisor, "open_engine", lambda *_: QuietEngine())
+    monkeypatch.setattr(supervisor, "read_spec", lambda _: SimpleNamespace(engine="local"))
+    monkeypatch.setattr(supervisor, "CONTROLLER_TIMEOUT", 0.3)
+    before = signal.getsignal(signal.SIGCHLD)
+    yield job
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_controller_that_says_nothing_is_killed_and_replaced(
+    quiet: JobPaths, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    """It was never noticed: nobody watched for stalls, and `insitu stop` waited for ever."""
+    mark = quiet.root / "first"
+
+    def control(job: JobPaths, lock: int, channel: Channel, listener: object, *, resume: bool) -> int:
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGSTOP) if not hangs else time.sleep(600)
+        SupervisedTasks(channel, os.pipe()[0]).finish(7)
+        return 0
+
+    monkeypatch.setattr(supervisor, "control", control)
+    assert supervisor.supervise(quiet, -1, None, resume=False) == (7, "")  # type: ignore[arg-type]
+    how = "hangs" if hangs else "is suspended"
+    assert f"controller {how}: it said nothing for 0.3 s. It is killed" in quiet.output.read_text()
+
+
+def test_a_controller_that_goes_on_is_left_alone(quiet: JobPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("insitu.cluster.control.supervised_tasks.BEAT_INTERVAL", 0.02)
+
+    def control(job: JobPaths, lock: int, channel: Channel, listener: object, *, resume: bool) -> int:
+        tasks = SupervisedTasks(channel, os.pipe()[0])
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            tasks.wait(None)
+        tasks.finish(7)
+        return 0
+
+    monkeypatch.setattr(supervisor, "control", control)
+    assert supervisor.supervise(quiet, -1, None, resume=False) == (7, "")  # type: ignore[arg-type]
+    assert not quiet.output.exists() or "killed" not in quiet.output.read_text()
+
+
+def test_a_supervisor_that_was_suspended_itself_blames_nobody(
+    quiet: JobPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = supervisor.Supervisor(quiet, QuietEngine())  # type: ignore[arg-type]
+    times = iter([0.0, 10_000.0])
+    monkeypatch.setattr(supervisor.time, "monotonic", lambda: next(times, 10_000.0))
+    watched.serve()
+    assert watched.silence <= 2 * supervisor.LOOK_INTERVAL
+    watched.close()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from insitu.cluster.engines.engine import Command, Ended
 from insitu.cluster.engines.local import LocalEngine
 from insitu.paths import Paths
-from insitu.spec import NodeId
+from insitu.spec import NodeId, TaskId, TaskSpec
 
 NODE, LOST = NodeId("node-0"), NodeId("node-1")
 
@@ -53,3 +57,31 @@ def test_a_node_whose_folder_cannot_be_looked_at_has_not_lost_its_store(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "stat", failing)
         assert have_stores(engine) == [True, False]
+
+
+FLOOD = """
+import subprocess, sys
+flood = "import os\\nwhile True: os.write(1, b'y' * 65536)"
+child = subprocess.Popen([sys.executable, "-c", flood], start_new_session=True)
+open("flooder", "w").write(str(child.pid))
+print("last words", flush=True)
+"""
+
+
+def test_a_process_that_left_the_task_and_floods_its_pipe_delays_no_end(
+    engine: LocalEngine, paths: Paths
+) -> None:
+    """The supervisor read for as long as it wrote, into memory, and saw nothing else."""
+    code = paths.job("digits-1").code
+    code.mkdir(parents=True)
+    command = Command((sys.executable, "-c", FLOOD), dict(os.environ))
+    engine.launch(TaskSpec(TaskId("worker", 0), NODE), command)
+    deadline, ended = time.monotonic() + 60, None
+    try:
+        while ended is None:
+            assert time.monotonic() < deadline
+            for happened in engine.wait(1.0):
+                ended = happened if isinstance(happened, Ended) else ended
+    finally:
+        os.kill(int((code / "flooder").read_text()), signal.SIGKILL)
+    assert ended.code == 0

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from insitu.cluster.job_files import logs as module
 from insitu.cluster.job_files.logs import JobLogs, MergedLog
+from insitu.cluster.job_files.tail import rotated_path
 from insitu.paths import JobPaths
 from insitu.spec import TaskId
 
@@ -36,3 +40,29 @@ def test_output_lost_to_a_full_disk_is_told_once_there_is_room(tmp_path: Path) -
     logs.finish()
     first, second = job.output.read_bytes().splitlines()
     assert b"16 bytes of output could not be written" in first and second == b"[worker:0] kept"
+
+
+def read_rotated(path: Path) -> bytes:
+    older = rotated_path(path)
+    return (older.read_bytes() if older.exists() else b"") + path.read_bytes()
+
+
+def test_a_log_is_rotated_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_LOG_BYTES", 1000)
+    job = JobPaths(tmp_path)
+    logs = JobLogs(job)
+    logs.open(W0, 1)
+    for number in range(60):
+        logs.write(W0, f"line {number:03d} of some twenty bytes\n".encode(), 0.0)
+        MergedLog(job).log("note")
+    first = read_rotated(job.task_log(W0, 1))
+    assert first.startswith(b"line 000 ") and first.count(b"\n") == 60 and b"dropped" not in first
+    for number in range(60, 300):
+        logs.write(W0, f"line {number:03d} of some twenty bytes\n".encode(), 0.0)
+    logs.finish()
+    for path in (job.task_log(W0, 1), job.output):
+        text = read_rotated(path)
+        assert len(text) < 2300 and b"[insitu] the log before this is in " in text
+        numbers = [int(line.rpartition(b"line ")[2][:3]) for line in text.splitlines() if b"line " in line]
+        assert numbers == list(range(numbers[0], 300)), "the newest lines are all there"
+        assert sorted(p.name for p in path.parent.glob(f"{path.name}*")) == [path.name, f"{path.name}.1"]
