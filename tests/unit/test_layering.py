@@ -35,6 +35,7 @@ GROUND = {
     "roster",
     "signatures",
     "spec",
+    "unauthenticated",
 }
 BELOW = {
     "grid": GROUND,

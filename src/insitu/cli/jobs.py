@@ -155,6 +155,13 @@ def start(
         bool,
         typer.Option("--memory-checkpoint", help="Keep checkpoints in the memory of the other workers, too."),
     ] = False,
+    allow_unauthenticated: Annotated[
+        bool,
+        typer.Option(
+            "--allow-unauthenticated",
+            help="Let JAX and TensorFlow connect hosts themselves, without a secret.",
+        ),
+    ] = False,
     prefix: PrefixOption = True,
 ) -> None:
     from insitu.cluster import Request, submit
@@ -169,6 +176,7 @@ def start(
         on_loss=on_loss,  # type: ignore[arg-type]
         standby=standby,
         memory_checkpoint=memory_checkpoint,
+        allow_unauthenticated=allow_unauthenticated,
         ps=parse_server_tasks(ps),
         ps_backups=ps_backups,
         chief=chief,

@@ -6,11 +6,9 @@ counts is whether the job's code imports insitu. It is read, not run.
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
 from pathlib import Path
 
-from insitu.cluster.task import ResolvedCommand
+from insitu.cluster.task import ResolvedCommand, find_insitu_import
 from insitu.errors import JobSpecError
 
 
@@ -29,47 +27,3 @@ def check_roles(folder: Path, command: ResolvedCommand, *, chief: bool, evaluato
             "Leave it out: worker 0 is the chief, and fit(validation_data=...) evaluates. "
             f"Received: {' '.join(requested)}"
         )
-
-
-def find_insitu_import(folder: Path, starts: list[Path]) -> Path | None:
-    """Return the first file that imports insitu: of `starts`, and of what they import from below `folder`."""
-    seen: set[Path] = set()
-    waiting = list(starts)
-    while waiting:
-        file = waiting.pop(0)
-        if file in seen:
-            continue
-        seen.add(file)
-        for module, level in _find_imports(file):
-            if module.split(".")[0] == "insitu" and level == 0:
-                return file
-            base = file.parents[max(0, level - 1)] if level < len(file.parents) else file.parent
-            waiting += _find_local_files(base, module, folder)
-    return None
-
-
-def _find_imports(file: Path) -> Iterator[tuple[str, int]]:
-    """Yield each module that `file` may import, and the dots before its name."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        # Running the script will report it.
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, 0) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            prefix = [node.module] if node.module else []
-            yield from ((".".join([*prefix, alias.name]), node.level) for alias in node.names)
-
-
-def _find_local_files(base: Path, module: str, folder: Path) -> list[Path]:
-    """Return the files that importing `module` runs, of those below `folder`."""
-    parts = [part for part in module.split(".") if part != "*"]
-    places = {base, folder}
-    found = []
-    for count in range(1, len(parts) + 1):
-        for place in sorted(places):
-            stem = place.joinpath(*parts[:count])
-            found += [p for p in (stem.with_suffix(".py"), stem / "__init__.py") if p.is_file()]
-    return [path for path in found if path.is_relative_to(folder)]

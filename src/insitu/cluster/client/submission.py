@@ -40,6 +40,7 @@ from insitu.errors import ClusterError, JobSpecError, StorageFull
 from insitu.grid import Catalog, load_topology
 from insitu.paths import JobPaths, Paths
 from insitu.spec import CacheSpec, JobSpec, Placement, Topology, check_simple_name
+from insitu.unauthenticated import ALLOW_UNAUTHENTICATED_ENV
 
 SECRET_BYTES = 32
 _supervisors: list[subprocess.Popen[bytes]] = []
@@ -88,6 +89,8 @@ class Request:
     standby: int | None = None
     #: Whether tasks keep checkpoints in memory, too.
     memory_checkpoint: bool = False
+    #: Whether libraries without authentication may connect tasks of several hosts.
+    allow_unauthenticated: bool = False
 
 
 def submit(paths: Paths, request: Request) -> str:
@@ -157,7 +160,8 @@ def _spec(request: Request, cache: CacheSpec, topology: Topology) -> JobSpec:
         threads=threads if request.threads is None else request.threads,
         stall_timeout=request.stall_timeout,
         created=time.time(),
-        settings=request.settings.to_environment(),
+        settings=request.settings.to_environment()
+        | ({ALLOW_UNAUTHENTICATED_ENV: "1"} if request.allow_unauthenticated else {}),
         on_loss=request.on_loss,
         standby=request.standby,
         memory_checkpoint=request.memory_checkpoint,

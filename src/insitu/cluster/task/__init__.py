@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
+    from insitu.cluster.task.code_imports import find_insitu_import
     from insitu.cluster.task.command import ResolvedCommand, resolve_command
     from insitu.cluster.task.entry import PARENT_ENV, STANDBY_OPTION
     from insitu.cluster.task.failure import read_failure
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
+        "code_imports": ("find_insitu_import",),
         "command": ("ResolvedCommand", "resolve_command"),
         "entry": ("PARENT_ENV", "STANDBY_OPTION"),
         "failure": ("read_failure",),
@@ -27,6 +29,7 @@ __all__ = [
     "PARENT_ENV",
     "STANDBY_OPTION",
     "ResolvedCommand",
+    "find_insitu_import",
     "read_failure",
     "resolve_command",
 ]

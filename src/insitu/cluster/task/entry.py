@@ -13,7 +13,10 @@ import random
 import signal
 import sys
 import types
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PARENT_ENV = "INSITU_SUPERVISOR_PID"
 """Process id of the job's supervisor: a task finds out by it that it was orphaned before it was tied to
@@ -49,6 +52,7 @@ def main() -> None:
         from insitu.cluster.task.preload import wait_as_standby
 
         wait_as_standby(descriptor, Path(resolved.arguments[0]) if resolved.script else None)
+    _check_connections(Path.cwd(), Path(resolved.arguments[0]) if resolved.script else None)
     if not resolved.script:
         execute(resolved.arguments)
     faulthandler.enable()
@@ -62,6 +66,20 @@ def main() -> None:
         # One write for each line: lines of two streams share one pipe and must not be mixed.
         stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     run_script(resolved.arguments)
+
+
+def _check_connections(folder: Path, script: Path | None) -> None:
+    """End the process where the script's tasks would connect without authentication, unasked."""
+    from insitu.cluster.task.code_imports import refuse_open_grpc
+    from insitu.errors import InputError
+
+    try:
+        refuse_open_grpc(folder, script, os.environ)
+    except InputError as error:
+        from insitu.cluster.task.failure import write_failure
+
+        write_failure(error)
+        sys.exit(str(error))
 
 
 def execute(arguments: tuple[str, ...]) -> NoReturn:

@@ -18,6 +18,7 @@ import numpy as np
 
 from insitu.errors import TrainingError
 from insitu.train.elastic import Membership
+from insitu.unauthenticated import refuse_unauthenticated
 
 HEARTBEAT_TIMEOUT = 100.0
 """Seconds without a heartbeat after which JAX counts a task as dead: JAX' default, and the most."""
@@ -31,13 +32,15 @@ def connect(membership: Membership) -> None:
 
     Before anything was computed by JAX, in each task; collective. Worker 0 hosts the coordinator, on a free
     port that it sends to the others over the exchange. The coordinator has no secret: any process that
-    reaches its port while the job starts can join, so let only hosts of the job reach it.
+    reaches its port while the job starts can join. So addresses outside of the loopback interface are refused
+    unless the user has allowed them.
 
     A task that fails doesn't wait for the others, as it would by JAX' default. If worker 0 dies, JAX itself
     ends the other processes. Any other loss is noticed where a collective breaks, or after
     `HEARTBEAT_TIMEOUT` seconds, or the stall timeout where that is less.
 
-    Raises TrainingError where JAX has started already, or has joined another coordinator.
+    Raises TrainingError where JAX has started already, or has joined another coordinator; InputError for such
+    addresses.
     """
     context = membership.context
     size, index = len(context.workers), context.index
@@ -54,6 +57,7 @@ def connect(membership: Membership) -> None:
             "Received: a process in which JAX has computed something, or has been asked for its devices. "
             "Make the strategy first, right after the imports."
         )
+    refuse_unauthenticated("communication='xla'", "Use communication='ring'", context.workers)
     group = membership.group()
     host = context.workers[0].rpartition(":")[0]
     with _reserved_port(host) if index == 0 else contextlib.nullcontext((host, 0)) as (bind, port):

@@ -123,3 +123,9 @@ def test_a_job_is_on_disk_before_it_is_visible(insitu: Insitu, monkeypatch: pyte
     assert {"job.json", "placement.json", "secret", "train.py"} <= set(synced)
     assert synced[-1] == "jobs" and synced.index("secret") < len(synced) - 1
     assert job.root.exists()
+
+
+@pytest.mark.usefixtures("unstarted")
+def test_what_the_user_allows_reaches_the_tasks(insitu: Insitu) -> None:
+    assert "INSITU_ALLOW_UNAUTHENTICATED" not in read_spec(make(insitu)).settings
+    assert read_spec(make(insitu, allow_unauthenticated=True)).settings["INSITU_ALLOW_UNAUTHENTICATED"] == "1"

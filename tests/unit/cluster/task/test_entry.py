@@ -77,3 +77,17 @@ def test_a_command_that_is_not_there_is_told_in_one_line(tmp_path: Path) -> None
     )
     assert done.returncode == 1 and "no script 'missing.py'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_script_of_tensorflow_alone_is_not_run_between_hosts_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = {"worker": ["10.0.0.1:1", "10.0.0.2:1"]}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}}))
+    done = run(tmp_path, "print('it ran')")
+    assert done.returncode == 1 and "TensorFlow's gRPC has no authentication" in done.stderr
+    assert "it ran" not in done.stdout
+    found = read_failure(Paths(tmp_path).job("j-1").failure(TaskId("worker", 0)))
+    assert found is not None and found.type == "InputError"
+    monkeypatch.setenv("INSITU_ALLOW_UNAUTHENTICATED", "1")
+    assert run(tmp_path, "print('it ran')").stdout == "it ran\n"

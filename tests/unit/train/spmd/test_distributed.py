@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("jax")
 
-from insitu.errors import PeerLost, TrainingError
+from insitu.errors import InputError, PeerLost, TrainingError
 from insitu.train.spmd import distributed, lost_peers
 from insitu.train.spmd.distributed import own_accelerators, visible_accelerators
 
@@ -50,3 +50,25 @@ def test_a_broken_collective_names_the_lost_task(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ValueError, match="INTERNAL"), lost_peers.report_lost_peers(None):
         raise ValueError("INTERNAL: of the only task")
     assert skipped == ["shutdown"]
+
+
+def test_jax_connects_hosts_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its coordinator lets in whoever reaches it, and listened on all interfaces."""
+    monkeypatch.setattr(distributed, "backend_started", lambda: False)
+
+    def reached() -> None:
+        raise KeyError("the group was joined")
+
+    context = SimpleNamespace(workers=("10.0.0.1:1", "10.0.0.2:1"), index=0)
+    membership = SimpleNamespace(context=context, group=reached)
+    with pytest.raises(
+        InputError, match=r"communication='xla' has no authentication.*Use communication='ring'"
+    ):
+        distributed.connect(membership)  # type: ignore[arg-type]
+    monkeypatch.setenv("INSITU_ALLOW_UNAUTHENTICATED", "1")
+    with pytest.raises(KeyError, match="joined"):
+        distributed.connect(membership)  # type: ignore[arg-type]
+    monkeypatch.delenv("INSITU_ALLOW_UNAUTHENTICATED")
+    context.workers = ("127.0.0.1:1", "127.0.0.1:2")
+    with pytest.raises(KeyError, match="joined"):
+        distributed.connect(membership)  # type: ignore[arg-type]
