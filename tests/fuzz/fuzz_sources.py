@@ -34,7 +34,7 @@ def main() -> None:
         path.write_bytes(data or b"\0")
         read_all(path, format_of(path.name))
 
-    atheris.Setup([sys.argv[0], str(corpus), "-rss_limit_mb=2048", "-max_len=8192", *sys.argv[1:]], read_one)
+    atheris.Setup([sys.argv[0], str(corpus), "-rss_limit_mb=2048", "-max_len=65536", *sys.argv[1:]], read_one)
     atheris.Fuzz()
 
 

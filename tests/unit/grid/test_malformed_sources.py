@@ -182,6 +182,13 @@ def test_what_doesnt_fit_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.Mon
         list(NpzSource(tmp_path / "a.npz", SourceOptions()).blocks(1 << 20))
 
 
+def test_text_of_numpy_with_numbers_that_are_no_characters_is_refused(tmp_path: Path) -> None:
+    """Found by the fuzzer: Python raises SystemError for them."""
+    (tmp_path / "a.npy").write_bytes(header_of("(2,)", kind="<U1") + struct.pack("<II", 97, 0xFFFFFFFF))
+    with pytest.raises(SourceError, match=r"SystemError|ValueError"):
+        import_cache(Paths(tmp_path / "home"), "a", [str(tmp_path / "a.npy")])
+
+
 @pytest.mark.parametrize("format", ["npy", "parquet"])
 def test_text_that_is_none_is_refused(tmp_path: Path, format: str) -> None:
     """It came into the cache, and ended the training that read it."""

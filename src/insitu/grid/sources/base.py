@@ -28,7 +28,7 @@ DTYPES = (
 
 _MALFORMED = (
     *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError, RecursionError),
-    *(NotImplementedError, EOFError, SyntaxError, zlib.error),
+    *(NotImplementedError, EOFError, SyntaxError, SystemError, zlib.error),
 )
 """What the libraries of the formats raise for bytes that their writers never write."""
 

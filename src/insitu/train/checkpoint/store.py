@@ -36,7 +36,7 @@ _NAME = re.compile(r"epoch-(\d+)\.step-(\d+)")
 _SLICE_BYTES = 4 << 20
 _UNREADABLE = (
     *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError),
-    *(MemoryError, OverflowError, RecursionError),
+    *(MemoryError, OverflowError, RecursionError, SyntaxError),
 )
 """What reading a damaged checkpoint raises."""
 _LOG = logging.getLogger("insitu")

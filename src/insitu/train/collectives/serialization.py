@@ -132,7 +132,7 @@ def parse_dtype(name: str) -> np.dtype[Any]:
     """Return the dtype of a name. Raises TypeError or AttributeError for an unknown one."""
     try:
         return np.dtype(name)
-    except TypeError:
+    except (TypeError, SyntaxError):
         import ml_dtypes
 
         dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))

@@ -238,3 +238,14 @@ def test_a_home_without_room_for_a_key_is_named(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("INSITU_HOME", "/proc/nowhere")
     with pytest.raises(CheckpointError, match=r"signed with a key in INSITU_HOME.*/proc/nowhere"):
         CheckpointStore(tmp_path, fit=0)
+
+
+@pytest.mark.parametrize("name", ["(", "(1:f4", "object", "O", "no such", "__name__", 7, []])
+def test_a_dtype_of_no_array_is_passed_over(tmp_path: Path, name: object):
+    """Found by the fuzzer, behind the signature: NumPy parses some of them as Python."""
+    store = CheckpointStore(tmp_path, fit=0, key=b"k" * 32)
+    newest = Path(store.save(a_checkpoint()))
+    state = json.loads(json.loads((newest / "state.json").read_text())["state"])
+    state["arrays"][0][0] = name
+    (newest / "state.json").write_bytes(sign(state, b"k" * 32))
+    assert store.load_latest() is None
