@@ -240,7 +240,7 @@ def test_a_home_without_room_for_a_key_is_named(tmp_path: Path, monkeypatch: pyt
         CheckpointStore(tmp_path, fit=0)
 
 
-@pytest.mark.parametrize("name", ["(", "(1:f4", "object", "O", "no such", "__name__", 7, []])
+@pytest.mark.parametrize("name", ["1)", "(", "object", "O", "no such", "__name__", 7, []])
 def test_a_dtype_of_no_array_is_passed_over(tmp_path: Path, name: object):
     """Found by the fuzzer, behind the signature: NumPy parses some of them as Python."""
     store = CheckpointStore(tmp_path, fit=0, key=b"k" * 32)
