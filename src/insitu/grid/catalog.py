@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 
 from insitu.access import is_shared, make_file, make_folder
+from insitu.durable import NO_ROOM
 from insitu.errors import CacheBusy, CacheExists, CorruptCatalog, GridError, StorageFull, UnknownCache
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, check_cache_name
@@ -173,7 +174,14 @@ class Catalog:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         make_folder(self._paths.home, self._paths.home)
-        make_file(self._paths.home, self._paths.catalog)
+        try:
+            make_file(self._paths.home, self._paths.catalog)
+        except OSError as error:
+            kind = StorageFull if error.errno in NO_ROOM else GridError
+            raise kind(
+                f"{self._paths.catalog} can't be opened ({error.strerror}). Check that there is room, and who "
+                f"may read and write it"
+            ) from error
         with self._connected() as database:
             database.execute("BEGIN IMMEDIATE")
             try:

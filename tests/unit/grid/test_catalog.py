@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
 from pathlib import Path
 
 import pytest
 
-from insitu.errors import CacheExists, CorruptCatalog, StorageFull, UnknownCache
+from insitu.errors import CacheExists, CorruptCatalog, GridError, StorageFull, UnknownCache
 from insitu.grid.catalog import Catalog
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, Column, NodeId, PartitionInfo
@@ -126,3 +128,15 @@ def test_a_full_disk_is_told_and_changes_nothing(paths: Paths, monkeypatch: pyte
         Catalog(paths).publish(large)
     monkeypatch.undo()
     assert Catalog(paths).caches() == [spec()]
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.EROFS, GridError), (errno.ENOSPC, StorageFull)])
+def test_a_catalogue_that_cannot_be_made_is_named(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[GridError]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("insitu.grid.catalog.make_file", refuse)
+    with pytest.raises(kind, match=r"catalog\.sqlite can't be opened"):
+        Catalog(paths).pin("a", 1, "j")
