@@ -179,8 +179,8 @@ class Catalog:
         except OSError as error:
             kind = StorageFull if error.errno in NO_ROOM else GridError
             raise kind(
-                f"{self._paths.catalog} can't be opened ({error.strerror}). Check that there is room, and who "
-                f"may read and write it"
+                f"{self._paths.catalog} can't be opened ({error.strerror}). Check that there is room, and "
+                f"who may read and write it"
             ) from error
         with self._connected() as database:
             database.execute("BEGIN IMMEDIATE")

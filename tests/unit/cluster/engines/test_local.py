@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from insitu.cluster.engines import local
 from insitu.cluster.engines.engine import Command, Ended
 from insitu.cluster.engines.local import LocalEngine
 from insitu.paths import Paths
@@ -85,3 +86,19 @@ def test_a_process_that_left_the_task_and_floods_its_pipe_delays_no_end(
     finally:
         os.kill(int((code / "flooder").read_text()), signal.SIGKILL)
     assert ended.code == 0
+
+
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running")
+def test_a_task_that_cannot_be_killed_holds_up_no_end(
+    engine: LocalEngine, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that waits for a disk that doesn't answer."""
+    code = paths.job("digits-1").code
+    code.mkdir(parents=True)
+    sleeping = Command((sys.executable, "-c", "import time; time.sleep(600)"), dict(os.environ))
+    pid = engine.launch(TaskSpec(TaskId("worker", 0), NODE), sleeping)
+    monkeypatch.setattr(local, "END_TIMEOUT", 0.05)
+    monkeypatch.setattr(local._Running, "kill_group", lambda running, number: None)
+    engine.close()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
