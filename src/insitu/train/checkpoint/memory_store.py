@@ -15,7 +15,7 @@ from typing import Any
 
 from insitu.context import Context
 from insitu.exchange import Group
-from insitu.signatures import derive_key
+from insitu.signatures import derive_key, read_user_key
 from insitu.train.checkpoint.store import Checkpoint, CheckpointStore
 from insitu.train.collectives import all_gather_json, broadcast_value
 
@@ -23,8 +23,8 @@ _LOG = logging.getLogger("insitu")
 
 
 def checkpoint_key(context: Context) -> bytes:
-    """Return the key that checkpoints in the job's own folders are signed with."""
-    return derive_key(context.secret(), "checkpoints")
+    """Return the key that checkpoints in the job's own folders are signed with; outside a job, the user's."""
+    return derive_key(context.secret() or read_user_key(context.paths), "checkpoints")
 
 
 def memory_store(context: Context, fit: int) -> CheckpointStore | None:
