@@ -14,7 +14,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from insitu.train.replica.leaves import flatten_batch, pack_batch
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.tensorflow import batch_spec
-from insitu.train.replica.tensorflow_calls import CompiledCall
+from insitu.train.replica.tensorflow_calls import compile_call
 
 
 class FusedTensorFlow:
@@ -31,13 +31,7 @@ class FusedTensorFlow:
     def _compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if self._model.run_eagerly:
             return function
-        return CompiledCall(
-            tf.function(
-                tf.autograph.experimental.do_not_convert(function),
-                input_signature=self._signature,
-                jit_compile=bool(self._model.jit_compile) or None,
-            )
-        )
+        return compile_call(function, self._signature, jit_compile=bool(self._model.jit_compile) or None)
 
     def train(self, data: Any) -> Logs:
         logs: Logs = self._train(*_tensors(data))

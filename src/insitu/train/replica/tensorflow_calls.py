@@ -1,10 +1,10 @@
-"""Choose how a compiled TensorFlow function is called: the faster of two modes."""
+"""Choose how a compiled TensorFlow function is called: the faster of two modes, for the shapes that come."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +15,9 @@ TIMED_CALLS = 3
 SLOW_CALL_SECONDS = 10e-3
 """Seconds. What a call costs is nothing to a function that takes as long, and preparing it for the other mode
 may take longer than all its calls."""
+
+Shape = tuple[int | None, ...]
+"""Sizes of a tensor's dimensions; None for one that is left open."""
 
 
 class CallModeChooser:
@@ -96,6 +99,68 @@ class CompiledCall:
             self._chooser.mode, self._chooser.chosen = SEQUENTIAL, True
         self._dtypes = [tensor.dtype for tensor in self._concrete.outputs]
         self._pack = _make_packer(self._concrete.structured_outputs, len(self._dtypes))
+
+
+class RelaxingCall:
+    """A function that is compiled for a signature, and again where arguments have other sizes, such as longer
+    sequences. Those sizes are left open from then on, as in Keras' own functions.
+
+    Shapes are compared here, since a function that is called by its operation would take any.
+    """
+
+    def __init__(
+        self, compile_for: Callable[[list[tf.TensorSpec]], Any], signature: Sequence[tf.TensorSpec]
+    ) -> None:
+        self._compile_for = compile_for
+        self._compile([tuple(spec.shape) for spec in signature], [spec.dtype for spec in signature])
+
+    def _compile(self, shapes: list[Shape], dtypes: list[Any]) -> None:
+        #: Of each argument. Written here, as are the following.
+        self._shapes = shapes
+        self._dtypes = dtypes
+        #: The shapes of rows, with the index of the argument, of those that may have any number of rows.
+        self._rows = [(index, shape[1:]) for index, shape in enumerate(shapes) if shape[:1] == (None,)]
+        self._compiled = self._compile_for(list(map(tf.TensorSpec, shapes, dtypes)))
+
+    def __call__(self, *tensors: Any) -> Any:
+        for index, row in self._rows:
+            if _shape_of(tensors[index])[1:] != row:
+                self._relax(tensors)
+                break
+        return self._compiled(*tensors)
+
+    def _relax(self, tensors: Sequence[Any]) -> None:
+        shapes = [_relax(*pair) for pair in zip(map(_shape_of, tensors), self._shapes, strict=True)]
+        if shapes != self._shapes:
+            self._compile(shapes, self._dtypes)
+
+    def trace(self) -> None:
+        """Trace the function, if it hasn't been."""
+        self._compiled.trace()
+
+
+def _shape_of(tensor: Any) -> Shape:
+    # Not `shape`: TensorFlow makes an object for it, which takes longer than all else here.
+    return tensor._shape_tuple() if isinstance(tensor, tf.Tensor) else tensor.shape
+
+
+def _relax(shape: Shape, wanted: Shape) -> Shape:
+    """Return the shape that is wanted, with the sizes left open in which `shape` differs."""
+    if len(shape) != len(wanted):
+        return None, *shape[1:]
+    return tuple(size if size == own else None for own, size in zip(shape, wanted, strict=True))
+
+
+def compile_call(
+    function: Callable[..., Any], signature: Sequence[tf.TensorSpec], *, jit_compile: bool | None
+) -> RelaxingCall:
+    """Return `function` compiled for tensors like `signature`, called in the faster mode."""
+    function = tf.autograph.experimental.do_not_convert(function)
+
+    def compile_for(specs: list[tf.TensorSpec]) -> CompiledCall:
+        return CompiledCall(tf.function(function, input_signature=specs, jit_compile=jit_compile))
+
+    return RelaxingCall(compile_for, signature)
 
 
 def _runs_sequentially() -> bool:

@@ -24,6 +24,7 @@ from insitu.train.replica import (
     map_batch,
 )
 from insitu.train.replica.tensorflow import TensorFlowReplica
+from insitu.train.replica.tensorflow_calls import RelaxingCall
 from insitu.train.replicated.mirrors import MirroredVariables, mirror_variables
 
 
@@ -85,8 +86,7 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
             return function
         function = tf.autograph.experimental.do_not_convert(function)
         # Called as TensorFlow has it: by its bare operation, variables would all seem to be on one device.
-        compiled = tf.function(function, input_signature=list(signature))
-        return compiled  # type: ignore[no-any-return]
+        return RelaxingCall(lambda specs: tf.function(function, input_signature=specs), signature)
 
     # Called with a part for each device
 

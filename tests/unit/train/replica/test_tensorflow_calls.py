@@ -14,6 +14,7 @@ from insitu.train.replica.tensorflow_calls import (
     TIMED_CALLS,
     CallModeChooser,
     CompiledCall,
+    compile_call,
 )
 
 FULL, LAST = [(64, 8)], [(3, 8)]
@@ -125,3 +126,39 @@ def test_one_core_does_one_operation_after_the_other(monkeypatch):
     call = CompiledCall(tf.function(lambda x: [x + 1], input_signature=[tf.TensorSpec((2,))]))
     call(np.zeros(2, np.float32))
     assert (call._chooser.chosen, call._chooser.mode) == (True, SEQUENTIAL)
+
+
+@pytest.mark.parametrize("sequential", [True, False])
+def test_other_sizes_are_left_open_once_they_come(monkeypatch, sequential: bool):
+    monkeypatch.setattr(tensorflow_calls, "_runs_sequentially", lambda: sequential)
+    traced = []
+
+    def mean(x, y):
+        traced.append((tuple(x.shape), tuple(y.shape)))
+        return [tf.reduce_mean(x) + y[0]]
+
+    signature = [tf.TensorSpec((None, 4, 2)), tf.TensorSpec((None,))]
+    call = compile_call(mean, signature, jit_compile=None)
+    for length in (4, 6, 5, 4):
+        (result,) = call(tf.reshape(tf.range(length * 2.0), (1, length, 2)), tf.ones(1))
+        assert float(result) == length - 0.5 + 1
+    assert traced == [((None, 4, 2), (None,)), ((None, None, 2), (None,))]
+
+
+def test_another_number_of_dimensions_is_another_function():
+    call = compile_call(lambda x: [tf.reduce_mean(x)], [tf.TensorSpec((None,))], jit_compile=None)
+    for shape in [(3,), (3, 1), (3,)]:
+        assert float(call(tf.ones(shape))[0]) == 1
+
+
+def test_numbers_of_rows_and_other_arguments_need_no_other_function():
+    made: list[object] = []
+
+    def compile_for(specs: list[tf.TensorSpec]) -> object:
+        made.append(specs)
+        return lambda *tensors: tensors
+
+    call = tensorflow_calls.RelaxingCall(compile_for, [tf.TensorSpec(()), tf.TensorSpec((None, 2))])
+    for rows in (1, 3):
+        call(tf.constant(0.0), tf.ones((rows, 2)))
+    assert len(made) == 1
