@@ -330,6 +330,29 @@ def generator_for_evaluate_and_predict(run: Run) -> dict[str, Any]:
     return outcome(model, history, evaluated=evaluated, predicted=predicted)
 
 
+@case()
+def batches_of_many_lengths(run: Run) -> dict[str, Any]:
+    x, y = run.rows(40)
+    lengths = (3, 7, 5, 3)
+    batches = [
+        (
+            np.repeat(x[i : i + 10, None], n, axis=1) * np.arange(1, n + 1, dtype="float32")[:, None] / n,
+            y[i : i + 10],
+        )
+        for i, n in zip(range(0, 40, 10), lengths, strict=True)
+    ]
+    with run.scope():
+        inputs = keras.Input((None, x.shape[1]))
+        pooled = keras.layers.GlobalAveragePooling1D()(inputs)
+        model = compiled(keras.Model(inputs, keras.layers.Dense(1)(pooled)), metrics=[SumOf()])
+    history = model.fit(
+        (batch for batch in batches * 2), **{**QUIET, "steps_per_epoch": 4}, callbacks=[Limit()]
+    )
+    evaluated = model.evaluate((batch for batch in batches), verbose=0)
+    predicted = model.predict((batch[:1] for batch in batches), verbose=0)
+    return outcome(model, history, evaluated=evaluated, predicted=predicted)
+
+
 # PyTorch's loaders
 
 

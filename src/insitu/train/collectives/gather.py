@@ -9,6 +9,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
+from insitu.errors import InputError
 from insitu.exchange import Group
 
 
@@ -51,7 +52,8 @@ def gather_rows(group: Group, outputs: Sequence[Any], example: Any) -> Any:
     """Return the rows of all shards of all tasks, concatenated in shard order, the same in each task.
 
     `outputs[i]` is a structure of arrays, rows first, for the i-th shard of this task, or None where it has
-    no rows; `example` is such a structure of any one row. Structures, dtypes and rows' shapes must agree.
+    no rows; `example` is such a structure of any one row. Structures and dtypes must agree. Raises InputError
+    where rows' shapes don't.
     """
     counts = [0 if output is None else len(keras.tree.flatten(output)[0]) for output in outputs]
     all_counts = gather_counts(group, counts)
@@ -72,6 +74,15 @@ def pack_leaves(structure: Any, leaves: Sequence[Any]) -> Any:
     return keras.tree.map_structure(lambda _, leaf: leaf, structure, packed)
 
 
+def _check_row_shape(rows: Any, like: NDArray[Any]) -> None:
+    if np.shape(rows)[1:] != like.shape[1:]:
+        raise InputError(
+            "All rows that are joined must have one shape. Received: outputs with rows of shape "
+            f"{np.shape(rows)[1:]}, after rows of shape {like.shape[1:]}. Pad the inputs to one length, or "
+            "predict those of each length in a call of their own."
+        )
+
+
 def _gather_leaf(group: Group, own: Sequence[Any], like: NDArray[Any], counts: list[int]) -> NDArray[Any]:
     """Gather one leaf. Rows travel as bytes in words of 8, padded to the longest shard's."""
     row_bytes = like[:1].nbytes
@@ -79,6 +90,7 @@ def _gather_leaf(group: Group, own: Sequence[Any], like: NDArray[Any], counts: l
     padded = np.zeros((len(own), words), np.int64)
     for target, rows in zip(padded, own, strict=True):
         if rows is not None:
+            _check_row_shape(rows, like)
             flat = np.ascontiguousarray(rows, dtype=like.dtype).reshape(-1).view(np.uint8)
             target.view(np.uint8)[: flat.size] = flat
     gathered = group.all_gather(squeeze_shards(padded))

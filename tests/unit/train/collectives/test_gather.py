@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import insitu.exchange
+from insitu.errors import InputError
 from insitu.train.collectives.gather import (
     barrier_token,
     gather_bytes,
@@ -56,3 +57,9 @@ def test_rows_keep_their_dtype_and_shape(group: Any, dtype: str) -> None:
 def test_a_shard_without_rows_adds_none(group: Any) -> None:
     outputs = [None for _ in group.shards]
     assert gather_rows(group, outputs, np.zeros((1, 2), "float32")).shape == (0, 2)
+
+
+def test_rows_of_another_shape_than_those_before_are_refused(group: Any) -> None:
+    outputs = [np.ones((2, 3), "float32") for _ in group.shards]
+    with pytest.raises(InputError, match=r"rows of shape \(3,\), after rows of shape \(5,\)"):
+        gather_rows(group, outputs, np.zeros((1, 5), "float32"))
