@@ -115,7 +115,8 @@ class SuitePlugin:
         report = yield
         if report.failed:
             self._write({"test": short_name(item), "status": "failed", **describe_error(call.excinfo)})
-        elif report.skipped:
+        elif report.skipped or item.get_closest_marker("xfail"):
+            # What Keras expects to fail may pass by luck.
             self._write({"test": short_name(item), "status": "skipped"})
         elif report.when == "teardown":
             self._write({"test": short_name(item), "status": "ended", "seconds": round(report.duration, 3)})
