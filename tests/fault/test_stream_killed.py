@@ -35,5 +35,7 @@ def test_a_killed_worker_changes_nothing(
 ) -> None:
     job, results = jobs.run(*OPTIONS, kind=kind, kill_at=["worker:1", 2, batch])
     assert jobs.injected.read_text() == "worker:1"
-    assert [(each["how"], each["tasks"]) for each in job["recoveries"]] == [("replaced", ["worker:1"])], job
+    assert [(each["how"], each["tasks"]) for each in job["recoveries"]] == [("replaced", ["worker:1"])], job[
+        "recoveries"
+    ]
     assert results == undisturbed

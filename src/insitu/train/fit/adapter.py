@@ -64,6 +64,9 @@ class FeedAdapter(_UnevenBatches):
         self._place = (initial_epoch - 1, 0)
         #: The length of the data that Keras knew when it entered that epoch; else 0. Written there too.
         self._length = 0
+        #: The number of the iteration that the epoch entered last began in; None until it begins one. Written
+        #: by `on_epoch_begin` and `__iter__`.
+        self._iteration: int | None = None
         #: How often Keras has said that an epoch begins, and that it ends. Written there too.
         self._events = [0, 0]
         #: The `state_dict()` of another process, until its place is entered.
@@ -101,6 +104,9 @@ class FeedAdapter(_UnevenBatches):
         self._place = self._find_place(epoch)
         self._epoch = epoch
         self._length = self._learned_length
+        # Keras may have made the iterator at the end of the epoch before.
+        has_begun = self._place[1] or source.eager
+        self._iteration = source.begun - bool(has_begun) if self._goes_on else None
         source.begin_epoch(self._place[0])
         if is_first and self._place[1] and self._iterator is not None:
             # Another process has begun the iteration, which goes on over several epochs.
@@ -142,6 +148,8 @@ class FeedAdapter(_UnevenBatches):
         if loaded is not None:
             self._loaded = None
             source.skip(loaded["iterations"] - source.begun)
+        if self._iteration is None:
+            self._iteration = source.begun
         # Some data draws its order here, as without a strategy. Where training is, is asked for later: Keras
         # makes the iterator of the next epoch while this one is still under way.
         return self._read(self.feed.begin())
@@ -177,7 +185,7 @@ class FeedAdapter(_UnevenBatches):
         """Return where the data is in Keras' `epoch`: the one under way or, between two, the next."""
         begun = self.feed.source.begun
         if epoch == self._epoch:
-            (data_epoch, done), over = self._place, begun - 1
+            (data_epoch, done), over = self._place, begun - 1 if self._iteration is None else self._iteration
         else:
             data_epoch, done = self._next_place()
             has_begun = done or (self._goes_on and self.feed.source.eager)

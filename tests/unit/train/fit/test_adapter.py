@@ -50,6 +50,8 @@ class Fit:
                     else:
                         assert done <= first
                         seen[-1].append([-1])
+            # The tests of the epoch may follow.
+            self.saved.append(((epoch, done), self.adapter.state_dict(epoch)))
             self.position = (epoch + 1, 0)
             self.saved.append((self.position, self.adapter.state_dict(epoch + 1)))
         return seen

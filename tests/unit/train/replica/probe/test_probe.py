@@ -315,11 +315,15 @@ def test_what_can_not_be_probed_is_planned_by_default() -> None:
                 raise RuntimeError("no such rows")
             return super().train_step(data)
 
-    assert plan(dense(kind=Fails)) == CombinationPlan()
+    found = plan(dense(kind=Fails))
+    assert (found.operations, found.train_refusal, found.test_refusal) == ({}, None, None)
+    assert found.unchecked == ("train_step fails on made-up rows (RuntimeError: no such rows)",)
     texts = (np.array([["a"]]), np.zeros((1, 1), "float32"))
     model = dense(kind=Summing)
     model.compile("sgd", "mse")
-    assert plan_combination(model, texts, 2) == CombinationPlan()
+    found = plan_combination(model, texts, 2)
+    assert (found.operations, found.train_refusal, found.test_refusal) == ({}, None, None)
+    assert "other values than numbers" in found.unchecked[0]
     assert plan_combination(model, EXAMPLE, 1) == CombinationPlan()
 
 
