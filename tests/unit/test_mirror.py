@@ -18,6 +18,7 @@ OF_NO_MODULE = {
     "test_keras_page.py": "docs/keras.md",
     "test_keras_suite.py": "tests/support/keras_suite.py",
     "test_layering.py": "a law of all modules",
+    "test_migration_page.py": "docs/migration.md",
     "test_mirror.py": "a law of all modules",
     "test_strategies_page.py": "docs/strategies.md",
     "test_words.py": "a law of all modules",
