@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import keras
 
 from insitu.errors import InputError
-from insitu.train.custom_loop.factory import leave_graph, make_spec, out_of_range_error
-from insitu.train.custom_loop.per_replica import merge_per_replica
+from insitu.train.custom_loop.factory import as_batch, leave_graph, make_spec, out_of_range_error
+from insitu.train.custom_loop.per_replica import merge_per_replica, note_batch
+from insitu.train.custom_loop.worker_feed import WorkerFeed
 from insitu.train.elastic import LOOP, LoopPosition
 from insitu.train.fit import Bookkeeper, Feed, FeedAdapter
-from insitu.train.replica import ShardBatch
+from insitu.train.replica import ShardBatch, StepBatch
+
+LoopFeed = Feed | WorkerFeed
+"""Where the steps of a custom loop come from."""
 
 
 class DistributedDataset:
@@ -25,15 +30,19 @@ class DistributedDataset:
 
     def __init__(
         self,
-        feed: Feed,
+        feed: LoopFeed,
         bookkeeper: Bookkeeper,
         after_step: Callable[[int, bool], None],
         left_out: Callable[[], Collection[int]],
+        compare: Callable[[StepBatch | None, int], None] | None = None,
     ) -> None:
+        """`compare` raises an error where other tasks have read another global batch for a step; it gets None
+        at the end."""
         self._feed = feed
         self._bookkeeper = bookkeeper
         self._after_step = after_step
         self._left_out = left_out
+        self._compare = compare or (lambda batch, step: None)
         self._example = feed.example()
         self._epoch = 0
 
@@ -59,24 +68,29 @@ class DistributedDataset:
 
     def _steps(self) -> Iterator[Any]:
         epoch, self._epoch = self._epoch, self._epoch + 1
-        self._bookkeeper.begin(FeedAdapter(self._feed))
+        self._bookkeeper.begin(FeedAdapter(self._feed))  # type: ignore[arg-type]
         index = -1
         try:
             for index, step in enumerate(self._feed.steps(epoch, 0)):
                 position = LoopPosition(0, LOOP, epoch=epoch, step=index)
                 self._bookkeeper.reporter.report(position, "custom loop")
-                yield merge_per_replica([self._data(part) for part in step.parts])
+                self._compare(step, index)
+                yield merge_per_replica([note_batch(self._data(part)) for part in step.parts])
                 # The caller asks for the next step, so it has used this one.
                 self._bookkeeper.record(step, self._left_out())
                 self._after_step(index, False)
+            self._compare(None, index + 1)
             self._after_step(index, True)
         finally:
-            self._bookkeeper.end()
+            # One that is left in its middle may be closed when the interpreter has torn down the rest.
+            if not sys.is_finalizing():
+                self._bookkeeper.end()
 
     def _data(self, part: ShardBatch) -> Any:
-        if part.rows:
-            return part.data
-        return keras.tree.map_structure(lambda leaf: leaf[:0], self._example)
+        data = part.data
+        if not part.rows:
+            data = keras.tree.map_structure(lambda leaf: leaf[:0], self._example)
+        return keras.tree.map_structure(as_batch, data)
 
 
 class DistributedIterator:

@@ -6,23 +6,31 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from insitu.errors import TrainingError
+from insitu.errors import InputError, TrainingError
 from insitu.exchange import Group
+from insitu.train.collectives import gather_sizes
 from insitu.train.custom_loop import (
     LOOP_CHECK_INTERVAL,
     AnyReduceOp,
     CreationTracker,
     DistributedDataset,
+    InputContext,
     LoopAggregation,
     LoopRunner,
     LoopStep,
     StepModel,
+    ValueContext,
+    WorkerFeed,
     average_loss,
+    check_batch,
     check_weights,
+    cut_for_replicas,
     find_strategy,
     gather_values,
+    is_per_replica,
     leave_graph,
     local_values,
+    make_values,
     open_scope,
     prepare_backend,
     reduce_values,
@@ -34,10 +42,13 @@ from insitu.train.fit import (
     KerasTrainer,
     StepExecutor,
     dispatch_methods,
+    is_never_sharded,
     make_feed,
+    note_maker,
     register_dataset_adapter,
     trainer_of,
 )
+from insitu.train.replica import StepBatch, count_rows
 from insitu.train.strategies.seeds import seed_unseeded
 
 
@@ -80,10 +91,24 @@ class Strategy:
             )
         with (
             open_scope(self),
-            self.created_in_scope.track(self._bind, self._check_bound),
+            self.created_in_scope.track(self._bind, self._check_bound, self._note_made),
             self.placement(),
         ):
             yield self
+
+    def _note_made(self, layer: Any) -> None:
+        note_maker(layer, self)
+
+    def compile_made(self, model: Any, compile_model: Callable[[], None]) -> None:
+        """Compile a model that was made in the scope, as if in it."""
+        current = find_strategy()
+        if current is not self:
+            self.check_open(model)
+            with self.scope():
+                compile_model()
+                self._bind(model)
+        else:
+            compile_model()
 
     def _bind(self, model: Any) -> None:
         if not self._membership.is_alone:
@@ -234,7 +259,8 @@ class Strategy:
         return reduce_values(self._membership.group(), reduce_op, value, axis)
 
     def gather(self, value: Any, axis: int = 0) -> Any:
-        """Concatenate the values of all replicas along `axis`; their sizes there may differ. Collective."""
+        """Return the values of all replicas, joined along `axis`, as `reduce` returns values; their sizes
+        along `axis` may differ. Collective."""
         leave_graph("strategy.gather")
         return gather_values(self._membership.group(), value, axis)
 
@@ -244,17 +270,77 @@ class Strategy:
 
     experimental_local_results = local_results
 
-    def distribute_dataset(self, dataset: Any) -> DistributedDataset:
+    def distribute_dataset(self, dataset: Any, options: Any = None) -> DistributedDataset:
         """Return an iterable over the steps of `dataset` (global batches): each replica's rows, for `run`.
+
+        Each process is given the same data, and takes its part; that they do is compared in each step. A
+        `tf.data.Dataset` with `AutoShardPolicy.OFF` is each process' own: of its batches, too, each replica
+        takes a part as large as of a global batch, so that an epoch has more steps.
 
         A replica without rows in a step gets arrays of zero rows. Each iteration is the next epoch. Every so
         many steps, and when an epoch ends, it is checked that all replicas' weights are the same.
         """
-        feed = make_feed(dataset, **self._membership.feed_options)
-        bookkeeper = Bookkeeper(self._membership)
-        return DistributedDataset(feed, bookkeeper, self._after_step, self.left_out)
+        if is_per_replica(options):
+            raise InputError(
+                "A dataset is cut for replicas. Received: InputReplicationMode.PER_REPLICA, which makes data "
+                "for each replica. Use distribute_datasets_from_function."
+            )
+        context = self._membership.context
+        if len(context.workers) <= 1 or not is_never_sharded(dataset):
+            feed = make_feed(dataset, **self._membership.feed_options)
+            compare = None if feed.cache is not None or len(context.workers) <= 1 else self._compare_batches
+            return self._distribute(feed, compare)
+        whole = make_feed(dataset, shards=(0,), num_shards=1)
+        cut = cut_for_replicas(count_rows(whole.source.peek()), context.num_shards, context.shards[0])
+        return self._distribute(WorkerFeed([whole], context.shards, self._count_left, cut))
 
     experimental_distribute_dataset = distribute_dataset
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: Any = None
+    ) -> DistributedDataset:
+        """Return an iterable over the steps of data that each process makes by itself, for `run`.
+
+        `dataset_fn` is called once in each process, with an `InputContext` that says which part of the data
+        it is to make, and returns batches of one replica: each replica takes the next one. With
+        `InputReplicationMode.PER_REPLICA` it is called for each replica. An epoch ends when no process has a
+        batch left; replicas whose data ended before get arrays of zero rows.
+        """
+        context = self._membership.context
+        if is_per_replica(options):
+            contexts = [
+                InputContext(context.num_shards, shard, context.num_shards) for shard in context.shards
+            ]
+        else:
+            pipelines = max(1, len(context.workers))
+            contexts = [InputContext(pipelines, context.index if pipelines > 1 else 0, context.num_shards)]
+        feeds = [make_feed(dataset_fn(each), shards=(0,), num_shards=1) for each in contexts]
+        return self._distribute(WorkerFeed(feeds, context.shards, self._count_left))
+
+    experimental_distribute_datasets_from_function = distribute_datasets_from_function
+
+    def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """Return what `value_fn` returns for each replica of this process, as an argument for `run`. It is
+        called with a `ValueContext` that has the replica's number."""
+        context = self._membership.context
+        return make_values([value_fn(ValueContext(shard, context.num_shards)) for shard in context.shards])
+
+    def _distribute(
+        self, feed: Any, compare: Callable[[StepBatch | None, int], None] | None = None
+    ) -> DistributedDataset:
+        bookkeeper = Bookkeeper(self._membership)
+        return DistributedDataset(feed, bookkeeper, self._after_step, self.left_out, compare)
+
+    def _count_left(self, own: int) -> int:
+        """Return the sum of a number over all tasks. Collective."""
+        return (
+            sum(gather_sizes(self._membership.group(), own))
+            if len(self._membership.context.workers) > 1
+            else own
+        )
+
+    def _compare_batches(self, batch: StepBatch | None, step: int) -> None:
+        check_batch(self._membership.group(), batch, step)
 
     def check_replicas(self, where: str = "here") -> None:
         """Raise Diverged, in every task, unless all replicas have the same weights. The error names the first

@@ -35,7 +35,7 @@ from insitu.train.parameter_server import (
     refuse_recompile,
     serve_or_configure,
 )
-from insitu.train.replica import Replica, make_replica, plan_combination
+from insitu.train.replica import Replica, StepBatch, make_replica, plan_combination
 from insitu.train.strategies.base import Strategy
 
 
@@ -202,6 +202,12 @@ class ParameterServerStrategy(Strategy):
 
     def _after_step(self, index: int, last: bool) -> None:
         """Skip the check of equal replicas: workers' weights differ."""
+
+    def _count_left(self, own: int) -> int:
+        return own  # workers have no common step
+
+    def _compare_batches(self, batch: StepBatch | None, step: int) -> None:
+        """Compare nothing: workers have no common step."""
 
     # Fits
 
