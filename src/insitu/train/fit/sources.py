@@ -96,7 +96,8 @@ def is_never_sharded(x: Any) -> bool:
     """Return whether `x` is a `tf.data.Dataset` with `AutoShardPolicy.OFF`."""
     if not data_adapters.is_tf_dataset(x):
         return False
-    return x.options().experimental_distribute.auto_shard_policy.name == "OFF"
+    policy: str = x.options().experimental_distribute.auto_shard_policy.name
+    return policy == "OFF"
 
 
 def _make_array_source(
