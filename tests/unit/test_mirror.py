@@ -26,6 +26,7 @@ OF_NO_MODULE = {
 """Unit tests of what isn't one module of insitu, and what that is."""
 
 TESTED_BY = {
+    "train/strategies/experimental.py": "unit/train/strategies/test_communication.py",
     "train/custom_loop/input_context.py": "unit/train/custom_loop/test_worker_feed.py",
     "train/custom_loop/spmd.py": "unit/train/spmd/test_program.py",
     "train/custom_loop/torch.py": "process/test_strategies_matrix.py",

@@ -46,12 +46,16 @@ from insitu.train.custom_loop.steps import (
 )
 from insitu.train.custom_loop.worker_feed import WorkerFeed, cut_for_replicas
 
+DistributedValues = PerReplica
+"""TensorFlow's name for values that differ by replica."""
+
 __all__ = [
     "LOOP_CHECK_INTERVAL",
     "AnyReduceOp",
     "CreationTracker",
     "DistributedDataset",
     "DistributedIterator",
+    "DistributedValues",
     "ExchangeAggregation",
     "ExchangeStep",
     "InputContext",

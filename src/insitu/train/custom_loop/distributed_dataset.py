@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from insitu.errors import InputError
+from insitu.missing_names import missing_name
 from insitu.train.custom_loop.factory import as_batch, leave_graph, make_spec, out_of_range_error
 from insitu.train.custom_loop.per_replica import merge_per_replica, note_batch
 from insitu.train.custom_loop.worker_feed import WorkerFeed
@@ -65,6 +66,9 @@ class DistributedDataset:
 
     def __iter__(self) -> DistributedIterator:
         return DistributedIterator(self._steps(), self.element_spec)
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing_name("DistributedDataset", name)
 
     def _steps(self) -> Iterator[Any]:
         epoch, self._epoch = self._epoch, self._epoch + 1

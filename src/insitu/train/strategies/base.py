@@ -8,6 +8,7 @@ from typing import Any
 
 from insitu.errors import InputError, TrainingError
 from insitu.exchange import Group
+from insitu.missing_names import missing_name
 from insitu.train.collectives import gather_sizes
 from insitu.train.custom_loop import (
     LOOP_CHECK_INTERVAL,
@@ -18,6 +19,7 @@ from insitu.train.custom_loop import (
     LoopAggregation,
     LoopRunner,
     LoopStep,
+    RunOptions,
     StepModel,
     ValueContext,
     WorkerFeed,
@@ -73,6 +75,14 @@ class Strategy:
     def membership(self) -> Membership:
         """Who this process is among the tasks."""
         return self._membership
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """What knows the tasks of the job; None for a strategy of one machine."""
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing_name("Strategy", name, of=type(self).__name__)
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -207,7 +217,9 @@ class Strategy:
         trains on."""
         return self._membership.feed_options
 
-    def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+    def run(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None, options: Any = None
+    ) -> Any:
         """Run `fn(*args, **kwargs)` on each replica of this process, each with its own values of PerReplica
         leaves.
 
@@ -222,10 +234,14 @@ class Strategy:
         several replicas; None in place of tensors for a replica without rows. Collective, unless `fn` changes
         nothing.
 
+        `options` are `insitu.RunOptions`, which change nothing here.
+
         Raises:
             TrainingError: where `fn` makes variables, applies an optimizer twice or one that was made outside
                 the scope, or reads variables after it has applied their update.
         """
+        if getattr(options, "experimental_xla_options", None) is not None:
+            RunOptions(experimental_xla_options=options.experimental_xla_options)
         if self._loop_runner is None:
             self._loop_runner = LoopRunner(self)
         return self._loop_runner.run(fn, args, kwargs or {})
@@ -269,6 +285,7 @@ class Strategy:
         return local_values(value, len(self._membership.context.shards))
 
     experimental_local_results = local_results
+    unwrap = local_results
 
     def distribute_dataset(self, dataset: Any, options: Any = None) -> DistributedDataset:
         """Return an iterable over the steps of `dataset` (global batches): each replica's rows, for `run`.
