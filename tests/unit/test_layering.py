@@ -34,6 +34,7 @@ GROUND = {
     "progress",
     "roster",
     "spec",
+    "tracebacks",
 }
 BELOW = {
     "grid": GROUND,

@@ -9,6 +9,7 @@ from typing import Any
 from insitu.errors import InputError, TrainingError
 from insitu.exchange import Group
 from insitu.missing_names import missing_name
+from insitu.tracebacks import shorten_printed_tracebacks
 from insitu.train.collectives import gather_sizes
 from insitu.train.custom_loop import (
     LOOP_CHECK_INTERVAL,
@@ -62,6 +63,7 @@ class Strategy:
     """
 
     def __init__(self, membership: Membership) -> None:
+        shorten_printed_tracebacks()
         register_dataset_adapter()
         dispatch_methods()
         prepare_backend()
