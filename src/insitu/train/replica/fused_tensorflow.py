@@ -12,7 +12,7 @@ import tensorflow as tf
 from insitu.train.replica.leaves import flatten_batch
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.tensorflow import batch_spec
-from insitu.train.replica.tensorflow_calls import CompiledCall
+from insitu.train.replica.tensorflow_calls import CompiledCall, compile_function
 
 
 class FusedTensorFlow:
@@ -30,7 +30,7 @@ class FusedTensorFlow:
         if self._model.run_eagerly:
             return function
         return CompiledCall(
-            tf.function(
+            compile_function(
                 tf.autograph.experimental.do_not_convert(function),
                 input_signature=self._signature,
                 jit_compile=bool(self._model.jit_compile) or None,

@@ -21,7 +21,7 @@ from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import EXTRA_LOGS, RecordLayout
 from insitu.train.replica.state import SEED_STRIDE
 from insitu.train.replica.step_watch import watch_step
-from insitu.train.replica.tensorflow_calls import CompiledCall
+from insitu.train.replica.tensorflow_calls import CompiledCall, compile_function
 from insitu.train.replica.tensorflow_memory import borrow
 from insitu.train.replica.updated_weights import refuse_use_of_updated
 
@@ -58,7 +58,7 @@ class TensorFlowReplica(BaseReplica):
         # One trace for every batch size: a trace per size could round differently, and which sizes a
         # process meets depends on the shards that it happens to host.
         return CompiledCall(
-            tf.function(
+            compile_function(
                 tf.autograph.experimental.do_not_convert(function),
                 input_signature=list(signature),
                 jit_compile=(jit and bool(self._model.jit_compile)) or None,

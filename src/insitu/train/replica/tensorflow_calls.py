@@ -17,6 +17,17 @@ SLOW_CALL_SECONDS = 10e-3
 may take longer than all its calls."""
 
 
+def compile_function(function: Callable[..., Any], **options: Any) -> Any:
+    """Return a `tf.function` of insitu's own.
+
+    Each model and kind of step has some that are made of the same lines. TensorFlow would warn that one
+    function is compiled again and again, by a name that no user knows.
+    """
+    compiled = tf.function(function, **options)
+    compiled._omit_frequent_tracing_warning = True
+    return compiled
+
+
 class CallModeChooser:
     """Chooses the faster mode of calling a function, by the durations of its first calls. Pure.
 

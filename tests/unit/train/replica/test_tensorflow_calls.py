@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from insitu.train.replica import tensorflow_calls
 from insitu.train.replica.tensorflow_calls import (
@@ -14,6 +15,7 @@ from insitu.train.replica.tensorflow_calls import (
     TIMED_CALLS,
     CallModeChooser,
     CompiledCall,
+    compile_function,
 )
 
 FULL, LAST = [(64, 8)], [(3, 8)]
@@ -125,3 +127,15 @@ def test_one_core_does_one_operation_after_the_other(monkeypatch):
     call = CompiledCall(tf.function(lambda x: [x + 1], input_signature=[tf.TensorSpec((2,))]))
     call(np.zeros(2, np.float32))
     assert (call._chooser.chosen, call._chooser.mode) == (True, SEQUENTIAL)
+
+
+def test_functions_of_the_same_lines_are_no_reason_to_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(
+        polymorphic_function.logging, "warning", lambda message, *args: warnings.append(message)
+    )
+    for make in (compile_function, tf.function):
+        assert not warnings
+        for size in range(1, 12):
+            make(lambda x: x + 1)(tf.zeros(size))
+    assert "retracing" in warnings[0]  # TensorFlow's own still does
