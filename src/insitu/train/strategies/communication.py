@@ -8,11 +8,14 @@ TensorFlow's log does: the numbers are the same.
 from __future__ import annotations
 
 import enum
+import json
 import sys
 from dataclasses import dataclass
 from typing import Any
 
+from insitu.context import Context
 from insitu.errors import InputError
+from insitu.grid import publish_file
 
 
 class CommunicationImplementation(enum.Enum):
@@ -133,6 +136,13 @@ def tell(note: str, *, is_chief: bool) -> None:
     """Print a note on stderr, once for all tasks."""
     if note and is_chief:
         sys.stderr.write(f"[insitu] {note}\n")
+
+
+def publish_choice(context: Context, strategy: str, way: str) -> None:
+    """Have `insitu describe` show how the gradients of a job travel."""
+    if context.job is not None and context.is_chief:
+        choice = {"strategy": strategy, "gradients": way}
+        publish_file(context.job.strategy(context.task), json.dumps(choice).encode())
 
 
 __all__ = [

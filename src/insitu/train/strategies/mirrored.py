@@ -14,7 +14,7 @@ from insitu.parent_death import get_replica_config
 from insitu.train.custom_loop import LoopStep, StepModel
 from insitu.train.devices import Device, can_start_replicas, join_replicas, resolve_all
 from insitu.train.fit import StepExecutor
-from insitu.train.strategies.communication import choose_reduction, tell
+from insitu.train.strategies.communication import choose_reduction, publish_choice, tell
 from insitu.train.strategies.multi_device import MultiDeviceStrategy
 
 
@@ -67,6 +67,7 @@ class MirroredStrategy(MultiDeviceStrategy):
             chosen = [device]
         super().__init__(chosen, None, context)
         tell(note, is_chief=self.membership.context.is_chief)
+        publish_choice(self.membership.context, type(self).__name__, self.reduction)
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         workers = len(self.membership.context.workers)

@@ -18,7 +18,12 @@ from insitu.train.elastic import CHECK_EVERY
 from insitu.train.fit import StepExecutor
 from insitu.train.replica import broadcast_state, read_state
 from insitu.train.strategies.cluster_resolver import TFConfigClusterResolver, check_cluster
-from insitu.train.strategies.communication import CommunicationOptions, choose_communication, tell
+from insitu.train.strategies.communication import (
+    CommunicationOptions,
+    choose_communication,
+    publish_choice,
+    tell,
+)
 from insitu.train.strategies.synchronous import SynchronousStrategy
 
 Communication = Literal["auto", "ring", "xla"]
@@ -102,6 +107,7 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
                 sys.stderr.write(f"[insitu] communication: {communication} ({why})\n")
         self.communication: str = communication
         """The chosen one: `ring` or `xla`."""
+        publish_choice(self._membership.context, type(self).__name__, communication)
         if communication == "xla" and several:
             from insitu.train.spmd.distributed import connect
 
