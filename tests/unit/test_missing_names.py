@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import keras
+import numpy as np
 import pytest
 
 import insitu
 from insitu.missing_names import ADVICE, missing_name
+
+
+class Batches(keras.utils.PyDataset):
+    """One batch."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return np.zeros((2, 1))
 
 
 @pytest.mark.parametrize("owner", ["insitu", "insitu.experimental", "insitu.cluster_resolver"])
@@ -26,6 +38,9 @@ def test_objects_say_what_to_use() -> None:
         assert advice in str(error.value)
     with pytest.raises(AttributeError, match=r"strategy\.devices"):
         insitu.get_replica_context().devices  # noqa: B018
+    data = strategy.distribute_dataset(Batches())
+    with pytest.raises(AttributeError, match=r"strategy\.reduce"):
+        data.reduce  # noqa: B018
     with pytest.raises(AttributeError, match=r"'OneDeviceStrategy' object has no attribute 'nothing'$"):
         strategy.nothing  # noqa: B018
 

@@ -233,8 +233,8 @@ class Strategy:
         it touches.
 
         Returns what `fn` returns: tensors of the backend, with PerReplica leaves where this process has
-        several replicas; None in place of tensors for a replica without rows. Collective, unless `fn` changes
-        nothing.
+        several replicas. A replica without rows has arrays of zero rows, or None in place of tensors without
+        an axis of rows. Collective, unless `fn` changes nothing.
 
         `options` are `insitu.RunOptions`, which change nothing here.
 

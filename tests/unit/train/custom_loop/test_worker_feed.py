@@ -127,3 +127,26 @@ def test_rows_of_a_loss_may_be_more_than_those_of_the_batch(strategy_over) -> No
         average = strategy.compute_average_loss
         found = strategy.run(lambda x, average=average: average(tf.reshape(x, (-1,))), (batch,))
         assert float(strategy.reduce("sum", found)) == pytest.approx(losses.mean())
+
+
+def test_options_that_change_nothing_are_taken(strategy_over) -> None:
+    options = insitu.InputOptions(experimental_fetch_to_device=False, experimental_per_replica_buffer_size=3)
+    data = strategy_over(2).distribute_dataset(tf.data.Dataset.range(2).batch(2), options)
+    found = strategy_over(2).run(lambda x: x + 1, tuple(data), options=insitu.RunOptions(False, True))
+    assert rows_of(found) == [[1], [2]]
+    with pytest.raises(InputError, match="place_dataset_on_device"):
+        insitu.InputOptions(experimental_place_dataset_on_device=True)
+    with pytest.raises(InputError, match="experimental_xla_options"):
+        strategy_over(1).run(lambda: 1, options=tf.distribute.RunOptions(experimental_xla_options="x"))
+
+
+def test_a_dataset_that_is_never_sharded_is_a_workers_own(monkeypatch) -> None:
+    strategy = MultiWorkerMirroredStrategy(context=in_shards((1,), 2))
+    monkeypatch.setattr(strategy, "_count_left", lambda own: own)
+    object.__setattr__(strategy.membership.context, "workers", ("a:1", "b:2"))
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    data = tf.data.Dataset.range(9).batch(4).with_options(options)
+    steps = list(strategy.experimental_distribute_dataset(data)._feed.steps(0, 0))
+    # Each step takes as much as this worker's part of a global batch.
+    assert [step.parts[0].data.tolist() for step in steps] == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
