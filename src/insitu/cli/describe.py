@@ -121,8 +121,7 @@ def build_job_report(job: JobPaths, *, ledger: bool, events: bool) -> dict[str, 
     status = read_status(job)
     placement, _ = read_placement(job)
     spec, state, stored = status.spec, status.state, encode_job(status.state)
-    report = summarize_job(status)
-    report |= {
+    report = summarize_job(status) | {
         "kind": "job",
         "folder": str(job.root),
         "name": spec.name,
@@ -234,9 +233,9 @@ def _read_servers(job: JobPaths, tasks: Sequence[TaskSpec]) -> list[dict[str, An
 
 
 def _read_strategy(job: JobPaths, tasks: Sequence[TaskSpec]) -> dict[str, str] | None:
-    """Return what a task has said of its strategy: its name, and how gradients travel."""
-    told = (_read_json(job.strategy(task.task)) for task in tasks)
-    return next((choice for choice in told if choice is not None), None)
+    """Return what a task has published of its strategy: its name, and how gradients travel."""
+    choices = (_read_json(job.strategy(task.task)) for task in tasks)
+    return next((choice for choice in choices if choice is not None), None)
 
 
 def _read_json(path: Any) -> Any:

@@ -112,7 +112,7 @@ report(
     sums=sums,
     read=read,
     doubled=doubled,
-    looked_up=looked_up if NAME != "default" else [],
+    looked_up=looked_up,
     right=right,
     ids=ids,
     from_generator=from_generator,

@@ -81,7 +81,8 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
             cluster_resolver, communication = None, cluster_resolver
         check_cluster(cluster_resolver, context)
         if isinstance(communication, enum.Enum):  # as scripts for TensorFlow's old strategy pass it
-            communication_options, communication = CommunicationOptions(implementation=communication), "auto"
+            chosen: Any = communication
+            communication_options, communication = CommunicationOptions(implementation=chosen), "auto"
         if communication_options is not None:
             communication, context = _follow_options(communication_options, communication, context)
         if communication not in get_args(Communication):
