@@ -92,6 +92,11 @@ for index, inputs in strategy.experimental_distribute_dataset(indexed):
     result.update(zip(indices, values))
 right = all(value == 2 * index for index, value in result.items())
 
+# Without a seed, still each row once.
+shuffled = strategy.experimental_distribute_dataset(tf.data.Dataset.range(24).shuffle(24).batch(7))
+parts = [strategy.gather(strategy.run(lambda v: v, args=(batch,)), axis=0) for batch in shuffled]
+entered = np.sort(np.concatenate([np.asarray(part) for part in parts]))
+
 values = strategy.experimental_distribute_values_from_function(
     lambda context: tf.constant(1.0 + context.replica_id_in_sync_group)
 )
@@ -114,6 +119,7 @@ report(
     doubled=doubled,
     looked_up=looked_up,
     right=right,
+    entered=entered,
     ids=ids,
     from_generator=from_generator,
 )
