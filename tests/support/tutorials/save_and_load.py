@@ -44,11 +44,9 @@ model.save(path)
 restored = keras.models.load_model(path)
 losses.append(restored.fit(train, epochs=2, verbose=0).history["loss"])
 
-other = (
-    distribute.OneDeviceStrategy("/cpu:0")
-    if strategy.num_replicas_in_sync == 1 or not os.environ.get("INSITU_JOB_ID")
-    else strategy
-)
+# A job of several workers has no single device.
+in_job = "INSITU_JOB_ID" in os.environ
+other = strategy if in_job else distribute.OneDeviceStrategy("/cpu:0")
 with other.scope():
     restored = keras.models.load_model(path)
     losses.append(restored.fit(train, epochs=2, verbose=0).history["loss"])
