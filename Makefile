@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 DATA ?=
 KERAS_OPTIONS ?=
+# Two processes share the files of tests. PARALLEL= runs them one after another.
+PARALLEL ?= --numprocesses 2 --dist loadfile
 
 # Quiet backends, warnings of our own untouched.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -28,7 +30,7 @@ demo: $(STAMP) ## Import, train on three nodes, kill a worker, recover (DATA=fol
 	$(BIN)/python examples/demo/demo.py $(if $(DATA),--data $(DATA))
 
 test: $(STAMP) ## Run the tests: TensorFlow and JAX on the CPU
-	$(BIN)/python -m pytest -m "not slow and not torch"
+	$(BIN)/python -m pytest -m "not slow and not torch" $(PARALLEL)
 
 test-torch: $(STAMP) ## Run the tests that need PyTorch (installs it: the default wheel is several GB)
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet torch==2.13.0
@@ -39,7 +41,7 @@ test-slow: $(STAMP) ## Run the tests that take long
 
 test-keras: $(STAMP) ## Run Keras' own tests under strategies (KERAS_OPTIONS=--help lists the choices)
 	$(BIN)/python -m pip install --quiet --requirement tests/support/keras_suite_requirements.txt
-	$(BIN)/python tests/support/keras_suite.py --fetch --source .cache/keras $(KERAS_OPTIONS)
+	$(BIN)/python tests/support/keras_suite.py $(KERAS_OPTIONS)
 
 check: $(STAMP) ## Lint, types, layering, words, commit subjects
 	$(BIN)/ruff check .

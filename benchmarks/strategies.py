@@ -15,7 +15,7 @@ Fits of the contenders alternate in one process, in another order each round. Ha
 second process, because the place of a model's arrays in memory changes the speed by some percent. A figure
 is the median over rounds of the fastest epoch's time, without the first epoch and the start of the fit.
 Percentages are relative to the mean of both fits of Keras in that round ("Keras again": to the other fit).
-The targets are at most +3 % (MultiWorker: +5 %), and on TensorFlow a tiny model faster than Keras.
+With one replica insitu leaves training to Keras: the columns must agree within the noise.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Synchronous training by two processes, one core each, compared with other libraries: rows per second.
 
   insitu, 2 workers       MultiWorkerMirroredStrategy, Keras 3 on TensorFlow; also on JAX and on PyTorch
-  insitu, 1 worker        the same on one core: two workers should be nearly twice as fast
+  insitu, 1 worker        the same on one core. With one replica outside of a job, insitu leaves fit to Keras
   1 worker, twice         two of these at once without a connection: the most that two cores allow
   Keras alone, 1 process  Keras 3 on TensorFlow without insitu
   tf_keras, 2 workers     tf.distribute.MultiWorkerMirroredStrategy (RING), which needs the legacy Keras

@@ -72,6 +72,35 @@ def test_a_hunt_finds_the_same_again() -> None:
     assert first.counts == second.counts
 
 
+class ComparerOfNumbers(Comparer):
+    """Trainings of which each gives one number, by who trains."""
+
+    def __init__(self, **numbers: float) -> None:
+        super().__init__()
+        self.numbers = numbers
+
+    def _run(self, command: dict[str, Any], strategy: str, backend: str) -> list[dict[str, Any]]:
+        name = "nudged" if command["description"].get("nudged") else strategy
+        result = {"exact": self.numbers[name], "shapes": "()", "chief": {}}
+        return [{"status": "done", "result": result, "seconds": 0.0}]
+
+
+@pytest.mark.parametrize(("nudged", "status"), [(1.000001, "different"), (1.00002, "unstable")])
+def test_a_difference_tells_nothing_where_a_rounding_error_makes_one(nudged: float, status: str) -> None:
+    comparer = ComparerOfNumbers(plain=1.0, mirrored=1.01, nudged=nudged)
+    description = {"model": {"towers": []}}
+    try:
+        assert comparer.verdict_of(description, "mirrored", "tensorflow").status == status
+    finally:
+        comparer.close()
+
+
+def test_a_hunt_ends_when_its_time_is_over() -> None:
+    hunt = Hunt(ComparerByText("seed"), Setting("mirrored", "tensorflow"), lambda _: None)  # type: ignore[arg-type]
+    hunt.limit = 0.0
+    assert hunt.run(60, 1) == []
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_descriptions_are_plain_data(strategy: str) -> None:
     @settings(max_examples=20, deadline=None, database=None, suppress_health_check=list(HealthCheck))

@@ -111,6 +111,14 @@ class BackendChecks:
         # Each step draws once, whoever had rows in it, and leaves the seed as it was.
         assert alone["two"]["seeds"] == alone["one"]["seeds"] == alone["plain"]["seeds"] != []
 
+    def test_predictions_draw_on(self, alone: Any) -> None:
+        plain, one, two = (alone[name]["drawn"] for name in ("plain", "one", "two"))
+        assert one == plain and two["seed"] == plain["seed"]
+        first, second = np.array(two["predicted"])
+        assert (first != second).any() and two["tested"][0] != two["tested"][1]
+        # Rows of a batch lie in both shards, each with random numbers of its own.
+        assert (first[:2] != first[2:4]).any()
+
     def test_a_restart_in_the_middle_of_an_epoch_gives_the_same_bits(self, alone: Any) -> None:
         resumed = alone["resumed"]
         assert resumed["failed"]

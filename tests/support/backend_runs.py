@@ -45,7 +45,7 @@ def train(scope: Any, callbacks: Any = ()) -> dict[str, Any]:
     keras.utils.set_random_seed(7)
     x, y = rows()
     with scope:
-        model = image_model()
+        model, drawing = image_model(), drawing_model()
     options: dict[str, Any] = {"batch_size": BATCH, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
     history = model.fit(x, y, validation_data=(x[:51], y[:51]), callbacks=list(callbacks), **options).history
     return {
@@ -55,7 +55,30 @@ def train(scope: Any, callbacks: Any = ()) -> dict[str, Any]:
         "evaluate": model.evaluate(x, y, verbose=0),
         "predict": model.predict(x[:7], verbose=0).tolist(),
         "single": [float(value) for value in model.train_on_batch(x[:9], y[:9])],
+        "drawn": drawn(drawing),
     }
+
+
+class Drawing(keras.layers.Dropout):
+    """Drops in predictions, too."""
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        return super().call(inputs, training=True)
+
+
+def drawing_model() -> Any:
+    model = keras.Sequential([keras.Input((6,)), Drawing(0.5, seed=3)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def drawn(model: Any) -> dict[str, Any]:
+    """Predictions that draw random numbers, in batches of 4 rows, of 4 and of one, and where that leads."""
+    x = np.ones((9, 6), "float32")
+    predicted = [model.predict(x, batch_size=4, verbose=0).tolist() for _ in range(2)]
+    tested = [model.evaluate(x, x, batch_size=4, verbose=0) for _ in range(2)]
+    seed = keras.ops.convert_to_numpy(model.layers[0].seed_generator.state.value).tolist()
+    return {"predicted": predicted, "tested": tested, "seed": seed}
 
 
 class Failure(Exception):
@@ -197,6 +220,22 @@ def misfit() -> str:
     return "nothing"
 
 
+def thawed() -> str:
+    """What is said to a model of which other variables are trainable by now, without compile()."""
+    with over(2):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+        model.layers[0].trainable = False
+        model.compile("sgd", "mse")
+    x, y = np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
+    model.train_on_batch(x, y)
+    model.layers[0].trainable = True
+    try:
+        model.train_on_batch(x, y)
+    except insitu.errors.TrainingError as error:
+        return str(error)
+    return "nothing"
+
+
 def alone(folder: str) -> dict[str, Any]:
     return {
         "plain": train(over(0)),
@@ -207,6 +246,7 @@ def alone(folder: str) -> dict[str, Any]:
         "averaged": [averaged(1), averaged(2), averaged(2, predict_first=True)],
         "mixed": {p: [mixed_precision(lambda n=n: over(n), p) for n in (0, 1, 2)] for p in POLICIES},
         "misfit": misfit(),
+        "thawed": thawed() if keras.backend.backend() == "jax" else "",
     }
 
 

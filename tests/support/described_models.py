@@ -254,15 +254,18 @@ def compile_model(model: Any, spec: Description) -> None:
 # Rows
 
 
-def make_inputs(run: Run, model: Description, rows: int, tag: int) -> Any:
-    """Rows for the model's inputs; other `tag`s give other rows."""
+def make_inputs(run: Run, model: Description, rows: int, tag: int, factor: float = 1.0) -> Any:
+    """Rows for the model's inputs, times `factor`; other `tag`s give other rows."""
     found = []
     for index, tower in enumerate(model["towers"]):
         rng, shape = run.rng(1000 * tag + index), (rows, *INPUTS[tower["input"]])
         tokens = tower["input"] == "tokens"
         x = rng.integers(0, TOKENS, shape).astype("int32") if tokens else rng.normal(size=shape)
-        found.append(x if tokens else x.astype(model.get("dtype", "float32")))
-    return structure(found, model["by"], input_names(model))
+        found.append(x if tokens else (x * factor).astype(model.get("dtype", "float32")))
+    made = structure(found, model["by"], input_names(model))
+    # By their names, a functional model takes them in any order.
+    is_turned = tag and model["kind"] == "functional" and isinstance(made, dict)
+    return dict(reversed(made.items())) if is_turned else made
 
 
 def make_labels(run: Run, model: Description, rows: int, tag: int) -> Any:

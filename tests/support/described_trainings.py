@@ -1,6 +1,7 @@
 """Trains as a description in plain data says, and returns everything that can be compared.
 
-A description has the fields `seed`, `policy`, `model`, `compile` and `calls`. See `random_models`, which
+A description has the fields `seed`, `policy`, `model`, `compile` and `calls`. With `nudged`, inputs and first
+weights differ by a rounding error, which shows whether the training is stable. See `random_models`, which
 draws them, and `described_models`, which makes the model.
 """
 
@@ -273,8 +274,14 @@ class Training:
         }
         #: number of the call under way
         self.number = 0
+        #: by which inputs and first weights are multiplied
+        self.factor = 1.0
+        if description.get("nudged"):
+            self.factor += 2.0 ** (-9 if description["policy"] in HALF else -22)
         with run.scope():
             self.model = models.make_model(self.spec)
+            for weight in self.model.trainable_weights if self.factor > 1 else ():
+                weight.assign(weight * self.factor)
             models.compile_model(self.model, description["compile"])
 
     def call(self, call: Description) -> Any:
@@ -284,7 +291,7 @@ class Training:
     def _arrays(self, data: Description) -> tuple[Any, ...]:
         """(x, y) or (x, y, sample weights) of a data's description."""
         rows, tag = data["rows"], data.get("tag", 0)
-        x = models.make_inputs(self.run, self.spec, rows, tag)
+        x = models.make_inputs(self.run, self.spec, rows, tag, self.factor)
         found = (x, models.make_labels(self.run, self.spec, rows, tag))
         if data.get("weights"):
             found += (models.make_weights(self.run, self.spec, rows, tag, data["weights"]),)

@@ -1,6 +1,6 @@
 """Small trainings, each of which must come out under any strategy as it does in plain Keras.
 
-`CASES` has them by name. A case is a function of a `Run`; `keras_comparison.py` runs them.
+`CASES` has them by name. A case is a function of a `Run`; `keras_comparison.py` compares them.
 """
 
 from __future__ import annotations

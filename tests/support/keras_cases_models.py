@@ -79,7 +79,8 @@ def model_inside_a_model(run: Run) -> dict[str, Any]:
         inputs = keras.Input((4,))
         return keras.Model(inputs, keras.layers.Dense(1)(Subclassed()(dense(4)(inputs))))
 
-    return trained(run, make, *run.rows())
+    # At a rate of 0.1 one bit of the input moves the predictions of plain Keras by 0.2 %.
+    return trained(run, make, *run.rows(), optimizer=keras.optimizers.SGD(0.02))
 
 
 @case()
@@ -232,16 +233,25 @@ def mask_of_equal_lengths(run: Run) -> dict[str, Any]:
     return trained(run, make, x, run.rows(21)[1])
 
 
-@case(apart=["weights", "history", "evaluated", "predicted"])
+@case()
 def mask_in_the_loss(run: Run) -> dict[str, Any]:
-    """A masked loss is divided by the time steps that count, in each replica by its own."""
+    """A masked loss is divided by the time steps that count, of all replicas."""
     x = run.rng().integers(1, 6, (21, 5))
     for row, length in enumerate(run.rng(1).integers(1, 6, 21)):
         x[row, length:] = 0
     layers = keras.layers
     make = lambda: stack((5,), layers.Embedding(6, 4, mask_zero=True), layers.Dense(1))  # noqa: E731
-    result = trained(run, make, x, (x % 3)[..., None].astype("float32"))
-    return {**result, "learns": result["history"]["loss"][-1] < result["history"]["loss"][0]}
+    return trained(run, make, x, (x % 3)[..., None].astype("float32"))
+
+
+@case()
+def mask_of_a_class(run: Run) -> dict[str, Any]:
+    """A class that is ignored counts nowhere, and each replica has another number of its entries."""
+    x, y = run.rng().integers(0, 6, (21, 5)), run.rng(1).integers(0, 4, (21, 5))
+    y[:7, 1:] = 3
+    layers = keras.layers
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=3)
+    return trained(run, lambda: stack((5,), layers.Embedding(6, 4), layers.Dense(4)), x, y, loss=loss)
 
 
 @case()

@@ -198,6 +198,15 @@ def loss_that_averages_with_weights(run: Run) -> dict[str, Any]:
 
 
 @case()
+def loss_of_one_number_with_weights(run: Run) -> dict[str, Any]:
+    """Keras multiplies the number by the mean of the weights."""
+    x, y = run.rows()
+    with run.scope():
+        model = compiled(dense(), loss=lambda y, y_pred: ops.mean(ops.square(y - y_pred)))
+    return outcome(model, model.fit(x, y, sample_weight=np.linspace(0, 2, 37, dtype="f4"), **FIT))
+
+
+@case()
 def loss_of_rows(run: Run) -> dict[str, Any]:
     """A function that gives a number for each row, which Keras averages."""
     loss = lambda y, y_pred: ops.mean(ops.abs(y - y_pred) ** 1.5, axis=-1)  # noqa: E731

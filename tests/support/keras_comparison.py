@@ -1,46 +1,29 @@
-"""Runs the cases of `keras_cases` plainly and under strategies, and says where they differ.
+"""Compares the cases of `keras_cases` under strategies with plain Keras, and says where they differ.
 
 python keras_comparison.py [--backend B] [--strategy S ...] [--case NAME ...] [--json FILE] [--plain FILE]
     compares and prints a table
-python keras_comparison.py serve FOLDER STRATEGY
-    a process that runs the cases which it finds in FOLDER, one after the other
-
-A group of processes (one, or the workers of a job) runs many cases. It is stopped and started anew after a
-case that didn't end, ended one of its processes, or may have left one waiting for another.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
-import traceback
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from keras_case_processes import DEADLINE, Outcomes, Processes, case_of, members
 
-DEADLINE = 60.0
-"""Seconds for one case, from when the processes hear of it."""
-STARTUP = 120.0
-"""Seconds until all processes of a group have begun to listen."""
-GRACE = 8.0
-"""Seconds for the other processes of a group when one has ended a case with an error."""
 TOLERANCE = 1e-4
 HALF_TOLERANCE = 5e-2
-WORKERS = 2
-LIFETIME = 200
-"""Cases that a group runs: compiled functions of old cases are never freed."""
-
-Outcomes = list[dict[str, Any]]
+STABLE = (TOLERANCE / 20, HALF_TOLERANCE / 4)
+"""A training is stable where a rounding error in inputs and first weights moves no number by more than these.
+Replicas round in many places."""
 
 
 @dataclass(frozen=True)
@@ -50,254 +33,14 @@ class Verdict:
     case: str
     strategy: str
     backend: str
-    #: "right", "different", "refused", "crash" or "endless"; "no plain run" where plain Keras fails itself
+    #: "right", "different", "refused", "crash" or "endless"; "no plain run" where plain Keras fails itself;
+    #: "unstable" where it differs, but so does plain Keras after a rounding error
     status: str
     #: the first difference, or the first line of the error
     detail: str = ""
     #: whether every number has the same bits; False unless right
     bits: bool = False
     seconds: float = 0.0
-
-
-# In the processes that train
-
-
-def serve(folder: Path, strategy_name: str) -> None:
-    """Runs the cases that are named in `folder`/command-N.json, in order."""
-    import insitu
-
-    parent = os.getppid()
-    index = insitu.context().index
-    scope, replicas = _scope_of(strategy_name)
-    number = 0
-    while True:
-        _write(folder / f"ready-{number}-{index}.json", {"ready": True})
-        command = _wait_for(folder / f"command-{number}.json", parent)
-        if command.get("stop"):
-            return
-        result = _run_case(_case_of(command), strategy_name, replicas, index, command, scope)
-        _write(folder / f"result-{number}-{index}.json", result)
-        number += 1
-
-
-def _scope_of(strategy_name: str) -> tuple[Callable[[], Any], int]:
-    import insitu
-
-    if strategy_name == "plain":
-        return contextlib.nullcontext, 1
-    makers = {
-        "one": insitu.OneDeviceStrategy,
-        "mirrored": insitu.MirroredStrategy,
-        "workers": insitu.MultiWorkerMirroredStrategy,
-    }
-    strategy = makers[strategy_name]()
-    replicas = int(strategy.num_replicas_in_sync)
-    wanted = {"one": 1, "mirrored": 2, "workers": WORKERS}[strategy_name]
-    if replicas != wanted:
-        raise RuntimeError(f"{strategy_name} has {replicas} replicas, not {wanted}")
-    return strategy.scope, replicas
-
-
-def _case_of(command: Any) -> Any:
-    """The case that a command names or describes."""
-    if "description" in command:
-        from described_trainings import described_case
-
-        return described_case(command["description"])
-    from keras_cases import CASES
-
-    return CASES[command["case"]]
-
-
-def _run_case(
-    case: Any, strategy: str, replicas: int, index: int, command: Any, scope: Any
-) -> dict[str, Any]:
-    import keras
-    from keras_case_tools import Endless, Run
-
-    from insitu.errors import InsituError
-
-    keras.backend.clear_session()
-    keras.utils.set_random_seed(7)
-    run = Run(strategy, replicas, index, Path(command["folder"]), scope)
-    started = time.monotonic()
-    try:
-        answer: dict[str, Any] = {"status": "done", "result": _plain_data(case.train(run))}
-    except Exception as error:
-        kinds = ((InsituError, "refused"), (Endless, "endless"), (Exception, "crash"))
-        status = next(status for kind, status in kinds if isinstance(error, kind))
-        trace = "".join(traceback.format_exception(error))[-4000:]
-        answer = {"status": status, "detail": _first_line(error), "trace": trace}
-    return {**answer, "seconds": time.monotonic() - started}
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
-    return f"{type(error).__name__}: {lines[0]}"[:300]
-
-
-def _plain_data(value: Any) -> Any:
-    """Numbers, texts, lists and dicts. An array becomes a list; its dtype is not compared."""
-    if isinstance(value, dict):
-        return {str(name): _plain_data(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain_data(each) for each in value]
-    if isinstance(value, bool | int | float | str) or value is None:
-        return value
-    import keras
-
-    array = np.asarray(
-        value if isinstance(value, np.ndarray | np.generic) else keras.ops.convert_to_numpy(value)
-    )
-    return (array.astype("float64") if array.dtype.kind not in "iub" else array).tolist()
-
-
-def _wait_for(path: Path, parent: int) -> Any:
-    while not path.exists():
-        time.sleep(0.01)
-        if os.getppid() != parent:
-            raise SystemExit("whoever gave the commands has ended")
-    return json.loads(path.read_text())
-
-
-def _write(path: Path, value: Any) -> None:
-    part = path.with_suffix(f".part-{os.getpid()}")
-    part.write_text(json.dumps(value))
-    part.rename(path)
-
-
-# In the process that compares
-
-
-def members(strategy: str, backend: str) -> int:
-    """How many processes train together. On PyTorch the script runs once for each further device."""
-    by_processes = strategy == "mirrored" and backend == "torch"
-    return WORKERS if strategy == "workers" else 2 if by_processes else 1
-
-
-class Processes:
-    """A group of processes that train together."""
-
-    def __init__(self, strategy: str, backend: str, root: Path) -> None:
-        self.strategy, self.backend = strategy, backend
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{strategy}-", dir=root))
-        self.number = 0
-        self.members = members(strategy, backend)
-        self._log = (self.folder / "log").open("wb")
-        self._process = subprocess.Popen(
-            self._command(),
-            env=self._environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-        )
-        if not self._wait_for_all("ready", STARTUP):
-            self.stop()
-            raise RuntimeError(f"processes of {strategy} on {backend} don't start: {self._last_lines()}")
-
-    def _environment(self) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("INSITU_") and k != "TF_CONFIG"}
-        threads = dict.fromkeys(
-            ("OMP_NUM_THREADS", "NPROC", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1"
-        )
-        own = {
-            "KERAS_BACKEND": self.backend,
-            "INSITU_HOME": str(self.folder / "home"),
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-        }
-        if self.strategy == "mirrored":
-            own["INSITU_VIRTUAL_DEVICES"] = "cpu:2"
-        return {**kept, **threads, **own, "NO_COLOR": "1"}
-
-    def _command(self) -> list[str]:
-        script = [str(Path(__file__).resolve()), "serve", str(self.folder), self.strategy]
-        if self.strategy != "workers":
-            return [sys.executable, *script]
-        self._make_job()
-        options = ["--workers", str(WORKERS), "--threads", "1", "--max-restarts", "0"]
-        job = [str(self.folder / "job"), sys.executable, *script]
-        return [sys.executable, "-m", "insitu", "start", *options, "rows", *job]
-
-    def _make_job(self) -> None:
-        """A job needs a cache, of which the cases take no rows."""
-        from insitu.grid import bring_up, import_cache
-        from insitu.paths import Paths
-
-        paths = Paths(self.folder / "home")
-        (self.folder / "job").mkdir()
-        (self.folder / "job" / "README").write_text("The script lies elsewhere.")
-        np.save(self.folder / "rows.npy", np.zeros((8, 2), "float32"))
-        bring_up(paths, WORKERS)
-        import_cache(paths, "rows", [str(self.folder / "rows.npy")], partitions=WORKERS)
-
-    def run(self, command: dict[str, Any]) -> Outcomes:
-        """What each process says of the case that the command names or describes; an empty list where it
-        never came to an end."""
-        room = self.folder / f"case-{self.number}"
-        room.mkdir()
-        _write(self.folder / f"command-{self.number}.json", {**command, "folder": str(room)})
-        found = self._wait_for_all("result", DEADLINE)
-        self.number += 1
-        if found:
-            self._wait_for_all("ready", GRACE)
-        return found
-
-    def is_sound_after(self, answers: Outcomes) -> bool:
-        """Whether the group can run more cases. An error leaves a process that trains alone as it was, but
-        others may still be waiting in the middle of the case."""
-        states = {answer["status"] for answer in answers}
-        if len(answers) < self.members or self._process.poll() is not None or self.number >= LIFETIME:
-            return False
-        return self.members == 1 or (states <= {"done", "refused"} and len(states) == 1)
-
-    def _wait_for_all(self, what: str, seconds: float) -> Outcomes:
-        """The answers of all members in time, or fewer where one of them ended with an error."""
-        deadline = time.monotonic() + seconds
-        paths = [self.folder / f"{what}-{self.number}-{index}.json" for index in range(self.members)]
-        while True:
-            found = [json.loads(path.read_text()) for path in paths if path.exists()]
-            if len(found) == self.members:
-                return found
-            if any(answer.get("status", "done") != "done" for answer in found):
-                deadline = min(deadline, time.monotonic() + GRACE)
-            ended = self._process.poll() is not None
-            if ended and not found:
-                return [
-                    {"status": "crash", "detail": f"the process ended: {self._last_lines()}", "seconds": 0.0}
-                ] * (what == "result")
-            if ended or time.monotonic() >= deadline:
-                return found
-            time.sleep(0.02)
-
-    def _last_lines(self) -> str:
-        lines = (self.folder / "log").read_text(errors="replace").strip().splitlines()
-        return " | ".join(lines[-3:])[-300:]
-
-    def stop(self) -> None:
-        """Ends all processes of the group, well or not."""
-        _write(self.folder / f"command-{self.number}.json", {"stop": True})
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(3)
-        if self.strategy == "workers":
-            self._stop_job()
-        self._process.terminate()
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._log.close()
-
-    def _stop_job(self) -> None:
-        from insitu.cluster import list_job_ids, stop_job
-        from insitu.errors import JobEnded
-        from insitu.paths import Paths
-
-        paths = Paths(self.folder / "home")
-        for job_id in list_job_ids(paths):
-            for _ in range(2):  # a second stop kills at once
-                with contextlib.suppress(JobEnded):
-                    stop_job(paths.job(job_id))
 
 
 class Comparer:
@@ -332,7 +75,16 @@ class Comparer:
         plain = self._run(command, "plain", backend)
         others = self._run(command, strategy, backend) if _is_done(plain) else []
         self.last = plain, others
-        return judge(_case_of(command), strategy, backend, plain, others)
+        verdict = judge(case_of(command), strategy, backend, plain, others)
+        if verdict.status == "different" and not self._is_stable(description, backend, plain):
+            return replace(verdict, status="unstable")
+        return verdict
+
+    def _is_stable(self, description: dict[str, Any], backend: str, plain: Outcomes) -> bool:
+        nudged = self._run({"description": {**description, "nudged": True}}, "plain", backend)
+        if not _is_done(nudged):
+            return False
+        return not first_difference(plain[0]["result"], nudged[0]["result"], "", *STABLE)
 
     def answers(self, name: str, strategy: str, backend: str) -> Outcomes:
         """What each process says of the case; fewer where some never came to an end."""
@@ -370,15 +122,18 @@ def _is_done(plain: Outcomes) -> bool:
     return bool(plain) and plain[0]["status"] == "done"
 
 
-def first_difference(plain: Any, other: Any, where: str = "", tolerance: float = TOLERANCE) -> str:
-    """Where two results differ first, or an empty text."""
+def first_difference(
+    plain: Any, other: Any, where: str = "", tolerance: float = TOLERANCE, half: float = HALF_TOLERANCE
+) -> str:
+    """Where two results differ first, or an empty text. `half` is the tolerance below a key of that name."""
     if isinstance(plain, dict) and isinstance(other, dict):
         if plain.keys() != other.keys():
             lost, new = sorted(plain.keys() - other.keys()), sorted(other.keys() - plain.keys())
             return f"{where or 'result'}: lost {lost}, new {new}"
         for name, value in plain.items():
-            kind = HALF_TOLERANCE if name == "half" else tolerance
-            if found := first_difference(value, other[name], f"{where}.{name}".lstrip("."), kind):
+            kind = half if name == "half" else tolerance
+            inner = f"{where}.{name}".lstrip(".")
+            if found := first_difference(value, other[name], inner, kind, half):
                 return found
         return ""
     if isinstance(plain, list) and isinstance(other, list):
@@ -495,9 +250,6 @@ def table(verdicts: Iterable[Verdict]) -> str:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["serve"]:
-        serve(Path(sys.argv[2]), sys.argv[3])
-        return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -527,5 +279,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     main()

@@ -1,8 +1,9 @@
 """Runs Keras' own tests plainly and with each test inside a strategy's scope, and says which fail only there.
 
-The tests are those of a checkout of Keras, which also is the Keras that they test. It must be of the version
-that insitu is locked to. A test counts if plain Keras passes it. It then passes under the strategy, or is
-refused as `keras_suite_refused.json` says, or it is a failure, of one of these classes:
+The tests lie in the installed package of Keras, beside what they test. With --source they are those of a
+checkout, which then also is the Keras that they test. A test counts if plain Keras passes it. It then passes
+under the strategy, or is refused as `keras_suite_refused.json` says, or it is a failure, of one of these
+classes:
 
   refused    an error of insitu that isn't listed
   different  an assertion failed
@@ -14,16 +15,17 @@ Strategies: `one` (OneDeviceStrategy), `mirrored` (MirroredStrategy over two vir
 
 Examples:
 
-  keras_suite.py --fetch --source .cache/keras --group trainers callbacks
-  keras_suite.py --source ~/keras --backend jax --strategy mirrored shards --plain plain.json --json out.json
-  keras_suite.py --source ~/keras --again out.json
-  keras_suite.py --source ~/keras --strategy mirrored --test models/model_test.py::ModelTest::test_reviving
+  keras_suite.py --group trainers callbacks
+  keras_suite.py --backend jax --strategy mirrored shards --plain plain.json --json out.json
+  keras_suite.py --again out.json
+  keras_suite.py --strategy mirrored --test models/model_test.py::ModelTest::test_reviving
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
+import importlib.util
 import json
 import os
 import re
@@ -55,10 +57,29 @@ GROUPS = {
     "utils": ["utils"],
 }
 """Folders of keras/src by group. Others, such as ops, make no variables and train nothing."""
+TORCH_ONLY = ("export/torch_test.py", "export/litert_torch_test.py")
+"""Files that load parts of PyTorch which crash after TensorFlow. Their tests are for the backend PyTorch."""
 TEST_TIMEOUT = 120
 """Seconds for one test."""
 SILENCE = 2 * TEST_TIMEOUT + 60
 """Seconds without a line from the process, for example while it imports, after which it is killed."""
+PYTEST_SETTINGS = """\
+[pytest]
+python_files = *_test.py
+markers =
+    requires_trainable_backend: all three backends are
+    multi_device: needs several devices
+filterwarnings =
+    error
+    ignore::DeprecationWarning
+    ignore::ImportWarning
+    ignore::RuntimeWarning
+    ignore::PendingDeprecationWarning
+    ignore::FutureWarning
+    ignore::UserWarning
+    ignore:Custom mask layers require a config
+"""
+"""As in the pyproject.toml of Keras' repository, which the package lacks."""
 CLASSES = ("passes", "listed", "refused", "different", "crash", "endless")
 
 
@@ -113,32 +134,29 @@ def read_listed(path: Path = LISTED) -> list[Listed]:
 # The sources
 
 
-def fetch_sources(folder: Path, version: str) -> None:
-    """Clone Keras at the tag of `version` into `folder`, unless it is there."""
-    if (folder / "keras" / "src").is_dir():
-        return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    command = ["git", "clone", "--quiet", "--depth", "1", "--branch", f"v{version}", REPOSITORY, str(folder)]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-    if done.returncode:
+def find_installed() -> Path:
+    """Return the folder that holds the installed package of Keras."""
+    spec = importlib.util.find_spec("keras")
+    if spec is None or spec.origin is None:
         raise SystemExit(
-            f"Keras' own tests are in its repository, which can't be fetched: {done.stderr.strip()}\n"
-            f"Put a checkout of the tag v{version} into {folder}, or name one with --source."
+            "Keras isn't installed. Run `make test-keras`, which installs it, or pass a checkout as --source."
         )
+    return Path(spec.origin).parents[1]
 
 
 def check_sources(folder: Path, version: str) -> None:
-    """Exit unless `folder` is a checkout of Keras with its tests, of `version`."""
+    """Exit unless `folder` holds Keras with its tests, of `version`."""
     path = folder / "keras" / "src" / "version.py"
     if not path.exists() or not (folder / "keras/src/trainers/trainer_test.py").exists():
         raise SystemExit(
-            f"--source is a checkout of {REPOSITORY}. Received: {folder}. Pass --fetch to make it."
+            f"Keras' tests must lie beside its sources. Received: {folder}, which has no "
+            f"keras/src/trainers/trainer_test.py. Pass a checkout of {REPOSITORY} as --source."
         )
     found = re.search(r'^__version__ = "(.*)"$', path.read_text(), re.MULTILINE)
     if found is None or found[1] != version:
         raise SystemExit(
             f"The tests must be those of the installed Keras, {version}. Received: {found and found[1]} in "
-            f"{folder}. Remove it and pass --fetch, or check out the tag v{version}."
+            f"{folder}. Check out the tag v{version}, or leave --source out."
         )
 
 
@@ -161,7 +179,8 @@ class SuiteRun:
             self.lines.write_text("")
             ended = self._run_process(folders, results, chosen)
             lines = [json.loads(line) for line in self.lines.read_text().splitlines()]
-            new = collect_results(lines, ended)
+            # Files that can't be imported are told of by each process.
+            new = {t: result for t, result in collect_results(lines, ended).items() if t not in results}
             results.update(new)
             if ended is not None and not new:
                 raise SystemExit(f"No test could be run under {self.strategy}: {ended}. See {self.log}")
@@ -183,7 +202,7 @@ class SuiteRun:
         with self.log.open("ab") as log:
             process = subprocess.Popen(
                 self._command(folders),
-                cwd=self.source,
+                cwd=self.folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -209,17 +228,22 @@ class SuiteRun:
         return self.strategy == "mirrored" and self.backend == "torch"
 
     def _command(self, folders: Sequence[str]) -> list[str]:
+        settings = self.folder / "pytest.ini"
+        settings.write_text(PYTEST_SETTINGS)
         options = ["-p", "keras_suite_plugin", "-p", "no:cacheprovider", "--timeout", str(TEST_TIMEOUT)]
+        options += ["-c", str(settings), "--rootdir", str(self.source)]
         options.append("--continue-on-collection-errors")
         if self._stops_at_failures:
             options.append("--exitfirst")
-        paths = [f"keras/src/{folder}" for folder in folders]
-        files = "--override-ini=python_files=*_test.py"
-        return [sys.executable, "-m", "pytest", files, *options, *paths]
+        root = self.source / "keras" / "src"
+        if self.backend != "torch":
+            options += [f"--ignore={root / path}" for path in TORCH_ONLY]
+        return [sys.executable, "-m", "pytest", *options, *(str(root / folder) for folder in folders)]
 
     def _environment(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("INSITU_") and k != "TF_CONFIG"}
-        path = [str(self.source), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        source = "" if self.source == find_installed() else str(self.source)
+        path = [source, str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
         threads = ("OMP_NUM_THREADS", "NPROC", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
         own = {
             **dict.fromkeys(threads, "1"),
@@ -358,13 +382,14 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--source", type=Path, required=True, help="a checkout of Keras")
-    parser.add_argument("--fetch", action="store_true", help="clone Keras into --source if it isn't there")
+    parser.add_argument("--source", type=Path, help="a checkout of Keras, instead of the installed package")
     parser.add_argument("--backend", default="tensorflow", choices=["tensorflow", "jax", "torch"])
     parser.add_argument("--strategy", nargs="*", default=list(STRATEGIES), choices=[*STRATEGIES, "plain"])
     parser.add_argument("--group", nargs="*", default=list(GROUPS), choices=list(GROUPS))
     parser.add_argument(
-        "--quick", action="store_true", help="run plainly only what fails under a strategy: half the time"
+        "--quick",
+        action="store_true",
+        help="run plainly only what doesn't pass under a strategy: saves time",
     )
     parser.add_argument(
         "--test", nargs="*", help="names or patterns of the tests to run, as in the list of failures"
@@ -399,8 +424,8 @@ class Suite:
             for strategy in options.strategy:
                 if strategy == "plain" or not (own := self.run_strategy(strategy, group, folders)):
                     continue
-                failed = [test for test, result in own.items() if result.status == "failed"]
-                plain = self.run_plain(group, folders, failed if options.quick else options.test)
+                unlike = [test for test, result in own.items() if result.status in ("failed", "skipped")]
+                plain = self.run_plain(group, folders, unlike if options.quick else options.test)
                 if options.quick:  # what passes under a strategy is taken to pass plainly
                     plain = {**dict.fromkeys(own, Result("passed")), **plain}
                 yield compare(group, options.backend, strategy, plain, own, listed)
@@ -445,9 +470,7 @@ def main() -> int:
     """Run what the command line asks for. Returns 1 if a test fails that isn't listed."""
     options = parse_options()
     version = metadata.version("keras")
-    source = options.source.absolute()
-    if options.fetch:
-        fetch_sources(source, version)
+    source = options.source.absolute() if options.source else find_installed()
     check_sources(source, version)
     suite, listed, comparisons = Suite(options, source), read_listed(), []
     for comparison in suite.run(listed):

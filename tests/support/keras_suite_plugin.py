@@ -9,6 +9,7 @@ import contextlib
 import fnmatch
 import json
 import os
+import re
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ CHOSEN_ENV = "KERAS_SUITE_CHOSEN"
 DONE_ENV = "KERAS_SUITE_DONE"
 """A file with a JSON list of tests that an earlier process has run."""
 PREFIX = "keras/src/"
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 def make_strategy(name: str) -> Any:
@@ -51,8 +53,9 @@ def is_first_process() -> bool:
 
 
 def short_name(item: Any) -> str:
-    """Return the test's name without the folders that all of Keras' tests are in."""
-    return str(item.nodeid).removeprefix(PREFIX)
+    """Return the test's name without the folders that all of Keras' tests are in, and without addresses of
+    objects, which differ in each process."""
+    return _ADDRESS.sub("0x", str(item.nodeid).removeprefix(PREFIX))
 
 
 def matches(name: str, pattern: str) -> bool:

@@ -20,9 +20,10 @@ SCRIPT = """
 import hashlib, json, os, signal, sys
 from pathlib import Path
 import keras
+import numpy as np
 import insitu
 
-out, backup, kill_at = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+out, backup, kill_at, kind = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4]
 me = insitu.context()
 strategy = insitu.MultiWorkerMirroredStrategy()
 layers = keras.layers
@@ -34,6 +35,38 @@ def prepare(x, y):
 
 train = insitu.dataset("images/train").shuffle().batch(48).map(prepare)
 held_out = insitu.dataset("images/test").batch(64).map(prepare)
+options = {}
+rng = np.random.default_rng(5)
+X, Y = rng.normal(size=(230, 8, 8, 1)).astype("float32"), rng.integers(0, 4, 230)
+
+
+class Shuffling(keras.utils.PyDataset):
+    def __init__(self, x, y, seed):
+        super().__init__()
+        self.x, self.y, self.rng, self.order = x, y, np.random.default_rng(seed), np.arange(len(x))
+
+    def __len__(self):
+        return -(-len(self.x) // 48)
+
+    def __getitem__(self, index):
+        rows = self.order[48 * index : 48 * (index + 1)]
+        return self.x[rows], self.y[rows]
+
+    def on_epoch_end(self):
+        self.rng.shuffle(self.order)
+
+
+if kind == "arrays":
+    train, held_out = X, (X[:100], Y[:100])
+    options = {"y": Y, "batch_size": 48, "shuffle": True}
+elif kind == "PyDataset":
+    train, held_out = Shuffling(X, Y, 1), Shuffling(X[:100], Y[:100], 2)
+    options = {"shuffle": False}
+elif kind == "tf.data":
+    import tensorflow as tf
+
+    train = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(230, seed=1).batch(48)
+    held_out = tf.data.Dataset.from_tensor_slices((X[:100], Y[:100])).shuffle(100, seed=2).batch(32)
 with strategy.scope():
     model = keras.Sequential(
         [
@@ -53,6 +86,9 @@ class KillAt(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         self.epoch = epoch
 
+    def on_test_batch_end(self, batch, logs=None):
+        self.on_train_batch_end(f"test {batch}")
+
     def on_train_batch_end(self, batch, logs=None):
         if me.incarnation == 1 and [str(me.task), self.epoch, batch] == kill_at:
             (out / "injected").write_text(str(me.task))
@@ -61,12 +97,14 @@ class KillAt(keras.callbacks.Callback):
 
 callbacks = [insitu.BackupAndRestore(save_freq=backup)] if backup else []
 history = model.fit(
-    train, epochs=4, validation_data=held_out, verbose=0, callbacks=[*callbacks, KillAt()]
+    train, epochs=4, validation_data=held_out, verbose=0, callbacks=[*callbacks, KillAt()], **options
 ).history
+if kind == "arrays":
+    held_out = X[:100]
 result = {
     "weights": hashlib.sha256(b"".join(w.tobytes() for w in model.get_weights())).hexdigest(),
     "last": {name: values[-1] for name, values in history.items()},
-    "evaluated": model.evaluate(held_out, verbose=0),
+    "evaluated": model.evaluate(held_out, Y[:100] if kind == "arrays" else None, verbose=0),
     "predicted": float(model.predict(held_out, verbose=0).sum()),
 }
 (out / f"{me.index}.json").write_text(json.dumps(result))
@@ -99,7 +137,9 @@ class TrainingJobs:
             split={"train": 0.8, "test": 0.2},
         )
 
-    def run(self, *options: str, backup: int = 0, kill_at: Any = None) -> tuple[dict[str, Any], list[Any]]:
+    def run(
+        self, *options: str, backup: int = 0, kill_at: Any = None, kind: str = "cache"
+    ) -> tuple[dict[str, Any], list[Any]]:
         """(what `describe --ledger` says of the job, each worker's result)."""
         out = self.root / f"out-{len(list(self.root.glob('out-*')))}"
         out.mkdir()
@@ -107,7 +147,7 @@ class TrainingJobs:
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "insitu", "start", *options, "images/train", str(self.folder)),
-                *("train.py", str(out), str(backup), json.dumps(kill_at)),
+                *("train.py", str(out), str(backup), json.dumps(kill_at), kind),
             ],
             env=environment,
             capture_output=True,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 import json
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import keras_suite
 import pytest
@@ -108,3 +110,20 @@ def test_results_are_written_and_read(tmp_path: Path):
     assert keras_suite.read_results(tmp_path / "results.json") == results
     assert json.loads((tmp_path / "results.json").read_text())["jax one models"]["b"]["status"] == "passed"
     assert keras_suite.read_results(tmp_path / "none.json") == {}
+
+
+def test_the_installed_package_holds_the_tests():
+    installed = keras_suite.find_installed()
+    keras_suite.check_sources(installed, metadata.version("keras"))
+
+
+def test_processes_that_get_no_further_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = keras_suite.SuiteRun(tmp_path, "jax", "one", tmp_path)
+
+    def crash(*_: Any) -> str:
+        run.lines.write_text(json.dumps({"test": "export/x_test.py", "status": "not collected"}))
+        return "crash"
+
+    monkeypatch.setattr(run, "_run_process", crash)
+    with pytest.raises(SystemExit, match="No test could be run under one: crash"):
+        run.run(["export"])

@@ -36,7 +36,6 @@ TESTED_BY = {
     "train/replica/building.py": "unit/train/strategies/test_one_device.py",
     "train/replica/fused.py": "unit/train/strategies/test_one_device.py",
     "train/replica/fused_jax.py": "unit/train/replica/test_jax.py",
-    "train/replica/fused_tensorflow.py": "unit/train/strategies/test_one_device.py",
     "train/replica/fused_torch.py": "unit/train/replica/test_torch.py",
     "train/replica/probe/jax.py": "process/test_same_as_keras.py",
     "train/replica/probe/outcome.py": "unit/train/replica/probe/test_probe.py",

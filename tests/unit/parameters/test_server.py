@@ -56,18 +56,18 @@ def test_it_reports_at_its_end_what_it_holds() -> None:
 
 
 def test_start_and_stop_may_be_called_twice() -> None:
-    server = ParameterServer()
+    server, others = ParameterServer(), set(threading.enumerate())
     assert server.start() is server.start()
-    (thread,) = [t for t in threading.enumerate() if t.name == "ps:0"]
+    (thread,) = set(threading.enumerate()) - others
     server.stop()
     assert not thread.is_alive()
     server.stop()
 
 
 def test_its_own_thread_may_stop_it() -> None:
-    server = ParameterServer(report=lambda stats: server.stop())
+    server, others = ParameterServer(report=lambda stats: server.stop()), set(threading.enumerate())
     server.start()
-    (thread,) = [t for t in threading.enumerate() if t.name == "ps:0"]
+    (thread,) = set(threading.enumerate()) - others
     thread.join(PATIENCE)
     assert not thread.is_alive()
 

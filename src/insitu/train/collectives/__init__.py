@@ -9,6 +9,7 @@ from insitu.train.collectives.gather import (
     gather_counts,
     gather_rows,
     gather_sizes,
+    pack_leaves,
     squeeze_shards,
 )
 from insitu.train.collectives.serialization import (
@@ -39,6 +40,7 @@ __all__ = [
     "gather_rows",
     "gather_sizes",
     "keep_serializable",
+    "pack_leaves",
     "parse_dtype",
     "squeeze_shards",
     "to_bytes",

@@ -59,7 +59,17 @@ def gather_rows(group: Group, outputs: Sequence[Any], example: Any) -> Any:
     for index, like in enumerate(keras.tree.flatten(example)):
         own = [None if output is None else keras.tree.flatten(output)[index] for output in outputs]
         leaves.append(_gather_leaf(group, own, np.asarray(like), all_counts))
-    return keras.tree.pack_sequence_as(example, leaves)
+    return pack_leaves(example, leaves)
+
+
+def pack_leaves(structure: Any, leaves: Sequence[Any]) -> Any:
+    """Return `leaves`, in the order of `keras.tree.flatten`, in a structure like this one.
+
+    Keras sorts the keys of dictionaries for that order. On PyTorch `pack_sequence_as` leaves them sorted, and
+    a model may read values by position; `map_structure` visits them unsorted, so it can't count leaves.
+    """
+    packed = keras.tree.pack_sequence_as(structure, leaves)
+    return keras.tree.map_structure(lambda _, leaf: leaf, structure, packed)
 
 
 def _gather_leaf(group: Group, own: Sequence[Any], like: NDArray[Any], counts: list[int]) -> NDArray[Any]:

@@ -5,7 +5,6 @@ Begin reading with `runner.py`. There is a replica for each backend: `tensorflow
 
 from insitu.train.custom_loop.aggregation import ExchangeAggregation
 from insitu.train.custom_loop.averaging import average_loss, scale_by_share
-from insitu.train.custom_loop.batch_check import check_batch
 from insitu.train.custom_loop.distributed_dataset import DistributedDataset, DistributedIterator
 from insitu.train.custom_loop.factory import (
     leave_graph,
@@ -77,7 +76,6 @@ __all__ = [
     "ValueContext",
     "WorkerFeed",
     "average_loss",
-    "check_batch",
     "check_weights",
     "cut_for_replicas",
     "find_strategy",

@@ -59,8 +59,8 @@ class _OutputsMixin(CompiledGradientMixin):
         results, self.outputs[self._shard] = self._compiled(*arguments)
         return results
 
-    def _trace_gradient(self, state: Any, offset: Any, leaves: Any) -> Any:
-        results = super()._trace_gradient(state, offset, leaves)  # type: ignore[misc]
+    def _trace_gradient(self, state: Any, offset: Any, leaves: Any, totals: Any = None) -> Any:
+        results = super()._trace_gradient(state, offset, leaves, totals)  # type: ignore[misc]
         return results, list(self._model.outputs)
 
 

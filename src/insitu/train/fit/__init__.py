@@ -6,6 +6,7 @@ Begin reading with `trainer.py`, then `two_phase.py`, the step. `keras_patch.py`
 from insitu.train.fit.adapter import FeedAdapter, register_dataset_adapter
 from insitu.train.fit.bookkeeping import Bookkeeper
 from insitu.train.fit.data_fingerprint import check_same_data
+from insitu.train.fit.delegation import warn_of_own_fit
 from insitu.train.fit.feed import Feed
 from insitu.train.fit.fit_strategy import FitStrategy, StepExecutor
 from insitu.train.fit.keras_patch import dispatch_methods
@@ -29,4 +30,5 @@ __all__ = [
     "note_maker",
     "register_dataset_adapter",
     "trainer_of",
+    "warn_of_own_fit",
 ]

@@ -64,6 +64,8 @@ class FeedAdapter(_UnevenBatches):
         self._place = (initial_epoch - 1, 0)
         #: The length of the data that Keras knew when it entered that epoch; else 0. Written there too.
         self._length = 0
+        #: How often Keras has said that an epoch begins, and that it ends. Written there too.
+        self._events = [0, 0]
         #: The `state_dict()` of another process, until its place is entered.
         self._loaded: dict[str, int] | None = None
 
@@ -88,6 +90,7 @@ class FeedAdapter(_UnevenBatches):
         self._iterator = iterator
 
     def on_epoch_begin(self) -> None:
+        self._events[0] += 1
         epoch, _ = self._start()
         is_first, source = self._epoch is None, self.feed.source
         if is_first and self._loaded is not None and self._iterator is not None:
@@ -105,6 +108,7 @@ class FeedAdapter(_UnevenBatches):
             self._iterator._steps_seen = self._place[1]
 
     def on_epoch_end(self) -> None:
+        self._events[1] += 1
         self.feed.source.end_epoch()
 
     def _find_place(self, epoch: int) -> tuple[int, int]:
@@ -181,6 +185,19 @@ class FeedAdapter(_UnevenBatches):
         length = self._length if epoch == self._epoch else self._learned_length
         place = {"epoch": epoch, "data_epoch": data_epoch, "done": done}
         return {**place, "iterations": max(0, over), "length": length}
+
+    def tests_state_dict(self, *, under_way: bool) -> dict[str, int]:
+        """Do as `state_dict` for data of tests, which each test reads from their beginning. `under_way` tells
+        that a test is."""
+        begins, ends = (count - under_way for count in self._events)
+        over = self.feed.source.begun - under_way
+        return {"iterations": max(0, over), "length": 0, "begins": begins, "ends": max(0, ends)}
+
+    def load_tests_state_dict(self, state: dict[str, int]) -> None:
+        """Go on as another process, from its `tests_state_dict()`."""
+        self._loaded = dict(state)
+        self._events = [state["begins"], state["ends"]]
+        self.feed.source.replay_events(state["begins"], state["ends"])
 
     @property
     def _learned_length(self) -> int:

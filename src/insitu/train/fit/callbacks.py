@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import keras
 from keras.src.utils import is_default
 
+from insitu.errors import TrainingError
 from insitu.train.fit.callback_memory import WRITERS, CallbackMemory
 from insitu.train.fit.loop_state import LoopState
 
@@ -36,6 +37,18 @@ def flatten_callbacks(callbacks: Any) -> list[Any]:
         added = (keras.callbacks.History, keras.callbacks.ProgbarLogger)
         return [callback for callback in callbacks.callbacks if not isinstance(callback, added)]
     return list(keras.tree.flatten(callbacks)) if callbacks else []
+
+
+def check_callbacks(callbacks: list[Any]) -> None:
+    """Raise TrainingError for callbacks that undo each other's work."""
+    restoring = [c for c in callbacks if getattr(c, "restores_training", False)]
+    keras_own = [c for c in callbacks if isinstance(c, keras.callbacks.BackupAndRestore)]
+    if restoring and keras_own:
+        raise TrainingError(
+            "One callback restores a training. Received: insitu.BackupAndRestore and "
+            "keras.callbacks.BackupAndRestore in one fit, of which the second would overwrite what the first "
+            "has restored. Leave keras.callbacks.BackupAndRestore out."
+        )
 
 
 def own_callbacks(callbacks: Any, is_chief: bool) -> list[Any]:

@@ -276,7 +276,12 @@ def _as_array(leaf: Any) -> Any:
         return leaf.toarray()
     if data_adapter_utils.is_jax_sparse(leaf):
         return np.asarray(leaf.todense())
-    if data_adapter_utils.is_torch_tensor(leaf) or data_adapter_utils.is_tensorflow_sparse(leaf):
+    if data_adapter_utils.is_tensorflow_sparse(leaf):
+        # By this backend: others make an array of one object of it.
+        from keras.src.backend.tensorflow.core import convert_to_numpy
+
+        return convert_to_numpy(leaf)
+    if data_adapter_utils.is_torch_tensor(leaf):
         return keras.ops.convert_to_numpy(leaf)
     return np.asarray(leaf)
 

@@ -43,6 +43,8 @@ class LoopState:
         self.callback_memory: CallbackMemory | None = None
         #: What Keras reads the data of a fit through; None in other calls. Written by `KerasTrainer`.
         self.data: FeedAdapter | None = None
+        #: What Keras reads the data of its validation through; else None. Written by `KerasTrainer`.
+        self.validation: FeedAdapter | None = None
         #: Whether the fit has come to its end. Written by `KerasTrainer`.
         self.fit_has_ended = False
         #: What the metrics held in the middle of the epoch that is to be entered, by variable name.
@@ -132,7 +134,17 @@ class LoopState:
             "stop_training": bool(getattr(self._model, "stop_training", False)),
             "callback_memory": memory.state_dict() if memory is not None else {},
             "data": self._data_state(),
+            "validation": self._validation_state(),
         }
+
+    def _validation_state(self) -> dict[str, int] | None:
+        if self.validation is None:
+            return None
+        return self.validation.tests_state_dict(under_way=self.position.kind == TEST)
+
+    def _load_validation_state(self, state: dict[str, int] | None) -> None:
+        if self.validation is not None and state is not None:
+            self.validation.load_tests_state_dict(state)
 
     def _data_state(self) -> dict[str, int] | None:
         return self.data.state_dict(self.position.epoch) if self.data is not None else None
@@ -152,6 +164,7 @@ class LoopState:
             self.logs = state["logs"]
             self.callback_memory.append_to_logs(position.epoch)
             self._load_data_state(state["data"])
+            self._load_validation_state(state["validation"])
 
     def resume(self, state: dict[str, Any]) -> None:
         """Become as the survivors are: this task has come to their position."""
@@ -175,6 +188,7 @@ class LoopState:
             "logs": as_floats(self.logs),
             "memory": memory.state_dict() if memory is not None else {},
             "data": self._data_state(),
+            "validation": self._validation_state(),
         }
 
     def restore(self, epoch: int, step: int, values: dict[str, Any], extras: dict[str, Any]) -> None:
@@ -184,6 +198,7 @@ class LoopState:
         self.logs = extras["logs"]
         self._checkpoint = (values, extras["memory"])
         self._load_data_state(extras.get("data"))
+        self._load_validation_state(extras.get("validation"))
         self.start_at(epoch, step)
         if self.callback_memory is not None:
             self.callback_memory.append_to_logs(epoch)
@@ -205,7 +220,7 @@ class LoopState:
 
     def close(self) -> None:
         """End a fit, whether it ended well or not: let go of its callbacks."""
-        self.callback_memory = self._checkpoint = self.data = None
+        self.callback_memory = self._checkpoint = self.data = self.validation = None
 
 
 def as_floats(logs: Mapping[str, Any]) -> dict[str, float]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -31,8 +32,8 @@ class StepExecutors:
         self._first_made_with: tuple[Any, ...] = ()
         #: Whether the places of the variables were logged. Written by `log_variables`.
         self._has_logged = False
-        #: Whether the model is being built. Written by `prepare`.
-        self.is_building = False
+        #: Whether `prepare` builds the model where Keras' loop would. Written by `building` and `prepare`.
+        self.builds = False
 
     @property
     def made(self) -> tuple[StepExecutor, ...]:
@@ -50,12 +51,8 @@ class StepExecutors:
         if key not in self._made:
             check_batch_shape(self._model, self._strategy.membership.num_shards)
             self._strategy.before_build(self._model, example, part_rows)
-            self.is_building = True
-            try:
-                with self._strategy.placement():
-                    build(self._model, example)
-            finally:
-                self.is_building = False
+            with self.building(by_prepare=False), self._strategy.placement():
+                build(self._model, example)
             first = not self._made
             self._made[key] = self._strategy.make_step(self._model, example, first=first)
             self._made_with = self._trained_by()
@@ -63,6 +60,15 @@ class StepExecutors:
                 self._first_made_with = self._made_with
             self.log_variables()
         return self._made[key]
+
+    @contextlib.contextmanager
+    def building(self, *, by_prepare: bool) -> Iterator[None]:
+        """While open, leave it to `prepare` to build the model, or to Keras."""
+        outer, self.builds = self.builds, by_prepare
+        try:
+            yield
+        finally:
+            self.builds = outer
 
     def log_variables(self) -> None:
         """Log where the variables of the model lie, once, if that is asked for."""

@@ -59,6 +59,9 @@ class Source:
     def replay_epochs(self, count: int) -> None:
         """Hear of this many epochs that another process has done."""
 
+    def replay_events(self, begins: int, ends: int) -> None:
+        """Hear of so many beginnings and ends of epochs that another process has heard of."""
+
 
 class StreamSource(Source):
     """Batches of an adapter of Keras'. `start` begins an iteration."""
@@ -172,6 +175,13 @@ class PyDatasetSource(StreamSource):
         for _ in range(count):
             self._dataset.on_epoch_begin()
             self._dataset.on_epoch_end()
+
+    def replay_events(self, begins: int, ends: int) -> None:
+        for number in range(max(begins, ends)):
+            if number < ends:
+                self._dataset.on_epoch_end()  # Keras ends what may be open before it begins a test
+            if number < begins:
+                self._dataset.on_epoch_begin()
 
 
 class OrderedBatches(keras.utils.PyDataset):

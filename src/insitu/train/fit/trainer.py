@@ -20,7 +20,7 @@ from insitu.train.fit.arrays import count_array_rows, count_fit_of
 from insitu.train.fit.batch_shapes import find_fixed_batch_size
 from insitu.train.fit.bookkeeping import Bookkeeper
 from insitu.train.fit.callback_memory import CallbackMemory
-from insitu.train.fit.callbacks import EpochCallbacks, flatten_callbacks, own_callbacks
+from insitu.train.fit.callbacks import EpochCallbacks, check_callbacks, flatten_callbacks, own_callbacks
 from insitu.train.fit.chief_state import send_restored, send_writers
 from insitu.train.fit.delegation import check_delegated, needs_insitu
 from insitu.train.fit.feed import Feed
@@ -42,6 +42,7 @@ from insitu.train.replica import (
     Logs,
     ModelState,
     StepBatch,
+    add_up_repeated_rows,
     build_to_predict,
     is_unbuilt,
     read_state,
@@ -113,13 +114,16 @@ class KerasTrainer:
         if self.strategy.delegates_to_keras and not needs_insitu(arguments):
             return self._delegate(name, method, args, kwargs)
         self._functions.check_replaceable(needed_functions(name, arguments))
-        with self._functions.switch(own=True), self.strategy.call_scope():
+        building = self._executors.building(by_prepare=True)
+        with self._functions.switch(own=True), building, self.strategy.call_scope():
             if name == "fit":
                 return self._run_call(TRAIN, self._fit, arguments)
             if name == "evaluate":
                 return self._run_call(TEST, self._evaluate, arguments)
             if name == "predict":
                 return self._run_call(PREDICT, self._predict, arguments)
+            if name == "train_on_batch" and self.executors:
+                self._executors.check_trained()
             return method(*args, **kwargs)
 
     def _delegate(
@@ -130,7 +134,8 @@ class KerasTrainer:
         if name == "fit":
             self.strategy.check_open(self.model)
             self.fit_index = self.membership.count_fit()
-        with self._functions.switch(own=False), self.strategy.placement():
+        summing = add_up_repeated_rows(self.model)
+        with self._functions.switch(own=False), self.strategy.placement(), summing:
             result = method(*args, **kwargs)
         self._executors.log_variables()
         return result
@@ -149,8 +154,8 @@ class KerasTrainer:
         self.strategy.configure_compiled(self.model)
 
     def build(self, build: Callable[[], None]) -> None:
-        """Build the model where Keras' loop asks for it, unless `prepare` does."""
-        if self._executors.is_building or not self.does_steps:
+        """Build the model where Keras' loop or a script asks for it, unless `prepare` does."""
+        if not self._executors.builds or not self.does_steps:
             build()
 
     # Training
@@ -172,6 +177,7 @@ class KerasTrainer:
         self._executors.check_trained()
         self.fit_index = membership.count_fit()
         given = flatten_callbacks(arguments["callbacks"])
+        check_callbacks(given)
         self.strategy.check_callbacks(given)
         point = membership.lockstep.find_resume_point()
         if self.calls.is_finished(point):
@@ -232,7 +238,7 @@ class KerasTrainer:
             **self.strategy.evaluation_options(parts[0]),
         )
         self._test_executor = self._prepare_for(feed)
-        self._test_adapter = self._make_test_adapter(feed)
+        self._test_adapter = self.loop.validation = self._make_test_adapter(feed)
         return self._test_adapter
 
     def _recall_fit(self, given: list[Any]) -> Any:

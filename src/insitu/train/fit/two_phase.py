@@ -17,7 +17,11 @@ from insitu.exchange import Group
 from insitu.train.collectives import gather_rows, squeeze_shards
 from insitu.train.elastic import Lockstep, LoopPosition
 from insitu.train.fit.data_fingerprint import check_same_data
+from insitu.train.fit.totals import with_totals
 from insitu.train.replica import Logs, Replica, ShardBatch
+
+_CHECKED = 2
+"""Elements at the end of each shard's row that all tasks compare."""
 
 
 class TwoPhaseStep:
@@ -39,7 +43,7 @@ class TwoPhaseStep:
         #: The same memory as the group takes it.
         self._floats_by_shard: NDArray[Any] = np.empty(0)
         #: What each shard has beside its gradient: the replica's record, which begins with the number of
-        #: rows, then the fingerprint of the global batch.
+        #: rows, then the number of the plan, and the fingerprint of the global batch.
         self._train_rows: NDArray[np.float64] = np.empty(0)
         self._test_rows: NDArray[np.float64] = np.empty(0)
         #: The replica's part of these.
@@ -54,7 +58,7 @@ class TwoPhaseStep:
 
         def work(group: Group) -> NDArray[Any]:
             report("gradient")
-            self.compute(parts, group)
+            with_totals(self._replica, parts, group, lambda: self.compute(parts, group), training=True)
             report("exchange")
             means.append(self.exchange(group))
             return self._with_fingerprints(self._train_rows, parts)
@@ -95,49 +99,77 @@ class TwoPhaseStep:
     def _make_records(self, group: Group) -> None:
         if self._shards != group.shards:
             self._shards = group.shards
-            self._train_rows = np.zeros((len(group.shards), self._replica.train_record_size + 1))
-            self._test_rows = np.zeros((len(group.shards), self._replica.test_record_size + 1))
-            self._train_records, self._test_records = self._train_rows[:, :-1], self._test_rows[:, :-1]
+            self._train_rows = np.zeros((len(group.shards), self._replica.train_record_size + _CHECKED))
+            self._test_rows = np.zeros((len(group.shards), self._replica.test_record_size + _CHECKED))
+            self._train_records, self._test_records = (
+                rows[:, :-_CHECKED] for rows in (self._train_rows, self._test_rows)
+            )
 
-    @staticmethod
-    def _with_fingerprints(rows: NDArray[np.float64], parts: Sequence[ShardBatch]) -> NDArray[np.float64]:
+    def _with_fingerprints(
+        self, rows: NDArray[np.float64], parts: Sequence[ShardBatch]
+    ) -> NDArray[np.float64]:
+        rows[:, -2] = self._replica.plan_number
         for index, part in enumerate(parts):
             rows[index, -1] = part.fingerprint
         return squeeze_shards(rows)
 
     def example_output(self, data: Any) -> Any:
         """See `StepExecutor`."""
-        return self._replica.predict(data)
+        return self._predict(0, data)[0]
 
     def test(self, position: LoopPosition, parts: Sequence[ShardBatch]) -> Logs:
         """See `StepExecutor`."""
 
         def work(group: Group) -> NDArray[Any]:
             self._make_records(group)
-            for index, part in enumerate(parts):
-                self._test_records[index] = 0
-                if part.rows:
-                    self._replica.evaluate(part.shard, part.data, self._test_records[index])
+            with_totals(self._replica, parts, group, lambda: self._evaluate(parts), training=False)
             return self._with_fingerprints(self._test_rows, parts)
 
         return self._replica.merge(_checked(self._lockstep.run_unit(position, work), position))
 
+    def _evaluate(self, parts: Sequence[ShardBatch]) -> None:
+        for index, part in enumerate(parts):
+            self._test_records[index] = 0
+            if part.rows:
+                self._replica.evaluate(part.shard, part.data, self._test_records[index])
+
     def predict(self, position: LoopPosition, parts: Sequence[ShardBatch], example: Any) -> Any:
         """See `StepExecutor`."""
         gathered: list[Any] = []
+        replica = self._replica
 
         def work(group: Group) -> NDArray[Any]:
-            outputs = [self._replica.predict(part.data) if part.rows else None for part in parts]
+            # What each shard has: its number of rows, where it moves the seeds.
+            record = np.zeros((len(group.shards), 1 + replica.seeds_size + _CHECKED))
+            outputs: list[Any] = [None] * len(parts)
+            for index, part in enumerate(parts):
+                if part.rows:
+                    outputs[index], record[index, 1:-_CHECKED] = self._predict(part.shard, part.data)
+                    record[index, 0] = part.rows
             gathered.append(gather_rows(group, outputs, example))
-            return self._with_fingerprints(np.zeros((len(group.shards), 1)), parts)
+            return self._with_fingerprints(record, parts)
 
-        _checked(self._lockstep.run_unit(position, work), position)
+        records = _checked(self._lockstep.run_unit(position, work), position)
+        active = records[records[:, 0] > 0]
+        if replica.seeds_size and len(active):
+            replica.assign_seeds(active[0, 1:])
         return gathered[-1]
+
+    def _predict(self, shard: int, data: Any) -> tuple[Any, NDArray[np.float64]]:
+        return self._replica.run_with_seeds_of(shard, lambda: self._replica.predict(data))
 
 
 def _checked(rows: NDArray[np.float64], position: LoopPosition) -> NDArray[np.float64]:
-    """Return the records of all shards without the fingerprints. Raises InputError where these differ."""
-    fingerprints = rows[:, -1].tolist()
+    """Return the records of all shards without what is checked. Raises InputError where the data differ, and
+    TrainingError where the plans do."""
+    fingerprints, plans = rows[:, -1].tolist(), rows[:, -2].tolist()
     if fingerprints.count(fingerprints[0]) != len(fingerprints):
         check_same_data(fingerprints, position)
-    return rows[:, :-1]
+    if plans.count(plans[0]) != len(plans):
+        raise TrainingError(
+            "All tasks must combine the steps of a model in the same way. Received: at "
+            f"{position}, another way in shard {next(i for i, p in enumerate(plans) if p != plans[0])} than "
+            "in shard 0, found out by running a step on made-up rows. Let the model's code not depend on the "
+            "task, nor on random numbers that are not Keras'."
+        )
+    return rows[:, :-_CHECKED]

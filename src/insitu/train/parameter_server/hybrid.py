@@ -3,6 +3,7 @@ and are updated row by row."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -34,6 +35,7 @@ class HybridReplica:
         self.floats_dtype = replica.floats_dtype
         self.train_record_size = replica.train_record_size
         self.test_record_size = replica.test_record_size
+        self.seeds_size, self.plan_number = replica.seeds_size, replica.plan_number
         self.copy_out = replica.copy_out
         self._whole = np.zeros(replica.floats_size, replica.floats_dtype)
         """The applied gradient, with zeros for the rows, which aren't updated here."""
@@ -57,6 +59,32 @@ class HybridReplica:
             self._computed[shard] = ShardPush(shard, int(record[0]), whole, batch)
         else:
             self._computed[shard] = ShardPush(shard, 0, whole, None)
+
+    def keep_own_losses(self, *, training: bool) -> None:
+        """See `Replica`."""
+        self._inner.keep_own_losses(training=training)
+
+    def needs_totals(self, *, training: bool) -> bool:
+        """See `Replica`."""
+        return self._inner.needs_totals(training=training)
+
+    def find_out(self, *, training: bool) -> None:
+        """See `Replica`."""
+        self._inner.find_out(training=training)
+
+    def count_losses(self, shard: int, data: Any, *, training: bool) -> NDArray[np.float64]:
+        """See `Replica`."""
+        if data is None:
+            return self._inner.count_losses(shard, None, training=training)
+        batch = self._lookup.pull(data) if training else self._seen(data)
+        with self._lookup.rows_loaded(batch):
+            counts = self._inner.count_losses(shard, batch.data, training=training)
+        self._clear()
+        return counts
+
+    def set_totals(self, totals: NDArray[np.float64], *, training: bool) -> None:
+        """See `Replica`."""
+        self._inner.set_totals(totals, training=training)
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
         """See `Replica`."""
@@ -122,6 +150,14 @@ class HybridReplica:
                 outputs.append(self._inner.predict(batch.data))
         self._clear()
         return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *outputs)
+
+    def run_with_seeds_of(self, shard: int, run: Callable[[], Any]) -> tuple[Any, NDArray[np.float64]]:
+        """See `Replica`."""
+        return self._inner.run_with_seeds_of(shard, run)
+
+    def assign_seeds(self, values: NDArray[np.float64]) -> None:
+        """See `Replica`."""
+        self._inner.assign_seeds(values)
 
     def _seen(self, data: Any) -> IndexedBatch:
         self.wait_for_pushes()

@@ -14,13 +14,20 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
+from insitu.errors import TrainingError
 from insitu.parameters import copy_and_check
 from insitu.train.elastic import LoopPosition
 from insitu.train.parameter_server.lookup import TableLookup
 from insitu.train.parameter_server.loss_scale import LossScale
 from insitu.train.parameter_server.model_spec import ClipNorms
 from insitu.train.parameter_server.session import ParameterServerSession, ShardPush
-from insitu.train.replica import Logs, Replica, ShardBatch
+from insitu.train.replica import Logs, NeedsTotals, Replica, ShardBatch
+
+_TOTALS = (
+    "Parameter servers in mode 'sync' take the mean over rows of the workers' gradients. Received: a loss "
+    "that divides by something else: the entries that a mask or ignore_class lets through, or the weights of "
+    "all rows. Use MultiWorkerMirroredStrategy, or another mode, in which each push is an update of its own."
+)
 
 
 class ServerStep:
@@ -92,8 +99,11 @@ class ServerStep:
 
     def _compute(self, shard: int, batch: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> bool:
         """Compute the gradient of one shard. Returns False for one that must not be pushed."""
-        with self._lookup.rows_loaded(batch):
-            self._replica.gradient(shard, batch.data, floats, record)
+        try:
+            with self._lookup.rows_loaded(batch):
+                self._replica.gradient(shard, batch.data, floats, record)
+        except NeedsTotals:
+            raise TrainingError(_TOTALS) from None
         if not self._scale.unscale(floats[: self._state.start]):
             return False
         if self._norms:

@@ -7,10 +7,16 @@ from insitu.train.replica.base import StepLogs, seed_offset
 from insitu.train.replica.batch import SKIPPED, ShardBatch, StepBatch
 from insitu.train.replica.building import build_to_predict, build_to_train, is_unbuilt
 from insitu.train.replica.combination import Operation
-from insitu.train.replica.factory import make_fused_replica, make_replica, wrap_train_function
+from insitu.train.replica.factory import (
+    add_up_repeated_rows,
+    make_fused_replica,
+    make_replica,
+    wrap_train_function,
+)
 from insitu.train.replica.flat import Span
 from insitu.train.replica.fused import FusedStep
 from insitu.train.replica.leaves import count_rows, flatten_batch, map_batch, pack_batch
+from insitu.train.replica.loss_totals import NeedsTotals
 from insitu.train.replica.plan import CombinationPlan
 from insitu.train.replica.probe import plan_combination
 from insitu.train.replica.protocol import Logs, Replica
@@ -34,6 +40,7 @@ __all__ = [
     "FusedStep",
     "Logs",
     "ModelState",
+    "NeedsTotals",
     "Operation",
     "RecordLayout",
     "Replica",
@@ -41,6 +48,7 @@ __all__ = [
     "Span",
     "StepBatch",
     "StepLogs",
+    "add_up_repeated_rows",
     "broadcast_state",
     "build_to_predict",
     "build_to_train",

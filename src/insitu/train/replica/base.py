@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +15,12 @@ from numpy.typing import NDArray
 from insitu.errors import TrainingError
 from insitu.train.replica.flat import Span, compute_spans, group_into_buckets
 from insitu.train.replica.leaves import pack_batch
+from insitu.train.replica.loss_totals import NeedsTotals, demand_totals, divide_by_totals
 from insitu.train.replica.metric_results import LogPath, Source, flatten_logs, nest_logs, read_result
 from insitu.train.replica.plan import CombinationPlan
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import EXTRA_LOGS, RecordLayout
-from insitu.train.replica.state import SEED_STRIDE, read_state, regroup
+from insitu.train.replica.state import SEED_STRIDE, read_state, regroup, to_numpy
 from insitu.train.replica.step_watch import StepWatch
 
 
@@ -32,10 +34,12 @@ class BaseReplica:
     def __init__(self, model: Any, data: Any, plan: CombinationPlan | None = None) -> None:
         self._model = model
         self._plan = plan or CombinationPlan()
+        self.plan_number = self._plan.number
         self._state = regroup(read_state(model), self._plan.operations)
         self._structure = data
         self._train_record = RecordLayout(self._state, training=True)
         self._test_record = RecordLayout(self._state, training=False)
+        self.seeds_size = 2 * len(self._state.seeds)
         self.train_record_size = self._train_record.size
         self.test_record_size = self._test_record.size
         self._lay_out_floats()
@@ -45,6 +49,11 @@ class BaseReplica:
         # The steps of a custom loop have no logs, and sum their metrics as tf.distribute does.
         self._is_loop = not isinstance(model, Trainer)
         self._train_logs = self._test_logs = NO_LOGS if self._is_loop else None
+        #: How losses divide in training and in tests. Replicas of one task share it.
+        self.losses = (LossState(), LossState())
+        if self._is_loop:
+            # As with tf.distribute, a loss of a custom loop is the replica's own.
+            self.keep_own_losses(training=True)
 
     def _lay_out_floats(self) -> None:
         trainable, mean = self._state.trainable, self._state.mean
@@ -57,6 +66,87 @@ class BaseReplica:
         self._all_buckets = (*self._gradient_buckets, *self._mean_buckets)
         wide = any(keras.backend.standardize_dtype(v.dtype) == "float64" for v in (*trainable, *mean))
         self.floats_dtype: np.dtype[Any] = np.dtype("float64" if wide else "float32")
+
+    # What losses divide by. See `Replica`
+
+    def keep_own_losses(self, *, training: bool) -> None:
+        """See `Replica`."""
+        self.losses[not training].are_own = True
+
+    def needs_totals(self, *, training: bool) -> bool:
+        """See `Replica`."""
+        return self.losses[not training].needs_totals
+
+    def find_out(self, *, training: bool) -> None:
+        """See `Replica`."""
+        if (self._train_logs if training else self._test_logs) is None:
+            with self._noting_needs(training=training):
+                (self._learn_train_logs if training else self._learn_test_logs)()
+
+    def set_totals(self, totals: NDArray[np.float64], *, training: bool) -> None:
+        """See `Replica`."""
+        self.losses[not training].totals = totals
+
+    def count_losses(self, shard: int, data: Any, *, training: bool) -> NDArray[np.float64]:
+        """See `Replica`."""
+        if data is None:
+            return np.zeros_like(self._count(shard, self._structure, training=training))
+        return self._count(shard, data, training=training)
+
+    def _count(self, shard: int, data: Any, *, training: bool) -> NDArray[np.float64]:
+        raise NotImplementedError
+
+    @contextmanager
+    def _noting_needs(self, *, training: bool) -> Iterator[None]:
+        """While open, note that losses turn out to need totals, as NeedsTotals tells."""
+        try:
+            yield
+        except NeedsTotals:
+            self.losses[not training].needs_totals = True
+            self._forget_traces()
+            raise
+
+    def _forget_traces(self) -> None:
+        """Make compiled functions again that were left while they were traced."""
+
+    @contextmanager
+    def _dividing(self, totals: Any, rows: Any, *, training: bool) -> Iterator[None]:
+        """While open, a step of `rows` rows divides its losses by `totals`, if those are needed."""
+        losses = self.losses[not training]
+        if losses.are_own:
+            yield
+        elif losses.needs_totals:
+            with divide_by_totals(totals, rows):
+                yield
+        else:
+            with demand_totals():
+                yield
+
+    # Random numbers of predictions. See `Replica`
+
+    def run_with_seeds_of(self, shard: int, run: Callable[[], Any]) -> tuple[Any, NDArray[np.float64]]:
+        """See `Replica`."""
+        seeds = self._state.seeds
+        if not seeds:
+            return run(), np.empty(0)
+        before = [to_numpy(variable) for variable in seeds]
+        for variable, value in zip(seeds, before, strict=True):
+            shifted = value.astype(np.int64) + np.array([seed_offset(shard), 0])
+            variable.assign(shifted.astype(value.dtype))  # wraps round
+        try:
+            result = run()
+            moved = [to_numpy(variable) for variable in seeds]
+        finally:
+            for variable, value in zip(seeds, before, strict=True):
+                variable.assign(value)
+        return result, np.array(
+            [(b[0], m[1]) for b, m in zip(before, moved, strict=True)], np.float64
+        ).ravel()
+
+    def assign_seeds(self, values: NDArray[np.float64]) -> None:
+        """See `Replica`."""
+        for variable, value in zip(self._state.seeds, values.reshape(-1, 2), strict=True):
+            variable.assign(value.astype(to_numpy(variable).dtype))
 
     def assign(self, floats: NDArray[Any]) -> None:
         """See `Replica`."""
@@ -133,6 +223,18 @@ class BaseReplica:
     def _to_test_logs(self, metrics: Sequence[Any], combined: NDArray[np.float64]) -> Logs:
         """Do as `_to_train_logs` for a test step."""
         return _merge_logs(self._test_logs, metrics, combined[self._test_record.extra_start :])
+
+
+@dataclass(slots=True)
+class LossState:
+    """How the losses of a kind of step divide. See `loss_totals`."""
+
+    are_own: bool = False
+    """Whether each replica's losses divide by what counts in its own rows."""
+    needs_totals: bool = False
+    """Whether some loss needs totals. Written where a step turns out to."""
+    totals: NDArray[np.float64] | None = None
+    """The totals of the step under way. Written before each step that needs them."""
 
 
 @dataclass(frozen=True, slots=True)

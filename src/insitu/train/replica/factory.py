@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from insitu.config import BACKENDS
@@ -50,6 +51,18 @@ def make_fused_replica(model: Any, data: Any) -> FusedReplica:
     from insitu.train.replica.fused_torch import FusedTorch
 
     return FusedTorch(model, data)
+
+
+def add_up_repeated_rows(model: Any) -> AbstractContextManager[None]:
+    """Return a scope in which Keras' own steps of `model` give each row of a sparse gradient to the optimizer
+    once, as replicas do. Only TensorFlow has sparse gradients."""
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        return nullcontext()
+    from insitu.train.replica import fused_tensorflow
+
+    return fused_tensorflow.add_up_repeated_rows(model)
 
 
 def _active_backend() -> str:

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from insitu.train.replica.jax import compile_for, copy_aliased, refuse_distribution, unpack_step
-from insitu.train.replica.leaves import flatten_to_numpy
+from insitu.train.replica.leaves import flatten_to_numpy, pack_batch
 from insitu.train.replica.protocol import Logs
 
 
@@ -46,13 +46,14 @@ class FusedJax:
         return dict(logs)
 
     def predict(self, data: Any) -> Any:
-        outputs = self._predict(_values(self._predicting), flatten_to_numpy(data))
+        outputs, others = self._predict(_values(self._predicting), flatten_to_numpy(data))
+        _assign(self._predicting[1:], [others])
         return keras.tree.map_structure(np.array, outputs)
 
     # Traced functions
 
     def _pack(self, leaves: Sequence[Any]) -> Any:
-        return keras.tree.pack_sequence_as(self._structure, list(leaves))
+        return pack_batch(self._structure, leaves)
 
     def _trace_train(self, state: Any, leaves: Any) -> Any:
         return unpack_step(self._model.train_step(state, self._pack(leaves)), 4)
@@ -62,7 +63,7 @@ class FusedJax:
         return logs, state[1:]
 
     def _trace_predict(self, state: Any, leaves: Any) -> Any:
-        return self._model.predict_step(state, self._pack(leaves))[0]
+        return self._model.predict_step(state, self._pack(leaves))
 
 
 def _values(groups: Any) -> Any:

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import torch
 
+from insitu.train.replica.leaves import pack_batch
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.torch import as_tensors
 
@@ -50,4 +51,4 @@ class FusedTorch:
             self._model.eval()
 
     def _pack(self, data: Any) -> Any:
-        return keras.tree.pack_sequence_as(self._structure, as_tensors(data))
+        return pack_batch(self._structure, as_tensors(data))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -18,6 +19,8 @@ from insitu.train.replica.batch import StepBatch
 from insitu.train.replica.combination import Operation
 from insitu.train.replica.gradient_capture import capture_gradients
 from insitu.train.replica.leaves import flatten_to_numpy
+from insitu.train.replica.loss_totals import count_losses
+from insitu.train.replica.metric_results import unique_metrics
 from insitu.train.replica.plan import CombinationPlan
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import RecordLayout
@@ -57,6 +60,10 @@ class JaxReplica(BaseReplica):
         self._train_packer = _RecordPacker(self._train_record)
         self._test_packer = _RecordPacker(self._test_record)
         self._gradient = self._compile(self._trace_gradient)
+        self._counts = {
+            True: self._compile(self._trace_train_counts),
+            False: self._compile(self._trace_test_counts),
+        }
         # The old state is given away, as in Keras' own step, so that XLA updates it in place.
         self._apply = self._compile(self._trace_apply, donate_argnums=0)
         self._load = self._compile(self._trace_load)
@@ -80,7 +87,10 @@ class JaxReplica(BaseReplica):
         """Begin a gradient for `finish_gradient`. Several may be under way, on several devices."""
         self._plan.check_train()
         leaves = flatten_to_numpy(data)
-        outputs = self._gradient(self._values(), np.uint32(seed_offset(shard)), leaves)
+        with self._noting_needs(training=True):
+            outputs = self._gradient(
+                self._values(), np.uint32(seed_offset(shard)), leaves, *self._totals(training=True)
+            )
         return outputs, len(leaves[0])
 
     def finish_gradient(self, started: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
@@ -113,22 +123,37 @@ class JaxReplica(BaseReplica):
         return self._to_train_logs(logs, combined)
 
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
-        del shard  # nothing random happens in a test step
         self._plan.check_test()
         leaves = flatten_to_numpy(data)
-        packed, extra = self._evaluate(self._values(), leaves)
+        arguments = (self._values(), np.uint32(seed_offset(shard)), leaves, *self._totals(training=False))
+        with self._noting_needs(training=False):
+            packed, extra = self._evaluate(*arguments)
         self._fill(record, self._test_packer, packed, len(leaves[0]))
         start = self._test_record.extra_start
         record[start : start + len(extra)] = [float(value) for value in extra]
 
     def merge(self, records: NDArray[np.float64]) -> Logs:
         combined = self._combine_test(records)
-        logs, metrics = self._merge(self._values()[3], self._test_packer.split(combined))
-        _assign(self._variables[3], metrics)
+        logs, *state = self._merge(*self._values()[1::2], self._test_packer.split(combined))
+        for group, values in zip(self._variables[1::2], state, strict=True):
+            _assign(group, values)
         return self._to_test_logs(logs, combined)
 
     def predict(self, data: Any) -> Any:
-        return keras.tree.map_structure(np.array, self._predict(self._values(), flatten_to_numpy(data)))
+        outputs, seeds = self._predict(self._values(), flatten_to_numpy(data))
+        _assign(self._state.seeds, seeds)
+        return keras.tree.map_structure(np.array, outputs)
+
+    def _totals(self, *, training: bool) -> tuple[NDArray[np.float32], ...]:
+        """Return the further arguments of a step: its totals, where it needs them."""
+        totals = self.losses[not training].totals
+        return () if totals is None else (totals.astype(np.float32),)
+
+    def _count(self, shard: int, data: Any, *, training: bool) -> NDArray[np.float64]:
+        self._plan.check_train() if training else self._plan.check_test()
+        leaves = flatten_to_numpy(data)
+        counts = self._counts[training](self._values(), np.uint32(seed_offset(shard)), leaves)
+        return np.array(_view(counts), np.float64)
 
     @staticmethod
     def _fill(
@@ -141,19 +166,41 @@ class JaxReplica(BaseReplica):
 
     # Traced functions
 
-    def _trace_gradient(self, state: Functional, offset: Any, leaves: Arrays) -> Any:
-        after, extra, gradients, means = self._trace_parts(state, offset, leaves)
+    def _trace_train_counts(self, state: Functional, offset: Any, leaves: Arrays) -> Any:
+        """Return what the losses of a step add to their totals. XLA computes nothing else."""
+        trainable, others, optimizer, metrics = state
+        with (
+            self._counting() as counts,
+            capture_gradients(self._model.optimizer, trains=bool(self._state.trainable)),
+        ):
+            begin = (trainable, self._shift_seeds(others, offset), optimizer, metrics)
+            self._model.train_step(begin, self._pack(leaves))
+        return jnp.stack(counts) if counts else jnp.zeros((0,))
+
+    def _trace_test_counts(self, state: Functional, offset: Any, leaves: Arrays) -> Any:
+        trainable, others, _, metrics = state
+        with self._counting() as counts:
+            begin = (trainable, self._shift_seeds(others, offset), metrics)
+            self._model.test_step(begin, self._pack(leaves))
+        return jnp.stack(counts) if counts else jnp.zeros((0,))
+
+    def _counting(self) -> AbstractContextManager[list[Any]]:
+        return count_losses(unique_metrics(self._model))
+
+    def _trace_gradient(self, state: Functional, offset: Any, leaves: Arrays, totals: Any = None) -> Any:
+        after, extra, gradients, means = self._trace_parts(state, offset, leaves, totals)
         buckets = [self._join(bucket.members, gradients) for bucket in self._gradient_buckets]
         buckets += [self._join(bucket.members, means) for bucket in self._mean_buckets]
         return self._train_packer.pack(after), extra, buckets
 
-    def _trace_parts(self, state: Functional, offset: Any, leaves: Arrays) -> Any:
+    def _trace_parts(self, state: Functional, offset: Any, leaves: Arrays, totals: Any = None) -> Any:
         """Return (values of other variables after the step by variable, logs that are no metrics, a gradient
         for each trainable variable, the state to be averaged)."""
         trainable, others, optimizer, metrics = state
         begin = (trainable, self._shift_seeds(others, offset), optimizer, self._without_sums(metrics))
         with (
             watch_step(self._model) as watch,
+            self._dividing(totals, len(leaves[0]), training=True),
             capture_gradients(self._model.optimizer, trains=bool(self._state.trainable)) as captured,
         ):
             logs, end = unpack_step(self._model.train_step(begin, self._pack(leaves)), 4)
@@ -241,30 +288,40 @@ class JaxReplica(BaseReplica):
             values[index] = value
         return values
 
-    def _trace_evaluate(self, state: Functional, leaves: Arrays) -> tuple[Mapping[str, Any], Arrays]:
+    def _trace_evaluate(
+        self, state: Functional, offset: Any, leaves: Arrays, totals: Any = None
+    ) -> tuple[Mapping[str, Any], Arrays]:
         trainable, others, _, metrics = state
-        begin = (trainable, others, self._without_sums(metrics))
-        with watch_step(self._model) as watch:
+        begin = (trainable, self._shift_seeds(others, offset), self._without_sums(metrics))
+        with (
+            watch_step(self._model) as watch,
+            self._dividing(totals, len(leaves[0]), training=False),
+        ):
             logs, (_, others, metrics) = unpack_step(self._model.test_step(begin, self._pack(leaves)), 3)
-        after = self._changed(state, self._by_variable(others, metrics))
+        after = self._changed(state, self._by_variable(self._shift_seeds(others, -offset), metrics))
         return self._test_packer.pack(after), self._note_logs(logs, watch, training=False)
 
-    def _trace_merge(self, metrics: Arrays, packed: Mapping[str, Any]) -> Any:
+    def _trace_merge(self, others: Arrays, metrics: Arrays, packed: Mapping[str, Any]) -> Any:
+        others = self._write(self._variables[1], others, self._test_packer, packed)
         metrics = self._write(self._variables[3], metrics, self._test_packer, packed)
-        return self._logs_of(metrics, training=False), metrics
+        return self._logs_of(metrics, training=False), others, metrics
 
     def _trace_predict(self, state: Functional, leaves: Arrays) -> Any:
-        outputs, _ = self._model.predict_step(state[:2], self._pack(leaves))
-        return outputs
+        outputs, others = self._model.predict_step(state[:2], self._pack(leaves))
+        moved = {id(v): value for v, value in zip(self._variables[1], others, strict=True)}
+        return outputs, [moved[id(v)] for v in self._state.seeds]
 
     # Helpers
 
     def _learn_train_logs(self) -> None:
         leaves = flatten_to_numpy(self._structure)
-        jax.eval_shape(self._trace_gradient, self._values(), np.uint32(0), leaves)
+        totals = self._totals(training=True)
+        jax.eval_shape(self._trace_gradient, self._values(), np.uint32(0), leaves, *totals)
 
     def _learn_test_logs(self) -> None:
-        jax.eval_shape(self._trace_evaluate, self._values(), flatten_to_numpy(self._structure))
+        leaves = flatten_to_numpy(self._structure)
+        totals = self._totals(training=False)
+        jax.eval_shape(self._trace_evaluate, self._values(), np.uint32(0), leaves, *totals)
 
     def _shift_seeds(self, others: Sequence[Any], offset: Any) -> Arrays:
         return [

@@ -9,6 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from insitu.train.collectives import pack_leaves
+
 
 def flatten_batch(data: Any) -> list[Any]:
     """Return the leaves of `data` in the order of `keras.tree.flatten`, without optional inputs that are
@@ -20,8 +22,11 @@ def flatten_batch(data: Any) -> list[Any]:
 
 def pack_batch(structure: Any, leaves: Iterable[Any]) -> Any:
     """Return what `flatten_batch` made `leaves` of, a batch of this structure."""
+    if _is_flat(structure):
+        return tuple(leaves)
     remaining = iter(leaves)
-    return keras.tree.map_structure(lambda leaf: None if leaf is None else next(remaining), structure)
+    filled = [None if leaf is None else next(remaining) for leaf in keras.tree.flatten(structure)]
+    return pack_leaves(structure, filled)
 
 
 def flatten_to_numpy(data: Any) -> list[Any]:

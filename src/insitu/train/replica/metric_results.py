@@ -76,7 +76,7 @@ def find_metric_results(model: Any) -> Iterator[MetricResults]:
 
         return noted
 
-    metrics = list({id(metric): metric for metric in flatten_metrics(model.metrics)}.values())
+    metrics = unique_metrics(model)
     for metric in metrics:
         # Around Keras' attribute tracking: this is no part of the metric's state.
         object.__setattr__(metric, "result", noting(metric, metric.result))
@@ -92,3 +92,8 @@ def flatten_metrics(metrics: Any) -> Iterator[Any]:
     for metric in metrics:
         yield metric
         yield from flatten_metrics([*getattr(metric, "metrics", ()), *getattr(metric, "_metrics", ())])
+
+
+def unique_metrics(model: Any) -> list[Any]:
+    """Return the metrics of a model and those inside them, each once."""
+    return list({id(metric): metric for metric in flatten_metrics(model.metrics)}.values())

@@ -19,6 +19,10 @@ class CombinationPlan:
     """Why training can't be combined."""
     test_refusal: str | None = None
     """Why evaluation can't be combined."""
+    unchecked: tuple[str, ...] = ()
+    """What could not be found out, and why; each a sentence without its stop."""
+    number: int = 0
+    """A number below 2**32 that tells the plans of two processes apart."""
 
     def check_train(self) -> None:
         """Raise TrainingError unless training can be combined."""

@@ -27,12 +27,34 @@ class Replica(Protocol):
     floats_dtype: np.dtype[Any]
     train_record_size: int
     test_record_size: int
+    plan_number: int
+    """A number that is the same in all tasks, if their steps combine in the same way."""
+    seeds_size: int
+    """The size of what `run_with_seeds_of` returns of the seed generators."""
     copy_out: Callable[[NDArray[Any], NDArray[Any]], object]
     """`copy_out(to, source)` takes a part of a gradient out of the backend's memory, where `floats` are
     filled like that."""
 
     def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
-        """Fill `floats` and `record` with the results of the shard's batch `data`."""
+        """Fill `floats` and `record` with the results of the shard's batch `data`.
+
+        Raises NeedsTotals, in the first step, where losses need `totals` that are to be set before.
+        """
+
+    def keep_own_losses(self, *, training: bool) -> None:
+        """Let losses divide by what counts in the rows of this replica alone, from now on."""
+
+    def needs_totals(self, *, training: bool) -> bool:
+        """Return True once it is known that steps need `set_totals`."""
+
+    def find_out(self, *, training: bool) -> None:
+        """Find out what a step does, if this replica has done none. Raises NeedsTotals as `gradient`."""
+
+    def count_losses(self, shard: int, data: Any, *, training: bool) -> NDArray[np.float64]:
+        """Return what a shard's batch adds to the totals of a step, without its rows; zeros for no data."""
+
+    def set_totals(self, totals: NDArray[np.float64], *, training: bool) -> None:
+        """Take the totals of the step that comes next: see `loss_totals`."""
 
     def apply(self, floats: NDArray[Any], records: NDArray[np.float64]) -> Logs:
         """Update the model by the mean `floats` and the `records` of all shards (one row each)."""
@@ -48,10 +70,17 @@ class Replica(Protocol):
         """Return the variables with their spans in `floats`: trainable ones, then averaged state."""
 
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
-        """Fill `record` with the metric sums of a batch."""
+        """Fill `record` with the metric sums of a batch. Raises NeedsTotals as `gradient`."""
 
     def merge(self, records: NDArray[np.float64]) -> Logs:
         """Add the metric sums of all shards to the model's metrics."""
 
     def predict(self, data: Any) -> Any:
         """Return the model's outputs for a batch: a structure of NumPy arrays."""
+
+    def run_with_seeds_of(self, shard: int, run: Callable[[], Any]) -> tuple[Any, NDArray[np.float64]]:
+        """Return what `run` returns with random numbers of the shard, and to where it moves the seed
+        generators, for `assign_seeds`. They are left as they were."""
+
+    def assign_seeds(self, values: NDArray[np.float64]) -> None:
+        """Move the seed generators, as `run_with_seeds_of` tells, on whichever replica that ran."""

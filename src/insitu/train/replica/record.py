@@ -27,8 +27,7 @@ class RecordLayout:
     """
 
     def __init__(self, state: ModelState, *, training: bool) -> None:
-        firsts = (*state.seeds, *state.first) if training else ()
-        firsts = (*firsts, *state.metric_first)
+        firsts = (*state.seeds, *(state.first if training else ()), *state.metric_first)
         others = (*(state.combined if training else ()), *state.metric_combined)
         variables = (*state.sums, *firsts, *(variable for variable, _ in others))
         spans = compute_spans([tuple(v.shape) for v in variables], start=1)

@@ -50,12 +50,12 @@ class ModelState:
     @property
     def moved_in_tests(self) -> tuple[Any, ...]:
         """What a test step moves."""
-        return (*self.sums, *self.metric_first, *(v for v, _ in self.metric_combined))
+        return (*self.seeds, *self.sums, *self.metric_first, *(v for v, _ in self.metric_combined))
 
     @property
     def moved(self) -> tuple[Any, ...]:
         """What a training step moves before its update."""
-        others = (*self.mean, *self.seeds, *self.first, *(v for v, _ in self.combined))
+        others = (*self.mean, *self.first, *(v for v, _ in self.combined))
         return (*others, *self.moved_in_tests)
 
     def named(self) -> Iterator[tuple[str, Any]]:
@@ -152,17 +152,19 @@ def find_seed_generators(model: Any) -> list[Any]:
     return list(found.values())
 
 
-def check_trainable_by_shards(model: Any, num_shards: int) -> None:
-    """Raise TrainingError where the mean over shards would differ from the user's loss."""
+def check_trainable_by_shards(model: Any, num_shards: int, *, exchanges_totals: bool = True) -> None:
+    """Raise TrainingError where the mean over shards would differ from the user's loss. With
+    `exchanges_totals`, shards know what the losses of the global batch divide by."""
     if num_shards == 1:
         return
+    further = ("sum", "mean_with_sample_weight") if exchanges_totals else ()
+    possible = ("sum_over_batch_size", "mean", *further)
     for loss in read_losses(model):
         reduction = getattr(loss, "reduction", "sum_over_batch_size")
-        if reduction not in ("sum_over_batch_size", "mean"):
+        if reduction not in possible:
             raise TrainingError(
-                "A loss over several shards must be a mean over rows: reduction='sum_over_batch_size' (the "
-                f"default) or 'mean'. Received: {getattr(loss, 'name', loss)!r} with {reduction!r}. "
-                "Use the default, and scale the learning rate if you want the size of a sum."
+                f"A loss over several shards must have a reduction out of {', '.join(possible)}. Received: "
+                f"{getattr(loss, 'name', loss)!r} with {reduction!r}. Use the default, 'sum_over_batch_size'."
             )
     others = [
         name

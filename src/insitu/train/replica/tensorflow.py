@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import keras
@@ -16,6 +17,8 @@ from insitu.train.replica.combination import Operation
 from insitu.train.replica.flat import Span
 from insitu.train.replica.gradient_capture import capture_gradients
 from insitu.train.replica.leaves import flatten_batch
+from insitu.train.replica.loss_totals import count_losses
+from insitu.train.replica.metric_results import unique_metrics
 from insitu.train.replica.plan import CombinationPlan
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import EXTRA_LOGS, RecordLayout
@@ -36,19 +39,33 @@ class TensorFlowReplica(BaseReplica):
         )
         self._applied = False
         self._shard_numbers: dict[int, Any] = {}
-        batch = [batch_spec(leaf) for leaf in flatten_batch(data)]
-        shard = tf.TensorSpec((), tf.int64)
+        #: Where traced steps read totals: of training, and of tests. Written by `_forget_traces`.
+        self._totals: dict[bool, Any] = {}
+        #: Totals that are computed in the graph that is being traced; else None.
+        self._traced_totals: Any = None
+        self._batch_specs = [batch_spec(leaf) for leaf in flatten_batch(data)]
+        self._forget_traces()
         floats = [tf.TensorSpec((p.stop - p.start,), self.floats_dtype.name) for p in self._all_buckets]
-        self._gradient = self._compile(self._trace_gradient, [shard, *batch])
         self._apply = self._compile(
             self._trace_apply, [tf.TensorSpec((self.train_record_size,), tf.float64), *floats]
         )
         self._load = self._compile(
             self._trace_load, [tf.TensorSpec((self.train_record_size,), tf.float64), *floats], jit=False
         )
-        self._evaluate = self._compile(self._trace_evaluate, batch)
         self._merge = self._compile(self._trace_merge, [tf.TensorSpec((self.test_record_size,), tf.float64)])
-        self._predict = self._compile(self._trace_predict, batch)
+        self._predict = self._compile(self._trace_predict, self._batch_specs)
+
+    def _forget_traces(self) -> None:
+        """Make the functions that depend on whether losses need totals."""
+        batch = self._batch_specs
+        with_shard = [tf.TensorSpec((), tf.int64), *batch]
+        self._gradient = self._compile(self._trace_gradient, with_shard)
+        self._evaluate = self._compile(self._trace_evaluate, with_shard)
+        self._counts = {
+            training: self._compile(partial(self._trace_counts, training), with_shard)
+            for training in (True, False)
+            if self.needs_totals(training=training)
+        }
 
     def _compile(
         self, function: Callable[..., Any], signature: Sequence[Any], *, jit: bool = True
@@ -69,9 +86,8 @@ class TensorFlowReplica(BaseReplica):
 
     def gradient(self, shard: int, data: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
         self._plan.check_train()
-        if shard not in self._shard_numbers:
-            self._shard_numbers[shard] = tf.constant(shard, tf.int64)
-        outputs = self._gradient(self._shard_numbers[shard], *self._tensors(data))
+        with self._noting_needs(training=True):
+            outputs = self._gradient(self._number(shard), *self._tensors(data))
         for bucket, tensor in zip(self._all_buckets, outputs[1:], strict=True):
             self.copy_out(floats[bucket.start : bucket.stop], _view(tensor))
         np.copyto(record, _view(outputs[0]))
@@ -94,9 +110,9 @@ class TensorFlowReplica(BaseReplica):
         return self._to_train_logs(self._load(tf.constant(combined), *buckets), combined)
 
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
-        del shard  # nothing random happens in a test step
         self._plan.check_test()
-        np.copyto(record, _view(self._evaluate(*self._tensors(data))))
+        with self._noting_needs(training=False):
+            np.copyto(record, _view(self._evaluate(self._number(shard), *self._tensors(data))))
 
     def merge(self, records: NDArray[np.float64]) -> Logs:
         combined = self._combine_test(records)
@@ -105,26 +121,68 @@ class TensorFlowReplica(BaseReplica):
     def predict(self, data: Any) -> Any:
         return keras.tree.map_structure(lambda t: np.array(_view(t)), self._predict(*self._tensors(data)))
 
+    def set_totals(self, totals: NDArray[np.float64], *, training: bool) -> None:
+        """See `Replica`."""
+        if training not in self._totals:
+            self._totals[training] = tf.Variable(totals, trainable=False)
+        self._totals[training].assign(totals)
+
+    def _count(self, shard: int, data: Any, *, training: bool) -> NDArray[np.float64]:
+        self._plan.check_train() if training else self._plan.check_test()
+        return np.array(_view(self._counts[training](self._number(shard), *self._tensors(data))))
+
+    def _number(self, shard: int) -> Any:
+        if shard not in self._shard_numbers:
+            self._shard_numbers[shard] = tf.constant(shard, tf.int64)
+        return self._shard_numbers[shard]
+
     # Traced functions
+
+    def _trace_counts(self, training: bool, shard: Any, *leaves: Any) -> Any:
+        """Return what the losses of a step add to their totals. A graph computes nothing else."""
+        state, model = self._state, self._model
+        metrics = unique_metrics(model)
+        with (
+            _restored(state.moved if training else state.moved_in_tests),
+            count_losses(metrics) as counts,
+            self._shifted_seeds(shard),
+        ):
+            if training:
+                with capture_gradients(model.optimizer, trains=bool(state.trainable)):
+                    model.train_step(self._pack(leaves))
+            else:
+                model.test_step(self._pack(leaves))
+        return tf.cast(tf.stack(counts), tf.float64) if counts else tf.zeros((0,), tf.float64)
+
+    @contextmanager
+    def _shifted_seeds(self, shard: Any) -> Iterator[None]:
+        """While open, seeds are those of the shard."""
+        stride = tf.stack([shard * SEED_STRIDE, tf.zeros((), tf.int64)])
+        for variable in self._state.seeds:
+            variable.assign(variable.value + tf.cast(stride, variable.dtype))
+        yield
+        for variable in self._state.seeds:
+            variable.assign(variable.value - tf.cast(stride, variable.dtype))
+
+    def _totals_of(self, *, training: bool) -> Any:
+        return self._totals.get(training) if self._traced_totals is None else self._traced_totals
 
     def _trace_gradient(self, shard: Any, *leaves: Any) -> list[Any]:
         state = self._state
+        rows = tf.shape(leaves[0])[0]
         with _restored(state.moved) as before:
-            stride = tf.stack([shard * SEED_STRIDE, tf.zeros((), tf.int64)])
-            for variable in state.seeds:
-                variable.assign(variable.value + tf.cast(stride, variable.dtype))
             for variable in state.sums:
                 variable.assign(tf.zeros_like(variable.value))
             with (
+                self._shifted_seeds(shard),
                 watch_step(self._model) as watch,
+                self._dividing(self._totals_of(training=True), rows, training=True),
                 capture_gradients(self._model.optimizer, trains=bool(self._state.trainable)) as captured,
                 refuse_use_of_updated(self._model, captured.is_applied),
             ):
                 logs = self._model.train_step(self._pack(leaves))
-            for variable in state.seeds:
-                variable.assign(variable.value - tf.cast(stride, variable.dtype))
             extra = self._note_logs(logs, watch, training=True)
-            record = self._read_record(self._train_record, tf.shape(leaves[0])[0], before, extra)
+            record = self._read_record(self._train_record, rows, before, extra)
             ordered = self._order_gradients(captured.variables, captured.gradients)
             gradients = [self._dense(*pair) for pair in zip(self._state.trainable, ordered, strict=True)]
             averages = [tf.identity(variable.value) for variable in state.mean]
@@ -162,15 +220,20 @@ class TensorFlowReplica(BaseReplica):
         self._write_record(self._train_record, combined)
         return self._metric_logs(training=True)
 
-    def _trace_evaluate(self, *leaves: Any) -> Any:
+    def _trace_evaluate(self, shard: Any, *leaves: Any) -> Any:
         state = self._state
         with _restored(state.moved_in_tests) as before:
             for variable in state.sums:
                 variable.assign(tf.zeros_like(variable.value))
-            with watch_step(self._model) as watch:
+            rows = tf.shape(leaves[0])[0]
+            with (
+                self._shifted_seeds(shard),
+                watch_step(self._model) as watch,
+                self._dividing(self._totals_of(training=False), rows, training=False),
+            ):
                 logs = self._model.test_step(self._pack(leaves))
             extra = self._note_logs(logs, watch, training=False)
-            return self._read_record(self._test_record, tf.shape(leaves[0])[0], before, extra)
+            return self._read_record(self._test_record, rows, before, extra)
 
     def _trace_merge(self, combined: Any) -> Any:
         self._write_record(self._test_record, combined)
@@ -188,7 +251,7 @@ class TensorFlowReplica(BaseReplica):
         self._trace_only(self._gradient, [tf.constant(0, tf.int64), *self._tensors(self._structure)])
 
     def _learn_test_logs(self) -> None:
-        self._trace_only(self._evaluate, self._tensors(self._structure))
+        self._trace_only(self._evaluate, [tf.constant(0, tf.int64), *self._tensors(self._structure)])
 
     @staticmethod
     def _trace_only(function: Callable[..., Any], arguments: Sequence[Any]) -> None:
@@ -267,9 +330,11 @@ class TensorFlowReplica(BaseReplica):
 def _restored(variables: Sequence[Any]) -> Iterator[Mapping[int, Any]]:
     """Restore the values of `variables` after the block. Gives them by id."""
     saved = {id(variable): tf.identity(variable.value) for variable in variables}
-    yield saved
-    for variable in variables:
-        variable.assign(saved[id(variable)])
+    try:
+        yield saved
+    finally:
+        for variable in variables:
+            variable.assign(saved[id(variable)])
 
 
 def batch_spec(leaf: Any) -> Any:

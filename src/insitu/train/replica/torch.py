@@ -18,6 +18,8 @@ from insitu.train.replica.base import BaseReplica, seed_offset
 from insitu.train.replica.combination import Operation
 from insitu.train.replica.gradient_capture import CapturedGradients, capture_gradients
 from insitu.train.replica.leaves import flatten_batch
+from insitu.train.replica.loss_totals import count_losses
+from insitu.train.replica.metric_results import unique_metrics
 from insitu.train.replica.plan import CombinationPlan
 from insitu.train.replica.protocol import Logs
 from insitu.train.replica.record import RecordLayout
@@ -60,8 +62,10 @@ class TorchReplica(BaseReplica):
             self._zero_sums()
             before = self._read_changing(self._train_record)
             with (
+                self._noting_needs(training=True),
                 torch.enable_grad(),
                 watch_step(self._model) as watch,
+                self._dividing(self._totals(training=True), len(leaves[0]), training=True),
                 capture_gradients(self._model.optimizer, trains=bool(self._state.trainable)) as captured,
                 self._checked_step(captured),
             ):
@@ -102,14 +106,20 @@ class TorchReplica(BaseReplica):
             return self._to_train_logs(self._metric_logs(training=True), combined)
 
     def evaluate(self, shard: int, data: Any, record: NDArray[np.float64]) -> None:
-        del shard  # nothing random happens in a test step
         self._plan.check_test()
         leaves = as_tensors(data)
+        offset = _as_int32(seed_offset(shard))
         with torch.no_grad(), _restored(self._moved_in_tests):
+            self._shift_seeds(offset)
             self._zero_sums()
             before = self._read_changing(self._test_record)
-            with watch_step(self._model) as watch:
+            with (
+                self._noting_needs(training=False),
+                watch_step(self._model) as watch,
+                self._dividing(self._totals(training=False), len(leaves[0]), training=False),
+            ):
                 logs = self._model.test_step(self._pack(leaves))
+            self._shift_seeds(-offset)
             extra = self._note_logs(logs, watch, training=False)
             self._read_record(self._test_record, len(leaves[0]), before, extra, record)
 
@@ -127,6 +137,31 @@ class TorchReplica(BaseReplica):
         return keras.tree.map_structure(lambda tensor: np.array(tensor.detach().cpu().numpy()), outputs)
 
     # Helpers
+
+    def _totals(self, *, training: bool) -> Any:
+        totals = self.losses[not training].totals
+        return None if totals is None else keras.ops.convert_to_tensor(totals, "float32")
+
+    def _count(self, shard: int, data: Any, *, training: bool) -> NDArray[np.float64]:
+        self._plan.check_train() if training else self._plan.check_test()
+        leaves, state = as_tensors(data), self._state
+        metrics = unique_metrics(self._model)
+        offset = _as_int32(seed_offset(shard))
+        with (
+            torch.no_grad(),
+            _restored(self._moved_in_training if training else self._moved_in_tests),
+            count_losses(metrics) as counts,
+        ):
+            self._shift_seeds(offset)
+            if training:
+                with (
+                    torch.enable_grad(),
+                    capture_gradients(self._model.optimizer, trains=bool(state.trainable)),
+                ):
+                    self._model.train_step(self._pack(leaves))
+            else:
+                self._model.test_step(self._pack(leaves))
+            return np.array([float(count) for count in counts])
 
     def _shift_seeds(self, offset: int) -> None:
         for tensor in self._seeds:

@@ -30,6 +30,9 @@ class DeviceReplicas(Protocol):
     def predict(self, data: Any) -> Any:
         """Return the outputs for a batch, computed on one device."""
 
+    def run_with_seeds_of(self, shard: int, run: Callable[[], Any]) -> tuple[Any, Any]:
+        """See `Replica`."""
+
     def refresh(self, *, force: bool) -> None:
         """Copy assignments from outside of steps to all devices, if there were any or with `force`."""
 
@@ -76,7 +79,7 @@ class SingleProcessStep:
         return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *outputs)
 
     def example_output(self, data: Any) -> Any:
-        return self._devices.predict(data)
+        return self._devices.run_with_seeds_of(0, lambda: self._devices.predict(data))[0]
 
 
 class MultiDeviceStep(TwoPhaseStep):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import keras
@@ -12,6 +14,7 @@ import tensorflow as tf
 from insitu.train.replica import (
     CombinationPlan,
     Logs,
+    NeedsTotals,
     Operation,
     RecordLayout,
     ShardBatch,
@@ -20,7 +23,7 @@ from insitu.train.replica import (
     is_floating,
     map_batch,
 )
-from insitu.train.replica.tensorflow import TensorFlowReplica, batch_spec
+from insitu.train.replica.tensorflow import TensorFlowReplica
 from insitu.train.replica.tensorflow_calls import compile_function
 from insitu.train.replicated.mirrors import MirroredVariables, mirror_variables
 
@@ -57,16 +60,26 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         moved = state.moved
         every = (*state.trainable, *moved, *state.optimizer, *_only_read(model)) if mirrored else moved
         self._mirrors: MirroredVariables = mirror_variables(model, every, self._all_devices)
-        batch = [batch_spec(leaf) for leaf in flatten_batch(data)]
+        batch = self._batch_specs
         self._width = len(batch)
         signature = [tf.TensorSpec((len(devices),), tf.float64), *(batch * len(devices))]
-        self._train_all = self._compile_all(self._trace_train_all, signature)
-        self._test_all = self._compile_all(self._trace_test_all, signature)
+        self._signature = signature
+        self._compile_steps()
         self._predict_all = self._compile_all(self._trace_predict_all, signature)
-        self._gradients_all = self._compile_all(self._trace_gradients_all, signature)
         buckets = [tf.TensorSpec((p.stop - p.start,), self.floats_dtype.name) for p in self._all_buckets]
         combined = tf.TensorSpec((self.train_record_size,), tf.float64)
         self._apply_all = self._compile_all(self._trace_apply_all, [combined, *buckets])
+
+    def _compile_steps(self) -> None:
+        """Make the functions that depend on whether losses need totals."""
+        self._train_all = self._compile_all(self._trace_train_all, self._signature)
+        self._test_all = self._compile_all(self._trace_test_all, self._signature)
+        self._gradients_all = self._compile_all(self._trace_gradients_all, self._signature)
+
+    def _forget_traces(self) -> None:
+        super()._forget_traces()
+        if hasattr(self, "_signature"):
+            self._compile_steps()
 
     def _compile_all(self, function: Callable[..., Any], signature: Sequence[Any]) -> Callable[..., Any]:
         if self._model.run_eagerly:
@@ -80,13 +93,22 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
 
     def train(self, parts: Sequence[ShardBatch]) -> Logs:
         self._plan.check_train()
-        logs: Logs = self._train_all(*self._arguments(parts))
+        logs: Logs = self._call(lambda: self._train_all(*self._arguments(parts)), training=True)
         return logs
 
     def test(self, parts: Sequence[ShardBatch]) -> Logs:
         self._plan.check_test()
-        logs: Logs = self._test_all(*self._arguments(parts))
+        logs: Logs = self._call(lambda: self._test_all(*self._arguments(parts)), training=False)
         return logs
+
+    def _call(self, call: Callable[[], Any], *, training: bool) -> Any:
+        """Return what `call` returns. It is traced again where losses turn out to need totals, which the
+        function then adds up by itself."""
+        try:
+            with self._noting_needs(training=training):
+                return call()
+        except NeedsTotals:
+            return call()
 
     def predict_parts(self, parts: Sequence[ShardBatch]) -> list[Any]:
         """Return the outputs of each part, None for one without rows."""
@@ -110,7 +132,8 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
 
     def _all_gradients(self, parts: Sequence[ShardBatch]) -> list[list[Any]]:
         """Return the record and the buckets of each part, as tensors."""
-        results: list[list[Any]] = self._gradients_all(*self._arguments(parts))
+        with self._noting_needs(training=True):
+            results: list[list[Any]] = self._gradients_all(*self._arguments(parts))
         return results
 
     def apply(self, floats: Any, records: Any) -> Logs:
@@ -143,7 +166,36 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
     # Traced functions
 
     def _trace_train_all(self, rows: Any, *leaves: Any) -> Any:
-        return self._update_all(self._trace_gradients_all(rows, *leaves), rows)
+        with self._adding_up(rows, leaves, training=True):
+            outputs = self._trace_gradients_all(rows, *leaves)
+        return self._update_all(outputs, rows)
+
+    @contextmanager
+    def _adding_up(self, rows: Any, leaves: Sequence[Any], *, training: bool) -> Iterator[None]:
+        """While open, the losses of all devices divide by their totals, where they need these."""
+        if not self.needs_totals(training=training):
+            yield
+            return
+        if not self._mirrored:
+            self._mirrors.trace_copying()
+        counts = [
+            self._run_on(
+                device_index, partial(self._trace_counts, training), tf.constant(shard, tf.int64), *own
+            )
+            for device_index, shard, own in zip(
+                self._computing_devices, self._shards, self._by_replica(leaves), strict=True
+            )
+        ]
+        with tf.device("CPU:0"):
+            # What a device without rows has counted is of other rows.
+            own = [
+                tf.math.multiply_no_nan(c, tf.sign(r)) for c, r in zip(counts, tf.unstack(rows), strict=True)
+            ]
+            self._traced_totals = tf.concat([tf.reduce_sum(rows, keepdims=True), tf.add_n(own)], 0)
+        try:
+            yield
+        finally:
+            self._traced_totals = None
 
     def _update_all(self, outputs: Sequence[Sequence[Any]], rows: Any) -> Any:
         """Update the model on each device by the mean of the `outputs` of all, and return the logs."""
@@ -169,10 +221,13 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
     def _trace_test_all(self, rows: Any, *leaves: Any) -> Any:
         if not self._mirrored:
             self._mirrors.trace_copying()
-        records = [
-            self._run_on(device_index, self._trace_evaluate, *own)
-            for device_index, own in zip(self._computing_devices, self._by_replica(leaves), strict=True)
-        ]
+        with self._adding_up(rows, leaves, training=False):
+            records = [
+                self._run_on(device_index, self._trace_evaluate, tf.constant(shard, tf.int64), *own)
+                for device_index, shard, own in zip(
+                    self._computing_devices, self._shards, self._by_replica(leaves), strict=True
+                )
+            ]
         combined = self._combine(self._test_record, records, rows)
         metrics = self._run_on(0, self._trace_merge, combined)
         if self._mirrored:
@@ -185,10 +240,27 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         del rows
         if not self._mirrored:
             self._mirrors.trace_copying()
-        return [
-            self._run_on(device_index, self._trace_predict, *own)
-            for device_index, own in zip(self._computing_devices, self._by_replica(leaves), strict=True)
+        outputs = [
+            self._run_on(device_index, self._trace_predict_of, tf.constant(shard, tf.int64), *own)
+            for device_index, shard, own in zip(
+                self._computing_devices, self._shards, self._by_replica(leaves), strict=True
+            )
         ]
+        if not self._mirrored:
+            seeds = self._run_on(self._computing_devices[0], self._read_seeds)
+            self._run_on(0, self._write_seeds, *seeds)
+        return outputs
+
+    def _trace_predict_of(self, shard: Any, *leaves: Any) -> Any:
+        with self._shifted_seeds(shard):
+            return self._trace_predict(*leaves)
+
+    def _read_seeds(self) -> list[Any]:
+        return [tf.identity(variable.value) for variable in self._state.seeds]
+
+    def _write_seeds(self, *values: Any) -> None:
+        for variable, value in zip(self._state.seeds, values, strict=True):
+            variable.assign(value)
 
     def _by_replica(self, leaves: Sequence[Any]) -> list[Sequence[Any]]:
         return [leaves[start : start + self._width] for start in range(0, len(leaves), self._width)]

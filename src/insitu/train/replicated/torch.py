@@ -37,6 +37,9 @@ class TorchMultiDeviceReplica(TorchReplica):
             else None
             for device in devices
         ]
+        for each in self._copies_by_device:
+            if each is not None:
+                each.share_losses(self)
 
     def make_replica(self, model: Any, data: Any) -> TorchReplica:
         """Return the replica that computes on a further device."""
@@ -65,6 +68,10 @@ class _DeviceCopy:
         self._copies = [_copy_of(own, device) for own in self._own]
         with self._swapped_in():
             self._replica = make_replica(model, data)
+
+    def share_losses(self, main: TorchReplica) -> None:
+        """Let losses divide as those of `main`, whose state of them is this one's from now on."""
+        self._replica.losses = main.losses
 
     def gradient(self, part: ShardBatch, floats: NDArray[Any], record: NDArray[np.float64]) -> None:
         with torch.no_grad():

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from insitu.errors import InputError, TrainingError
 from insitu.exchange import Group
+from insitu.grid import Dataset
 from insitu.missing_names import missing_name
 from insitu.tracebacks import shorten_printed_tracebacks
-from insitu.train.collectives import gather_sizes
+from insitu.train.collectives import gather_sizes, squeeze_shards
 from insitu.train.custom_loop import (
     LOOP_CHECK_INTERVAL,
     AnyReduceOp,
@@ -25,7 +29,6 @@ from insitu.train.custom_loop import (
     ValueContext,
     WorkerFeed,
     average_loss,
-    check_batch,
     check_weights,
     cut_for_replicas,
     find_strategy,
@@ -39,19 +42,21 @@ from insitu.train.custom_loop import (
     reduce_values,
     scale_by_share,
 )
-from insitu.train.elastic import Membership
+from insitu.train.elastic import LoopPosition, Membership
 from insitu.train.fit import (
     Bookkeeper,
     KerasTrainer,
     StepExecutor,
+    check_same_data,
     dispatch_methods,
     is_never_sharded,
     make_feed,
     note_maker,
     register_dataset_adapter,
     trainer_of,
+    warn_of_own_fit,
 )
-from insitu.train.replica import StepBatch, count_rows
+from insitu.train.replica import CombinationPlan, count_rows
 from insitu.train.strategies.seeds import seed_unseeded
 
 
@@ -125,6 +130,8 @@ class Strategy:
     def _bind(self, model: Any) -> None:
         if not self._membership.is_alone:
             _refuse_distribution(model)
+            if self._membership.context.is_chief:
+                warn_of_own_fit(model)
         if model.built:
             self.created_in_scope.check_created_here(model.variables)
         trainer = trainer_of(model)
@@ -292,12 +299,13 @@ class Strategy:
     def distribute_dataset(self, dataset: Any, options: Any = None) -> DistributedDataset:
         """Return an iterable over the steps of `dataset` (global batches): each replica's rows, for `run`.
 
-        Each process is given the same data, and takes its part; that they do is compared in each step. A
-        `tf.data.Dataset` with `AutoShardPolicy.OFF` is each process' own: of its batches, too, each replica
-        takes a part as large as of a global batch, so that an epoch has more steps.
+        Each process is given the same data, and takes its part. A `tf.data.Dataset` with
+        `AutoShardPolicy.OFF` is each process' own: of its batches, too, each replica takes a part as large as
+        of a global batch, so that an epoch has more steps.
 
         A replica without rows in a step gets arrays of zero rows. Each iteration is the next epoch. Every so
-        many steps, and when an epoch ends, it is checked that all replicas' weights are the same.
+        many steps, and when an epoch ends, it is checked that all replicas' weights are the same, and
+        that all processes were given the same batches.
         """
         if is_per_replica(options):
             raise InputError(
@@ -307,11 +315,22 @@ class Strategy:
         context = self._membership.context
         if len(context.workers) <= 1 or not is_never_sharded(dataset):
             feed = make_feed(dataset, **self._membership.feed_options)
-            compare = None if feed.cache is not None or len(context.workers) <= 1 else self._compare_batches
-            return self._distribute(feed, compare)
+            compares = self._compares_data and not isinstance(dataset, Dataset)
+            return self._distribute(feed, self._check_data if compares else None)
         whole = make_feed(dataset, shards=(0,), num_shards=1)
         cut = cut_for_replicas(count_rows(whole.source.peek()), context.num_shards, context.shards[0])
         return self._distribute(WorkerFeed([whole], context.shards, self._count_left, cut))
+
+    @property
+    def _compares_data(self) -> bool:
+        """Whether processes compare the data of a custom loop: there are several, which run in lockstep."""
+        return len(self._membership.context.workers) > 1
+
+    def _check_data(self, fingerprint: int, position: LoopPosition) -> None:
+        """Raise InputError, in each task, where processes were given other batches up to `position`."""
+        group = self._membership.group()
+        own = np.full((len(group.shards), 1), fingerprint, np.float64)
+        check_same_data(group.all_gather(squeeze_shards(own)).reshape(-1).tolist(), position)
 
     experimental_distribute_dataset = distribute_dataset
 
@@ -345,10 +364,10 @@ class Strategy:
         return make_values([value_fn(ValueContext(shard, context.num_shards)) for shard in context.shards])
 
     def _distribute(
-        self, feed: Any, compare: Callable[[StepBatch | None, int], None] | None = None
+        self, feed: Any, check_data: Callable[[int, LoopPosition], None] | None = None
     ) -> DistributedDataset:
         bookkeeper = Bookkeeper(self._membership)
-        return DistributedDataset(feed, bookkeeper, self._after_step, self.left_out, compare)
+        return DistributedDataset(feed, bookkeeper, self._after_step, self.left_out, check_data)
 
     def _count_left(self, own: int) -> int:
         """Return the sum of a number over all tasks. Collective."""
@@ -358,9 +377,6 @@ class Strategy:
             else own
         )
 
-    def _compare_batches(self, batch: StepBatch | None, step: int) -> None:
-        check_batch(self._membership.group(), batch, step)
-
     def check_replicas(self, where: str = "here") -> None:
         """Raise Diverged, in every task, unless all replicas have the same weights. The error names the first
         variable that differs, of those made in the scope. Collective."""
@@ -369,6 +385,17 @@ class Strategy:
     def _after_step(self, index: int, last: bool) -> None:
         if last or (index + 1) % LOOP_CHECK_INTERVAL == 0 or index == 0:
             self.check_replicas("after an epoch" if last else f"after step {index}")
+
+
+def tell_unchecked(plan: CombinationPlan, model: Any, membership: Membership) -> None:
+    """Warn, in the chief, of what the plan could not find out."""
+    if plan.unchecked and membership.context.is_chief:
+        warnings.warn(
+            f"Not everything could be checked of how {model.name!r} trains over several replicas: gradients "
+            "are averaged by rows, metrics are added up, logs are averaged. "
+            f"{'. '.join(plan.unchecked)}. Compare its first losses and metrics with those of one device.",
+            stacklevel=2,
+        )
 
 
 def _refuse_distribution(model: Any) -> None:

@@ -26,6 +26,7 @@ from insitu.train.parameter_server import (
     serve_or_configure,
 )
 from insitu.train.replica import make_replica, plan_combination
+from insitu.train.strategies.base import tell_unchecked
 from insitu.train.strategies.synchronous import SynchronousStrategy
 
 
@@ -98,6 +99,7 @@ class HybridStrategy(SynchronousStrategy):
         lookup = TableLookup(session, layers, find_key_inputs(model, layers, example))
         rows = lookup.example(example)
         plan = plan_combination(model, rows, self.num_replicas_in_sync)
+        tell_unchecked(plan, model, self._membership)
         inner, scale = make_replica(model, rows, plan), LossScale(model.optimizer)
         replica = HybridReplica(inner, session, lookup, scale)
         self._replicas.append(replica)

@@ -22,6 +22,7 @@ from insitu.train.devices import Device
 from insitu.train.fit import StepExecutor
 from insitu.train.replica import plan_combination
 from insitu.train.replicated import MultiDeviceStep, SingleProcessStep, pin_step
+from insitu.train.strategies.base import tell_unchecked
 from insitu.train.strategies.synchronous import SynchronousStrategy
 
 
@@ -78,6 +79,7 @@ class MultiDeviceStrategy(SynchronousStrategy):
     def _replica(self, model: Any, example: Any) -> Any:
         devices = [device.handle() for device in self.devices]
         plan = plan_combination(model, example, self.num_replicas_in_sync)
+        tell_unchecked(plan, model, self._membership)
         backend = keras.backend.backend()
         if backend == "tensorflow":
             from insitu.train.replicated.tensorflow import TensorFlowMultiDeviceReplica

@@ -35,8 +35,8 @@ from insitu.train.parameter_server import (
     refuse_recompile,
     serve_or_configure,
 )
-from insitu.train.replica import Replica, StepBatch, make_replica, plan_combination
-from insitu.train.strategies.base import Strategy
+from insitu.train.replica import Replica, make_replica, plan_combination
+from insitu.train.strategies.base import Strategy, tell_unchecked
 
 
 class ParameterServerStrategy(Strategy):
@@ -134,7 +134,12 @@ class ParameterServerStrategy(Strategy):
         lookup = TableLookup(session, layers, find_key_inputs(model, layers, example) if layers else ())
         rows = lookup.example(example)
         plan = plan_combination(model, rows, self.num_replicas_in_sync, weights_on_servers=True)
+        tell_unchecked(plan, model, self._membership)
         replica = make_replica(model, rows, plan)
+        # Each task evaluates by itself, and unless servers wait for all, each push is an update.
+        replica.keep_own_losses(training=False)
+        if self._mode != "sync" or self.num_replicas_in_sync == 1:
+            replica.keep_own_losses(training=True)
         return self._server_step(model, model.optimizer, replica, lookup)
 
     def _server_step(self, model: Any, optimizer: Any, replica: Replica, lookup: TableLookup) -> ServerStep:
@@ -200,14 +205,15 @@ class ParameterServerStrategy(Strategy):
     def left_out(self) -> Collection[int]:
         return self._session.left_out if self._session is not None else ()
 
+    @property
+    def _compares_data(self) -> bool:
+        return False  # workers don't wait for each other
+
     def _after_step(self, index: int, last: bool) -> None:
         """Skip the check of equal replicas: workers' weights differ."""
 
     def _count_left(self, own: int) -> int:
         return own  # workers have no common step
-
-    def _compare_batches(self, batch: StepBatch | None, step: int) -> None:
-        """Compare nothing: workers have no common step."""
 
     # Fits
 

@@ -28,7 +28,7 @@ from insitu.train.replica import (
     plan_combination,
     read_state,
 )
-from insitu.train.strategies.base import Strategy
+from insitu.train.strategies.base import Strategy, tell_unchecked
 
 
 class SynchronousStrategy(Strategy):
@@ -48,6 +48,7 @@ class SynchronousStrategy(Strategy):
         if first:
             self._broadcast_initial_state(model)
         plan = plan_combination(model, example, self.num_replicas_in_sync)
+        tell_unchecked(plan, model, self._membership)
         return TwoPhaseStep(make_replica(model, example, plan), self._membership.lockstep)
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:

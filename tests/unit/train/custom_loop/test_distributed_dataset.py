@@ -51,3 +51,27 @@ def test_batches_are_tensors_as_tensorflows_are(strategy_over):
     first = next(iter(data))
     assert [type(value) for value in first.values] == [type(tf.constant(1))] * 2
     assert first.values[0].numpy().tolist() == [0, 1]
+
+
+def test_processes_compare_the_batches_of_a_loop(strategy_over, monkeypatch):
+    strategy = strategy_over(2)
+    monkeypatch.setattr(type(strategy), "_compares_data", True)
+    options = {**strategy.membership.feed_options, "several_processes": True}
+    monkeypatch.setattr(type(strategy.membership), "feed_options", options)
+    data = tf.data.Dataset.range(10).batch(4)
+    assert len(list(strategy.distribute_dataset(data))) == 3
+    group, checked = strategy.group(), []
+    gather = group.all_gather
+
+    def of_other_data(row):
+        rows = gather(row)
+        if rows.dtype == "float64":
+            checked.append(rows[0, 0])
+            rows[1] += len(checked) > 1
+        return rows
+
+    monkeypatch.setattr(group, "all_gather", of_other_data)
+    seen = []
+    with pytest.raises(InputError, match=r"must be given the same data.*another batch than that of shard 0"):
+        seen.extend(strategy.distribute_dataset(data))
+    assert checked[0] != checked[1]

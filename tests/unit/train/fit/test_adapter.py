@@ -125,6 +125,78 @@ def test_another_process_goes_on_in_a_stream_of_unknown_length(batches, steps, c
     assert rest[0] == [[-1]] * step + whole[epoch][step:]
 
 
+class Drawing(keras.utils.PyDataset):
+    """Draws its order at each event of an epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = np.random.default_rng(1)
+        self.order = np.arange(8)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return self.order[2 * index : 2 * index + 2], np.zeros(2)
+
+    def on_epoch_begin(self) -> None:
+        self.order = self.generator.permutation(8)
+
+    on_epoch_end = on_epoch_begin
+
+
+def stream_of_tests(kind: str) -> StreamFeed:
+    if kind == "PyDataset":
+        return make_feed(Drawing(), shards=(0,), num_shards=1)
+    import tensorflow as tf
+
+    data = tf.data.Dataset.range(8).shuffle(50, seed=1).filter(lambda x: x >= 0).batch(2)
+    if kind == "tf.data of known length":
+        data = data.apply(tf.data.experimental.assert_cardinality(4))
+    return make_feed(data, shards=(0,), num_shards=1)
+
+
+class Validations:
+    """What Keras' `evaluate` does, once after each epoch of a fit."""
+
+    def __init__(self, kind: str) -> None:
+        self.test = 0
+        self.adapter = FeedAdapter(stream_of_tests(kind), start=lambda: (0, self.test))
+        self.iterator = EpochIterator(self.adapter)
+        self.iterator._get_iterator = lambda: self.adapter
+        self.saved: list[tuple[int, int, dict[str, int]]] = []
+
+    def run(self, tests: range) -> list[list[list[int]]]:
+        seen: list[list[list[int]]] = []
+        for number in tests:
+            seen.append([])
+            self.iterator.reset()
+            for _, _, (batch,) in self.iterator:
+                if batch.skipped:
+                    continue
+                self.test += 1
+                seen[-1].append(batch.parts[0].data[0].tolist())
+                self.saved.append((number, self.test, self.adapter.tests_state_dict(under_way=True)))
+            self.test = 0
+            self.saved.append((number + 1, 0, self.adapter.tests_state_dict(under_way=False)))
+        return seen
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("kind", ["tf.data", "tf.data of known length", "PyDataset"])
+def test_another_process_goes_on_in_the_tests(kind: str) -> None:
+    first = Validations(kind)
+    whole = first.run(range(4))
+    assert len({str(each) for each in whole}) == 4
+    for number, test, state in first.saved[:-1]:
+        second = Validations(kind)
+        second.test = test
+        second.adapter.load_tests_state_dict(state)
+        rest = second.run(range(number, 4))
+        assert rest[1:] == whole[number + 1 :]
+        assert rest[0] == whole[number][test:]
+
+
 def feed_of(x: Any, **options: Any) -> Any:
     return make_feed(x, batch_size=2, shards=(0,), num_shards=1, **options)
 

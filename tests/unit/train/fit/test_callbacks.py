@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -10,6 +11,7 @@ import pytest
 from models import in_shards
 
 import insitu
+from insitu.errors import TrainingError
 from insitu.train import MultiWorkerMirroredStrategy
 from insitu.train.fit.callbacks import flatten_callbacks
 from insitu.train.fit.trainer import trainer_of
@@ -113,3 +115,9 @@ def test_callbacks_are_taken_out_of_lists():
     assert flatten_callbacks([one, [other]]) == [one, other]
     of_keras = keras.callbacks.CallbackList([one, other], add_history=True, add_progbar=True)
     assert flatten_callbacks(of_keras) == [one, other]
+
+
+def test_two_callbacks_that_restore_a_training_are_refused(tmp_path: Path) -> None:
+    both = insitu.BackupAndRestore(tmp_path / "a"), keras.callbacks.BackupAndRestore(tmp_path / "b")
+    with pytest.raises(TrainingError, match=r"Leave keras.callbacks.BackupAndRestore out"):
+        fit(model_in_scope(), *both)

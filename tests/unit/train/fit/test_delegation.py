@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+from models import in_shards
 
 import insitu
 from insitu.grid import import_cache
 from insitu.paths import Paths
+from insitu.train import MultiWorkerMirroredStrategy
 from insitu.train.fit.delegation import check_delegated, needs_insitu
 
 ARRAYS = (np.ones((2, 2)), np.ones((2, 1)))
@@ -44,3 +47,28 @@ def test_a_callback_that_takes_a_training_up_does(tmp_path: Path) -> None:
 
 def test_keras_may_do_what_no_distribution_changes() -> None:
     check_delegated()
+
+
+class Looping(keras.Sequential):
+    def fit(self, x: Any, y: Any) -> Any:
+        for _ in range(2):
+            self.train_step((x, y))
+
+
+class Passing(keras.Sequential):
+    def fit(self, x: Any, y: Any) -> Any:
+        return super().fit(x, y, verbose=0)
+
+
+class Running(keras.Sequential):
+    def fit(self, x: Any, y: Any) -> Any:
+        return [self.strategy.run(self.train_step, (batch,)) for batch in zip(x, y, strict=True)]
+
+
+@pytest.mark.parametrize(("kind", "told"), [(Looping, True), (Passing, False), (Running, False)])
+def test_a_fit_that_trains_by_itself_is_told(kind: Any, told: bool) -> None:
+    strategy = MultiWorkerMirroredStrategy(context=in_shards((0, 1), 2))
+    with strategy.scope(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kind([keras.Input((2,)), keras.layers.Dense(1)]).compile("sgd", "mse")
+    assert [kind.__name__ in str(each.message) for each in caught] == [True] * told

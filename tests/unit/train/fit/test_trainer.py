@@ -374,3 +374,12 @@ def test_single_batches_are_those_of_keras() -> None:
             assert one.keys() == other.keys()
             one, other = list(one.values()), list(other.values())
         np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_keras_builds_a_model_where_a_script_asks_for_it(trainer: KerasTrainer) -> None:
+    model = trainer.model
+    model.compile("sgd", "mse", metrics=["mae"])
+    model._symbolic_build(data_batch=(X, Y))
+    assert model._compile_loss.built and model._compile_metrics.built
+    model.train_on_batch(X, Y)
+    assert trainer.prepared

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,19 @@ class SumReplica:
     """A replica of one weight, whose gradient of a shard is the mean of its rows."""
 
     floats_size, floats_dtype = 1, np.dtype(np.float32)
-    train_record_size, test_record_size = 2, 1
+    train_record_size, test_record_size, seeds_size, plan_number = 2, 1, 0, 0
 
     def __init__(self) -> None:
         self.applied: list[tuple[float, Any]] = []
+
+    def run_with_seeds_of(self, shard: int, run: Callable[[], Any]) -> Any:
+        return run(), np.empty(0)
+
+    def needs_totals(self, *, training: bool) -> bool:
+        return False
+
+    def find_out(self, *, training: bool) -> None:
+        """Find out nothing."""
 
     def gradient(self, shard: int, data: Any, floats: Any, record: Any) -> None:
         floats[:] = np.mean(data)
@@ -128,3 +138,44 @@ def test_tests_and_predictions_are_units_too(lockstep: Any, replica: Any) -> Non
     outputs = step.predict(position, [part(0, 1, 2), part(1)], example)
     assert outputs.tolist() == [[2], [4]]
     assert lockstep.positions == [position, position]
+
+
+class DrawingReplica(SumReplica):
+    """Its predictions draw random numbers, which moves its seed generator."""
+
+    seeds_size = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seeds = np.array([7.0, 0.0])
+        self.ran: list[int] = []
+
+    def run_with_seeds_of(self, shard: int, run: Callable[[], Any]) -> Any:
+        self.ran.append(shard)
+        return run(), self.seeds + np.array([0, 5])
+
+    def assign_seeds(self, values: Any) -> None:
+        self.seeds = values
+
+
+def test_seeds_move_as_on_the_first_shard_with_rows(lockstep: Any) -> None:
+    replica: Any = DrawingReplica()
+    step = TwoPhaseStep(replica, lockstep)
+    example = step.example_output(np.ones((1, 1), np.float32))
+    assert replica.seeds.tolist() == [7, 0]
+    for parts in ([part(0), part(1, 3)], [part(0, 1), part(1, 2)]):
+        step.predict(POSITION, parts, example)
+    assert replica.seeds.tolist() == [7, 10] and replica.ran == [0, 1, 0, 1]
+
+
+def test_tasks_that_plan_otherwise_are_refused(lockstep: Any, replica: Any) -> None:
+    gather = lockstep.group.all_gather
+
+    def with_another_plan(row: Any) -> Any:
+        rows = gather(row)
+        rows[1, -2] += 1
+        return rows
+
+    lockstep.group = SimpleNamespace(all_gather=with_another_plan, shards=(0, 1))
+    with pytest.raises(TrainingError, match="another way in shard 1 than in shard 0"):
+        TwoPhaseStep(replica, lockstep).test(POSITION, [part(0, 1), part(1, 2)])

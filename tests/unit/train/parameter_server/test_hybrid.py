@@ -33,6 +33,7 @@ class Inner:
 
     floats_size, floats_dtype, train_record_size, test_record_size = 4, np.dtype("float32"), 2, 2
     copy_out = staticmethod(np.copyto)
+    seeds_size, plan_number = 0, 7
 
     def __init__(self) -> None:
         self.rows = Variable((1, 1), rows=True)
@@ -46,6 +47,12 @@ class Inner:
     def gradient(self, shard: int, data: Any, floats: Any, record: Any) -> None:
         floats[:] = data * np.array([1, 2, 3, 4])
         record[:] = 5, 0
+
+    def needs_totals(self, *, training: bool) -> bool:
+        return training
+
+    def count_losses(self, shard: int, data: Any, *, training: bool) -> Any:
+        return np.zeros(1) if data is None else np.array([np.sum(data)])
 
     def apply(self, floats: Any, records: Any) -> Any:
         self.assign(floats)
@@ -153,6 +160,16 @@ def test_rows_that_are_only_read_are_not_created(parts: Any) -> None:
     assert replica.merge(record[None]) == {"rows": 2.0}
     assert replica.predict([1, 2, 3]).tolist() == [1, 2, 3]
     assert lookup.created == [False] * 3 and len(inner.rows.assigned) == 2
+
+
+def test_losses_are_counted_with_the_rows_of_the_batch(parts: Any) -> None:
+    replica, inner, _, lookup = parts
+    assert replica.needs_totals(training=True) and not replica.needs_totals(training=False)
+    assert replica.count_losses(0, [1, 2], training=True).tolist() == [3]
+    assert replica.count_losses(0, [1, 2], training=False).tolist() == [3]
+    assert replica.count_losses(0, None, training=True).tolist() == [0]
+    assert lookup.created == [True, False] and len(inner.rows.assigned) == 2
+    assert replica.plan_number == 7
 
 
 def test_values_are_assigned_around_the_rows(parts: Any) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
+from insitu.errors import TrainingError
 from insitu.train.elastic import TRAIN, LoopPosition
 from insitu.train.parameter_server.loss_scale import LossScale
 from insitu.train.parameter_server.model_spec import ClipNorms
 from insitu.train.parameter_server.step import ServerStep
-from insitu.train.replica import ShardBatch, Span
+from insitu.train.replica import NeedsTotals, ShardBatch, Span
 
 POSITION = LoopPosition(0, TRAIN)
 WEIGHT, MOVED = SimpleNamespace(trainable=True), SimpleNamespace(trainable=False)
@@ -118,6 +120,17 @@ def test_a_gradient_that_is_not_finite_is_not_said_to_be() -> None:
     step, _, session = make()
     train(step, [np.inf], [1.0])
     assert [finite for *_, finite in session.pushed] == [False, True]
+
+
+def test_a_loss_that_needs_totals_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, replica, _ = make()
+
+    def gradient(*arguments: Any) -> None:
+        raise NeedsTotals
+
+    monkeypatch.setattr(replica, "gradient", gradient)
+    with pytest.raises(TrainingError, match="divides by something else: the entries that a mask"):
+        train(step, [1.0], [])
 
 
 def test_norms_are_bounded_and_moved_state_is_sent_as_a_difference() -> None:

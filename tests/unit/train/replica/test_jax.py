@@ -25,3 +25,8 @@ class TestJax(BackendChecks):
 
     def test_a_step_that_returns_no_state_is_refused(self, alone: Any) -> None:
         assert "(logs, state)" in alone["misfit"]
+
+    def test_thawing_without_compile_is_refused(self, alone: Any) -> None:
+        assert (
+            "trainable when it was compiled" in alone["thawed"] and "Call compile() again" in alone["thawed"]
+        )

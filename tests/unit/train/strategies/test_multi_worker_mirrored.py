@@ -340,7 +340,7 @@ def test_communication_that_is_not_there(what, message):
 
 def test_what_cannot_be_combined_over_shards_is_refused(rows, strategy_over):
     with strategy_over(2).scope():
-        summed = image_model(loss=keras.losses.SparseCategoricalCrossentropy(True, reduction="sum"))
+        summed = image_model(loss=keras.losses.SparseCategoricalCrossentropy(True, reduction="none"))
     with pytest.raises(TrainingError, match="reduction"):
         fit(summed, rows)
     with strategy_over(2).scope():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
+
 from insitu.train.replica.metric_results import flatten_metrics
 from insitu.train.replica.state import read_losses
 
@@ -31,8 +33,16 @@ def has_own_numbers(model: Any) -> bool:
     return (
         any(not is_of_keras(getattr(type(model), name, None)) for name in _METHODS)
         or any(not _is_loss_of_keras(loss) for loss in read_losses(model))
+        or _has_outputs_without_columns(model)
         or any(not _is_loss_of_keras(metric) for metric in flatten_metrics(model.metrics))
     )
+
+
+def _has_outputs_without_columns(model: Any) -> bool:
+    """Return True if an output is one number a row: what Keras' losses do to its columns, they do to the rows
+    then."""
+    outputs = getattr(model, "outputs", None) or ()
+    return any(len(output.shape) < 2 for output in keras.tree.flatten(outputs))
 
 
 def has_own_train_step(model: Any) -> bool:

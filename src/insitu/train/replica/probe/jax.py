@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 
 from insitu.train.replica.gradient_capture import capture_gradients
 from insitu.train.replica.jax import compile_for, unpack_step
-from insitu.train.replica.probe.outcome import Outcome, read_logs, to_float64
+from insitu.train.replica.leaves import count_rows
+from insitu.train.replica.loss_totals import count_losses
+from insitu.train.replica.metric_results import unique_metrics
+from insitu.train.replica.probe.outcome import Outcome, Totals, losses_of, read_logs, to_float64
 from insitu.train.replica.step_watch import watch_step
 
 
@@ -33,23 +36,30 @@ class JaxSteps:
         # Each program runs a few times only. CPUs have this option.
         quickly = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
         options = {"compiler_options": quickly}
+        self.demands_totals = True
         self._train = compile_for(model, self._trace_train, **options)
         self._test = compile_for(model, self._trace_test, **options)
+        self._count = compile_for(model, self._trace_count, static_argnums=2, **options)
         self._forward = compile_for(model, self._trace_forward, static_argnums=2, **options)
         self._averaged: frozenset[int] = frozenset()
         self._seen = False
 
-    def train(self, data: Any, *, factor: float = 1.0, shift: float = 0.0) -> Outcome:
+    def train(self, data: Any, *, totals: Totals = None, factor: float = 1.0, shift: float = 0.0) -> Outcome:
         del shift  # nothing can be read past Keras: the state goes in and out
-        gradients, logs, others, metrics = self._train(self._values(), data, jnp.float32(factor))
+        arguments = (self._values(), data, jnp.float32(factor), totals)
+        gradients, logs, others, metrics = self._train(*arguments)
         self._assign(others, metrics)
         arrays = {name: to_float64(value) for name, value in logs.items()}
         return Outcome([to_float64(g) for g in gradients], arrays, self._averaged, self._seen)
 
-    def test(self, data: Any) -> Outcome:
-        logs, others, metrics = self._test(self._values(), data)
+    def test(self, data: Any, *, totals: Totals = None) -> Outcome:
+        logs, others, metrics = self._test(self._values(), data, totals)
         self._assign(others, metrics)
         return Outcome([], {name: to_float64(value) for name, value in logs.items()}, self._averaged)
+
+    def count(self, data: Any, *, training: bool) -> Totals:
+        counts = self._count(self._values(), data, training)
+        return np.array([count_rows(data), *map(float, counts)], np.float32)
 
     def forward(self, data: Any, *, training: bool) -> list[NDArray[Any]]:
         return [to_float64(leaf) for leaf in self._forward(self._values(), data, training)]
@@ -67,9 +77,10 @@ class JaxSteps:
             for variable, value in zip(variables, values, strict=True):
                 variable._direct_assign(value)
 
-    def _trace_train(self, state: Any, data: Any, factor: Any) -> Any:
+    def _trace_train(self, state: Any, data: Any, factor: Any, totals: Any) -> Any:
         with (
             watch_step(self._model) as watch,
+            losses_of(self, totals, data),
             capture_gradients(self._model.optimizer) as captured,
             self._scaled_gradients(factor) as seen,
         ):
@@ -80,12 +91,22 @@ class JaxSteps:
         gradients = [zeros[id(v)] if (g := by_variable.get(id(v))) is None else g for v in self._trainable]
         return gradients, read_logs(logs, watch), end[1], end[3]
 
-    def _trace_test(self, state: Any, data: Any) -> Any:
+    def _trace_test(self, state: Any, data: Any, totals: Any) -> Any:
         trainable, others, _, metrics = state
-        with watch_step(self._model) as watch:
+        with watch_step(self._model) as watch, losses_of(self, totals, data):
             logs, end = unpack_step(self._model.test_step((trainable, others, metrics), data), 3)
         self._averaged = frozenset(watch.means.variables)
         return read_logs(logs, watch), end[1], end[2]
+
+    def _trace_count(self, state: Any, data: Any, training: bool) -> Any:
+        trainable, others, _, metrics = state
+        with count_losses(unique_metrics(self._model)) as counts:
+            if training:
+                with capture_gradients(self._model.optimizer, trains=bool(self._trainable)):
+                    self._model.train_step(state, data)
+            else:
+                self._model.test_step((trainable, others, metrics), data)
+        return counts
 
     def _trace_forward(self, state: Any, data: Any, training: bool) -> Any:
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.train.replica.combination import Operation
+from insitu.train.replica.loss_totals import NeedsTotals
 from insitu.train.replica.metric_results import flatten_metrics
 from insitu.train.replica.probe.decisions import are_close
 from insitu.train.replica.probe.neutral import Chance
-from insitu.train.replica.probe.outcome import Outcome, Steps
+from insitu.train.replica.probe.outcome import Outcome, Steps, Totals
 from insitu.train.replica.probe.synthetic_rows import PARTS, cut, make_value
 from insitu.train.replica.state import is_floating, read_state, regroup, to_numpy
 
@@ -129,18 +130,33 @@ class Observer(AbstractContextManager["Observer"]):
                 zeros = np.zeros_like(own)
                 variable.assign(_moved(zeros, index, variable) if metrics == MOVED else zeros)
 
-    def run_once(self, step: str, rows: Any, **options: float) -> Outcome:
+    def run_once(self, step: str, rows: Any, totals: Totals = None, **options: float) -> Outcome:
         """Run a step as it is after `set_state`."""
-        return self.steps.train(rows, **options) if step == TRAIN else self.steps.test(rows)
+        if step == TRAIN:
+            return self.steps.train(rows, totals=totals, **options)
+        return self.steps.test(rows, totals=totals)
+
+    def _find_totals(self, step: str, rows: Any) -> Totals:
+        """Return what losses on the parts of `rows` divide by; None if they need none."""
+        self.set_state()
+        if self.steps.demands_totals:
+            try:
+                self.run_once(step, rows)
+                return None
+            except NeedsTotals:
+                self.steps.demands_totals = False
+                self.set_state()
+        return self.steps.count(rows, training=step == TRAIN)
 
     def run(self, step: str, rows: Any, metrics: str = ZEROS, *, weights_moved: bool = False) -> StateRun:
         """Run a step on `rows` and on their parts."""
         outcomes, after = [], []
         before: Mapping[int, Array] = {}
-        for batch in (rows, *(cut(rows, part) for part in PARTS)):
+        totals = self._find_totals(step, rows)
+        for batch, of_whole in ((rows, None), *((cut(rows, part), totals) for part in PARTS)):
             self.set_state(metrics, weights_moved=weights_moved)
             before = self.values()
-            outcomes.append(self.run_once(step, batch))
+            outcomes.append(self.run_once(step, batch, of_whole))
             after.append(self.values())
         return StateRun(
             step, metrics, weights_moved, before, outcomes[0], after[0], tuple(outcomes[1:]), tuple(after[1:])

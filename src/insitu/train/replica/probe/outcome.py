@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,6 +11,8 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
+from insitu.train.replica.leaves import count_rows
+from insitu.train.replica.loss_totals import demand_totals, divide_by_totals
 from insitu.train.replica.metric_results import flatten_logs
 from insitu.train.replica.step_watch import StepWatch
 
@@ -28,22 +31,39 @@ class Outcome:
     """True if gradients were seen, and scaled, where they come from."""
 
 
+Totals = NDArray[np.float32] | None
+"""The totals of the batch of which the rows of a step are a part; None for a whole batch."""
+
+
 class Steps(Protocol):
     """Runs the steps of a model by themselves, without an update. Variables that a step moves keep what it
     leaves in them."""
 
-    def train(self, data: Any, *, factor: float = 1.0, shift: float = 0.0) -> Outcome:
+    #: Whether losses that need totals raise NeedsTotals, as long as a step has none.
+    demands_totals: bool
+
+    def train(self, data: Any, *, totals: Totals = None, factor: float = 1.0, shift: float = 0.0) -> Outcome:
         """Run a training step. Gradients are scaled by `factor` where they come from; `shift` is added to all
         trainable variables when the step updates them."""
 
-    def test(self, data: Any) -> Outcome:
+    def test(self, data: Any, *, totals: Totals = None) -> Outcome:
         """Run a test step."""
+
+    def count(self, data: Any, *, training: bool) -> Totals:
+        """Return the totals of a batch."""
 
     def forward(self, data: Any, *, training: bool) -> list[NDArray[Any]]:
         """Return the outputs of the model."""
 
     def close(self, *, chance_used: bool) -> None:
         """Leave the backend as it was. `chance_used` tells that the steps asked for random numbers."""
+
+
+def losses_of(steps: Steps, totals: Any, data: Any) -> AbstractContextManager[None]:
+    """Return a scope in which losses divide as in a step on `data`. `totals` may be traced."""
+    if totals is not None:
+        return divide_by_totals(totals, count_rows(data))
+    return demand_totals() if steps.demands_totals else nullcontext()
 
 
 def read_logs(logs: Any, watch: StepWatch) -> dict[str, Any]:

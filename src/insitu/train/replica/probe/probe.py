@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -45,26 +46,34 @@ def plan_combination(
     """Return how the steps of `model`, built, combine over shards on batches like `example`. Leaves the model
     as it is.
 
-    Steps that can't run in a probe are planned as for models of Keras' own parts. With `weights_on_servers`
-    no state but metrics can combine by an operation.
+    Steps that can't run in a probe are planned as for models of Keras' own parts, and the plan says so. With
+    `weights_on_servers` no state but metrics can combine by an operation.
 
     Raises:
         TrainingError: where it is known without a probe that training can't be combined.
     """
-    check_trainable_by_shards(model, num_shards)
+    check_trainable_by_shards(model, num_shards, exchanges_totals=not weights_on_servers)
     if num_shards == 1 or not is_built_to_train(model) or not has_custom_parts(model):
         return CombinationPlan()
     with without_chance() as chance, Observer(model, chance) as observer:
+        probe = _Probe(model, example, observer)
         try:
-            plan = _Probe(model, example, observer).plan()
+            plan = probe.plan()
         except Exception as error:  # of the user's code; if it comes from more than the rows, it comes again
-            _log.debug("%s can't be probed: %s", model.name, error)
             plan = CombinationPlan()
+            probe.unchecked.append(refusals.of_failed_step("A step", error))
         others = [c.variable for c in observer.candidates if c.metric is None]
     odd = [variable.path for variable in others if id(variable) in plan.operations]
     if weights_on_servers and odd:
-        return replace(plan, train_refusal=refusals.of_server_weight(odd[0]))
-    return plan
+        plan = replace(plan, train_refusal=refusals.of_server_weight(odd[0]))
+    number = _number_of(plan, [*model.variables, *model.metrics_variables])
+    return replace(plan, unchecked=tuple(dict.fromkeys(probe.unchecked)), number=number)
+
+
+def _number_of(plan: CombinationPlan, variables: Sequence[Any]) -> int:
+    operations = [plan.operations.get(id(variable)) for variable in variables]
+    said = [str(each) for each in operations], plan.train_refusal is None, plan.test_refusal is None
+    return zlib.crc32(repr(said).encode())
 
 
 class _Probe:
@@ -77,6 +86,8 @@ class _Probe:
         #: Of the largest value: differences up to this are rounding.
         self._tolerance = 5e-2 if _computes_in_halves(model) else 1e-3
         self._has_own_numbers = has_own_numbers(model)
+        #: What could not be found out. Written by all that gives up.
+        self.unchecked: list[str] = []
 
     def plan(self) -> CombinationPlan:
         first = self._run_first(TRAIN)
@@ -100,13 +111,15 @@ class _Probe:
 
     def _run_first(self, step: str) -> StateRun | None:
         """Run a step with rows, and weights, with which it gives numbers. Returns None if it fails with all:
-        then the user's own rows will show why."""
+        then the user's own rows may show why."""
         if step == TRAIN and self._model.optimizer is None:
             return None
+        reason = refusals.NOT_FINITE
         for own_weights in (False, True):
             for lowest in (0,) if _fails_for_good() else (1, 0):
                 self._rows = make_rows(self._example, lowest=lowest)
                 if self._rows is None:
+                    self.unchecked.append(refusals.NO_NUMBERS)
                     return None
                 self._observer.begin(own_weights=own_weights)
                 try:
@@ -115,10 +128,11 @@ class _Probe:
                     _log.debug("%s can't be combined: %s", step, error)
                     return None
                 except Exception as error:
-                    _log.debug("%s can't be probed: %s", step, error)
+                    reason = refusals.of_failed_step(step, error)
                     continue
                 if all(are_finite(each.gradients) for each in (run.whole, *run.parts)):
                     return run
+        self.unchecked.append(reason)
         return None
 
     def _run_more(self, first: StateRun) -> list[StateRun]:
@@ -135,7 +149,11 @@ class _Probe:
     def _is_excused(self, step: str) -> bool:
         """Return True if a step can't be judged: rows are coupled by the model itself, where each replica
         takes its own, or random numbers go on that Keras doesn't know of."""
-        return self._couples_rows(training=step == TRAIN) or not self._is_fixed(step)
+        if self._couples_rows(training=step == TRAIN):
+            self.unchecked.append(refusals.COUPLES_ROWS)
+        elif self._is_fixed(step):
+            return False
+        return True
 
     # Gradients
 
@@ -157,7 +175,7 @@ class _Probe:
 
     def _train(self, rows: Any, **options: float) -> Outcome:
         self._observer.set_state()
-        return self._observer.run_once(TRAIN, rows, **options)
+        return self._observer.run_once(TRAIN, rows, None, **options)
 
     def _is_sum(self, whole: Gradients, parts: Sequence[Gradients]) -> bool:
         """Return True if the gradient is a mean, plus a sum over rows, which doubles with the rows."""
@@ -175,6 +193,7 @@ class _Probe:
             return True
         scaled = [self._train(self._rows, factor=factor) for factor in FACTORS]
         if not all(each.scaled and are_finite(each.gradients) for each in scaled):
+            self.unchecked.append(refusals.NOT_SCALED)
             return True
         gradients = [each.gradients for each in scaled]
         return is_linear(gradients, 10 * self._tolerance) or not self._is_fixed(TRAIN)
@@ -183,6 +202,12 @@ class _Probe:
 
     def _is_fixed(self, step: str) -> bool:
         """Return True if a step gives the same again."""
+        if self._gives_the_same(step):
+            return True
+        self.unchecked.append(refusals.of_randomness(step))
+        return False
+
+    def _gives_the_same(self, step: str) -> bool:
         results = []
         for _ in range(2):
             self._observer.set_state()

@@ -1,4 +1,4 @@
-"""What is said about steps that can't be combined over replicas."""
+"""What is said about steps that can't be combined over replicas, or of which it isn't known."""
 
 from __future__ import annotations
 
@@ -72,3 +72,28 @@ def of_log(name: str, step: str) -> str:
         f"Received: {name!r} of {step}, which on a whole batch isn't the mean of its parts. Make it a metric "
         "of the model, or compute it from other logs in a callback's on_epoch_end."
     )
+
+
+# Of what could not be found out
+
+NO_NUMBERS = "The data holds other values than numbers, of which no rows can be made up"
+NOT_FINITE = "Gradients of made-up rows are not finite"
+NOT_SCALED = (
+    "The train_step takes its gradients otherwise than by the backend's usual functions, so that it isn't "
+    "known whether it clips them"
+)
+COUPLES_ROWS = (
+    "An output of the model for a row depends on the other rows of its batch, of which each replica has only "
+    "some"
+)
+
+
+def of_failed_step(step: str, error: Exception) -> str:
+    """Return why nothing is known of a step that fails."""
+    first = str(error).strip().partition("\n")[0][:200]
+    return f"{step} fails on made-up rows ({type(error).__name__}: {first})"
+
+
+def of_randomness(step: str) -> str:
+    """Return why nothing is known of a step that draws random numbers of which Keras doesn't know."""
+    return f"{step} gives other numbers each time, of random numbers that are not Keras' or the backend's"

@@ -12,8 +12,10 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from insitu.train.replica.gradient_capture import capture_gradients
-from insitu.train.replica.leaves import map_batch
-from insitu.train.replica.probe.outcome import Outcome, read_logs, to_float64
+from insitu.train.replica.leaves import count_rows, map_batch
+from insitu.train.replica.loss_totals import count_losses
+from insitu.train.replica.metric_results import unique_metrics
+from insitu.train.replica.probe.outcome import Outcome, Totals, losses_of, read_logs, to_float64
 from insitu.train.replica.step_watch import watch_step
 from insitu.train.replica.updated_weights import refuse_use_of_updated
 
@@ -24,11 +26,12 @@ class TensorFlowSteps:
     def __init__(self, model: Any, trainable: Any) -> None:
         self._model = model
         self._trainable = trainable
+        self.demands_totals = True
         # A function that was compiled meanwhile would go on without random numbers.
         self._eager = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)
 
-    def train(self, data: Any, *, factor: float = 1.0, shift: float = 0.0) -> Outcome:
+    def train(self, data: Any, *, totals: Totals = None, factor: float = 1.0, shift: float = 0.0) -> Outcome:
         model = self._model
 
         def on_apply() -> None:
@@ -38,6 +41,7 @@ class TensorFlowSteps:
 
         with (
             watch_step(model) as watch,
+            losses_of(self, totals, data),
             capture_gradients(model.optimizer, on_apply if shift else None) as captured,
             refuse_use_of_updated(model, captured.is_applied),
             self._scaled_gradients(factor) as seen,
@@ -48,11 +52,21 @@ class TensorFlowSteps:
         logs = {name: to_float64(value) for name, value in logs.items()}
         return Outcome(gradients, logs, frozenset(watch.means.variables), bool(seen))
 
-    def test(self, data: Any) -> Outcome:
-        with watch_step(self._model) as watch:
+    def test(self, data: Any, *, totals: Totals = None) -> Outcome:
+        with watch_step(self._model) as watch, losses_of(self, totals, data):
             logs = read_logs(self._model.test_step(map_batch(tf.constant, data)), watch)
         logs = {name: to_float64(value) for name, value in logs.items()}
         return Outcome([], logs, frozenset(watch.means.variables))
+
+    def count(self, data: Any, *, training: bool) -> Totals:
+        model, batch = self._model, map_batch(tf.constant, data)
+        with count_losses(unique_metrics(model)) as counts:
+            if training:
+                with capture_gradients(model.optimizer, trains=bool(self._trainable)):
+                    model.train_step(batch)
+            else:
+                model.test_step(batch)
+        return np.array([count_rows(data), *map(float, counts)], np.float32)
 
     def forward(self, data: Any, *, training: bool) -> list[NDArray[Any]]:
         x, _, _ = keras.utils.unpack_x_y_sample_weight(map_batch(tf.constant, data))

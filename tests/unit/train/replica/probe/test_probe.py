@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import keras
@@ -131,8 +132,42 @@ def test_losses() -> None:
         plan(dense(), loss=lambda y, p: ops.sum(ops.abs(y - p))).check_train()
     with pytest.raises(TrainingError, match=r"rows of a batch depend on each other: .* % from the mean"):
         plan(dense(), loss=lambda y, p: ops.mean(ops.square(y - ops.transpose(p)))).check_train()
+    plan(dense(), loss=keras.losses.MeanSquaredError(reduction="sum")).check_train()
+    with pytest.raises(TrainingError, match="'mean_squared_error' with 'none'"):
+        plan(dense(), loss=keras.losses.MeanSquaredError(reduction="none"))
+
+
+WEIGHTED = (*EXAMPLE, np.zeros(1, "float32"))
+
+
+def test_losses_with_weights() -> None:
+    def weighed(y, p):
+        return ops.mean(ops.square(y - p))
+
+    class Weighing(keras.losses.Loss):
+        def __call__(self, y_true, y_pred, sample_weight=None):
+            return ops.mean(ops.square(y_true - y_pred)) * ops.mean(sample_weight)
+
+    plan(dense(), WEIGHTED, loss=weighed).check_train()
+    with pytest.raises(TrainingError, match="rows of a batch depend on each other"):
+        plan(dense(), WEIGHTED, loss=Weighing()).check_train()
+
+
+def test_losses_of_keras_over_outputs_without_columns() -> None:
+    inputs = keras.Input((3,))
+    outputs = keras.layers.Dense(1)(inputs)[:, 0]
+    example = (EXAMPLE[0], np.zeros(1, "float32"))
+    plan(keras.Model(inputs, outputs), example, loss="mse").check_train()
+    with pytest.raises(TrainingError, match="sums over rows"):
+        plan(keras.Model(inputs, outputs), example, loss="kl_divergence").check_train()
+
+
+def test_sums_on_servers() -> None:
+    model = dense()
+    model.compile("sgd", keras.losses.MeanSquaredError(reduction="sum"))
+    build_to_train(model, EXAMPLE)
     with pytest.raises(TrainingError, match="'mean_squared_error' with 'sum'"):
-        plan(dense(), loss=keras.losses.MeanSquaredError(reduction="sum"))
+        plan_combination(model, EXAMPLE, 2, weights_on_servers=True)
 
 
 class Adds(keras.layers.Layer):
@@ -330,3 +365,32 @@ def test_half_precision_is_probed_too() -> None:
         keras.config.set_dtype_policy(before)
     with pytest.raises(TrainingError, match="sums over rows"):
         found.check_train()
+
+
+class Failing(Stepping):
+    def loss_of(self, y, p):
+        if p.shape[0] == 5:
+            raise ValueError("rows in fours only, please\nand more")
+        return super().loss_of(y, p)
+
+
+class Infinite(Stepping):
+    def loss_of(self, y, p):
+        return super().loss_of(y, p) / ops.zeros(())
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Failing, r"train_step fails on made-up rows \(ValueError: rows in fours only, please\)"),
+        (Infinite, "Gradients of made-up rows are not finite"),
+        (Noisy, "train_step gives other numbers each time"),
+    ],
+)
+def test_what_was_not_found_out_is_told(kind: Any, message: str) -> None:
+    assert any(re.fullmatch(f".*{message}.*", each) for each in plan(dense(kind=kind)).unchecked)
+
+
+def test_plans_have_a_number() -> None:
+    sums, refused = (plan(dense(kind=kind)) for kind in (Stepping, Summing))
+    assert not sums.unchecked and sums.number == plan(dense(kind=Stepping)).number != refused.number
