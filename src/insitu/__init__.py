@@ -14,6 +14,7 @@ from insitu._version import __version__
 from insitu.context import Context, context
 from insitu.doors import lazy_door
 from insitu.import_hooks import call_after_import
+from insitu.missing_names import missing_name
 from insitu.parent_death import tie_to_parent
 
 if TYPE_CHECKING:
@@ -23,13 +24,25 @@ if TYPE_CHECKING:
     from insitu.train import (
         BackupAndRestore,
         CentralStorageStrategy,
+        DistributedDataset,
+        DistributedIterator,
+        DistributedValues,
+        HierarchicalCopyAllReduce,
         HybridStrategy,
+        InputContext,
+        InputOptions,
+        InputReplicationMode,
         MirroredStrategy,
         ModelParallelStrategy,
         MultiWorkerMirroredStrategy,
+        NcclAllReduce,
         OneDeviceStrategy,
         ParameterServerStrategy,
         ReduceOp,
+        ReductionToOneDevice,
+        ReplicaContext,
+        RunOptions,
+        Strategy,
         TPUStrategy,
         get_replica_context,
         get_strategy,
@@ -37,6 +50,7 @@ if TYPE_CHECKING:
         in_cross_replica_context,
     )
     from insitu.train.parameter_server import layers
+    from insitu.train.strategies import cluster_resolver, experimental
 
 _load, _ = lazy_door(
     __name__,
@@ -45,17 +59,31 @@ _load, _ = lazy_door(
         "exchange": ("exchange",),
         "grid": ("Dataset", "dataset"),
         "insitu.train.parameter_server.layers": ("layers",),
+        "insitu.train.strategies.cluster_resolver": ("cluster_resolver",),
+        "insitu.train.strategies.experimental": ("experimental",),
         "parameters": ("ParameterServer", "parameters"),
         "train": (
             "BackupAndRestore",
             "CentralStorageStrategy",
+            "DistributedDataset",
+            "DistributedIterator",
+            "DistributedValues",
+            "HierarchicalCopyAllReduce",
             "HybridStrategy",
+            "InputContext",
+            "InputOptions",
+            "InputReplicationMode",
             "MirroredStrategy",
             "ModelParallelStrategy",
             "MultiWorkerMirroredStrategy",
+            "NcclAllReduce",
             "OneDeviceStrategy",
             "ParameterServerStrategy",
             "ReduceOp",
+            "ReductionToOneDevice",
+            "ReplicaContext",
+            "RunOptions",
+            "Strategy",
             "TPUStrategy",
             "get_replica_context",
             "get_strategy",
@@ -70,21 +98,35 @@ __all__ = [
     "CentralStorageStrategy",
     "Context",
     "Dataset",
+    "DistributedDataset",
+    "DistributedIterator",
+    "DistributedValues",
+    "HierarchicalCopyAllReduce",
     "HybridStrategy",
+    "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
     "MirroredStrategy",
     "ModelParallelStrategy",
     "MultiWorkerMirroredStrategy",
+    "NcclAllReduce",
     "OneDeviceStrategy",
     "ParameterServer",
     "ParameterServerStrategy",
     "ReduceOp",
+    "ReductionToOneDevice",
+    "ReplicaContext",
+    "RunOptions",
+    "Strategy",
     "TPUStrategy",
     "__version__",
+    "cluster_resolver",
     "config",
     "context",
     "dataset",
     "errors",
     "exchange",
+    "experimental",
     "get_replica_context",
     "get_strategy",
     "has_strategy",
@@ -117,6 +159,8 @@ def __getattr__(name: str) -> Any:
     if name == "dataset":
         # A script that trains with Keras alone, without a strategy, may pass the dataset to fit too.
         call_after_import("keras", _register_dataset_adapter)
+    if name not in __all__:
+        raise missing_name("insitu", name)
     return _load(name)
 
 

@@ -262,5 +262,8 @@ class JobPaths:
     def fits(self, task: TaskId) -> Path:
         return self.task(task) / "fits.json"
 
+    def strategy(self, task: TaskId) -> Path:
+        return self.task(task) / "strategy.json"
+
     def failure(self, task: TaskId) -> Path:
         return self.task(task) / "failure.json"

@@ -19,6 +19,7 @@ OF_NO_MODULE = {
     "test_keras_page.py": "docs/keras.md",
     "test_keras_suite.py": "tests/support/keras_suite.py",
     "test_layering.py": "a law of all modules",
+    "test_migration_page.py": "docs/migration.md",
     "test_mirror.py": "a law of all modules",
     "test_strategies_page.py": "docs/strategies.md",
     "test_wire_formats.py": "what arrives over sockets, in all rooms",
@@ -27,6 +28,8 @@ OF_NO_MODULE = {
 """Unit tests of what isn't one module of insitu, and what that is."""
 
 TESTED_BY = {
+    "train/strategies/experimental.py": "unit/train/strategies/test_communication.py",
+    "train/custom_loop/input_context.py": "unit/train/custom_loop/test_worker_feed.py",
     "train/custom_loop/spmd.py": "unit/train/spmd/test_program.py",
     "train/custom_loop/torch.py": "process/test_strategies_matrix.py",
     "train/placement/torch.py": "unit/train/placement/test_layers.py",

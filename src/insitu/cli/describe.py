@@ -121,8 +121,7 @@ def build_job_report(job: JobPaths, *, ledger: bool, events: bool) -> dict[str, 
     status = read_status(job)
     placement, _ = read_placement(job)
     spec, state, stored = status.spec, status.state, encode_job(status.state)
-    report = summarize_job(status)
-    report |= {
+    report = summarize_job(status) | {
         "kind": "job",
         "folder": str(job.root),
         "name": spec.name,
@@ -145,6 +144,7 @@ def build_job_report(job: JobPaths, *, ledger: bool, events: bool) -> dict[str, 
         "generation": state.generation,
         "task_list": _describe_tasks(job, stored["tasks"]),
         "stragglers": _measure_stragglers(job, status),
+        "strategy": _read_strategy(job, placement.tasks),
         "servers": _read_servers(job, placement.tasks),
         "recoveries": [
             {
@@ -232,6 +232,12 @@ def _read_servers(job: JobPaths, tasks: Sequence[TaskSpec]) -> list[dict[str, An
     return [newest[index] for index in sorted(newest)]
 
 
+def _read_strategy(job: JobPaths, tasks: Sequence[TaskSpec]) -> dict[str, str] | None:
+    """Return what a task has published of its strategy: its name, and how gradients travel."""
+    choices = (_read_json(job.strategy(task.task)) for task in tasks)
+    return next((choice for choice in choices if choice is not None), None)
+
+
 def _read_json(path: Any) -> Any:
     try:
         return json.loads(path.read_text())
@@ -282,6 +288,7 @@ def _print_job(job: dict[str, Any]) -> None:
         "Settings": f"{job['workers']} workers, {len(job['shards'])} shards, "
         f"{job['threads']} threads per replica, seed {job['seed']}, "
         f"stall timeout {job['stall_timeout']:g} s, engine {job['engine']}",
+        "Strategy": "{strategy}, gradients: {gradients}".format(**job["strategy"]) if job["strategy"] else "",
         "Recovery": f"{job['on_loss']} a lost worker, {_format_standby(job['standby'])}, "
         f"generation {job['generation']}",
         "Checkpoints": ", ".join(job["checkpoints"]) or "none",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from insitu.cli import INTERRUPTED
+from insitu.cli.command_group import StartCommand
 from insitu.cli.console import (
     OutputPrinter,
     format_cell,
@@ -484,6 +485,6 @@ def _find_incarnation(job: JobPaths, text: str) -> tuple[TaskId, int]:
 def register(app: typer.Typer) -> None:
     """Add this module's commands."""
     options_first = {"allow_interspersed_args": False}
-    app.command(help=START_EXAMPLES, context_settings=options_first)(start)
+    app.command(cls=StartCommand, help=START_EXAMPLES, context_settings=options_first)(start)
     for command in (attach, resume, scale, stop, ps, logs):
         app.command()(command)

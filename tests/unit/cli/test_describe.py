@@ -57,9 +57,20 @@ def test_json_has_the_documented_names_and_counts_from_zero(
 def test_people_read_it_counted_as_keras_counts(insitu: Insitu, capsys: pytest.CaptureFixture[str]) -> None:
     describe(make_job(insitu).root.name, events=True)
     shown = capsys.readouterr().out
-    assert "epoch 2 step 5" in shown
+    assert "epoch 2 step 5" in shown and "Strategy:" not in shown
     assert "worker:0 was killed by SIGKILL" in shown
     assert "TaskExited  task=worker:0, code=-9" in shown
+
+
+def test_how_gradients_travel_is_shown(insitu: Insitu, capsys: pytest.CaptureFixture[str]) -> None:
+    from insitu.context import Context
+    from insitu.train.strategies.communication import publish_choice
+
+    job = make_job(insitu)
+    publish_choice(Context(insitu.paths, job_id=job.root.name), "MirroredStrategy", "ring")
+    publish_choice(Context(insitu.paths), "MirroredStrategy", "outside of all jobs")
+    describe(job.root.name)
+    assert "Strategy:    MirroredStrategy, gradients: ring\n" in capsys.readouterr().out
 
 
 def test_a_beginning_that_several_jobs_share_is_told_as_such(insitu: Insitu) -> None:

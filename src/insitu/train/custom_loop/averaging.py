@@ -66,10 +66,21 @@ def average_loss(loss: Any, sample_weight: Any, global_batch_size: Any, replicas
                 "global_batch_size=None. Call compute_average_loss in the step that strategy.run runs, or "
                 "pass global_batch_size."
             )
-        global_batch_size = ops.shape(loss)[0] if share is None else share.global_rows
+        global_batch_size = ops.shape(loss)[0] if share is None else scale_rows(ops.shape(loss)[0])
     elif isinstance(global_batch_size, int) and global_batch_size < 1:
         raise TrainingError(f"global_batch_size must be at least 1. Received: {global_batch_size}")
     return total / ops.cast(global_batch_size, loss.dtype)
+
+
+def scale_rows(rows: Any) -> Any:
+    """Return the rows of all replicas of something that has `rows` here: of a batch, or so many times them as
+    where a loss has a row for each token."""
+    share = current_share()
+    if share is None:
+        return rows
+    ops = keras.ops
+    own = ops.maximum(ops.cast(share.rows, "float32"), 1)
+    return ops.round(ops.cast(rows, "float32") * (ops.cast(share.global_rows, "float32") / own))
 
 
 def scale_by_share(loss: Any, replicas: int) -> Any:

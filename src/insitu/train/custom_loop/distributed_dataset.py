@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import keras
 
 from insitu.errors import InputError
-from insitu.train.custom_loop.factory import leave_graph, make_spec, out_of_range_error
-from insitu.train.custom_loop.per_replica import merge_per_replica
+from insitu.missing_names import missing_name
+from insitu.train.custom_loop.factory import as_batch, leave_graph, make_spec, out_of_range_error
+from insitu.train.custom_loop.per_replica import merge_per_replica, note_batch
 from insitu.train.custom_loop.replica_check import LOOP_CHECK_INTERVAL
+from insitu.train.custom_loop.worker_feed import WorkerFeed
 from insitu.train.elastic import LOOP, LoopPosition
 from insitu.train.fit import Bookkeeper, Feed, FeedAdapter
 from insitu.train.replica import ShardBatch
+
+LoopFeed = Feed | WorkerFeed
+"""Where the steps of a custom loop come from."""
 
 _LARGEST = 1 << 52
 """Above all fingerprints: what a float64 holds."""
@@ -29,7 +35,7 @@ class DistributedDataset:
 
     def __init__(
         self,
-        feed: Feed,
+        feed: LoopFeed,
         bookkeeper: Bookkeeper,
         after_step: Callable[[int, bool], None],
         left_out: Callable[[], Collection[int]],
@@ -65,9 +71,12 @@ class DistributedDataset:
     def __iter__(self) -> DistributedIterator:
         return DistributedIterator(self._steps(), self.element_spec)
 
+    def __getattr__(self, name: str) -> Any:
+        raise missing_name("DistributedDataset", name)
+
     def _steps(self) -> Iterator[Any]:
         epoch, self._epoch = self._epoch, self._epoch + 1
-        self._bookkeeper.begin(FeedAdapter(self._feed))
+        self._bookkeeper.begin(FeedAdapter(self._feed))  # type: ignore[arg-type]
         index, seen = -1, 0
         position = LoopPosition(0, LOOP, epoch=epoch)
         try:
@@ -77,7 +86,7 @@ class DistributedDataset:
                 seen = (seen * 31 + sum({part.fingerprint for part in step.parts})) % _LARGEST
                 if self._check_data is not None and index % LOOP_CHECK_INTERVAL == 0:
                     self._check_data(seen, position)
-                yield merge_per_replica([self._data(part) for part in step.parts])
+                yield merge_per_replica([note_batch(self._data(part)) for part in step.parts])
                 # The caller asks for the next step, so it has used this one.
                 self._bookkeeper.record(step, self._left_out())
                 self._after_step(index, False)
@@ -85,12 +94,15 @@ class DistributedDataset:
                 self._check_data(seen, position)
             self._after_step(index, True)
         finally:
-            self._bookkeeper.end()
+            # One that is left in its middle may be closed when the interpreter has torn down the rest.
+            if not sys.is_finalizing():
+                self._bookkeeper.end()
 
     def _data(self, part: ShardBatch) -> Any:
-        if part.rows:
-            return part.data
-        return keras.tree.map_structure(lambda leaf: leaf[:0], self._example)
+        data = part.data
+        if not part.rows:
+            data = keras.tree.map_structure(lambda leaf: leaf[:0], self._example)
+        return keras.tree.map_structure(as_batch, data)
 
 
 class DistributedIterator:

@@ -57,6 +57,11 @@ def make_spec(shape: Sequence[int | None], dtype: str) -> Any:
     return _backend().make_spec(shape, dtype)
 
 
+def as_batch(leaf: Any) -> Any:
+    """Return an array of a batch as scripts for the backend expect it: a tensor on TensorFlow."""
+    return _backend().as_batch(leaf)
+
+
 def out_of_range_error() -> Exception:
     """Return the error that iterators of the backend raise at their end."""
     error: Exception = _backend().out_of_range_error()

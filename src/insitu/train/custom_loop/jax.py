@@ -31,6 +31,11 @@ def make_spec(shape: Sequence[int | None], dtype: str) -> keras.KerasTensor:
     return keras.KerasTensor(shape, dtype)
 
 
+def as_batch(leaf: Any) -> Any:
+    """See `insitu.train.custom_loop.factory.as_batch`."""
+    return leaf
+
+
 def out_of_range_error() -> Exception:
     """See `insitu.train.custom_loop.factory.out_of_range_error`."""
     return StopIteration()

@@ -86,7 +86,7 @@ def gather_values(group: Group, structure: Any, axis: int) -> Any:
                 f"gather joins arrays along an axis. Received: {received}. Give each value an axis, as by "
                 "reshape(value, (1,)), or use reduce."
             )
-        leaves.append(np.concatenate(present, axis))
+        leaves.append(_to_tensor(np.concatenate(present, axis)))
     return keras.tree.pack_sequence_as(structure, leaves)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from insitu.errors import TrainingError
+from insitu.missing_names import missing_name
 from insitu.train.custom_loop.averaging import Share, current_share
 
 _scopes: list[Any] = []
@@ -89,6 +90,9 @@ class ReplicaContext:
         """Raise TrainingError: replicas can't meet in the middle of a step."""
         del merge_fn, args, kwargs
         self._refuse("merge_call")
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing_name("ReplicaContext", name)
 
     def _refuse(self, name: str) -> NoReturn:
         raise TrainingError(

@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
 from insitu.train.custom_loop.factory import leave_graph, trace_step
-from insitu.train.custom_loop.per_replica import PerReplica, merge_per_replica, values_per_replica
+from insitu.train.custom_loop.per_replica import (
+    PerReplica,
+    is_of_batch,
+    merge_per_replica,
+    values_per_replica,
+)
 from insitu.train.custom_loop.scope import CreationTracker
 from insitu.train.custom_loop.step_model import BoundCall, StepModel
 from insitu.train.custom_loop.steps import LoopStep
@@ -128,10 +133,9 @@ class _Arguments:
             [np.asarray(v).reshape(1) for v in column] if scalar else column
             for column, scalar in zip(columns, scalars, strict=True)
         ]
-        divided = [
-            isinstance(leaf, PerReplica) for leaf, array in zip(leaves, is_array, strict=True) if array
-        ]
-        self.rows = self._count_rows(divided, scalars, replicas)
+        self.rows = self._count_rows(
+            [leaf for leaf, array in zip(leaves, is_array, strict=True) if array], scalars, replicas
+        )
         constants = tuple(None if array else leaf for leaf, array in zip(leaves, is_array, strict=True))
         self.call = BoundCall(
             fn,
@@ -151,11 +155,13 @@ class _Arguments:
             specs,
         )
 
-    def _count_rows(self, divided: Sequence[bool], scalars: Sequence[bool], replicas: int) -> list[int]:
-        """Return the number of rows of each replica: those of its first per-replica array, or else of the
-        first array."""
-        candidates = [i for i, own in enumerate(divided) if own and not scalars[i]]
-        candidates += [i for i, scalar in enumerate(scalars) if not scalar]
+    def _count_rows(self, leaves: Sequence[Any], scalars: Sequence[bool], replicas: int) -> list[int]:
+        """Return the number of rows of each replica: those of the first array that came out of a distributed
+        dataset, or else of the first per-replica array, or of the first array."""
+        arrays = [i for i, scalar in enumerate(scalars) if not scalar]
+        candidates = [i for i in arrays if is_of_batch(leaves[i])]
+        candidates += [i for i in arrays if type(leaves[i]) is PerReplica]
+        candidates += [i for i in arrays if not isinstance(leaves[i], PerReplica)]
         if not candidates:
             return [1] * replicas
         return [int(value.shape[0]) for value in self._columns[candidates[0]]]

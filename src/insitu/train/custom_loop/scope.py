@@ -59,14 +59,25 @@ class CreationTracker:
         return [v for v in _alive(self._variables) if v.trainable]
 
     @contextlib.contextmanager
-    def track(self, on_compile: Callable[[Any], None], before_fit: Callable[[Any], None]) -> Iterator[None]:
-        """While open, record what is created. `on_compile` is called with each model that was compiled, and
-        `before_fit` with each that Keras' own `fit` is about to train."""
+    def track(
+        self,
+        on_compile: Callable[[Any], None],
+        before_fit: Callable[[Any], None],
+        on_layer: Callable[[Any], None] = lambda layer: None,
+    ) -> Iterator[None]:
+        """While open, record what is created. `on_compile` is called with each model that was compiled,
+        `before_fit` with each that Keras' own `fit` is about to train, and `on_layer` with each layer or
+        model that was made."""
+
+        def note_layer(layer: Any) -> None:
+            self._layers.append(weakref.ref(layer))
+            on_layer(layer)
+
         with (
             _before(keras.Model, "fit", before_fit),
             _after(Trainer, "compile", on_compile),
             _after(BaseOptimizer, "__init__", lambda made: self._optimizers.append(weakref.ref(made))),
-            _after(keras.layers.Layer, "__init__", lambda made: self._layers.append(weakref.ref(made))),
+            _after(keras.layers.Layer, "__init__", note_layer),
             _after(Variable, "__init__", self._note),
         ):
             yield

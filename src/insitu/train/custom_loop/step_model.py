@@ -251,13 +251,21 @@ class StepResult:
         self._structure = keras.tree.map_structure(lambda leaf: None, structure)
 
     def rebuild(self, tensors: Sequence[Any] | None) -> Any:
-        """Return the structure with these tensors, or with None in place of each."""
-        remaining = iter(tensors or ())
+        """Return the structure with these tensors. Without any, for a replica without rows: with an empty
+        array in place of a tensor that is known to have a row for each of the batch, None for another."""
+        remaining = iter(map(_empty_like, self.tensors) if tensors is None else tensors)
         leaves = [
-            (next(remaining) if tensors is not None else None) if is_tensor else leaf
+            next(remaining) if is_tensor else leaf
             for leaf, is_tensor in zip(self._leaves, self._is_tensor, strict=True)
         ]
         return keras.tree.pack_sequence_as(self._structure, leaves)
+
+
+def _empty_like(tensor: Any) -> Any:
+    shape = () if getattr(tensor.shape, "rank", 0) is None else tuple(tensor.shape)
+    if shape[:1] != (None,) or None in shape[1:]:
+        return None
+    return keras.ops.zeros((0, *shape[1:]), keras.backend.standardize_dtype(tensor.dtype))
 
 
 def _is_tensor(leaf: Any) -> bool:

@@ -23,6 +23,11 @@ def make_spec(shape: Sequence[int | None], dtype: str) -> tf.TensorSpec:
     return tf.TensorSpec(shape, dtype)
 
 
+def as_batch(leaf: Any) -> Any:
+    """See `insitu.train.custom_loop.factory.as_batch`."""
+    return tf.convert_to_tensor(leaf)
+
+
 def out_of_range_error() -> Exception:
     """See `insitu.train.custom_loop.factory.out_of_range_error`."""
     error: Exception = tf.errors.OutOfRangeError(None, None, "End of sequence")

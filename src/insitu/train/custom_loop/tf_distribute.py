@@ -19,7 +19,7 @@ import tensorflow as tf
 from tensorflow.python.ops import nn_impl_distribute, resource_variable_ops
 
 from insitu.errors import TrainingError
-from insitu.train.custom_loop.averaging import current_share, scale_by_share
+from insitu.train.custom_loop.averaging import current_share, scale_by_share, scale_rows
 from insitu.train.custom_loop.replica_context import (
     find_strategy,
     get_replica_context,
@@ -79,8 +79,7 @@ class _Replicas:
 
     def __rmul__(self, rows: Any) -> Any:
         """Return the rows of all replicas, where TensorFlow multiplies those of one."""
-        share = current_share()
-        return rows if share is None else tf.cast(share.global_rows, rows.dtype)
+        return rows if current_share() is None else tf.cast(scale_rows(rows), rows.dtype)
 
     def __rtruediv__(self, loss: Any) -> Any:
         """Return the replica's part of a loss that doesn't depend on rows."""

@@ -10,7 +10,8 @@ from insitu.train.fit.delegation import warn_of_own_fit
 from insitu.train.fit.feed import Feed
 from insitu.train.fit.fit_strategy import FitStrategy, StepExecutor
 from insitu.train.fit.keras_patch import dispatch_methods
-from insitu.train.fit.sources import make_feed
+from insitu.train.fit.makers import note_maker
+from insitu.train.fit.sources import is_never_sharded, make_feed
 from insitu.train.fit.trainer import KerasTrainer, trainer_of
 from insitu.train.fit.two_phase import TwoPhaseStep
 
@@ -24,7 +25,9 @@ __all__ = [
     "TwoPhaseStep",
     "check_same_data",
     "dispatch_methods",
+    "is_never_sharded",
     "make_feed",
+    "note_maker",
     "register_dataset_adapter",
     "trainer_of",
     "warn_of_own_fit",

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import keras
 
+from insitu.train.fit.makers import check_not_of_scope, maker_of
+
 TRAINER_ATTRIBUTE = "_insitu_trainer"
 """The attribute of a model that holds its trainer."""
 
@@ -111,7 +113,11 @@ def _trainer_of(model: Any) -> Any:
 def _dispatch_call(name: str, original: Original) -> Original:
     def method(model: Any, *args: Any, **kwargs: Any) -> Any:
         trainer = _trainer_of(model)
-        return original(model, *args, **kwargs) if trainer is None else trainer.call(name, args, kwargs)
+        if trainer is not None:
+            return trainer.call(name, args, kwargs)
+        if name in ("fit", "train_on_batch"):
+            check_not_of_scope(model)
+        return original(model, *args, **kwargs)
 
     return method
 
@@ -127,10 +133,14 @@ def _dispatch_making(attribute: str, original: Original) -> Original:
 def _dispatch_compile(original: Original) -> Original:
     def method(model: Any, *args: Any, **kwargs: Any) -> None:
         trainer, compile_model = _trainer_of(model), functools.partial(original, model, *args, **kwargs)
-        if trainer is None:
-            compile_model()
-        else:
+        if trainer is not None:
             trainer.compile(compile_model)
+            return
+        maker = maker_of(model)
+        if maker is not None:
+            maker.compile_made(model, compile_model)
+        else:
+            compile_model()
 
     return method
 

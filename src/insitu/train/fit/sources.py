@@ -69,6 +69,13 @@ def make_feed(
         refuse_beside_dataset(y=y, sample_weight=sample_weight, batch_size=batch_size)
         dataset = x.map(lambda *xy: weigh_classes(xy, class_weight)) if class_weight else x
         return DatasetFeed(dataset, shards, num_shards, launched_shards, replicas_per_shard)
+    if len(shards) < num_shards and is_never_sharded(x):
+        raise InputError(
+            "Each process takes its part of each global batch, so it must be given all rows. Received: a "
+            "tf.data.Dataset with AutoShardPolicy.OFF, which says that its rows are this process' own. Leave "
+            "the policy out and give each process the same data; or use an insitu.Dataset, or a custom loop "
+            "over strategy.distribute_datasets_from_function."
+        )
     order = DrawnOrder(seed, fit)
     if array_data_adapter.can_convert_arrays((x, y, sample_weight)):
         source = _make_array_source(x, y, sample_weight, batch_size, steps, shuffle, class_weight, order)
@@ -83,6 +90,14 @@ def make_feed(
             )
     stream = _make_stream_source(x, class_weight, bool(shuffle), order)
     return StreamFeed(stream, shards, num_shards, None, fingerprint_batch if several_processes else None)
+
+
+def is_never_sharded(x: Any) -> bool:
+    """Return whether `x` is a `tf.data.Dataset` with `AutoShardPolicy.OFF`."""
+    if not data_adapters.is_tf_dataset(x):
+        return False
+    policy: str = x.options().experimental_distribute.auto_shard_policy.name
+    return policy == "OFF"
 
 
 def _make_array_source(

@@ -20,6 +20,17 @@ Shape = tuple[int | None, ...]
 """Sizes of a tensor's dimensions; None for one that is left open."""
 
 
+def compile_function(function: Callable[..., Any], **options: Any) -> Any:
+    """Return a `tf.function` of insitu's own.
+
+    Each model and kind of step has some that are made of the same lines. TensorFlow would warn that one
+    function is compiled again and again, by a name that no user knows.
+    """
+    compiled = tf.function(function, **options)
+    compiled._omit_frequent_tracing_warning = True
+    return compiled
+
+
 class CallModeChooser:
     """Chooses the faster mode of calling a function, by the durations of its first calls. Pure.
 
@@ -158,7 +169,7 @@ def compile_call(
     function = tf.autograph.experimental.do_not_convert(function)
 
     def compile_for(specs: list[tf.TensorSpec]) -> CompiledCall:
-        return CompiledCall(tf.function(function, input_signature=specs, jit_compile=jit_compile))
+        return CompiledCall(compile_function(function, input_signature=specs, jit_compile=jit_compile))
 
     return RelaxingCall(compile_for, signature)
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from insitu.train.replica.tensorflow_calls import compile_function
+
 _ATTRIBUTE = "_insitu_mirrors"
 _COPIES = "_insitu_copies"
 _SCATTERS = ("update", "add", "sub", "mul", "div", "max", "min", "nd_update", "nd_add", "nd_sub")
@@ -40,7 +42,7 @@ class MirroredVariables:
         self._copies += [[_copy_on(device, own) for own in self._own] for device in self._devices[1:]]
         for own in self._own:
             _call_on_assign(own, self._mark_stale)
-        self._copy = tf.function(self.trace_copying, autograph=False)
+        self._copy = compile_function(self.trace_copying, autograph=False)
 
     def _mark_stale(self) -> None:
         self.stale = True

@@ -24,7 +24,7 @@ from insitu.train.replica import (
     map_batch,
 )
 from insitu.train.replica.tensorflow import TensorFlowReplica
-from insitu.train.replica.tensorflow_calls import RelaxingCall
+from insitu.train.replica.tensorflow_calls import RelaxingCall, compile_function
 from insitu.train.replicated.mirrors import MirroredVariables, mirror_variables
 
 
@@ -86,7 +86,7 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
             return function
         function = tf.autograph.experimental.do_not_convert(function)
         # Called as TensorFlow has it: by its bare operation, variables would all seem to be on one device.
-        return RelaxingCall(lambda specs: tf.function(function, input_signature=specs), signature)
+        return RelaxingCall(lambda specs: compile_function(function, input_signature=specs), signature)
 
     # Called with a part for each device
 
@@ -268,7 +268,7 @@ class TensorFlowMultiDeviceReplica(TensorFlowReplica):
         """Trace `function` on a device with the variables of that device."""
         if self._mirrored and self._model.jit_compile and not self._model.run_eagerly:
             # XLA compiles for one device at a time.
-            function = tf.function(function, jit_compile=True, autograph=False)
+            function = compile_function(function, jit_compile=True, autograph=False)
         with tf.device(self._all_devices[device_index]), self._mirrors.swapped_in(device_index):
             return function(*args)
 

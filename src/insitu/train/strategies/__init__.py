@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING
 from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
+    from insitu.train.strategies.base import Strategy
     from insitu.train.strategies.central_storage import CentralStorageStrategy
+    from insitu.train.strategies.communication import (
+        HierarchicalCopyAllReduce,
+        NcclAllReduce,
+        ReductionToOneDevice,
+    )
     from insitu.train.strategies.current import get_strategy
     from insitu.train.strategies.hybrid import HybridStrategy
     from insitu.train.strategies.mirrored import MirroredStrategy
@@ -23,7 +29,9 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
+        "base": ("Strategy",),
         "central_storage": ("CentralStorageStrategy",),
+        "communication": ("HierarchicalCopyAllReduce", "NcclAllReduce", "ReductionToOneDevice"),
         "current": ("get_strategy",),
         "hybrid": ("HybridStrategy",),
         "mirrored": ("MirroredStrategy",),
@@ -37,12 +45,16 @@ __getattr__, __dir__ = lazy_door(
 
 __all__ = [
     "CentralStorageStrategy",
+    "HierarchicalCopyAllReduce",
     "HybridStrategy",
     "MirroredStrategy",
     "ModelParallelStrategy",
     "MultiWorkerMirroredStrategy",
+    "NcclAllReduce",
     "OneDeviceStrategy",
     "ParameterServerStrategy",
+    "ReductionToOneDevice",
+    "Strategy",
     "TPUStrategy",
     "get_strategy",
 ]

@@ -9,25 +9,34 @@ from typing import Any
 
 import numpy as np
 
-from insitu.errors import TrainingError
+from insitu.errors import InputError, TrainingError
 from insitu.exchange import Group
 from insitu.grid import Dataset
-from insitu.train.collectives import squeeze_shards
+from insitu.missing_names import missing_name
+from insitu.tracebacks import shorten_printed_tracebacks
+from insitu.train.collectives import gather_sizes, squeeze_shards
 from insitu.train.custom_loop import (
     LOOP_CHECK_INTERVAL,
     AnyReduceOp,
     CreationTracker,
     DistributedDataset,
+    InputContext,
     LoopAggregation,
     LoopRunner,
     LoopStep,
+    RunOptions,
     StepModel,
+    ValueContext,
+    WorkerFeed,
     average_loss,
     check_weights,
+    cut_for_replicas,
     find_strategy,
     gather_values,
+    is_per_replica,
     leave_graph,
     local_values,
+    make_values,
     open_scope,
     prepare_backend,
     reduce_values,
@@ -40,12 +49,14 @@ from insitu.train.fit import (
     StepExecutor,
     check_same_data,
     dispatch_methods,
+    is_never_sharded,
     make_feed,
+    note_maker,
     register_dataset_adapter,
     trainer_of,
     warn_of_own_fit,
 )
-from insitu.train.replica import CombinationPlan
+from insitu.train.replica import CombinationPlan, count_rows
 from insitu.train.strategies.seeds import seed_unseeded
 
 
@@ -57,6 +68,7 @@ class Strategy:
     """
 
     def __init__(self, membership: Membership) -> None:
+        shorten_printed_tracebacks()
         register_dataset_adapter()
         dispatch_methods()
         prepare_backend()
@@ -70,6 +82,14 @@ class Strategy:
     def membership(self) -> Membership:
         """Who this process is among the tasks."""
         return self._membership
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """What knows the tasks of the job; None for a strategy of one machine."""
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing_name("Strategy", name, of=type(self).__name__)
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -88,10 +108,24 @@ class Strategy:
             )
         with (
             open_scope(self),
-            self.created_in_scope.track(self._bind, self._check_bound),
+            self.created_in_scope.track(self._bind, self._check_bound, self._note_made),
             self.placement(),
         ):
             yield self
+
+    def _note_made(self, layer: Any) -> None:
+        note_maker(layer, self)
+
+    def compile_made(self, model: Any, compile_model: Callable[[], None]) -> None:
+        """Compile a model that was made in the scope, as if in it."""
+        current = find_strategy()
+        if current is not self:
+            self.check_open(model)
+            with self.scope():
+                compile_model()
+                self._bind(model)
+        else:
+            compile_model()
 
     def _bind(self, model: Any) -> None:
         if not self._membership.is_alone:
@@ -192,7 +226,9 @@ class Strategy:
         trains on."""
         return self._membership.feed_options
 
-    def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+    def run(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None, options: Any = None
+    ) -> Any:
         """Run `fn(*args, **kwargs)` on each replica of this process, each with its own values of PerReplica
         leaves.
 
@@ -204,13 +240,17 @@ class Strategy:
         it touches.
 
         Returns what `fn` returns: tensors of the backend, with PerReplica leaves where this process has
-        several replicas; None in place of tensors for a replica without rows. Collective, unless `fn` changes
-        nothing.
+        several replicas. A replica without rows has arrays of zero rows, or None in place of tensors without
+        an axis of rows. Collective, unless `fn` changes nothing.
+
+        `options` are `insitu.RunOptions`, which change nothing here.
 
         Raises:
             TrainingError: where `fn` makes variables, applies an optimizer twice or one that was made outside
                 the scope, or reads variables after it has applied their update.
         """
+        if getattr(options, "experimental_xla_options", None) is not None:
+            RunOptions(experimental_xla_options=options.experimental_xla_options)
         if self._loop_runner is None:
             self._loop_runner = LoopRunner(self)
         return self._loop_runner.run(fn, args, kwargs or {})
@@ -244,7 +284,8 @@ class Strategy:
         return reduce_values(self._membership.group(), reduce_op, value, axis)
 
     def gather(self, value: Any, axis: int = 0) -> Any:
-        """Concatenate the values of all replicas along `axis`; their sizes there may differ. Collective."""
+        """Return the values of all replicas, joined along `axis`, as `reduce` returns values; their sizes
+        along `axis` may differ. Collective."""
         leave_graph("strategy.gather")
         return gather_values(self._membership.group(), value, axis)
 
@@ -253,19 +294,32 @@ class Strategy:
         return local_values(value, len(self._membership.context.shards))
 
     experimental_local_results = local_results
+    unwrap = local_results
 
-    def distribute_dataset(self, dataset: Any) -> DistributedDataset:
+    def distribute_dataset(self, dataset: Any, options: Any = None) -> DistributedDataset:
         """Return an iterable over the steps of `dataset` (global batches): each replica's rows, for `run`.
+
+        Each process is given the same data, and takes its part. A `tf.data.Dataset` with
+        `AutoShardPolicy.OFF` is each process' own: of its batches, too, each replica takes a part as large as
+        of a global batch, so that an epoch has more steps.
 
         A replica without rows in a step gets arrays of zero rows. Each iteration is the next epoch. Every so
         many steps, and when an epoch ends, it is checked that all replicas' weights are the same, and
         that all processes were given the same batches.
         """
-        feed = make_feed(dataset, **self._membership.feed_options)
-        bookkeeper = Bookkeeper(self._membership)
-        compares = self._compares_data and not isinstance(dataset, Dataset)
-        check = self._check_data if compares else None
-        return DistributedDataset(feed, bookkeeper, self._after_step, self.left_out, check)
+        if is_per_replica(options):
+            raise InputError(
+                "A dataset is cut for replicas. Received: InputReplicationMode.PER_REPLICA, which makes data "
+                "for each replica. Use distribute_datasets_from_function."
+            )
+        context = self._membership.context
+        if len(context.workers) <= 1 or not is_never_sharded(dataset):
+            feed = make_feed(dataset, **self._membership.feed_options)
+            compares = self._compares_data and not isinstance(dataset, Dataset)
+            return self._distribute(feed, self._check_data if compares else None)
+        whole = make_feed(dataset, shards=(0,), num_shards=1)
+        cut = cut_for_replicas(count_rows(whole.source.peek()), context.num_shards, context.shards[0])
+        return self._distribute(WorkerFeed([whole], context.shards, self._count_left, cut))
 
     @property
     def _compares_data(self) -> bool:
@@ -279,6 +333,49 @@ class Strategy:
         check_same_data(group.all_gather(squeeze_shards(own)).reshape(-1).tolist(), position)
 
     experimental_distribute_dataset = distribute_dataset
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: Any = None
+    ) -> DistributedDataset:
+        """Return an iterable over the steps of data that each process makes by itself, for `run`.
+
+        `dataset_fn` is called once in each process, with an `InputContext` that says which part of the data
+        it is to make, and returns batches of one replica: each replica takes the next one. With
+        `InputReplicationMode.PER_REPLICA` it is called for each replica. An epoch ends when no process has a
+        batch left; replicas whose data ended before get arrays of zero rows.
+        """
+        context = self._membership.context
+        if is_per_replica(options):
+            contexts = [
+                InputContext(context.num_shards, shard, context.num_shards) for shard in context.shards
+            ]
+        else:
+            pipelines = max(1, len(context.workers))
+            contexts = [InputContext(pipelines, context.index if pipelines > 1 else 0, context.num_shards)]
+        feeds = [make_feed(dataset_fn(each), shards=(0,), num_shards=1) for each in contexts]
+        return self._distribute(WorkerFeed(feeds, context.shards, self._count_left))
+
+    experimental_distribute_datasets_from_function = distribute_datasets_from_function
+
+    def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """Return what `value_fn` returns for each replica of this process, as an argument for `run`. It is
+        called with a `ValueContext` that has the replica's number."""
+        context = self._membership.context
+        return make_values([value_fn(ValueContext(shard, context.num_shards)) for shard in context.shards])
+
+    def _distribute(
+        self, feed: Any, check_data: Callable[[int, LoopPosition], None] | None = None
+    ) -> DistributedDataset:
+        bookkeeper = Bookkeeper(self._membership)
+        return DistributedDataset(feed, bookkeeper, self._after_step, self.left_out, check_data)
+
+    def _count_left(self, own: int) -> int:
+        """Return the sum of a number over all tasks. Collective."""
+        return (
+            sum(gather_sizes(self._membership.group(), own))
+            if len(self._membership.context.workers) > 1
+            else own
+        )
 
     def check_replicas(self, where: str = "here") -> None:
         """Raise Diverged, in every task, unless all replicas have the same weights. The error names the first

@@ -14,6 +14,7 @@ from insitu.parent_death import get_replica_config
 from insitu.train.custom_loop import LoopStep, StepModel
 from insitu.train.devices import Device, can_start_replicas, join_replicas, resolve_all
 from insitu.train.fit import StepExecutor
+from insitu.train.strategies.communication import choose_reduction, publish_choice, tell
 from insitu.train.strategies.multi_device import MultiDeviceStrategy
 
 
@@ -42,6 +43,8 @@ class MirroredStrategy(MultiDeviceStrategy):
 
     Args:
         devices: names, such as `["gpu:0", "gpu:2"]`; by default all devices of the best kind.
+        cross_device_ops: what scripts for `tf.distribute` pass: how gradients of the devices are added up.
+            Where that isn't what the devices do here, a line on stderr says so; `reduction` has what they do.
         context: this process' place in a job; by default read from the environment.
 
     Raises:
@@ -49,13 +52,22 @@ class MirroredStrategy(MultiDeviceStrategy):
     """
 
     def __init__(
-        self, devices: Sequence[str | Device] | None = None, *, context: Context | None = None
+        self,
+        devices: Sequence[str | Device] | None = None,
+        cross_device_ops: Any = None,
+        *,
+        context: Context | None = None,
     ) -> None:
         chosen = resolve_all(devices)
+        kinds = {device.kind for device in chosen}
+        self.reduction, note = choose_reduction(cross_device_ops, keras.backend.backend(), kinds)
+        """How gradients of the devices are added up."""
         if context is None and _uses_processes(chosen):
             device, context = join_replicas(chosen, read_context())
             chosen = [device]
         super().__init__(chosen, None, context)
+        tell(note, is_chief=self.membership.context.is_chief)
+        publish_choice(self.membership.context, type(self).__name__, self.reduction)
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         workers = len(self.membership.context.workers)

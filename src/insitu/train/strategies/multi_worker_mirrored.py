@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import enum
 import sys
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import keras
 import numpy as np
 
 from insitu.context import Context
+from insitu.context import context as read_context
 from insitu.errors import TrainingError
 from insitu.train.custom_loop import LoopStep, StepModel
 from insitu.train.elastic import CHECK_EVERY
 from insitu.train.fit import StepExecutor
 from insitu.train.replica import broadcast_state, read_state
+from insitu.train.strategies.cluster_resolver import TFConfigClusterResolver, check_cluster
+from insitu.train.strategies.communication import (
+    CommunicationOptions,
+    choose_communication,
+    publish_choice,
+    tell,
+)
 from insitu.train.strategies.synchronous import SynchronousStrategy
 
 Communication = Literal["auto", "ring", "xla"]
@@ -34,6 +44,11 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
     In a plain process, outside a job, it trains on all partitions.
 
     Args:
+        cluster_resolver: what scripts for `tf.distribute` pass: a resolver that describes this job's workers,
+            or the cluster of TF_CONFIG. The tasks are those in any case.
+        communication_options: an `insitu.experimental.CommunicationOptions`: its implementation in place of
+            `communication` (NCCL is `"xla"` on JAX with GPUs, elsewhere `"ring"`, which a line on stderr
+            says), its `timeout_seconds` in place of the job's stall timeout.
         communication: `"auto"` takes `"xla"` on JAX with accelerators and several workers, otherwise
             `"ring"`, which is faster between CPUs, and prints its choice on stderr.
         compression: `"bfloat16"` halves what gradients take on the wire between hosts, with error feedback
@@ -51,17 +66,27 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
 
     def __init__(
         self,
-        communication: Communication = "auto",
+        cluster_resolver: Any = None,
+        communication_options: Any = None,
         *,
+        communication: Any = "auto",
         compression: Literal["bfloat16"] | None = None,
         check_every: int = CHECK_EVERY,
         context: Context | None = None,
     ) -> None:
         if not isinstance(check_every, int) or check_every < 1:
             raise TrainingError(f"check_every is a number of steps above 0. Received: {check_every!r}")
+        backend, context = keras.backend.backend(), context or read_context()
+        if isinstance(cluster_resolver, str):  # communication was the first argument before
+            cluster_resolver, communication = None, cluster_resolver
+        check_cluster(cluster_resolver, context)
+        if isinstance(communication, enum.Enum):  # as scripts for TensorFlow's old strategy pass it
+            chosen: Any = communication
+            communication_options, communication = CommunicationOptions(implementation=chosen), "auto"
+        if communication_options is not None:
+            communication, context = _follow_options(communication_options, communication, context)
         if communication not in get_args(Communication):
             raise TrainingError(f"communication is 'auto', 'ring' or 'xla'. Received: {communication!r}")
-        backend = keras.backend.backend()
         if communication == "xla" and backend != "jax":
             raise TrainingError(
                 "communication='xla' needs the JAX backend of Keras. Received: the "
@@ -83,10 +108,16 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
                 sys.stderr.write(f"[insitu] communication: {communication} ({why})\n")
         self.communication: str = communication
         """The chosen one: `ring` or `xla`."""
+        publish_choice(self._membership.context, type(self).__name__, communication)
         if communication == "xla" and several:
             from insitu.train.spmd.distributed import connect
 
             connect(self._membership)
+
+    @property
+    def cluster_resolver(self) -> TFConfigClusterResolver:
+        """The workers, and which of them this is, as TF_CONFIG says."""
+        return TFConfigClusterResolver()
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         if self.communication != "xla":
@@ -107,6 +138,25 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
 
         mesh_sharding = plan_replica_axis(np.array(all_devices()), max(1, len(context.workers)))
         return MeshLoopStep(model, example, mesh_sharding, self.membership)
+
+
+def _follow_options(options: Any, communication: str, context: Context) -> tuple[Any, Context]:
+    """Return the communication and the context that CommunicationOptions ask for."""
+    if communication != "auto":
+        raise TrainingError(
+            "communication_options and communication choose the same. Received: both. Leave one out."
+        )
+    backend, asked = keras.backend.backend(), getattr(options, "implementation", options)
+    chosen, note = choose_communication(asked, backend, backend == "jax" and _sees_accelerators())
+    tell(note, is_chief=context.is_chief)
+    timeout = getattr(options, "timeout_seconds", None)
+    return chosen, replace(context, stall_timeout=timeout) if timeout else context
+
+
+def _sees_accelerators() -> bool:
+    from insitu.train.spmd.distributed import visible_accelerators
+
+    return bool(visible_accelerators())
 
 
 def _choose(backend: str, several: bool) -> tuple[Communication, str]:

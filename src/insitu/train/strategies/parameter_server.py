@@ -212,6 +212,9 @@ class ParameterServerStrategy(Strategy):
     def _after_step(self, index: int, last: bool) -> None:
         """Skip the check of equal replicas: workers' weights differ."""
 
+    def _count_left(self, own: int) -> int:
+        return own  # workers have no common step
+
     # Fits
 
     def evaluation_options(self, x: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from models import in_shards
@@ -15,13 +16,13 @@ def test_a_custom_loop_iterates_this_replicas_part(strategy_over):
     mine = strategy_over(1).distribute_dataset(data)
     assert len(mine) == 3
     for _epoch in range(2):
-        assert [part.tolist() for part in mine] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+        assert [np.asarray(part).tolist() for part in mine] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     second = MultiWorkerMirroredStrategy(context=in_shards((0,), 2))
     parts = iter(second.experimental_distribute_dataset(tf.data.Dataset.range(9).batch(4))._feed.steps(0, 0))
     # The last global batch has one row, and the first replica's slice of it is empty.
     assert [part.parts[0].rows for part in parts] == [2, 2, 0]
     both = strategy_over(2).distribute_dataset(data.filter(lambda x: True))
-    assert [[v.tolist() for v in part.values] for part in both] == [
+    assert [[np.asarray(v).tolist() for v in part.values] for part in both] == [
         [[0, 1], [2, 3]],
         [[4, 5], [6, 7]],
         [[8], [9]],
@@ -35,14 +36,21 @@ def test_an_iterator_has_the_methods_of_tensorflows(strategy_over):
     assert data.element_spec == tf.TensorSpec((None,), "int64")
     iterator = iter(data)
     assert iterator.element_spec == data.element_spec
-    assert iterator.get_next().tolist() == [0, 1, 2, 3]
+    assert np.asarray(iterator.get_next()).tolist() == [0, 1, 2, 3]
     last, end = iterator.get_next_as_optional(), iterator.get_next_as_optional()
-    assert last.has_value() and last.get_value().tolist() == [4]
+    assert last.has_value() and np.asarray(last.get_value()).tolist() == [4]
     assert not end.has_value()
     with pytest.raises(InputError, match=r"has_value\(\)"):
         end.get_value()
     with pytest.raises(tf.errors.OutOfRangeError):
         iterator.get_next()
+
+
+def test_batches_are_tensors_as_tensorflows_are(strategy_over):
+    data = strategy_over(2).distribute_dataset(tf.data.Dataset.range(5).batch(4))
+    first = next(iter(data))
+    assert [type(value) for value in first.values] == [type(tf.constant(1))] * 2
+    assert first.values[0].numpy().tolist() == [0, 1]
 
 
 def test_processes_compare_the_batches_of_a_loop(strategy_over, monkeypatch):

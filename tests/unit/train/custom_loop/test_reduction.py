@@ -33,7 +33,7 @@ def test_reduce_and_gather(strategy_over):
     three = strategy_over(3)
     assert three.reduce("mean", uneven, axis=0) == 3.5
     assert three.reduce("sum", PerReplica((1, None, 2))) == 3
-    assert three.gather(uneven).tolist() == [1, 2, 3, 8]
+    assert np.asarray(three.gather(uneven)).tolist() == [1, 2, 3, 8]
     for wrong, message in [
         (lambda: strategy.reduce("max", 1), "'sum' or 'mean'"),
         (lambda: three.reduce("sum", PerReplica((None,) * 3)), "Received: None from each"),

@@ -105,7 +105,8 @@ def test_a_replica_without_rows_takes_part_with_nothing(strategy_over):
     data = tf.data.Dataset.from_tensor_slices((x, np.zeros(8, "int64"))).batch(7)
     results = [loop.strategy.run(loop.step, args=batch) for batch in loop.strategy.distribute_dataset(data)]
     last = loop.strategy.local_results(results[1])
-    assert [r["out"] is None for r in last] == [True, True, False]
+    assert [tuple(r["out"].shape) for r in last] == [(0, 2), (0, 2), (1, 2)]
+    assert [r["loss"] is None for r in last] == [True, True, False]
     assert loop.strategy.reduce("sum", results[1]["loss"]).shape == ()
     assert loop.strategy.gather(results[1]["out"]).shape == (1, 2)
     assert loop.accuracy.count.numpy() == 8

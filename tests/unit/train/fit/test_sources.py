@@ -67,3 +67,14 @@ def test_class_weights_become_weights_of_rows():
     feed = make_feed(x, y, batch_size=4, class_weight={0: 1.0, 1: 3.0}, shards=(0,), num_shards=1)
     (step,) = feed.steps(0, 0)
     assert np.asarray(step.parts[0].data[2]).tolist() == [1, 3, 3, 1]
+
+
+def test_rows_that_are_a_process_own_are_not_cut_again():
+    import tensorflow as tf
+
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    data = tf.data.Dataset.range(4).batch(2).with_options(options)
+    with pytest.raises(InputError, match=r"AutoShardPolicy\.OFF.*distribute_datasets_from_function"):
+        make_feed(data, shards=(1,), num_shards=2)
+    assert make_feed(data, shards=(0, 1), num_shards=2).num_steps == 2

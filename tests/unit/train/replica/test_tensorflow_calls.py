@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from insitu.train.replica import tensorflow_calls
 from insitu.train.replica.tensorflow_calls import (
@@ -15,6 +16,7 @@ from insitu.train.replica.tensorflow_calls import (
     CallModeChooser,
     CompiledCall,
     compile_call,
+    compile_function,
 )
 
 FULL, LAST = [(64, 8)], [(3, 8)]
@@ -162,3 +164,15 @@ def test_numbers_of_rows_and_other_arguments_need_no_other_function():
     for rows in (1, 3):
         call(tf.constant(0.0), tf.ones((rows, 2)))
     assert len(made) == 1
+
+
+def test_functions_of_the_same_lines_are_no_reason_to_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+    warnings: list[str] = []
+    monkeypatch.setattr(
+        polymorphic_function.logging, "warning", lambda message, *args: warnings.append(message)
+    )
+    for make in (compile_function, tf.function):
+        assert not warnings
+        for size in range(1, 12):
+            make(lambda x: x + 1)(tf.zeros(size))
+    assert "retracing" in warnings[0]  # TensorFlow's own still does

@@ -1,0 +1,62 @@
+"""What to use instead of names of `tf.distribute` that aren't here: they couldn't keep their meaning."""
+
+from __future__ import annotations
+
+_START = "`insitu start` starts the tasks of a job, and gives each its TF_CONFIG."
+_SCOPE = "Open `with strategy.scope():`."
+_RUN = "Use strategy.run, with strategy.reduce behind it."
+_SAVE = (
+    "insitu.BackupAndRestore saves in the middle of an epoch, and a job replaces a task that dies, also one "
+    "that is preempted."
+)
+_TPU = "Give the TPU's name to insitu.TPUStrategy."
+_LOGICAL = "insitu.ModelParallelStrategy divides variables over devices."
+_DATA = "Use strategy.distribute_dataset or strategy.distribute_datasets_from_function."
+
+ADVICE: dict[str, dict[str, str]] = {
+    "insitu": {
+        "CrossDeviceOps": "Leave cross_device_ops out: sums over devices follow from the strategy.",
+        "StrategyExtended": "The methods of strategies are those of the object itself.",
+        "experimental_set_strategy": _SCOPE,
+        "experimental_local_results": "It is a method: strategy.experimental_local_results(value).",
+    },
+    "insitu.experimental": {
+        "PreemptionCheckpointHandler": _SAVE,
+        "PreemptionWatcher": _SAVE,
+        "TerminationConfig": _SAVE,
+        "rpc": "Tasks exchange arrays by strategy.reduce, strategy.gather and strategy.group().",
+    },
+    "insitu.cluster_resolver": {
+        "GCEClusterResolver": _START,
+        "KubernetesClusterResolver": _START,
+        "KubernetesExecutableLocation": _START,
+        "SlurmClusterResolver": _START,
+        "UnionResolver": _START,
+        "TPUClusterResolver": _TPU,
+    },
+    "Strategy": {
+        "extended": "Its methods are those of the strategy: run, reduce, gather, scope.",
+        "colocate_vars_with": "Variables lie where the strategy places them.",
+        "configure": "Settings are arguments of the strategy; TF_CONFIG is that of the job.",
+        "experimental_run": _RUN,
+        "make_dataset_iterator": _DATA,
+        "make_input_fn_iterator": _DATA,
+        "update_config_proto": "There are no sessions; insitu.config sets up devices.",
+        "experimental_assign_to_logical_device": _LOGICAL,
+        "experimental_replicate_to_logical_devices": _LOGICAL,
+        "experimental_split_to_logical_devices": _LOGICAL,
+    },
+    "ReplicaContext": {"devices": "strategy.devices has those of a strategy over devices."},
+    "DistributedDataset": {"reduce": "Loop over the data, and add up by strategy.reduce."},
+}
+"""By the module or class in which a script looks, and the name."""
+
+
+def missing_name(owner: str, name: str, *, of: str = "") -> AttributeError:
+    """Return the error for a name that `owner`, a module or a class, doesn't have. `of` is the name of a
+    subclass of `owner`."""
+    kind = f"module {owner!r}" if owner.startswith("insitu") else f"{(of or owner)!r} object"
+    advice = ADVICE.get(owner, {}).get(name)
+    if advice is None:
+        return AttributeError(f"{kind} has no attribute {name!r}")
+    return AttributeError(f"{kind} has no attribute {name!r}, which tf.distribute has. {advice}")

@@ -1,0 +1,50 @@
+"""Remembers the strategy in whose scope a layer or model was made, as `tf.distribute` does.
+
+A model that was made in a scope belongs to its strategy, also where it is compiled and trained outside.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Protocol
+
+from insitu.errors import TrainingError
+
+
+class Maker(Protocol):
+    """A strategy, as far as this module needs it."""
+
+    @property
+    def delegates_to_keras(self) -> bool:
+        """Whether Keras' own loop does what the strategy would."""
+
+    def compile_made(self, model: Any, compile_model: Any) -> None:
+        """Compile a model that was made in the scope, and take it over."""
+
+
+_makers: dict[int, tuple[weakref.ref[Any], Maker]] = {}
+"""By the identity of the layer, which a class of the user's may have made unhashable."""
+
+
+def note_maker(layer: Any, strategy: Maker) -> None:
+    """Remember that `layer`, maybe a model, was made in the scope of `strategy`."""
+    key = id(layer)
+    _makers[key] = (weakref.ref(layer, lambda _: _makers.pop(key, None)), strategy)
+
+
+def maker_of(layer: Any) -> Maker | None:
+    """Return the strategy in whose scope `layer` was made, else None."""
+    made, strategy = _makers.get(id(layer), (lambda: None, None))
+    return strategy if made() is layer else None
+
+
+def check_not_of_scope(model: Any) -> None:
+    """Raise TrainingError where Keras alone would train layers of a strategy, in each process by itself."""
+    for layer in model._flatten_layers():
+        maker = maker_of(layer)
+        if maker is not None and not maker.delegates_to_keras:
+            raise TrainingError(
+                "Layers that were made in a strategy's scope are trained by it. Received: the model "
+                f"{model.name!r}, made and compiled outside, with the layer {layer.name!r} of a "
+                f"{type(maker).__name__}. Make the model in `with strategy.scope():`, too."
+            )
