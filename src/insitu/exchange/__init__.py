@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from insitu.exchange.joining import join
     from insitu.exchange.native import address_of
     from insitu.exchange.pages import ALIGNMENT, Pages, aligned_empty
+    from insitu.exchange.plan import Mismatch
     from insitu.exchange.rendezvous import parse_address
 
 __getattr__, __dir__ = lazy_door(
@@ -29,6 +30,7 @@ __getattr__, __dir__ = lazy_door(
         "memory": ("memory",),
         "native": ("address_of",),
         "pages": ("ALIGNMENT", "Pages", "aligned_empty"),
+        "plan": ("Mismatch",),
         "rendezvous": ("parse_address",),
     },
 )
@@ -37,6 +39,7 @@ __all__ = [
     "ALIGNMENT",
     "Group",
     "HandshakeSteps",
+    "Mismatch",
     "Pages",
     "PeerInfo",
     "address_of",

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         find_disconnected,
         find_furthest,
         find_ready_to_join,
+        find_waiting_for_ended,
         has_recovered,
     )
     from insitu.cluster.decide.stall import (
@@ -135,6 +136,7 @@ __getattr__, __dir__ = lazy_door(
             "find_disconnected",
             "find_furthest",
             "find_ready_to_join",
+            "find_waiting_for_ended",
             "has_recovered",
         ),
         "stall": ("StallWatch",),
@@ -189,6 +191,7 @@ __all__ = [
     "find_ready_to_join",
     "find_shard_holders",
     "find_stragglers",
+    "find_waiting_for_ended",
     "has_recovered",
     "new_job",
     "place_tasks",

@@ -73,7 +73,7 @@ class LoopRunner:
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """See `Strategy.run`."""
         leave_graph("strategy.run")
-        with self._strategy.placement():
+        with self._strategy.placement(), self._strategy.membership.explain_loss("run"):
             return self._run(fn, args, kwargs)
 
     def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
