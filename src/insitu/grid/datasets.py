@@ -239,7 +239,7 @@ class Dataset:
 
 
 def dataset(
-    name: str,
+    name: str | None = None,
     *,
     features: str | Sequence[str] | None = None,
     label: str | None = "label",
@@ -247,16 +247,17 @@ def dataset(
     paths: Paths | None = None,
     context: Context | None = None,
 ) -> Dataset:
-    """Return the rows of cache `name`, for this task's shards.
+    """Return the rows of cache `name`, by default of the job's cache, for this task's shards.
 
     A batch is `(features, label)` where the cache has column `label`, else `features`; features are one
     array for one column, a dict of arrays by column's name for several. `features` names the columns;
     None: all but the label. `shards` overrides which shards this task iterates (an evaluator takes all of
     them with `range(num_shards)`). Outside a job there is one shard with all partitions, of the latest
-    version. Raises UnknownCache, and InputError for an unknown column.
+    version. Raises UnknownCache, and InputError for an unknown column, or no name where no job has a cache.
     """
     context = context or context_of_process()
     paths = paths or context.paths
+    name = name or _cache_of_job(context)
     cache, shard_map = resolve(name, paths, context)
     named = [column.name for column in cache.columns]
     if label is not None and label not in named:
@@ -277,3 +278,14 @@ def dataset(
         READS.write_to(context.job.reads(context.task))
     reader = CacheReader(paths, cache, shard_map, held, context.node, chosen, label)
     return Dataset(reader, context)
+
+
+def _cache_of_job(context: Context) -> str:
+    """Return the name of the job's cache. Raises InputError where there is none."""
+    if context.cache is None:
+        where = "a process outside a job" if context.job is None else "a job without a cache"
+        raise InputError(
+            f"insitu.dataset() without a name is the cache of the job. Received: {where}. Pass the name of a "
+            "cache (`insitu caches` lists them), or start the job with one: `insitu start CACHE JOB_DIR ...`"
+        )
+    return context.cache

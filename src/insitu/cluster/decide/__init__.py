@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         choose_thread_count,
         choose_worker_count,
         place_tasks,
+        stand_in_for_cache,
     )
     from insitu.cluster.decide.recovery_progress import (
         find_disconnected,
@@ -131,6 +132,7 @@ __getattr__, __dir__ = lazy_door(
             "choose_thread_count",
             "choose_worker_count",
             "place_tasks",
+            "stand_in_for_cache",
         ),
         "recovery_progress": (
             "find_disconnected",
@@ -195,4 +197,5 @@ __all__ = [
     "has_recovered",
     "new_job",
     "place_tasks",
+    "stand_in_for_cache",
 ]

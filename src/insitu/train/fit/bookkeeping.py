@@ -40,7 +40,8 @@ class Bookkeeper:
         context = self._membership.context
         self._ledgers = {}
         self._adapter = adapter
-        self._keeps_ledger = context.job is not None and adapter.feed.cache == context.cache
+        cache = adapter.feed.cache
+        self._keeps_ledger = context.job is not None and cache is not None and cache == context.cache
         self.reporter.open()
 
     def record(self, step: StepBatch, left_out: Collection[int] = ()) -> None:
