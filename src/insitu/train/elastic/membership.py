@@ -35,6 +35,13 @@ CHECK_EVERY = 1000
 """Steps of `fit` after which it is checked that replicas are equal. Costs a hash of all variables."""
 
 
+_ADVICE_BY_HAND = {
+    "ps": "Start parameter servers by `insitu start --ps M - JOB_DIR SCRIPT`.",
+    "evaluator": "Run the evaluation in a process without TF_CONFIG.",
+}
+"""What to do about a role in a TF_CONFIG that the user has written."""
+
+
 class Membership:
     """Who this process is among the tasks. The kinds differ in what the tasks do together."""
 
@@ -49,9 +56,12 @@ class Membership:
         self, context: Context, reporter: ProgressReporter, transport: str, compression: str
     ) -> None:
         if context.role != "worker":
+            advice = f"Start the job without --{context.role}."
+            if context.job is None:
+                advice = _ADVICE_BY_HAND.get(context.role, "Make it a worker in TF_CONFIG.")
             raise TrainingError(
                 "A strategy trains in workers; worker 0 is the chief. Received: a task with the role "
-                f"{context.role!r}. Start the job without --{context.role}."
+                f"{context.role!r}. {advice}"
             )
         #: The shards that the script's datasets were made for; those of `context` may change later.
         self.launched_shards = context.shards
@@ -202,6 +212,14 @@ class SynchronousMembership(Membership):
             rows = self.lockstep.run_unit_until_done(position, compare)
         except Mismatch as error:
             raise refuse_different(own, error) from error
+        except PeerLost as lost:
+            if not self.context.by_hand:
+                raise
+            raise TrainingError(
+                "In a cluster by TF_CONFIG all workers make the same calls, to their end. Received: "
+                f"{own}, and {lost.task} is gone. Make the call in every worker, or start the script by "
+                "`insitu start --workers N - JOB_DIR SCRIPT`: there others may have ended."
+            ) from lost
         if rows.size:
             check_same_call(rows)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import insitu.exchange
-from insitu.context import Context
+from insitu.context import STALL_TIMEOUT_ENV, Context
 from insitu.errors import ExchangeError, JoinTimeout, StaleGeneration, TrainingError
 from insitu.exchange import Group
 from insitu.progress import LEAVING
@@ -65,6 +66,7 @@ class RosterRendezvous:
     def join(self) -> Group:
         """Form the group for the first time. Raises JoinTimeout naming who is missing."""
         self._reporter.open()
+        self._announce_cluster()
         place = self._reporter.place
         deadline = time.monotonic() + self.context.stall_timeout
         while True:
@@ -80,6 +82,16 @@ class RosterRendezvous:
             self._reporter.set_generation(group.generation)
             self._reporter.report_place(place)
             return group
+
+    def _announce_cluster(self) -> None:
+        """Print, in a cluster that the user has made by hand, for whom this process waits, and how long."""
+        context = self.context
+        if context.by_hand:
+            sys.stderr.write(
+                f"[insitu] {context.task} of {len(context.workers)} by TF_CONFIG, at "
+                f"{context.workers[context.index]}; waits up to {context.stall_timeout:g} s for the others "
+                f"({STALL_TIMEOUT_ENV})\n"
+            )
 
     def _leave(self, group: Group) -> None:
         """Leave the group at the end of the process. The controller then waits for that before it judges what
