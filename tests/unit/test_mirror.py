@@ -25,6 +25,7 @@ OF_NO_MODULE = {
 """Unit tests of what isn't one module of insitu, and what that is."""
 
 TESTED_BY = {
+    "grid/conversion.py": "unit/train/fit/test_tf_dataset.py",
     "train/custom_loop/spmd.py": "unit/train/spmd/test_program.py",
     "train/custom_loop/torch.py": "process/test_strategies_matrix.py",
     "train/placement/torch.py": "unit/train/placement/test_layers.py",

@@ -408,7 +408,10 @@ def _format_attempt(attempt: dict[str, Any]) -> tuple[str, ...]:
 def _print_ledger(epochs: list[dict[str, Any]], servers: list[dict[str, Any]]) -> None:
     typer.echo("")
     if not epochs:
-        print_notice("No rows have been accounted for yet.")
+        print_notice(
+            "No rows have been accounted for yet. There is no ledger of data that a script brings itself, "
+            "nor of datasets with filter or take."
+        )
         return
     left_out = any(e["left_out"] for e in epochs)
     print_table(

@@ -263,7 +263,7 @@ class Strategy:
         many steps, and when an epoch ends, it is checked that all replicas' weights are the same, and
         that all processes were given the same batches.
         """
-        feed = make_feed(dataset, **self._membership.feed_options)
+        feed = make_feed(dataset, may_be_endless=True, **self._membership.feed_options)
         bookkeeper = Bookkeeper(self._membership)
         compares = self._compares_data and not isinstance(dataset, Dataset)
         check = self._check_data if compares else None
