@@ -199,7 +199,17 @@ def _fill_missing(column: list[Any]) -> list[Any]:
 
 
 def _numpy_like(value: Any) -> NDArray[Any]:
-    return np.zeros((1, *value.shape[1:]), keras.backend.standardize_dtype(value.dtype))
+    shape = (1, *value.shape[1:])
+    if _is_text(value.dtype):
+        return np.full(shape, "", object)
+    return np.zeros(shape, keras.backend.standardize_dtype(value.dtype))
+
+
+def _is_text(dtype: Any) -> bool:
+    return str(getattr(dtype, "name", dtype)) in ("string", "object") or getattr(dtype, "kind", "") in (
+        "S",
+        "U",
+    )
 
 
 def _identity_of_code(fn: Any) -> Any:
