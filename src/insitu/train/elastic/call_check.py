@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -21,9 +22,10 @@ _ROW_BYTES = 248
 _MAX_PLACE = 100
 _LIBRARIES = (
     os.path.dirname(os.path.abspath(insitu.__file__)) + os.sep,
-    f"{os.sep}keras{os.sep}src{os.sep}",
+    *(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")),
+    "<frozen",
 )
-"""Parts of the paths of files that aren't the user's."""
+"""What the paths of files begin with that aren't the user's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def find_place() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not any(part in name for part in _LIBRARIES):
+        if not name.startswith(_LIBRARIES):
             return f"{os.path.basename(name)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
@@ -85,9 +87,10 @@ def check_same_call(rows: NDArray[Any]) -> None:
 
 def refuse_different(own: CallRecord, error: Exception) -> CollectiveMismatch:
     """Return the error for a call that met another operation of other tasks, which `error` names."""
+    operations = str(error).partition("Received: ")[2].partition(". ")[0]
     return CollectiveMismatch(
         "Under a strategy all workers make the same calls in the same order. Received: "
-        f"{own}, while another worker does something else. Make the call in every worker. ({error})"
+        f"{own}, while another worker does something else ({operations}). Make the call in every worker."
     )
 
 

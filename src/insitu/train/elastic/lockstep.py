@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from insitu.errors import ExchangeError, PeerLost, StaleGeneration, TrainingError
 from insitu.exchange import Group
 from insitu.train.collectives import all_gather_json, broadcast_value
-from insitu.train.elastic.call_check import refuse_without
+from insitu.train.elastic.call_check import find_place, refuse_without
 from insitu.train.elastic.divergence import Fingerprint, check_equal
 from insitu.train.elastic.position import LOOP, TRAIN, LoopPosition
 
@@ -192,13 +192,18 @@ class Lockstep:
         """
         ended = self._rendezvous.ended
         if ended and position.kind in (TRAIN, LOOP) and self._unit != self._interrupted:
-            raise refuse_without(ended, None, f"the others train ({position})")
+            at = f"epoch {position.epoch + 1} step {position.step + 1}"
+            raise refuse_without(ended, None, f"training goes on with {at} at {find_place()}")
 
     def _check_can_retry(self, position: LoopPosition) -> None:
         """Raise CollectiveMismatch for an interrupted step of a script's own loop: only the script has its
         rows."""
         if position.kind == LOOP:
-            raise refuse_without(self._rendezvous.ended, None, "the others go on with a step of their loop")
+            raise refuse_without(
+                self._rendezvous.ended or ("another task",),
+                None,
+                "the others go on with a step of their loop",
+            )
 
     def _resume(self, position: LoopPosition, point: ResumePoint) -> None:
         if point.position != position:

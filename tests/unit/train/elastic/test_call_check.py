@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 
 from insitu.errors import CollectiveMismatch
-from insitu.train.elastic.call_check import CallRecord, check_same_call, find_place, refuse_without
+from insitu.exchange.plan import mismatch_error
+from insitu.train.elastic.call_check import (
+    CallRecord,
+    check_same_call,
+    find_place,
+    refuse_different,
+    refuse_without,
+)
 
 
 def rows(*records: CallRecord) -> np.ndarray:
@@ -38,6 +47,15 @@ def test_a_long_place_is_cut_to_the_size_of_a_record() -> None:
 
 def test_the_place_is_the_users() -> None:
     assert find_place().startswith("test_call_check.py:")
+    with contextlib.ExitStack() as stack:
+        places: list[str] = []
+        stack.callback(lambda: places.append(find_place()))
+    assert places[0].startswith("test_call_check.py:")
+
+
+def test_who_does_something_else_is_named_by_its_operation() -> None:
+    error = refuse_different(CallRecord("worker:0", "run"), mismatch_error(0, "a barrier", 1, "a gather"))
+    assert "else (rank 0 called a barrier, rank 1 called a gather). Make the call" in str(error)
 
 
 def test_who_has_ended_is_named() -> None:
