@@ -148,6 +148,12 @@ def _register_dataset_adapter() -> None:
     importlib.import_module("insitu.train.fit.adapter").register_dataset_adapter()
 
 
+def _to_tf_dataset(dataset: Any) -> Any:
+    import importlib
+
+    return importlib.import_module("insitu.train.fit.tf_dataset").to_tf_dataset(dataset)
+
+
 config.subscribe(_set_up_backend)
 # Backends that this process imports later get the settings of its environment.
 config.apply_device_settings()
@@ -159,6 +165,9 @@ def __getattr__(name: str) -> Any:
     if name == "dataset":
         # A script that trains with Keras alone, without a strategy, may pass the dataset to fit too.
         call_after_import("keras", _register_dataset_adapter)
+        from insitu.grid import register_converter
+
+        register_converter("tensorflow", _to_tf_dataset)
     if name not in __all__:
         raise missing_name("insitu", name)
     return _load(name)

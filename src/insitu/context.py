@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from insitu.cluster_by_hand import HandMadeCluster, find_secret, read_cluster
 from insitu.errors import InputError
 from insitu.paths import HOME_ENV, JobPaths, Paths, default_home
 from insitu.spec import NodeId, TaskId
@@ -76,6 +77,8 @@ class Context:
     memory_checkpoint: bool = False
     #: Outside a job, the secret that processes of one script share; None: there is but one process.
     shared_secret: bytes | None = field(default=None, repr=False)
+    #: Whether TF_CONFIG has put this process into a cluster without a job.
+    by_hand: bool = False
 
     def __post_init__(self) -> None:
         if not _are_shards(self.shards, self.num_shards):
@@ -130,7 +133,9 @@ class Context:
 
     def secret(self) -> bytes | None:
         """Return the secret that peers prove to each other: the job's, or outside a job the shared one. None:
-        a secret that only this process knows."""
+        a secret that only this process knows. Raises InputError for a cluster by hand without one."""
+        if self.by_hand and self.shared_secret is None:
+            return find_secret(os.environ, self.paths, self.workers)
         return self.job.secret.read_bytes() if self.job else self.shared_secret
 
 
@@ -164,13 +169,14 @@ def read_context(environ: Mapping[str, str]) -> Context:
         Path(environ[HOME_ENV]).expanduser().absolute() if environ.get(HOME_ENV) else default_home()
     )
     try:
-        cluster = json.loads(environ.get(TF_CONFIG_ENV) or "{}").get("cluster", {})
+        tf_config = json.loads(environ.get(TF_CONFIG_ENV) or "{}")
+        cluster = tf_config.get("cluster", {})
     except (ValueError, AttributeError) as error:
         raise InputError(
             f"{TF_CONFIG_ENV} must be a JSON object. Received: {environ[TF_CONFIG_ENV]!r}"
         ) from error
     shards, num_shards = parse_shards(environ.get(SHARDS_ENV) or "0/1")
-    return Context(
+    found = Context(
         paths=paths,
         job_id=environ.get(JOB_ID_ENV) or None,
         task=TaskId.parse(environ.get(TASK_ENV) or "worker:0"),
@@ -188,6 +194,21 @@ def read_context(environ: Mapping[str, str]) -> Context:
         generation=int(environ.get(GENERATION_ENV) or 0),
         memory_checkpoint=bool(environ.get(MEMORY_CHECKPOINT_ENV)),
     )
+    if found.job_id is not None or environ.get(TASK_ENV):
+        return found
+    return _join_by_hand(found, read_cluster(tf_config), has_shards=bool(environ.get(SHARDS_ENV)))
+
+
+def _join_by_hand(context: Context, cluster: HandMadeCluster | None, *, has_shards: bool) -> Context:
+    """Return the context of a process that TF_CONFIG has put into a cluster: each worker has a shard."""
+    if cluster is None:
+        return context
+    here = replace(
+        context, task=cluster.task, workers=cluster.workers, has_chief=False, by_hand=cluster.size > 1
+    )
+    if has_shards or cluster.task.role != "worker":
+        return here
+    return replace(here, shards=(cluster.task.index,), num_shards=len(cluster.workers))
 
 
 def context() -> Context:

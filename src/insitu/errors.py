@@ -30,6 +30,7 @@
     │   └── ServerStalled       no answer within the stall timeout
     └── TrainingError           a strategy, a model or a backend can't go on
         ├── CheckpointError
+        ├── CollectiveMismatch  tasks don't make the same calls
         └── Diverged
 
 Each error survives pickling, carries `exit_code` for the command line, and may carry `logs`, the path
@@ -45,6 +46,8 @@ class InsituError(Exception):
     """Base of all. `logs` names a file or folder that says more, or is None."""
 
     exit_code = 1
+    is_final = False
+    """Whether another attempt of the same job would end the same way, so that none is made."""
 
     def __init__(self, message: str, *, logs: str | None = None) -> None:
         super().__init__(message)
@@ -218,6 +221,12 @@ class TrainingError(InsituError):
 
 class CheckpointError(TrainingError):
     """A checkpoint can't be written, read or trusted."""
+
+
+class CollectiveMismatch(TrainingError):
+    """A call that all tasks must make was made by some of them only."""
+
+    is_final = True
 
 
 class Diverged(TrainingError):

@@ -4,6 +4,7 @@
       catalog.sqlite                    caches, versions, owners; written by `insitu import`
       topology.json                     nodes that `insitu up` brought up
       keys/USER                         signs what this user reads back; see `signatures.py`
+      cluster-secret                    what clusters by hand on this machine prove to each other; mode 0600
       locks/CACHE.lock                  held by the one process that imports into a cache
       staging/CACHE~TOKEN/              half-written versions; removed when their import has died
         spool-DESTINATION-COLUMN        bytes of one column of one partition to be
@@ -39,7 +40,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from insitu.spec import TaskId, check_cache_name, check_simple_name
+from insitu.spec import NO_CACHE, TaskId, check_cache_name, check_simple_name
 
 HOME_ENV = "INSITU_HOME"
 MEMORY = Path("/dev/shm")
@@ -92,6 +93,10 @@ class Paths:
     @property
     def topology(self) -> Path:
         return self.home / "topology.json"
+
+    @property
+    def cluster_secret(self) -> Path:
+        return self.home / "cluster-secret"
 
     @property
     def staging(self) -> Path:
@@ -215,7 +220,8 @@ class JobPaths:
         return self.root / "shards"
 
     def shard_map(self, cache: str) -> Path:
-        return self.shard_maps / f"{cache_folder_name(cache)}.json"
+        name = cache if cache == NO_CACHE else cache_folder_name(cache)
+        return self.shard_maps / f"{name}.json"
 
     @property
     def checkpoints(self) -> Path:

@@ -34,6 +34,10 @@ _RETRY_INTERVAL = 1.0
 
 IDLE = "idle"
 """The place that a task reports when it doesn't train: no stall timeout applies to it."""
+LEAVING = "leaving"
+"""The place that a task reports when its script has ended and it leaves its group: its process ends soon."""
+RESTING = frozenset({IDLE, LEAVING})
+"""Places of tasks that don't train."""
 
 
 @dataclass(frozen=True, slots=True)

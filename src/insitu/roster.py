@@ -9,6 +9,8 @@ replaced, its shards were adopted, the job was scaled, or all tasks were started
   there is one, the task stops what it does and rejoins by the newest one.
 - A task that starts looks for its (task, incarnation) in the newest roster. If it isn't there, the task
   reports the place `joining` and waits for a roster that names it. The controller takes that as readiness.
+- A task that waits for one whose script has ended well gets a roster without that one, which it names under
+  `ended`.
 - A task that a newer roster doesn't name has been released: it ends its training and exits with 0.
 """
 
@@ -27,6 +29,8 @@ from insitu.spec import TaskId
 
 RECOVERING = "recovering"
 """The place (see `insitu.progress`) that a task reports when it has lost a peer and waits for a roster."""
+CONNECTING = "join"
+"""The place that a task reports while it connects to the others of its roster for the first time."""
 JOINING = "joining"
 """The place that a task reports when it is ready to join and waits for a roster that names it."""
 
@@ -55,6 +59,8 @@ class Roster:
     members: tuple[Member, ...]
     #: Chief, ps and evaluator, in that order.
     others: tuple[Member, ...] = ()
+    #: Workers whose scripts have ended well before the members' did. The members do without them.
+    ended: tuple[TaskId, ...] = ()
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -74,6 +80,7 @@ class Roster:
             "generation": self.generation,
             "members": [_to_json(m) for m in self.members],
             "others": [_to_json(m) for m in self.others],
+            "ended": [str(task) for task in self.ended],
         }
 
     @classmethod
@@ -82,6 +89,7 @@ class Roster:
             int(data["generation"]),
             tuple(map(_from_json, data["members"])),
             tuple(map(_from_json, data["others"])),
+            tuple(map(TaskId.parse, data.get("ended", ()))),
         )
 
 

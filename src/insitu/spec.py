@@ -18,6 +18,8 @@ NodeId = NewType("NodeId", str)
 Role = Literal["chief", "worker", "ps", "evaluator"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
+NO_CACHE = "-"
+"""Stands in a job for the name of its cache where it has none: its script brings its own data."""
 _CACHE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _SIMPLE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -101,7 +103,8 @@ class CacheSpec:
     labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_cache_name(self.name)
+        if self.name != NO_CACHE:
+            check_cache_name(self.name)
         if [p.index for p in self.partitions] != list(range(len(self.partitions))):
             raise ValueError("partitions must be numbered from 0 without gaps")
 
@@ -148,7 +151,7 @@ class JobSpec:
     job_id: str
     #: The beginning of `job_id`.
     name: str
-    #: The name of the cache to train on.
+    #: The name of the cache to train on; NO_CACHE for a script that brings its own data.
     cache: str
     #: JOB_CMD and JOB_ARGS, run in the job's copy of JOB_DIR.
     command: tuple[str, ...]
@@ -187,7 +190,8 @@ class JobSpec:
 
     def __post_init__(self) -> None:
         check_simple_name("A job's id", self.job_id)
-        check_cache_name(self.cache)
+        if self.cache != NO_CACHE:
+            check_cache_name(self.cache)
         rules: tuple[tuple[str, float, float], ...] = (
             ("--workers", self.workers, 1),
             ("--shards", self.shards, self.workers),

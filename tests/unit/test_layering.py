@@ -19,6 +19,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 GROUND = {
     "_version",
     "access",
+    "cluster_by_hand",
     "config",
     "context",
     "doors",

@@ -30,6 +30,7 @@ OF_NO_MODULE = {
 TESTED_BY = {
     "train/strategies/experimental.py": "unit/train/strategies/test_communication.py",
     "train/custom_loop/input_context.py": "unit/train/custom_loop/test_worker_feed.py",
+    "grid/conversion.py": "unit/train/fit/test_tf_dataset.py",
     "train/custom_loop/spmd.py": "unit/train/spmd/test_program.py",
     "train/custom_loop/torch.py": "process/test_strategies_matrix.py",
     "train/placement/torch.py": "unit/train/placement/test_layers.py",

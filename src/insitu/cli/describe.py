@@ -283,7 +283,7 @@ def _print_job(job: dict[str, Any]) -> None:
         "State": f"{job['state']}{code}{ended}",
         "Reason": job["reason"],
         "Started": f"{format_time(job['created'])} ({format_duration(time.time() - job['created'])} ago)",
-        "Cache": f"{job['cache']} version {job['cache_version']}",
+        "Cache": _format_cache(job),
         "Command": " ".join(job["command"]),
         "Settings": f"{job['workers']} workers, {len(job['shards'])} shards, "
         f"{job['threads']} threads per replica, seed {job['seed']}, "
@@ -311,6 +311,14 @@ def _print_job(job: dict[str, Any]) -> None:
         behind = f", {straggler['steps']} steps behind" if straggler["steps"] else ""
         late = f"last in {straggler['share']:.0%} of the steps, by {1000 * straggler['seconds']:.1f} ms"
         typer.echo(f"\n{straggler['task']} is {late}{behind}: the others wait for it")
+
+
+def _format_cache(job: dict[str, Any]) -> str:
+    from insitu.spec import NO_CACHE
+
+    if job["cache"] == NO_CACHE:
+        return "none, the script brings its own data, of which no ledger is kept"
+    return f"{job['cache']} version {job['cache_version']}"
 
 
 def _print_servers(servers: list[dict[str, Any]]) -> None:
@@ -407,7 +415,10 @@ def _format_attempt(attempt: dict[str, Any]) -> tuple[str, ...]:
 def _print_ledger(epochs: list[dict[str, Any]], servers: list[dict[str, Any]]) -> None:
     typer.echo("")
     if not epochs:
-        print_notice("No rows have been accounted for yet.")
+        print_notice(
+            "No rows have been accounted for yet. There is no ledger of data that a script brings itself, "
+            "nor of datasets with filter or take."
+        )
         return
     left_out = any(e["left_out"] for e in epochs)
     print_table(

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from insitu.spec import TaskId
 
 START_EXAMPLES = """
-Starts a training job on the nodes that hold CACHE, and streams its output.
+Starts a training job on the nodes that hold CACHE, and streams its output. A dash in place of CACHE is for
+a script that brings its own data: it then has one worker for each node, unless --workers says otherwise.
 
 JOB_DIR is a folder or a .zip that holds the script; the job runs a copy of it. Options come before CACHE:
 everything after JOB_CMD belongs to the script. --chief and --evaluator are for scripts that use TensorFlow
@@ -45,6 +46,7 @@ Examples:
     insitu start --detach --name nightly quickdraw job.zip python train.py
     insitu start --workers 2 --ps 1 --chief digits ./my_job parameter_server.py
     insitu start --ps auto clicks/train ./my_job train.py
+    insitu start --workers 2 - ./my_job train.py
 """
 
 
@@ -78,6 +80,11 @@ def complete_cache(incomplete: str) -> list[str]:
         return []
 
 
+def complete_start(incomplete: str) -> list[str]:
+    """Return, for the shell, what the first argument of `start` can be: a cache, or a dash for none."""
+    return [*complete_cache(incomplete), *(["-"] if incomplete in ("", "-") else [])]
+
+
 JobArgument = Annotated[
     str,
     typer.Argument(
@@ -89,7 +96,10 @@ PrefixOption = Annotated[bool, typer.Option("--prefix/--no-prefix", help="Show e
 
 def start(
     cache: Annotated[
-        str, typer.Argument(metavar="CACHE", help="The cache to train on.", autocompletion=complete_cache)
+        str,
+        typer.Argument(
+            metavar="CACHE", help="The cache to train on; - for none.", autocompletion=complete_start
+        ),
     ],
     job_dir: Annotated[Path, typer.Argument(metavar="JOB_DIR", help="Folder or .zip with the script.")],
     command: Annotated[

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from insitu.exchange.native import address_of
     from insitu.exchange.pages import ALIGNMENT, Pages, aligned_empty
     from insitu.exchange.plain_text import warn_about_plain_text
+    from insitu.exchange.plan import Mismatch
     from insitu.exchange.protocol import PROTOCOL_KEYS, describe_protocol
     from insitu.exchange.rendezvous import parse_address
 
@@ -40,6 +41,7 @@ __getattr__, __dir__ = lazy_door(
         "pages": ("ALIGNMENT", "Pages", "aligned_empty"),
         "plain_text": ("warn_about_plain_text",),
         "protocol": ("PROTOCOL_KEYS", "describe_protocol"),
+        "plan": ("Mismatch",),
         "rendezvous": ("parse_address",),
     },
 )
@@ -54,6 +56,7 @@ __all__ = [
     "HandshakeSteps",
     "InsecureSecret",
     "Lender",
+    "Mismatch",
     "Pages",
     "PeerInfo",
     "address_of",

@@ -11,23 +11,27 @@ from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.grid.catalog import Catalog
+    from insitu.grid.conversion import register_converter
     from insitu.grid.datasets import Batch, Dataset, dataset
     from insitu.grid.files import publish_file
     from insitu.grid.importer import import_cache, sweep
     from insitu.grid.layout import owners_of_partition, shard_partitions
     from insitu.grid.ledger import EpochAudit, PartitionAudit, ShardLedger, audit, read_ledgers
     from insitu.grid.store import verify_copies
+    from insitu.grid.structure import map_leaves
     from insitu.grid.topology import bring_up, load_topology, take_down
 
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
         "catalog": ("Catalog",),
+        "conversion": ("register_converter",),
         "datasets": ("Batch", "Dataset", "dataset"),
         "files": ("publish_file",),
         "importer": ("import_cache", "sweep"),
         "layout": ("owners_of_partition", "shard_partitions"),
         "ledger": ("EpochAudit", "PartitionAudit", "ShardLedger", "audit", "read_ledgers"),
+        "structure": ("map_leaves",),
         "store": ("verify_copies",),
         "topology": ("bring_up", "load_topology", "take_down"),
     },
@@ -45,9 +49,11 @@ __all__ = [
     "dataset",
     "import_cache",
     "load_topology",
+    "map_leaves",
     "owners_of_partition",
     "publish_file",
     "read_ledgers",
+    "register_converter",
     "shard_partitions",
     "sweep",
     "take_down",

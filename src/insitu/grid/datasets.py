@@ -13,11 +13,13 @@ from insitu.context import Context
 from insitu.context import context as context_of_process
 from insitu.errors import InputError
 from insitu.grid.cache_reader import CacheReader
+from insitu.grid.conversion import convert_to_tensorflow
 from insitu.grid.layout import BatchPlan, Rows, ShuffledPlan, batch_sizes, shuffled, steps_of_shard
 from insitu.grid.partition import TEXT
 from insitu.grid.reads import READS
+from insitu.grid.selection import Filter, Selection, Take
 from insitu.grid.shards import resolve
-from insitu.grid.structure import Structure, apply_maps, concatenate, spec_of
+from insitu.grid.structure import Pad, Structure, apply_maps, concatenate, map_leaves, spec_of
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, ShardMap
 
@@ -39,7 +41,7 @@ NO_ROWS = Batch(None, 0, ())
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """The settings that shuffle, batch and map have made."""
+    """The settings that shuffle, batch, map and repeat have made."""
 
     #: None without shuffle.
     seed: int | None = None
@@ -47,19 +49,30 @@ class _Chain:
     batch_size: int | None = None
     #: Functions of a batch, in the order in which they are applied.
     maps: tuple[Callable[..., Any], ...] = ()
+    #: What rows of different lengths are filled up with, and to which length; None: there are none.
+    pad: Pad | None = None
+    #: Passes over the rows in an epoch; None without end.
+    passes: int | None = 1
 
 
 class Dataset:
     """The rows of one version of a cache, in the shards of a job. Made by `insitu.dataset`.
 
-    Immutable: `shuffle`, `batch` and `map` return new ones. Iterating gives the batches of this task's
-    shards as NumPy arrays, epoch 0 first, then epoch 1, and so on; `model.fit` under an insitu strategy takes
-    it apart by shard. Every row comes once an epoch. Arrays of an unshuffled dataset may be read-only views
-    of the file.
+    Immutable: `shuffle`, `batch`, `map`, `filter`, `take` and `repeat` return new ones. Iterating gives the
+    batches of this task's shards as NumPy arrays, epoch 0 first, then epoch 1, and so on; `model.fit` under
+    an insitu strategy takes it apart by shard. Every row comes once an epoch, but for `filter`, `take` and
+    `repeat`. Arrays of an unshuffled dataset may be read-only views of the file.
     """
 
-    def __init__(self, reader: CacheReader, context: Context, chain: _Chain | None = None) -> None:
+    def __init__(
+        self,
+        reader: CacheReader,
+        context: Context,
+        chain: _Chain | None = None,
+        selection: Selection | None = None,
+    ) -> None:
         self._reader = reader
+        self._selection = selection or Selection(reader)
         self._context = context
         self._chain = chain or _Chain()
         self._epochs = itertools.count()
@@ -72,15 +85,21 @@ class Dataset:
             raise InputError(f"The seed of shuffle must be in [0, 2**63). Received: {seed}")
         return self._chained(replace(self._chain, seed=int(seed)))
 
-    def batch(self, global_size: int) -> Dataset:
+    def batch(self, global_size: int, *, pad: Any = None, length: int | None = None) -> Dataset:
         """Take `global_size` rows a step over all shards together, spread as evenly as can be.
 
-        The last batch of each shard holds what is left. Raises InputError where a shard would get none.
+        The last batch of each shard holds what is left. With `pad` and `length`, rows of different lengths
+        that a map makes, as an object array of lists or arrays, are filled up with `pad` to `length` values,
+        the same in each batch and shard. Raises InputError where a shard would get no row, and in an
+        iteration where a row is longer.
         """
         if isinstance(global_size, bool) or not isinstance(global_size, (int, np.integer)):
             raise InputError(f"The global batch is a whole number of rows. Received: {global_size!r}")
         batch_sizes(int(global_size), self.num_shards)
-        return self._chained(replace(self._chain, batch_size=int(global_size)))
+        if (pad is None) is not (length is None):
+            raise InputError(f"pad and length go together. Received: pad={pad!r}, length={length!r}")
+        padding = None if length is None else Pad(pad, int(length))
+        return self._chained(replace(self._chain, batch_size=int(global_size), pad=padding))
 
     def map(self, fn: Callable[..., Any]) -> Dataset:
         """Apply `fn` to each shard's batches: `fn(features, label)` to a tuple, `fn(batch)` to others.
@@ -92,8 +111,60 @@ class Dataset:
             raise InputError(f"Dataset.map takes a function of a batch. Received: {fn!r}")
         return self._chained(replace(self._chain, maps=(*self._chain.maps, fn)))
 
+    def filter(self, predicate: Callable[..., Any]) -> Dataset:
+        """Leave the rows for which `predicate` returns True, before they are shuffled and batched.
+
+        It gets whole batches, as functions given to `map` do, after all maps so far, and returns one bool per
+        row. Every task applies it once to all shards, which reads them, to know the number of steps. The
+        ledger of a job doesn't apply to what is left: none is kept.
+        """
+        if not callable(predicate):
+            raise InputError(f"Dataset.filter takes a function of a batch. Received: {predicate!r}")
+        return self._selected("filter", Filter(predicate, self._chain.maps))
+
+    def take(self, count: int) -> Dataset:
+        """Leave `count` rows, of each shard its share of them, in the order in which they lie.
+
+        They follow from the number of shards. Where there are fewer, all are left. The ledger of a job
+        doesn't apply to what is left: none is kept.
+        """
+        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:
+            raise InputError(f"Dataset.take takes a number of rows, 0 or more. Received: {count!r}")
+        return self._selected("take", Take(int(count)))
+
+    def repeat(self, count: int | None = None) -> Dataset:
+        """Make `count` passes over the rows in each epoch; None: without end, so that `fit` needs
+        `steps_per_epoch`.
+
+        Each pass ends with a batch of what is left, as in tf.data's `batch(n).repeat(count)`; where rows are
+        shuffled, each has an order of its own. The ledger of a job accounts for passes in place of epochs.
+        """
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            raise InputError(
+                f"Dataset.repeat takes a number of passes, 1 or more, or None. Received: {count!r}"
+            )
+        passes = self._chain.passes
+        total = None if count is None or passes is None else passes * count
+        return self._chained(replace(self._chain, passes=total))
+
+    def as_tf_dataset(self) -> Any:
+        """Return a tf.data.Dataset of this task's batches, with text as strings, for TensorFlow's own tools.
+
+        Each iteration is the next epoch. `fit` under a strategy takes this dataset itself, which knows the
+        shards of all tasks.
+        """
+        return convert_to_tensorflow(self)
+
+    def _selected(self, name: str, step: Filter | Take) -> Dataset:
+        if self._chain.seed is not None or self._chain.batch_size is not None:
+            raise InputError(
+                f"Dataset.{name} chooses rows as they lie: call it before shuffle and batch. Received: "
+                f"{self!r}"
+            )
+        return Dataset(self._reader, self._context, self._chain, self._selection.then(step))
+
     def _chained(self, chain: _Chain) -> Dataset:
-        return Dataset(self._reader, self._context, chain)
+        return Dataset(self._reader, self._context, chain, self._selection)
 
     @property
     def cache(self) -> CacheSpec:
@@ -115,8 +186,20 @@ class Dataset:
 
     @property
     def rows(self) -> int:
-        """Rows of all shards."""
-        return self.cache.rows
+        """Rows of all shards, in one pass."""
+        if not self.is_selected:
+            return self.cache.rows
+        return sum(self.rows_of_shard(shard) for shard in range(self.num_shards))
+
+    @property
+    def is_selected(self) -> bool:
+        """Whether `filter` or `take` leave some of the rows only, for which no ledger is kept."""
+        return bool(self._selection.steps)
+
+    @property
+    def passes(self) -> int | None:
+        """Passes over the rows in an epoch; None without end."""
+        return self._chain.passes
 
     @property
     def label(self) -> str | None:
@@ -124,7 +207,7 @@ class Dataset:
         return self._reader.label
 
     def rows_of_shard(self, shard: int) -> int:
-        return self._reader.starts(shard)[-1]
+        return self._selection.count(shard)
 
     @property
     def seed(self) -> int | None:
@@ -143,12 +226,24 @@ class Dataset:
 
     @property
     def num_steps(self) -> int:
-        """Steps of an epoch: what the shard that needs most needs."""
+        """Steps of a pass over the rows: what the shard that needs most needs. Raises InputError where
+        `filter` and `take` leave no row."""
         sizes = batch_sizes(self.batch_size, self.num_shards)
-        return max(steps_of_shard(self.rows_of_shard(s), size) for s, size in enumerate(sizes))
+        steps = max(steps_of_shard(self.rows_of_shard(s), size) for s, size in enumerate(sizes))
+        if not steps:
+            raise InputError(f"filter and take must leave a row. Received: none of {self.cache.rows:,} rows")
+        return steps
+
+    @property
+    def own_steps(self) -> int:
+        """Steps of a pass in which this task's shards have rows."""
+        sizes = batch_sizes(self.batch_size, self.num_shards)
+        return max((steps_of_shard(self.rows_of_shard(s), sizes[s]) for s in self.shards), default=0)
 
     def __len__(self) -> int:
-        return self.num_steps
+        if self.passes is None:
+            raise InputError("repeat() without a count has no end, and so no length. Pass a count to it")
+        return self.passes * self.num_steps
 
     @property
     def element_spec(self) -> Structure:
@@ -158,7 +253,7 @@ class Dataset:
         """
         if self._element_spec is None:
             data, rows = self._reader.probe()
-            self._element_spec = spec_of(apply_maps(self._chain.maps, data, rows))
+            self._element_spec = spec_of(self._finish(data, rows))
         return self._element_spec
 
     def shard_batches(self, shard: int, epoch: int, start_step: int = 0) -> Iterator[Batch]:
@@ -174,13 +269,9 @@ class Dataset:
         return self._shard_batches(shard, epoch, start_step, size[shard])
 
     def _shard_batches(self, shard: int, epoch: int, start_step: int, size: int) -> Iterator[Batch]:
-        reader, seed, maps = self._reader, self._chain.seed, self._chain.maps
-        starts = reader.starts(shard)
-        plan = (
-            BatchPlan(starts, size)
-            if seed is None
-            else ShuffledPlan(starts, size, shuffled(starts[-1], seed, epoch, shard))
-        )
+        reader = self._reader
+        starts, order = reader.starts(shard), self._order(shard, epoch)
+        plan = BatchPlan(starts, size) if order is None else ShuffledPlan(starts, size, order)
         try:
             for step in range(start_step, self.num_steps):
                 if step >= plan.steps:
@@ -190,9 +281,23 @@ class Dataset:
                     data, rows, origins = reader.read_rows(shard, plan.rows_of_batch(step))
                 else:
                     data, rows, origins = reader.read_ranges(shard, plan.ranges(step))
-                yield Batch(apply_maps(maps, data, rows) if maps else data, rows, origins)
+                yield Batch(self._finish(data, rows), rows, origins)
         finally:
             READS.publish()
+
+    def _finish(self, data: Structure, rows: int) -> Structure:
+        """Return a batch as the script gets it, of one that was read."""
+        maps, pad = self._chain.maps, self._chain.pad
+        data = apply_maps(maps, data, rows) if maps else data
+        return data if pad is None else map_leaves(pad.fill, data)
+
+    def _order(self, shard: int, epoch: int) -> Any:
+        """Return the positions of the shard's rows in the order of an epoch; None for all as they lie."""
+        positions, seed = self._selection.positions(shard), self._chain.seed
+        if seed is None:
+            return positions
+        order = shuffled(self.rows_of_shard(shard), seed, epoch, shard)
+        return order if positions is None else positions[order]
 
     def shard_origins(self, shard: int, epoch: int, stop_step: int) -> tuple[tuple[int, Rows], ...]:
         """Return the origins of the rows of the shard's first `stop_step` batches of `epoch`.
@@ -202,19 +307,26 @@ class Dataset:
         """
         starts = self._reader.starts(shard)
         held = self.shard_map.shards[shard]
-        rows = min(starts[-1], stop_step * batch_sizes(self.batch_size, self.num_shards)[shard])
+        whole = self.rows_of_shard(shard)
+        rows = min(whole, stop_step * batch_sizes(self.batch_size, self.num_shards)[shard])
         if rows <= 0:
             return ()
-        if self._chain.seed is None:
+        order = self._order(shard, epoch)
+        if order is None:
             return tuple(
                 (held[k], np.arange(start, stop)) for k, start, stop in BatchPlan(starts, rows).ranges(0)
             )
-        positions = shuffled(starts[-1], self._chain.seed, epoch, shard)
-        return tuple((held[k], found) for k, found in ShuffledPlan(starts, rows, positions).rows_of_batch(0))
+        return tuple((held[k], found) for k, found in ShuffledPlan(starts, rows, order).rows_of_batch(0))
 
     def __iter__(self) -> Iterator[Structure]:
         """Yield this task's batches of one epoch: each step's rows of its shards, in their order."""
         epoch = next(self._epochs) if self.batch_size else 0
+        passes = self.passes
+        numbers = itertools.count() if passes is None else range(epoch * passes, (epoch + 1) * passes)
+        for number in numbers:
+            yield from self._pass(number)
+
+    def _pass(self, epoch: int) -> Iterator[Structure]:
         streams = [self.shard_batches(shard, epoch) for shard in self.shards]
         for batches in zip(*streams, strict=True):
             parts = [batch.data for batch in batches if batch.rows]
@@ -228,18 +340,22 @@ class Dataset:
             for c in cache.columns
             if c.name in self._reader.names
         )
-        steps = "" if chain.seed is None else f".shuffle({chain.seed})"
+        names = {Filter: "filter", Take: "take"}
+        steps = "".join(f".{names[type(step)]}(...)" for step in self._selection.steps)
+        steps += "" if chain.seed is None else f".shuffle({chain.seed})"
         steps += "" if chain.batch_size is None else f".batch({chain.batch_size})"
+        steps += "" if chain.passes == 1 else f".repeat({chain.passes or ''})"
         steps += "".join(f".map({getattr(fn, '__name__', fn)})" for fn in chain.maps)
-        held = sum(self.rows_of_shard(s) for s in self.shards)
+        rows = "" if self.is_selected else f"; {self.rows:,} rows"
+        held = sum(self._reader.starts(s)[-1] for s in self.shards)
         return (
-            f"<insitu.dataset({cache.name!r}){steps}: version {cache.version}, {columns}; {self.rows:,} rows "
+            f"<insitu.dataset({cache.name!r}){steps}: version {cache.version}, {columns}{rows or ';'} "
             f"in {self.num_shards} shard(s), here {held:,} in {', '.join(map(str, self.shards)) or 'none'}>"
         )
 
 
 def dataset(
-    name: str,
+    name: str | None = None,
     *,
     features: str | Sequence[str] | None = None,
     label: str | None = "label",
@@ -247,16 +363,17 @@ def dataset(
     paths: Paths | None = None,
     context: Context | None = None,
 ) -> Dataset:
-    """Return the rows of cache `name`, for this task's shards.
+    """Return the rows of cache `name`, by default of the job's cache, for this task's shards.
 
     A batch is `(features, label)` where the cache has column `label`, else `features`; features are one
     array for one column, a dict of arrays by column's name for several. `features` names the columns;
     None: all but the label. `shards` overrides which shards this task iterates (an evaluator takes all of
     them with `range(num_shards)`). Outside a job there is one shard with all partitions, of the latest
-    version. Raises UnknownCache, and InputError for an unknown column.
+    version. Raises UnknownCache, and InputError for an unknown column, or no name where no job has a cache.
     """
     context = context or context_of_process()
     paths = paths or context.paths
+    name = name or _cache_of_job(context)
     cache, shard_map = resolve(name, paths, context)
     named = [column.name for column in cache.columns]
     if label is not None and label not in named:
@@ -277,3 +394,14 @@ def dataset(
         READS.write_to(context.job.reads(context.task))
     reader = CacheReader(paths, cache, shard_map, held, context.node, chosen, label)
     return Dataset(reader, context)
+
+
+def _cache_of_job(context: Context) -> str:
+    """Return the name of the job's cache. Raises InputError where there is none."""
+    if context.cache is None:
+        where = "a process outside a job" if context.job is None else "a job without a cache"
+        raise InputError(
+            f"insitu.dataset() without a name is the cache of the job. Received: {where}. Pass the name of a "
+            "cache (`insitu caches` lists them), or start the job with one: `insitu start CACHE JOB_DIR ...`"
+        )
+    return context.cache

@@ -24,6 +24,37 @@ class ArraySpec:
     dtype: np.dtype[Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Pad:
+    """Fills up rows of different lengths."""
+
+    #: What rows are filled up with.
+    value: Any
+    #: Values of each row then.
+    length: int
+
+    def fill(self, array: Any) -> Any:
+        """Return an array of rows of equal length, of an object array of rows; any other array as it is.
+
+        Raises InputError for a row that is longer, or that isn't a list of values.
+        """
+        if array.dtype != object or not len(array) or isinstance(array[0], str | bytes):
+            return array
+        # NumPy makes two axes of rows that happen to be of one length.
+        rows = [np.asarray(row.tolist() if isinstance(row, np.ndarray) else row) for row in array]
+        wrong = next((row for row in rows if row.ndim != 1 or len(row) > self.length), None)
+        if wrong is not None:
+            raise InputError(
+                f"Rows must be lists of at most length={self.length} values. Received: one of shape "
+                f"{wrong.shape}. Cut it in a map, or pass a larger length to batch"
+            )
+        kind = np.result_type(np.asarray(self.value), *(row for row in rows if len(row)))
+        filled = np.full((len(rows), self.length), self.value, object if kind.kind in "SU" else kind)
+        for target, row in zip(filled, rows, strict=True):
+            target[: len(row)] = row
+        return filled
+
+
 def map_leaves(fn: Callable[[Any], Any], structure: Structure) -> Structure:
     """Return the same structure with `fn` of each array."""
     if isinstance(structure, dict):

@@ -31,6 +31,7 @@ from insitu.errors import ClusterError, InputError, JobEnded
 from insitu.grid import Catalog
 from insitu.paths import JobPaths, Paths
 from insitu.processes import is_stopped, open_process
+from insitu.spec import NO_CACHE
 
 REPLY_TIMEOUT = 60.0
 """Seconds within which a controller replies, on any machine."""
@@ -71,7 +72,8 @@ def resume_job(job: JobPaths) -> int:
             journal.record(now, ControllerLostEvent(), actions, state)
         if state.phase == "finished":
             raise JobEnded(f"{name} has finished: there is nothing to go on with")
-        Catalog(Paths(job.root.parent.parent)).pin(spec.cache, placement.shard_map.version, spec.job_id)
+        if spec.cache != NO_CACHE:
+            Catalog(Paths(job.root.parent.parent)).pin(spec.cache, placement.shard_map.version, spec.job_id)
         before = job.output.stat().st_size
         start_supervisor(job, lock, resume=True)
         return before

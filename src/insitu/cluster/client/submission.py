@@ -31,6 +31,7 @@ from insitu.cluster.decide import (
     find_shard_holders,
     new_job,
     place_tasks,
+    stand_in_for_cache,
 )
 from insitu.cluster.job_files import Journal, take_lock
 from insitu.cluster.task import resolve_command
@@ -39,7 +40,7 @@ from insitu.durable import sync_folder, sync_tree
 from insitu.errors import ClusterError, JobSpecError, StorageFull
 from insitu.grid import Catalog, load_topology
 from insitu.paths import JobPaths, Paths
-from insitu.spec import CacheSpec, JobSpec, Placement, Topology, check_simple_name
+from insitu.spec import NO_CACHE, CacheSpec, JobSpec, Placement, Topology, check_simple_name
 from insitu.unauthenticated import ALLOW_UNAUTHENTICATED_ENV
 
 SECRET_BYTES = 32
@@ -51,13 +52,13 @@ _supervisors: list[subprocess.Popen[bytes]] = []
 class Request:
     """What `insitu start` was given. None stands for a default that depends on the cache and the machine."""
 
-    #: Name of the cache to train on.
+    #: Name of the cache to train on; NO_CACHE for a script that brings its own data.
     cache: str
     #: Folder or .zip that holds the script.
     job_dir: Path
     #: JOB_CMD and its arguments.
     command: tuple[str, ...]
-    #: Number of workers; None: the number of nodes that own data.
+    #: Number of workers; None: the number of nodes that own data, without a cache of all nodes.
     workers: int | None = None
     #: Number of shards; None: as many as workers.
     shards: int | None = None
@@ -71,7 +72,7 @@ class Request:
     evaluator: bool = False
     #: What runs the tasks.
     engine: str = "local"
-    #: Beginning of the job's id; None: the last part of the cache's name.
+    #: Beginning of the job's id; None: the last part of the cache's name, without a cache that of the folder.
     name: str | None = None
     #: Failures after which the job isn't tried again.
     max_restarts: int = 3
@@ -98,9 +99,11 @@ def submit(paths: Paths, request: Request) -> str:
 
     Raises InputError or one of its kinds for what can't be used, StorageFull where the disk is full.
     """
-    cache = Catalog(paths).get(request.cache)
+    has_cache = request.cache != NO_CACHE
+    cache = Catalog(paths).get(request.cache) if has_cache else None
     topology = load_topology(paths)
     spec = _spec(request, cache, topology)
+    cache = cache or stand_in_for_cache(spec.shards, topology)
     placement = place_tasks(spec, cache, topology)
     clean_up(paths, cache.name)
     job = paths.job(spec.job_id)
@@ -112,7 +115,8 @@ def submit(paths: Paths, request: Request) -> str:
             check_roles(staged.code, command, chief=spec.chief, evaluator=spec.evaluator)
             _write(staged, spec, placement, cache)
             sync_tree(staged.root)
-            Catalog(paths).pin(cache.name, cache.version, spec.job_id)
+            if has_cache:
+                Catalog(paths).pin(cache.name, cache.version, spec.job_id)
             staged.root.rename(job.root)
             sync_folder(paths.jobs)
         start_supervisor(job, lock)
@@ -133,20 +137,21 @@ def submit(paths: Paths, request: Request) -> str:
     return spec.job_id
 
 
-def _spec(request: Request, cache: CacheSpec, topology: Topology) -> JobSpec:
+def _spec(request: Request, cache: CacheSpec | None, topology: Topology) -> JobSpec:
     if request.engine != "local":
         raise JobSpecError(f"--engine must be local. Received: {request.engine}")
-    workers = choose_worker_count(cache, topology) if request.workers is None else request.workers
+    beside_data = len(topology.nodes) if cache is None else choose_worker_count(cache, topology)
+    workers = beside_data if request.workers is None else request.workers
     if request.workers is None and request.shards is not None:
         workers = min(workers, max(1, request.shards))
-    name = request.name or re.sub(r"[^A-Za-z0-9_.-]", "-", cache.name.rpartition("/")[2])
+    name = request.name or _choose_name(request, cache)
     check_simple_name("A job's name (--name)", name)
     cores = len(os.sched_getaffinity(0))
     threads = choose_thread_count(cores, max(1, workers), request.evaluator)
     return JobSpec(
         job_id=f"{name[:90]}-{secrets.token_hex(3)}",
         name=name,
-        cache=cache.name,
+        cache=request.cache,
         command=request.command,
         workers=workers,
         shards=workers if request.shards is None else request.shards,
@@ -166,6 +171,14 @@ def _spec(request: Request, cache: CacheSpec, topology: Topology) -> JobSpec:
         standby=request.standby,
         memory_checkpoint=request.memory_checkpoint,
     )
+
+
+def _choose_name(request: Request, cache: CacheSpec | None) -> str:
+    """Return the beginning of the job's id: the last part of the cache's name, or of the job's folder."""
+    if cache is not None:
+        return re.sub(r"[^A-Za-z0-9_.-]", "-", cache.name.rpartition("/")[2])
+    folder = re.sub(r"[^A-Za-z0-9_.-]", "-", request.job_dir.absolute().stem)
+    return folder.lstrip(".-") or "job"
 
 
 @contextlib.contextmanager

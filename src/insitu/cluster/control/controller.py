@@ -51,6 +51,7 @@ from insitu.cluster.decide import (
     find_disconnected,
     find_furthest,
     find_ready_to_join,
+    find_waiting_for_ended,
     has_recovered,
 )
 from insitu.cluster.engines import Channel, Command, Wakeup
@@ -58,8 +59,8 @@ from insitu.cluster.job_files import Journal, MergedLog, read_placement, read_sp
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths
 from insitu.processes import die_with_parent
-from insitu.progress import IDLE, Progress
-from insitu.roster import RECOVERING, Member, Roster
+from insitu.progress import RESTING, Progress
+from insitu.roster import CONNECTING, RECOVERING, Member, Roster
 from insitu.spec import NodeId, TaskId, TaskSpec
 
 RETRY_INTERVAL = 1.0
@@ -71,6 +72,9 @@ FAST_POLL_INTERVAL = 0.02
 POLL_INTERVAL = 0.25
 LOST_PEERS_GRACE = 1.0
 """Seconds within which the death of a task explains why others say that they have lost a peer."""
+
+_WAITING = (RECOVERING, CONNECTING)
+"""Places of tasks that wait for others."""
 
 
 class Controller:
@@ -235,7 +239,7 @@ class Controller:
             ]
             workers = tuple(m for m in members if m.task.role == "worker")
             others = tuple(m for m in members if m.task.role != "worker")
-            self._roster = Roster(generation, workers, others)
+            self._roster = Roster(generation, workers, others, _find_ended(self._state))
             self._reserved.clear()
             self._tasks.publish_roster(self._roster)
             self._unpublished = False
@@ -297,11 +301,11 @@ class Controller:
                 ended.code,
                 self._tasks.read_failure(ended.task) if ended.code else None,
                 find_furthest(records),
-                tuple(sorted(t for t, r in records.items() if t in running and r and r.place != IDLE)),
+                tuple(sorted(t for t, r in records.items() if t in running and r and r.place not in RESTING)),
                 tuple(t for t in self._find_elastic(records) if t != ended.task),
                 self._find_lost_nodes(),
                 ended.incarnation,
-                tuple(sorted(t for t, r in records.items() if t in running and r and r.place == RECOVERING)),
+                tuple(sorted(t for t, r in records.items() if t in running and r and r.place in _WAITING)),
             )
         )
 
@@ -349,6 +353,9 @@ class Controller:
             self._keep_standby(records)
 
     def _check_lost_peers(self, records: dict[TaskId, Progress | None], now: float) -> None:
+        if waiting := find_waiting_for_ended(self._state, records):
+            self._feed(PeersLostEvent(waiting, find_furthest(records), self._find_elastic(records)))
+            return
         disconnected = find_disconnected(self._state, records)
         if not disconnected:
             self._peers_lost_since = None
@@ -423,6 +430,12 @@ class Controller:
         return ScaleRequestedEvent(
             request.workers, request.token, find_furthest(records), self._find_elastic(records)
         )
+
+
+def _find_ended(state: JobState) -> tuple[TaskId, ...]:
+    """Return the workers whose scripts have ended well, and which are no members any more."""
+    workers = (t for t in state.tasks if t.task.role == "worker" and not t.member and not t.released)
+    return tuple(t.task for t in workers if t.has_ended_well)
 
 
 def _task_spec(task: TaskState) -> TaskSpec:

@@ -62,11 +62,13 @@ if TYPE_CHECKING:
         choose_thread_count,
         choose_worker_count,
         place_tasks,
+        stand_in_for_cache,
     )
     from insitu.cluster.decide.recovery_progress import (
         find_disconnected,
         find_furthest,
         find_ready_to_join,
+        find_waiting_for_ended,
         has_recovered,
     )
     from insitu.cluster.decide.stall import (
@@ -130,11 +132,13 @@ __getattr__, __dir__ = lazy_door(
             "choose_thread_count",
             "choose_worker_count",
             "place_tasks",
+            "stand_in_for_cache",
         ),
         "recovery_progress": (
             "find_disconnected",
             "find_furthest",
             "find_ready_to_join",
+            "find_waiting_for_ended",
             "has_recovered",
         ),
         "stall": ("StallWatch",),
@@ -189,7 +193,9 @@ __all__ = [
     "find_ready_to_join",
     "find_shard_holders",
     "find_stragglers",
+    "find_waiting_for_ended",
     "has_recovered",
     "new_job",
     "place_tasks",
+    "stand_in_for_cache",
 ]

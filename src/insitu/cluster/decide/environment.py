@@ -27,7 +27,7 @@ from insitu.context import (
 )
 from insitu.paths import HOME_ENV
 from insitu.roster import Roster
-from insitu.spec import JobSpec, TaskId
+from insitu.spec import NO_CACHE, JobSpec, TaskId
 
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NPROC")
 """Variables that set the sizes of thread pools that share one operation: of OpenMP (PyTorch, NumPy's BLAS),
@@ -83,7 +83,7 @@ def build_task_environment(
             TF_CONFIG_ENV: json.dumps(build_tf_config(roster, task.task, address)),
             HOME_ENV: str(home),
             JOB_ID_ENV: job.job_id,
-            CACHE_ENV: job.cache,
+            CACHE_ENV: "" if job.cache == NO_CACHE else job.cache,
             TASK_ENV: str(task.task),
             SHARDS_ENV: format_shards(task.shards, job.shards),
             NODE_ENV: task.node or "",

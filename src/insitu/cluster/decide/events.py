@@ -34,7 +34,7 @@ class TaskExitedEvent:
     lost: tuple[NodeId, ...] = ()
     #: Which incarnation ended; None stands for the present one.
     incarnation: int | None = None
-    #: Of the tasks still alive, those that report that they have lost a peer.
+    #: Of the tasks still alive, those that report that they wait for others, as after a loss.
     recovering: tuple[TaskId, ...] = ()
 
 
@@ -70,7 +70,8 @@ class ReadyEvent:
 
 @dataclass(frozen=True, slots=True)
 class PeersLostEvent:
-    """Members report that they have lost a peer, yet none has died: connections between them broke."""
+    """Members report that they wait for others, yet none has died: connections between them broke, or the
+    scripts of those others have ended well."""
 
     #: The members that report it.
     tasks: tuple[TaskId, ...]

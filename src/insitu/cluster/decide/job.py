@@ -392,8 +392,11 @@ def _restart_or_give_up(state: JobState, now: float) -> Result:
     cause = find_cause(state)
     progress = state.attempts[-1].progress or (-1, -1)
     started = state.task(cause.task).started if cause.task else now
+    failure = state.task(cause.task).failure if cause.task else None
+    if failure and failure.final:
+        text = f"{cause.text}; it would end the same way again, so it is not tried again"
+        return _end_job(state, "failed", cause.code, text, cause, now)
     if recovery.is_same_bug(state, cause.fingerprint, started, progress):
-        failure = state.task(cause.task).failure if cause.task else None
         same = "exit" if failure and failure.type == SYSTEM_EXIT else "traceback"
         text = f"{cause.text}; the same {same} twice without progress in between, so it is not tried again"
         return _end_job(state, "failed", cause.code, text, cause, now)
@@ -420,7 +423,8 @@ def _count_fruitless_attempts(state: JobState) -> int:
 def find_cause(state: JobState) -> Cause:
     """Return why the attempt ended: the task that failed, not those that failed because of it.
 
-    A stall or a failed launch counts first. Then tasks that ended before they were signalled, or by a signal
+    A stall or a failed launch counts first. Then a failure that is final. Then tasks that ended before they
+    were signalled, or by a signal
     that wasn't ours; those that only lost a peer come last; else the one that ended last.
     """
     if state.stop_cause:
@@ -429,9 +433,14 @@ def find_cause(state: JobState) -> Cause:
     suspects = [
         task
         for task in dead
-        if task.code and (not task.signal_sent or (task.code < 0 and not _ended_by_our_signal(task)))
+        if task.code
+        and (
+            not task.signal_sent
+            or (task.failure and task.failure.final)
+            or (task.code < 0 and not _ended_by_our_signal(task))
+        )
     ]
-    suspects.sort(key=lambda t: bool(t.failure and t.failure.peer_lost))
+    suspects.sort(key=lambda t: (not t.failure.final, t.failure.peer_lost) if t.failure else (True, False))
     guilty = suspects[0] if suspects else dead[-1]
     # Losing a peer is no bug of the script, however often it looks the same.
     fingerprint = guilty.failure.fingerprint if guilty.failure and not guilty.failure.peer_lost else ""

@@ -34,6 +34,8 @@ class Failure:
     fingerprint: str
     #: The task only failed because another one had gone.
     peer_lost: bool = False
+    #: Another attempt would end the same way.
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,11 @@ class TaskState:
     progress_at_death: EpochStep | None = None
     #: How often in a row it died, or could not be launched, without the job having come further.
     failures_in_a_row: int = 0
+
+    @property
+    def has_ended_well(self) -> bool:
+        """Whether the last incarnation has ended with 0."""
+        return not self.alive and self.code == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,18 @@ from fractions import Fraction
 
 from insitu.cluster.decide.layout import assign_contiguous_shards
 from insitu.errors import PlacementError
-from insitu.spec import CacheSpec, JobSpec, NodeId, Placement, ShardMap, TaskId, TaskSpec, Topology
+from insitu.spec import (
+    NO_CACHE,
+    CacheSpec,
+    JobSpec,
+    NodeId,
+    PartitionInfo,
+    Placement,
+    ShardMap,
+    TaskId,
+    TaskSpec,
+    Topology,
+)
 
 
 def count_rows_by_node(cache: CacheSpec, topology: Topology) -> dict[NodeId, int]:
@@ -32,6 +43,14 @@ def count_rows_by_node(cache: CacheSpec, topology: Topology) -> dict[NodeId, int
             f"nodes are {', '.join(topology.nodes)}. Bring the nodes up again, or import the cache again."
         )
     return {node: rows[node] for node in topology.nodes if node in rows}
+
+
+def stand_in_for_cache(shards: int, topology: Topology) -> CacheSpec:
+    """Return what stands for the cache of a job without one: each shard has a partition without rows, on the
+    nodes in turn."""
+    owners = [topology.nodes[shard % len(topology.nodes)] for shard in range(shards)]
+    partitions = tuple(PartitionInfo(index, 0, 0, "", (node,)) for index, node in enumerate(owners))
+    return CacheSpec(NO_CACHE, 0, (), partitions, 0, None, 0.0)
 
 
 def choose_worker_count(cache: CacheSpec, topology: Topology) -> int:

@@ -11,8 +11,11 @@ Where ps tasks hold the model (`JobState.has_servers`) workers need nothing of e
 always replaced. A ps task that dies is launched again at its address where another mirrors it.
 
 A function returns None where all tasks must start again: a death while no task can go on, the same
-traceback or exit twice without progress, one failure more than allowed, and connections that are lost again
-and again without a step in between.
+traceback or exit twice without progress, a failure that another attempt would have too, one failure more than
+allowed, and connections that are lost again and again without a step in between.
+
+A member whose script ends well isn't lost. Those that wait for it later, since only they make a call such as
+`evaluate`, go on without it and run its shards.
 """
 
 from __future__ import annotations
@@ -108,7 +111,9 @@ def handle_task_exit(state: JobState, task: TaskState, event: TaskExitedEvent, n
             else (state, [])
         )
     if task.code == 0:
-        return None if task.member and find_stranded_members(state, event) else (state, [])
+        return _handle_good_end(state, task, event)
+    if task.failure and task.failure.final:
+        return None
     if not _can_go_on(state, task, event):
         return None
     progress = event.progress or _BEFORE_TRAINING
@@ -131,6 +136,29 @@ def handle_task_exit(state: JobState, task: TaskState, event: TaskExitedEvent, n
     return _relaunch_or_adopt(state, task, event.progress, now, adopting=state.on_loss == "adopt")
 
 
+def _handle_good_end(state: JobState, task: TaskState, event: TaskExitedEvent) -> Result | None:
+    """Handle the end of a script. Members that wait for it go on without it."""
+    if not task.member:
+        return state, []
+    if find_stranded_members(state, event):
+        return None
+    waiting = any(t.task in event.recovering for t in state.members if t.alive)
+    return go_on_without_ended(state) if waiting else (state, [])
+
+
+def go_on_without_ended(state: JobState) -> Result | None:
+    """Let the members do without those whose scripts have ended well: replicas are equal, so nothing of the
+    training is lost with these. Returns None where nobody can take over their shards."""
+    ended = [t for t in state.members if t.has_ended_well]
+    if not state.holders or not any(t.alive for t in state.members):
+        return None
+    state = state.with_task(*(replace(t, member=False, shards=()) for t in ended))
+    state, publish = _republish(state)
+    takers = ", ".join(f"{t.task} runs {_format_shards(t.shards)}" for t in state.members)
+    names = ", ".join(str(t.task) for t in ended)
+    return state, [Log(f"{names} ended well; the others go on without: {takers}"), publish]
+
+
 def retry_evaluator(state: JobState, task: TaskState, now: float) -> Result:
     """Schedule another launch of an evaluator that has failed, or give it up. Training goes on either way."""
     if state.evaluator_failures >= state.max_restarts:
@@ -147,15 +175,13 @@ def retry_evaluator(state: JobState, task: TaskState, now: float) -> Result:
 
 
 def find_stranded_members(state: JobState, event: TaskExitedEvent) -> tuple[TaskId, ...]:
-    """Return the members that need one that has ended well, to go on with or for its state."""
+    """Return the members that need the state of one that has ended well."""
     if state.has_servers:
         return ()
     return tuple(
         t.task
         for t in state.members
-        if t.launch_at is not None
-        or t.task in event.recovering
-        or (t.alive and t.replacement and t.task not in event.elastic)
+        if t.launch_at is not None or (t.alive and t.replacement and t.task not in event.elastic)
     )
 
 
@@ -312,12 +338,14 @@ def describe_lost_peers(event: PeersLostEvent) -> Cause:
 
 
 def reconnect_peers(state: JobState, event: PeersLostEvent, now: float) -> Result | None:
-    """Let all members rejoin, by a roster that differs in its generation alone.
+    """Let all members rejoin, without those whose scripts have ended well.
 
     That is the network's failure, not the job's: it doesn't count, as long as training goes on in between.
     """
     if state.phase != "running" or any(t.launch_at is not None for t in state.members):
         return state, []
+    if any(t.has_ended_well for t in state.members):
+        return go_on_without_ended(state)
     if not all(t.alive for t in state.members) or not _all_elastic(state, event.elastic):
         return None
     if state.on_loss == "restart":
@@ -389,6 +417,9 @@ def _refuse_to_scale(state: JobState, event: ScaleRequestedEvent) -> str:
         return "its ps tasks count on the workers that it began with"
     if not 1 <= event.workers <= len(state.holders):
         return f"it has {len(state.holders)} shards, so it takes 1 to {len(state.holders)} workers"
+    workers = [t for t in state.tasks if t.task.role == "worker" and not t.released]
+    if ended := [str(t.task) for t in workers if t.has_ended_well]:
+        return f"the scripts of {', '.join(ended)} have ended"
     if not all(t.alive for t in state.members) or not _all_elastic(state, event.elastic):
         rigid = [str(t.task) for t in state.members if t.task not in event.elastic]
         return f"{', '.join(rigid)} can't take part in it: only tasks that train together may come and go"

@@ -8,8 +8,8 @@ from insitu.cluster.decide.job_state import (
     EpochStep,
     JobState,
 )
-from insitu.progress import IDLE, Progress
-from insitu.roster import JOINING, RECOVERING
+from insitu.progress import LEAVING, RESTING, Progress
+from insitu.roster import CONNECTING, JOINING, RECOVERING
 from insitu.spec import TaskId
 
 Records = Mapping[TaskId, Progress | None]
@@ -39,7 +39,7 @@ def has_recovered(state: JobState, records: Records) -> bool:
             continue
         if record is None or record.generation < state.generation:
             return False
-        if (record.epoch, record.step) <= after and record.place != IDLE:
+        if (record.epoch, record.step) <= after and record.place not in RESTING:
             return False
     return True
 
@@ -48,6 +48,8 @@ def find_disconnected(state: JobState, records: Records) -> tuple[TaskId, ...]:
     """Return the members that report that they have lost a peer of the newest generation."""
     if state.phase != "running" or any(t.launch_at is not None for t in state.members):
         return ()
+    if any(t.alive and (r := records.get(t.task)) and r.place == LEAVING for t in state.members):
+        return ()  # its end, which comes soon, says why the others have lost it
     return tuple(
         t.task
         for t in state.members
@@ -55,4 +57,15 @@ def find_disconnected(state: JobState, records: Records) -> tuple[TaskId, ...]:
         and (r := records.get(t.task))
         and r.place == RECOVERING
         and r.generation == state.generation
+    )
+
+
+def find_waiting_for_ended(state: JobState, records: Records) -> tuple[TaskId, ...]:
+    """Return the members that wait for others, some of which never come: their scripts have ended well."""
+    if state.phase != "running" or not any(t.has_ended_well for t in state.members):
+        return ()
+    return tuple(
+        t.task
+        for t in state.members
+        if t.alive and (r := records.get(t.task)) and r.place in (RECOVERING, CONNECTING)
     )

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from insitu.progress import IDLE, Progress
-from insitu.roster import JOINING, RECOVERING
+from insitu.progress import RESTING, Progress
+from insitu.roster import CONNECTING, JOINING, RECOVERING
 from insitu.spec import TaskId
 
-WAITING_ACTIVITIES = frozenset({"exchange", "join", RECOVERING, JOINING})
+WAITING_ACTIVITIES = frozenset({"exchange", CONNECTING, RECOVERING, JOINING})
 """Activities (`Progress.place`) in which a task can do nothing but wait for others."""
 WAITING_FOR_ROSTER = frozenset({RECOVERING, JOINING})
 """Activities in which a task waits for others that may not have begun."""
@@ -69,7 +69,7 @@ class StallWatch:
         training = {
             task: seen
             for task, seen in self._seen.items()
-            if seen[0].step >= 0 and (idle_too or seen[0].place != IDLE)
+            if seen[0].step >= 0 and (idle_too or seen[0].place not in RESTING)
         }
         still = {task for task, (_, since) in training.items() if now - since >= self.timeout}
         busy = {task for task in training if training[task][0].place not in WAITING_ACTIVITIES}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from insitu.cluster.decide.stall import WAITING_ACTIVITIES
-from insitu.progress import IDLE, Progress
+from insitu.progress import RESTING, Progress
 from insitu.spec import TaskId
 
 MIN_SHARE = 0.6
@@ -42,7 +42,9 @@ def find_stragglers(samples: Sequence[Mapping[TaskId, Progress | None]]) -> list
         for task, record in sample.items():
             if record is not None and record.step >= 0 and record.place in WAITING_ACTIVITIES:
                 arrived[record.epoch, record.step][task] = record.at
-    everybody = {t for sample in samples for t, r in sample.items() if r and r.step >= 0 and r.place != IDLE}
+    everybody = {
+        t for sample in samples for t, r in sample.items() if r and r.step >= 0 and r.place not in RESTING
+    }
     steps = [times for times in arrived.values() if len(times) == len(everybody) > 1]
     waited: dict[TaskId, list[float]] = defaultdict(list)
     for times in steps:
@@ -61,7 +63,7 @@ def find_stragglers(samples: Sequence[Mapping[TaskId, Progress | None]]) -> list
 
 def _count_steps_behind(sample: Mapping[TaskId, Progress | None]) -> dict[TaskId, int]:
     """Return how many steps each task is behind the furthest of its epoch, whose length isn't known here."""
-    training = {t: r for t, r in sample.items() if r is not None and r.step >= 0 and r.place != IDLE}
+    training = {t: r for t, r in sample.items() if r is not None and r.step >= 0 and r.place not in RESTING}
     newest = max((r.epoch for r in training.values()), default=0)
     most = max((r.step for r in training.values() if r.epoch == newest), default=0)
     return {t: most - r.step for t, r in training.items() if r.epoch == newest}

@@ -50,14 +50,16 @@ def compute_fingerprint(error: BaseException) -> str:
 
 
 def describe_failure(error: BaseException) -> Failure:
-    from insitu.errors import PeerLost
+    from insitu.errors import InsituError, PeerLost
 
+    final = any(isinstance(link, InsituError) and link.is_final for link in _follow_causes(error))
     return Failure(
         type=type(error).__name__,
         # The exit code is known anyway.
         message="" if _is_bare_exit(error) else str(error)[:MAX_MESSAGE_LENGTH],
         fingerprint=compute_fingerprint(error),
-        peer_lost=any(isinstance(link, PeerLost) for link in _follow_causes(error)),
+        peer_lost=not final and any(isinstance(link, PeerLost) for link in _follow_causes(error)),
+        final=final,
     )
 
 
@@ -68,7 +70,9 @@ def write_failure(error: BaseException) -> None:
         return
     path = me.job.failure(me.task)
     failure = describe_failure(error)
-    record = {name: getattr(failure, name) for name in ("type", "message", "fingerprint", "peer_lost")}
+    record = {
+        name: getattr(failure, name) for name in ("type", "message", "fingerprint", "peer_lost", "final")
+    }
     with contextlib.suppress(OSError):
         replace_file(path, json.dumps(record).encode())
 

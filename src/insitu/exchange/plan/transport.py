@@ -28,6 +28,8 @@ class MemberLost(Exception):
 class Mismatch(ExchangeError):
     """Ranks called different operations, or with different sizes or dtypes."""
 
+    is_final = True
+
 
 def mismatch_error(own_rank: int, own: str, other_rank: int, other: str) -> Mismatch:
     """Return the error for two ranks of which one called `own` and the other called `other`."""

@@ -79,7 +79,7 @@ class BatchPlan:
 
 
 class ShuffledPlan(BatchPlan):
-    """The batches of one shard in one epoch, cut from `order`, a permutation of its rows' positions.
+    """The batches of one shard in one epoch, cut from `order`: positions of all its rows, or of some.
 
     The rows of each batch are grouped by partition (in ascending order, otherwise in the permutation's), so
     that each partition is read by one call.
@@ -90,6 +90,8 @@ class ShuffledPlan(BatchPlan):
 
     def __init__(self, starts: Sequence[int], size: int, order: npt.NDArray[np.integer[Any]]) -> None:
         super().__init__(starts, size)
+        self.rows = len(order)
+        self.steps = steps_of_shard(self.rows, size)
         self.window_steps = max(1, self.WINDOW_ROWS // size)
         self._order = order
         self._planned: tuple[int, list[list[tuple[int, Rows]]]] = (-1, [])

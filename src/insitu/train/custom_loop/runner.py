@@ -78,7 +78,7 @@ class LoopRunner:
     def run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """See `Strategy.run`."""
         leave_graph("strategy.run")
-        with self._strategy.placement():
+        with self._strategy.placement(), self._strategy.membership.explain_loss("run"):
             return self._run(fn, args, kwargs)
 
     def _run(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -205,7 +205,17 @@ def _fill_missing(column: list[Any]) -> list[Any]:
 
 
 def _numpy_like(value: Any) -> NDArray[Any]:
-    return np.zeros((1, *value.shape[1:]), keras.backend.standardize_dtype(value.dtype))
+    shape = (1, *value.shape[1:])
+    if _is_text(value.dtype):
+        return np.full(shape, "", object)
+    return np.zeros(shape, keras.backend.standardize_dtype(value.dtype))
+
+
+def _is_text(dtype: Any) -> bool:
+    return str(getattr(dtype, "name", dtype)) in ("string", "object") or getattr(dtype, "kind", "") in (
+        "S",
+        "U",
+    )
 
 
 def _identity_of_code(fn: Any) -> Any:

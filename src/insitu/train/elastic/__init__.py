@@ -3,11 +3,13 @@
 Begin reading with `lockstep.py`.
 """
 
+from insitu.train.elastic.call_check import CallRecord, check_same_call, find_place, refuse_without
 from insitu.train.elastic.call_log import CallCounter, CallLog, Resumable
 from insitu.train.elastic.divergence import Fingerprint, check_equal
 from insitu.train.elastic.lockstep import Lockstep, ResumePoint, RetryStep, Units, Work
 from insitu.train.elastic.membership import CHECK_EVERY, Membership, SynchronousMembership
 from insitu.train.elastic.position import (
+    CALL,
     CUSTOM_LOOP,
     EPOCH,
     LOOP,
@@ -22,6 +24,7 @@ from insitu.train.elastic.position import (
 from insitu.train.elastic.progress_reporter import ProgressReporter
 
 __all__ = [
+    "CALL",
     "CHECK_EVERY",
     "CUSTOM_LOOP",
     "EPOCH",
@@ -33,6 +36,7 @@ __all__ = [
     "TRAIN",
     "CallCounter",
     "CallLog",
+    "CallRecord",
     "Fingerprint",
     "Kind",
     "Lockstep",
@@ -46,4 +50,7 @@ __all__ = [
     "Units",
     "Work",
     "check_equal",
+    "check_same_call",
+    "find_place",
+    "refuse_without",
 ]

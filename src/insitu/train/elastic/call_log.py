@@ -74,6 +74,11 @@ class CallCounter:
         return len(self._trainers) - 1
 
     @property
+    def depth(self) -> int:
+        """How many calls are under way, one in the middle of another."""
+        return self._depth
+
+    @property
     def is_under_way(self) -> bool:
         """Whether a call is under way."""
         return self._depth > 0
@@ -212,7 +217,7 @@ class CallLog(CallCounter):
             "results": dict(self._results),
             "memories": dict(self._memories),
             "states": states,
-            "under_way": under_way.state_dict() if under_way is not None else {},
+            "under_way": under_way.state_dict() if under_way is not None and under_way.prepared else {},
         }
 
     def stage(self, state: Any) -> None:

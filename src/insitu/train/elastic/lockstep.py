@@ -14,7 +14,7 @@ which it then does with the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from insitu.errors import ExchangeError, PeerLost, StaleGeneration, TrainingError
 from insitu.exchange import Group
 from insitu.train.collectives import all_gather_json, broadcast_value
+from insitu.train.elastic.call_check import find_place, refuse_without
 from insitu.train.elastic.divergence import Fingerprint, check_equal
-from insitu.train.elastic.position import LoopPosition
+from insitu.train.elastic.position import LOOP, TRAIN, LoopPosition
 
 Work = Callable[[Group], NDArray[Any]]
 """All of a unit but its last gather. Returns what this task adds to that. May be called again."""
@@ -50,6 +51,10 @@ class ElasticRendezvous(Protocol):
 
     def raise_if_superseded(self, group: Group) -> None:
         """Raise GenerationChanged where there is a newer generation than the group's."""
+
+    @property
+    def ended(self) -> Sequence[str]:
+        """Names of tasks that the group does without, since their scripts have ended well."""
 
 
 class StateProvider(Protocol):
@@ -102,6 +107,8 @@ class Lockstep:
         self._group: Group | None = None
         #: Number of the unit that comes next, counted by `run_unit`; the newest unit has the highest.
         self._unit = 0
+        #: Number of the last unit that was interrupted. Written by `run_unit`.
+        self._interrupted = -1
         #: Rows of the unit before, for a task that lost them in its last gather.
         self._last_result: NDArray[Any] | None = None
         #: Whether replicas are compared before the next unit.
@@ -131,24 +138,28 @@ class Lockstep:
 
         Raises:
             RetryStep: where it is to be done again.
+            CollectiveMismatch: where other tasks have ended, and this is a training step.
             TrainingError: where the script doesn't lead to where the others are, or they don't come back.
             Diverged: where replicas aren't equal.
         """
         group = self.group
         if self._resume_point is not None:
             self._resume(position, self._resume_point)
+        self._check_nobody_ended(position)
         committed = False
         try:
             self._rendezvous.raise_if_superseded(group)
-            if self._check_pending and not position.is_setup:
+            if not position.is_setup and self._check_pending:
                 check_equal(group, self._provider.fingerprint(), f"before {position}")
-            self._check_pending = False
+                self._check_pending = False
             row = work(group)
             committed = True
             result = group.all_gather(row)
         except (PeerLost, StaleGeneration, GenerationChanged) as lost:
+            self._interrupted = self._unit
             recovered = self._recover(position, committed, lost)
             if recovered is None:
+                self._check_can_retry(position)
                 raise RetryStep from lost
             result = recovered
         self._unit += 1
@@ -172,6 +183,27 @@ class Lockstep:
                 return self.run_unit(position, work)
             except RetryStep:
                 continue
+
+    def _check_nobody_ended(self, position: LoopPosition) -> None:
+        """Raise CollectiveMismatch for a training step that lacks a task, whose script has ended.
+
+        The unit that was interrupted by its end may be done again: it may be the last one, whose result that
+        task has.
+        """
+        ended = self._rendezvous.ended
+        if ended and position.kind in (TRAIN, LOOP) and self._unit != self._interrupted:
+            at = f"epoch {position.epoch + 1} step {position.step + 1}"
+            raise refuse_without(ended, None, f"training goes on with {at} at {find_place()}")
+
+    def _check_can_retry(self, position: LoopPosition) -> None:
+        """Raise CollectiveMismatch for an interrupted step of a script's own loop: only the script has its
+        rows."""
+        if position.kind == LOOP:
+            raise refuse_without(
+                self._rendezvous.ended or ("another task",),
+                None,
+                "the others go on with a step of their loop",
+            )
 
     def _resume(self, position: LoopPosition, point: ResumePoint) -> None:
         if point.position != position:

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from insitu.context import Context
-from insitu.errors import TrainingError
-from insitu.exchange import Group
+from insitu.errors import PeerLost, TrainingError
+from insitu.exchange import Group, Mismatch
+from insitu.train.collectives import squeeze_shards
 from insitu.train.devices import ReplicaMonitor
+from insitu.train.elastic.call_check import (
+    CallRecord,
+    check_same_call,
+    find_place,
+    refuse_different,
+    refuse_without,
+)
 from insitu.train.elastic.call_log import CallCounter, CallLog, Resumable
 from insitu.train.elastic.lockstep import Lockstep, Units
+from insitu.train.elastic.position import CALL
 from insitu.train.elastic.progress_reporter import ProgressReporter
 from insitu.train.elastic.roster_rendezvous import RosterRendezvous
 
@@ -20,6 +33,13 @@ AUTO, SILENT, BAR, LINES = "auto", 0, 1, 2
 
 CHECK_EVERY = 1000
 """Steps of `fit` after which it is checked that replicas are equal. Costs a hash of all variables."""
+
+
+_ADVICE_BY_HAND = {
+    "ps": "Start parameter servers by `insitu start --ps M - JOB_DIR SCRIPT`.",
+    "evaluator": "Run the evaluation in a process without TF_CONFIG.",
+}
+"""What to do about a role in a TF_CONFIG that the user has written."""
 
 
 class Membership:
@@ -36,14 +56,20 @@ class Membership:
         self, context: Context, reporter: ProgressReporter, transport: str, compression: str
     ) -> None:
         if context.role != "worker":
+            advice = f"Start the job without --{context.role}."
+            if context.job is None:
+                advice = _ADVICE_BY_HAND.get(context.role, "Make it a worker in TF_CONFIG.")
             raise TrainingError(
                 "A strategy trains in workers; worker 0 is the chief. Received: a task with the role "
-                f"{context.role!r}. Start the job without --{context.role}."
+                f"{context.role!r}. {advice}"
             )
         #: The shards that the script's datasets were made for; those of `context` may change later.
         self.launched_shards = context.shards
         #: Steps of `fit` between two comparisons of replicas. Written by the strategy.
         self.check_every = CHECK_EVERY
+        #: Whether a program spans the devices of all tasks, so that none can compute without the others.
+        #: Written by `insitu.train.spmd`.
+        self.program_spans_tasks = False
         #: Fits that have begun in this process. Written by `count_fit`.
         self._fits = 0
         #: Reports progress to the controller.
@@ -100,9 +126,29 @@ class Membership:
         JoinTimeout naming who is missing."""
         raise NotImplementedError
 
+    @contextlib.contextmanager
+    def explain_loss(self, name: str) -> Iterator[None]:
+        """While open, a call of the method `name` moves buffers. Raises CollectiveMismatch in place of the
+        exchange's errors where a task is missing since its script has ended, or calls something else."""
+        try:
+            yield
+        except PeerLost as lost:
+            ended = self._rendezvous.find_ended(self.group())
+            if not ended:
+                raise
+            raise refuse_without(ended, self._describe_call(name)) from lost
+        except Mismatch as error:
+            raise refuse_different(self._describe_call(name), error) from error
+
+    def _describe_call(self, name: str) -> CallRecord:
+        return CallRecord(str(self.context.task), name, place=find_place())
+
     def run_call(self, trainer: Resumable, call: Callable[[], Any]) -> Any:
         """Make a call of the script, or of a callback in the middle of another."""
         return self.calls.run(trainer, call)
+
+    def check_call(self, name: str) -> None:
+        """Check that all tasks make the call of the method `name` that is under way. Here tasks needn't."""
 
     def chief_rank(self, group: Group) -> int | None:
         """Return the rank of worker 0; None while it has no place in the group."""
@@ -138,7 +184,44 @@ class SynchronousMembership(Membership):
 
     def group(self) -> Group:
         self.reporter.disable_recovery()
-        return self.lockstep.group
+        group = self.lockstep.group
+        if self._rendezvous.ended:
+            raise refuse_without(
+                self._rendezvous.ended, None, f"{self.context.task} goes on at {find_place()}"
+            )
+        return group
+
+    def check_call(self, name: str) -> None:
+        """Check that all tasks make the call of the method `name` that is under way. Collective.
+
+        Tasks that wait for one whose script has ended go on without it: in `evaluate` and `predict` they run
+        its shards. Raises CollectiveMismatch where tasks make different calls, or go on to train without it.
+        """
+        if len(self.context.workers) <= 1:
+            return
+        position = self.calls.position(CALL)
+        own = CallRecord(str(self.context.task), name, position.call, position.depth, find_place())
+        needs_all = name == "fit" or self.program_spans_tasks
+
+        def compare(group: Group) -> NDArray[Any]:
+            if needs_all and self._rendezvous.ended:
+                raise refuse_without(self._rendezvous.ended, own)
+            return squeeze_shards(np.tile(own.to_row(), (len(group.shards), 1)))
+
+        try:
+            rows = self.lockstep.run_unit_until_done(position, compare)
+        except Mismatch as error:
+            raise refuse_different(own, error) from error
+        except PeerLost as lost:
+            if not self.context.by_hand:
+                raise
+            raise TrainingError(
+                "In a cluster by TF_CONFIG all workers make the same calls, to their end. Received: "
+                f"{own}, and {lost.task} is gone. Make the call in every worker, or start the script by "
+                "`insitu start --workers N - JOB_DIR SCRIPT`: there others may have ended."
+            ) from lost
+        if rows.size:
+            check_same_call(rows)
 
     def run_call(self, trainer: Resumable, call: Callable[[], Any]) -> Any:
         """Make a call. A replacement can't get to one in the middle of another, so that recovery is paused

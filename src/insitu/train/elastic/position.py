@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-Kind = Literal["setup", "restore", "train", "test", "epoch", "predict", "loop"]
+Kind = Literal["call", "setup", "restore", "train", "test", "epoch", "predict", "loop"]
 
+CALL: Final = "call"
+"""Compares which call the tasks make, before anything of it is done."""
 SETUP: Final = "setup"
 """Gives all replicas the first weights, before a model's first call."""
 RESTORE: Final = "restore"
@@ -46,8 +48,8 @@ class LoopPosition:
 
     @property
     def is_setup(self) -> bool:
-        """Whether replicas may differ before the unit, which makes them equal."""
-        return self.kind in (SETUP, RESTORE)
+        """Whether replicas may differ before the unit, and nothing of the call's work has begun."""
+        return self.kind in (CALL, SETUP, RESTORE)
 
     @property
     def numbers(self) -> tuple[int, ...]:

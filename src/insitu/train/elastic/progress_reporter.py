@@ -57,6 +57,11 @@ class ProgressReporter:
         self.report_place(IDLE)
 
     @property
+    def place(self) -> str:
+        """What this task was about to do at the last report."""
+        return self._place
+
+    @property
     def elastic(self) -> bool:
         """Whether this task can go on with another in the place of one that is lost."""
         return not (self._disabled or self._paused)

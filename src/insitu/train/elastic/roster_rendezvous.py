@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import insitu.exchange
-from insitu.context import Context
+from insitu.context import STALL_TIMEOUT_ENV, Context
 from insitu.errors import ExchangeError, JoinTimeout, StaleGeneration, TrainingError
 from insitu.exchange import Group
-from insitu.roster import JOINING, RECOVERING, Roster, RosterWatch
+from insitu.progress import LEAVING
+from insitu.roster import CONNECTING, JOINING, RECOVERING, Roster, RosterWatch
 from insitu.train.devices import ReplicaMonitor
 from insitu.train.elastic.lockstep import GenerationChanged
 from insitu.train.elastic.progress_reporter import ProgressReporter
@@ -21,6 +23,8 @@ _ALONE = ("127.0.0.1:1",)
 
 WAITING_POLL_INTERVAL = 0.005
 """Seconds between two looks for a newer roster, while there is nothing else to do."""
+VERDICT_TIMEOUT = 10.0
+"""Seconds in which the controller tells whether a lost task has ended well."""
 TRAINING_POLL_INTERVAL = 0.05
 """Seconds between two looks while training goes on."""
 
@@ -47,6 +51,9 @@ class RosterRendezvous:
         self._transport = transport
         self._compression = compression
         self._watch = RosterWatch(context.job.roster) if context.job is not None else None
+        #: Names of tasks that the group does without, since their scripts have ended well. Written by
+        #: `adopt_assignment`.
+        self.ended: tuple[str, ...] = ()
         #: When `raise_if_superseded` last looked, by the monotonic clock in seconds.
         self._last_look = 0.0
 
@@ -59,18 +66,38 @@ class RosterRendezvous:
     def join(self) -> Group:
         """Form the group for the first time. Raises JoinTimeout naming who is missing."""
         self._reporter.open()
+        self._announce_cluster()
+        place = self._reporter.place
         deadline = time.monotonic() + self.context.stall_timeout
         while True:
             roster = self._wait_for_assignment(deadline)
+            self._reporter.report_place(CONNECTING)
             try:
                 group = self._connect(roster, deadline)
             except StaleGeneration:
                 if self._newest_roster(roster) is roster:
                     raise
                 continue
-            atexit.register(group.close)
+            atexit.register(self._leave, group)
             self._reporter.set_generation(group.generation)
+            self._reporter.report_place(place)
             return group
+
+    def _announce_cluster(self) -> None:
+        """Print, in a cluster that the user has made by hand, for whom this process waits, and how long."""
+        context = self.context
+        if context.by_hand:
+            sys.stderr.write(
+                f"[insitu] {context.task} of {len(context.workers)} by TF_CONFIG, at "
+                f"{context.workers[context.index]}; waits up to {context.stall_timeout:g} s for the others "
+                f"({STALL_TIMEOUT_ENV})\n"
+            )
+
+    def _leave(self, group: Group) -> None:
+        """Leave the group at the end of the process. The controller then waits for that before it judges what
+        the others report."""
+        self._reporter.report_place(LEAVING)
+        group.close()
 
     def _connect(self, roster: Roster | None, deadline: float) -> Group:
         context = self.context
@@ -102,6 +129,7 @@ class RosterRendezvous:
         rank = roster.rank(context.task, context.incarnation)
         if rank is None:
             raise Released(0)
+        self.ended = tuple(map(str, roster.ended))
         shards = context.replicas_of(roster.members[rank].shards)
         if shards != context.shards:
             self.context = replace(context, shards=shards)
@@ -123,6 +151,7 @@ class RosterRendezvous:
 
     def rejoin(self, group: Group, lost: Exception) -> None:
         """Wait for a roster of a higher generation and form `group` again by it."""
+        place = self._reporter.place
         self._reporter.report_place(RECOVERING)
         known = group.generation
         # At once: the others are to notice, and not wait for this task in the generation before.
@@ -144,6 +173,7 @@ class RosterRendezvous:
                     cancelled=self._cancelled(roster),
                 )
                 self._reporter.set_generation(known)
+                self._reporter.report_place(place)
                 return
             except JoinTimeout:
                 raise
@@ -155,18 +185,41 @@ class RosterRendezvous:
                 self._reporter.report_place(RECOVERING)
 
     def _wait_for_newer(self, known: int, deadline: float, lost: Exception) -> Roster:
-        """Return the next roster. Raises what was `lost` where none comes, or none could."""
+        """Return the next roster. Raises what was `lost` where none comes, or none could.
+
+        A task in whose place no other can go on waits only as long as the controller needs to tell whether
+        those that it lost have ended well. Where they haven't, the controller stops it.
+        """
+        if not self._reporter.elastic:
+            deadline = min(deadline, time.monotonic() + VERDICT_TIMEOUT)
         while True:
-            if self._watch is None or not self._reporter.elastic:
+            if self._watch is None:
                 raise lost
             roster = self._newest_roster(None)
             if roster is not None and roster.generation > known:
                 return roster
             if time.monotonic() >= deadline:
+                if not self._reporter.elastic:
+                    raise lost
                 raise TrainingError(
                     f"No replacement came in {self._recovery_timeout:g} s after a task was lost: {lost}"
                 ) from lost
             time.sleep(WAITING_POLL_INTERVAL)
+
+    def find_ended(self, group: Group) -> tuple[str, ...]:
+        """Return the names of tasks of `group`, which has lost one, whose scripts have ended well. Waits
+        until the controller tells. Returns an empty tuple where none has, or nobody can tell."""
+        if self._watch is None:
+            return ()
+        self._reporter.report_place(RECOVERING)
+        group.leave()
+        deadline = time.monotonic() + VERDICT_TIMEOUT
+        while time.monotonic() < deadline:
+            roster = self._newest_roster(None)
+            if roster is not None and roster.generation > group.generation:
+                return tuple(map(str, roster.ended))
+            time.sleep(WAITING_POLL_INTERVAL)
+        return ()
 
     def raise_if_superseded(self, group: Group) -> None:
         """Raise GenerationChanged where there is a newer generation. Looks only every so often."""

@@ -263,8 +263,8 @@ class DatasetAdapter(_UnevenBatches):
             )
 
     @property
-    def num_batches(self) -> int:
-        return self._dataset.num_steps
+    def num_batches(self) -> int | None:
+        return None if self._dataset.passes is None else len(self._dataset)
 
     @property
     def batch_size(self) -> int:

@@ -40,7 +40,8 @@ class Bookkeeper:
         context = self._membership.context
         self._ledgers = {}
         self._adapter = adapter
-        self._keeps_ledger = context.job is not None and adapter.feed.cache == context.cache
+        cache = adapter.feed.cache
+        self._keeps_ledger = context.job is not None and cache is not None and cache == context.cache
         self.reporter.open()
 
     def record(self, step: StepBatch, left_out: Collection[int] = ()) -> None:
@@ -97,8 +98,9 @@ class Bookkeeper:
         """
         if not self._keeps_ledger or self._adapter is None:
             return
-        data_epoch, stop = self._adapter.data_position(position.epoch, position.step)
-        whole = self._adapter.feed.num_steps or 0
+        feed = self._adapter.feed
+        data_epoch, stop = feed.find_pass(*self._adapter.data_position(position.epoch, position.step))
+        whole = feed.steps_of_pass or 0
         for shard in self._membership.context.shards_of_job:
             if stop == 0 and data_epoch > 0:
                 # Who ran the shard may have been lost between the epoch's last step and its publication.
@@ -106,7 +108,7 @@ class Bookkeeper:
             self._make_up(shard, data_epoch, stop)
 
     def _make_up(self, shard: int, epoch: int, stop: int) -> None:
-        """Make up the ledger of a shard's first `stop` steps of an epoch of the data."""
+        """Make up the ledger of a shard's first `stop` steps of a pass over the rows."""
         job = self._membership.context.job
         if self._adapter is None or job is None or epoch < 0:
             return
@@ -116,7 +118,7 @@ class Bookkeeper:
             ledger.left_out.update(published.left_out)
         for partition, rows in self._adapter.feed.origins(shard, epoch, stop):
             ledger.add(partition, rows)
-        ledger.complete = stop > 0 and stop == self._adapter.feed.num_steps
+        ledger.complete = stop > 0 and stop == self._adapter.feed.steps_of_pass
         if not ledger.complete:
             self._ledgers[shard] = ledger
             return

@@ -41,7 +41,16 @@ class Feed(Protocol):
 
     @property
     def num_steps(self) -> int | None:
-        """The number of steps of an epoch; None where that isn't known before the data has been read."""
+        """The number of steps of an epoch; None where that isn't known before the data has been read, and
+        where it has no end."""
+
+    @property
+    def steps_of_pass(self) -> int | None:
+        """The number of steps of a pass over the rows, of which an epoch may have several."""
+
+    def find_pass(self, epoch: int, step: int) -> tuple[int, int]:
+        """Return the pass over the rows, counted over all epochs, that a step is of, and its number in that.
+        The ledger goes by passes."""
 
     def example(self, rows: int = 1) -> Any:
         """Return a batch of up to `rows` rows, at least one, that shows structure, dtypes and shapes."""
@@ -60,7 +69,7 @@ class Feed(Protocol):
         """Read these shards from the next step on that is asked for."""
 
     def origins(self, shard: int, epoch: int, stop_step: int) -> tuple[tuple[int, Any], ...]:
-        """Return where the rows of the shard's first `stop_step` steps of `epoch` come from: pairs of a
+        """Return where the rows of the shard's first `stop_step` steps of pass `epoch` come from: pairs of a
         partition's index and int64 row indices. Empty for sources without partitions. Reads no rows."""
 
 
@@ -93,27 +102,42 @@ class DatasetFeed:
         self._own = frozenset(shards)
         self.source = Source()
         self.part_rows: int | None = -(-dataset.batch_size // num_shards)
-        self.cache: str | None = dataset.cache.name
+        # No ledger accounts for rows that are left out on purpose.
+        self.cache: str | None = None if dataset.is_selected else dataset.cache.name
 
     @property
     def num_steps(self) -> int | None:
+        passes = self._dataset.passes
+        return None if passes is None else passes * self._dataset.num_steps
+
+    @property
+    def steps_of_pass(self) -> int | None:
         return int(self._dataset.num_steps)
+
+    def find_pass(self, epoch: int, step: int) -> tuple[int, int]:
+        passes = self._dataset.passes
+        if passes == 1:
+            return epoch, step
+        done, index = divmod(step, self._dataset.num_steps)
+        return epoch * (passes or 1) + done, index
 
     def example(self, rows: int = 1) -> Any:
         return keras.tree.map_structure(
-            lambda spec: np.zeros((rows, *spec.shape[1:]), spec.dtype), self._dataset.element_spec
+            lambda spec: _first_rows(rows, _zeros((rows, *spec.shape[1:]), spec.dtype)),
+            self._dataset.element_spec,
         )
 
     def begin(self) -> StepReader:
         return self.steps
 
     def steps(self, epoch: int, start_step: int) -> Iterator[StepBatch]:
-        step, num_steps = start_step, self._dataset.num_steps
-        while step < num_steps:
-            own, streams = self._own, [self._dataset.shard_batches(s, epoch, step) for s in self._shards]
+        number, num_steps = start_step, self.num_steps
+        while num_steps is None or number < num_steps:
+            index, step = self.find_pass(epoch, number)
+            own, streams = self._own, [self._dataset.shard_batches(s, index, step) for s in self._shards]
             for batches in zip(*streams, strict=True):
-                yield self._join(epoch, batches, last=step + 1 == num_steps)
-                step += 1
+                step, number = step + 1, number + 1
+                yield self._join(index, batches, last=step == self._dataset.num_steps)
                 if self._own is not own:
                     break
 
@@ -178,6 +202,13 @@ class StreamFeed:
     @property
     def num_steps(self) -> int | None:
         return self.source.num_steps
+
+    @property
+    def steps_of_pass(self) -> int | None:
+        return self.num_steps
+
+    def find_pass(self, epoch: int, step: int) -> tuple[int, int]:
+        return epoch, step
 
     def example(self, rows: int = 1) -> Any:
         batch = _as_arrays(self.source.peek())
@@ -254,6 +285,11 @@ def _slice(
     return ShardBatch(
         shard, stop - start, map_batch(itemgetter(slice(start, stop)), data), origins, fingerprint
     )
+
+
+def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """Return an array of zeros; of empty texts for text."""
+    return np.full(shape, "", object) if dtype.hasobject else np.zeros(shape, dtype)
 
 
 def _first_rows(rows: int, leaf: Any) -> Any:

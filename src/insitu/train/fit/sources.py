@@ -55,18 +55,24 @@ def make_feed(
     fit: int = 0,
     launched_shards: Sequence[int] | None = None,
     several_processes: bool = False,
+    may_be_endless: bool = False,
 ) -> Feed:
     """Return a feed over the rows of `x`.
 
     `batch_size` is that of the global batch; without it, `steps` divides arrays. `seed` and `fit`, the number
     of the fit, draw the order of arrays. `launched_shards` are those that the script's datasets were made
     for, where the task has others by now. With `several_processes`, steps tell whether all were given the
-    same.
+    same. `may_be_endless` where the caller ends an iteration without a number of steps.
 
     Raises InputError for data that can't be cut into the same global batches in each process.
     """
     if isinstance(x, Dataset):
         refuse_beside_dataset(y=y, sample_weight=sample_weight, batch_size=batch_size)
+        if x.passes is None and steps is None and not may_be_endless:
+            raise InputError(
+                f"repeat() without a count has no end. Received: {x!r} without a number of steps. Pass "
+                "steps_per_epoch to fit, steps to evaluate and predict, or a count to repeat."
+            )
         dataset = x.map(lambda *xy: weigh_classes(xy, class_weight)) if class_weight else x
         return DatasetFeed(dataset, shards, num_shards, launched_shards, replicas_per_shard)
     if len(shards) < num_shards and is_never_sharded(x):

@@ -34,6 +34,8 @@ class StepExecutors:
         self._has_logged = False
         #: Whether `prepare` builds the model where Keras' loop would. Written by `building` and `prepare`.
         self.builds = False
+        #: Whether any were made, also those that were forgotten since. Written by `prepare`.
+        self.were_made = False
 
     @property
     def made(self) -> tuple[StepExecutor, ...]:
@@ -55,6 +57,7 @@ class StepExecutors:
                 build(self._model, example)
             first = not self._made
             self._made[key] = self._strategy.make_step(self._model, example, first=first)
+            self.were_made = True
             self._made_with = self._trained_by()
             if not _are_same(self._made_with[:1], self._first_made_with[:1]):
                 self._first_made_with = self._made_with

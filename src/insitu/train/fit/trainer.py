@@ -54,6 +54,9 @@ T = TypeVar("T")
 _CACHED_TESTS = "_use_cached_eval_dataset"
 """The argument of `evaluate` by which Keras' `fit` tests at the end of an epoch."""
 
+_KINDS: dict[str, Kind] = {"fit": TRAIN, "evaluate": TEST, "predict": PREDICT}
+"""What the units of a call do, by the method."""
+
 
 def trainer_of(model: Any) -> KerasTrainer | None:
     """Return the trainer of a model that was compiled in a strategy's scope, else None."""
@@ -116,12 +119,8 @@ class KerasTrainer:
         self._functions.check_replaceable(needed_functions(name, arguments))
         building = self._executors.building(by_prepare=True)
         with self._functions.switch(own=True), building, self.strategy.call_scope():
-            if name == "fit":
-                return self._run_call(TRAIN, self._fit, arguments)
-            if name == "evaluate":
-                return self._run_call(TEST, self._evaluate, arguments)
-            if name == "predict":
-                return self._run_call(PREDICT, self._predict, arguments)
+            if name in _KINDS:
+                return self._run_call(name, arguments)
             if name == "train_on_batch" and self.executors:
                 self._executors.check_trained()
             return method(*args, **kwargs)
@@ -410,13 +409,14 @@ class KerasTrainer:
 
     # Shared by the calls
 
-    def _run_call(self, kind: Kind, call: Callable[[dict[str, Any]], Any], arguments: dict[str, Any]) -> Any:
-        """Make a call that does units of `kind`, of the script or of a callback in the middle of another."""
-        outer, nested = self.loop, self.calls.is_under_way
+    def _run_call(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Make a call of the script, or of a callback in the middle of another."""
+        kind, outer, nested = _KINDS[name], self.loop, self.calls.is_under_way
 
         def begin() -> Any:
             self.loop = LoopState(self.model, self.bookkeeper, self.calls.position(kind))
-            return call(arguments)
+            self.membership.check_call(name)
+            return getattr(self, f"_{name}")(arguments)
 
         try:
             return self.membership.run_call(self, begin)
@@ -457,6 +457,7 @@ class KerasTrainer:
     def _read_again(self, adapter: FeedAdapter | None, epoch: int, step: int) -> StepBatch:
         """Return a step of the shards that this task has now."""
         if adapter is None:
+            self.membership.group()  # tells where a task is missing since its script has ended
             raise TrainingError(
                 "A loop of single batches keeps its shards. Received: others, "
                 f"{list(self.membership.context.shards)}, in its middle. Start the job again, or use fit()."
@@ -469,7 +470,7 @@ class KerasTrainer:
     @property
     def prepared(self) -> bool:
         """Whether the model has been built and has its first weights."""
-        return bool(self._executors.made)
+        return self._executors.were_made
 
     @property
     def state(self) -> ModelState:

@@ -50,10 +50,16 @@ class ServerConfig:
 def serve_or_configure(context: Context, rules: ConsistencyPolicy, nan: str, need: str) -> ServerConfig:
     """Return the configuration of the servers. In a `ps` task, serve instead, and never return.
 
-    Raises TrainingError that begins with `need` in a job without such tasks, InputError for `nan`.
+    Raises TrainingError that begins with `need` in a job without such tasks, and in a cluster without a job;
+    InputError for `nan`.
     """
     check_nan_policy(nan)
     config = ServerConfig(rules, nan)
+    if context.by_hand:
+        raise TrainingError(
+            f"{need} Received: a cluster by TF_CONFIG, without a job. Start the script by `insitu start "
+            "--workers N --ps M - JOB_DIR SCRIPT`."
+        )
     if context.role == "ps":
         serve_until_stopped(context, config)
     if (context.job_id or context.workers) and not context.servers:

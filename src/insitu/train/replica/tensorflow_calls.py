@@ -152,7 +152,8 @@ class RelaxingCall:
 
 def _shape_of(tensor: Any) -> Shape:
     # Not `shape`: TensorFlow makes an object for it, which takes longer than all else here.
-    return tensor._shape_tuple() if isinstance(tensor, tf.Tensor) else tensor.shape
+    shape: Shape = tensor._shape_tuple() if isinstance(tensor, tf.Tensor) else tensor.shape
+    return shape
 
 
 def _relax(shape: Shape, wanted: Shape) -> Shape:

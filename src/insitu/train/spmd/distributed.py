@@ -43,6 +43,7 @@ def connect(membership: Membership) -> None:
     addresses.
     """
     context = membership.context
+    membership.program_spans_tasks = True
     size, index = len(context.workers), context.index
     if jax.distributed.is_initialized():
         if (jax.process_count(), jax.process_index()) != (size, index):

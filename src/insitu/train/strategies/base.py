@@ -281,13 +281,15 @@ class Strategy:
         backend has no such dtype, as JAX without 64 bits, NumPy arrays. Collective.
         """
         leave_graph("strategy.reduce")
-        return reduce_values(self._membership.group(), reduce_op, value, axis)
+        with self._membership.explain_loss("reduce"):
+            return reduce_values(self._membership.group(), reduce_op, value, axis)
 
     def gather(self, value: Any, axis: int = 0) -> Any:
         """Return the values of all replicas, joined along `axis`, as `reduce` returns values; their sizes
         along `axis` may differ. Collective."""
         leave_graph("strategy.gather")
-        return gather_values(self._membership.group(), value, axis)
+        with self._membership.explain_loss("gather"):
+            return gather_values(self._membership.group(), value, axis)
 
     def local_results(self, value: Any) -> tuple[Any, ...]:
         """Return the value of each replica of this process in `value`."""
@@ -314,7 +316,7 @@ class Strategy:
             )
         context = self._membership.context
         if len(context.workers) <= 1 or not is_never_sharded(dataset):
-            feed = make_feed(dataset, **self._membership.feed_options)
+            feed = make_feed(dataset, may_be_endless=True, **self._membership.feed_options)
             compares = self._compares_data and not isinstance(dataset, Dataset)
             return self._distribute(feed, self._check_data if compares else None)
         whole = make_feed(dataset, shards=(0,), num_shards=1)
@@ -380,7 +382,8 @@ class Strategy:
     def check_replicas(self, where: str = "here") -> None:
         """Raise Diverged, in every task, unless all replicas have the same weights. The error names the first
         variable that differs, of those made in the scope. Collective."""
-        check_weights(self._membership.group(), self.created_in_scope.weights(), where)
+        with self._membership.explain_loss("check_replicas"):
+            check_weights(self._membership.group(), self.created_in_scope.weights(), where)
 
     def _after_step(self, index: int, last: bool) -> None:
         if last or (index + 1) % LOOP_CHECK_INTERVAL == 0 or index == 0:

@@ -14,9 +14,10 @@ from insitu.cluster.decide.placement import (
     choose_thread_count,
     choose_worker_count,
     place_tasks,
+    stand_in_for_cache,
 )
 from insitu.errors import JobSpecError, PlacementError
-from insitu.spec import CacheSpec, Column, JobSpec, NodeId, PartitionInfo, TaskId, Topology
+from insitu.spec import NO_CACHE, CacheSpec, Column, JobSpec, NodeId, PartitionInfo, TaskId, Topology
 
 NODES = tuple(NodeId(f"node-{i}") for i in range(3))
 TOPOLOGY = Topology(NODES)
@@ -122,3 +123,12 @@ def test_shares_add_up_and_leave_nobody_out(count: int, weights: list[int]) -> N
     shares = apportion(count, weights)
     assert sum(shares) == count
     assert Counter(s == 0 for s in shares)[True] == max(0, len(weights) - count)
+
+
+def test_a_job_without_a_cache_has_its_shards_on_the_nodes_in_turn() -> None:
+    without = stand_in_for_cache(4, TOPOLOGY)
+    assert CacheSpec.from_json(without.to_json()) == without and without.rows == 0
+    placement = place_tasks(JobSpec("j-1", "j", NO_CACHE, ("train.py",), 2, 4), without, TOPOLOGY)
+    assert [t.shards for t in placement.tasks] == [(0, 1), (2, 3)]
+    assert sorted(p for shard in placement.shard_map.shards for p in shard) == [0, 1, 2, 3]
+    assert set(placement.home_nodes) == set(NODES)

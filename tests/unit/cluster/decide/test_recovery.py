@@ -156,9 +156,10 @@ def test_a_peer_that_ends_well_before_the_replacement_came_back_means_all_start_
     assert "had not come back" in logged(run.exits(W1, -signal.SIGTERM))
 
 
-def test_a_peer_that_ends_while_another_waits_for_it_means_all_start_again() -> None:
+def test_a_peer_whose_state_a_replacement_needs_ends_and_all_start_again() -> None:
     run = running(W0, W1)
-    assert signals(run.exits(W0, 0, elastic=(W1,), recovering=(W1,))) == [("worker:1", "term")]
+    dies(run, W1)
+    assert signals(run.exits(W0, 0, recovering=(W1,))) == [("worker:1", "term")]
 
 
 def test_an_evaluator_costs_nobody_anything() -> None:
@@ -320,3 +321,41 @@ def test_parts_of_a_job_that_are_about_to_begin_do_not_begin_once_it_is_stopped(
     run.feed(machine.StopRequestedEvent())
     run.exits(W0, -signal.SIGTERM)
     assert run.state.phase == "stopped" and run.feed(TickEvent()) == []
+
+
+def test_who_waits_for_a_script_that_has_ended_well_goes_on_without_it() -> None:
+    run = three()
+    assert run.exits(W1, 0, elastic=(W0, W2)) == []
+    actions = run.feed(PeersLostEvent((W0,)))
+    assert actions[-1] == Publish(2) and "worker:1 ended well" in logged(actions)
+    assert run.state.phase == "running" and run.state.failures == 0
+    assert sorted(shard for held in shards(run).values() for shard in held) == [0, 1, 2]
+    assert sorted(shards(run)) == ["worker:0", "worker:2"]
+    # The next one is known to be waited for when it ends.
+    assert run.exits(W2, 0, recovering=(W0,))[-1] == Publish(3)
+    assert shards(run) == {"worker:0": (0, 1, 2)}
+    assert "have ended" in logged(run.feed(ScaleRequestedEvent(2, "x", (1, 5), (W0,))))
+    assert run.exits(W0)[-1] == Finish(0)
+
+
+def test_all_tasks_run_again_where_the_last_one_fails_after_the_others_have_ended() -> None:
+    run = running(W0, W1)
+    run.exits(W1, 0, recovering=(W0,))
+    dies(run, W0)
+    assert run.tick()[-1] == Launch((W0, W1))
+    assert shards(run) == {"worker:0": (0,), "worker:1": (1,)}
+
+
+def test_a_final_failure_is_not_tried_again() -> None:
+    run = running(W0, W1)
+    final = replace(BUG, type="CollectiveMismatch", final=True)
+    assert signals(dies(run, W0, 1, final)) == [("worker:1", "term")]
+    assert run.exits(W1, -signal.SIGTERM)[-1] == Finish(1)
+    assert "CollectiveMismatch" in run.state.reason and "not tried again" in run.state.reason
+
+
+def test_a_final_failure_is_the_cause_whoever_ends_first() -> None:
+    run = running(W0, W1)
+    run.exits(W1, 1, BUG)
+    run.exits(W0, 1, replace(BUG, message="final", final=True))
+    assert "final" in run.state.reason and run.state.phase == "failed"

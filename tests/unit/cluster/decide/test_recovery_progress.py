@@ -11,10 +11,11 @@ from insitu.cluster.decide.recovery_progress import (
     find_disconnected,
     find_furthest,
     find_ready_to_join,
+    find_waiting_for_ended,
     has_recovered,
 )
-from insitu.progress import IDLE, Progress
-from insitu.roster import JOINING, RECOVERING
+from insitu.progress import IDLE, LEAVING, Progress
+from insitu.roster import CONNECTING, JOINING, RECOVERING
 
 
 def replaced() -> JobState:
@@ -58,3 +59,19 @@ def test_members_are_disconnected_in_the_newest_generation_only() -> None:
     # The death of a member explains it.
     dead = state.with_task(replace(state.task(W1), alive=False, launch_at=5.0))
     assert find_disconnected(dead, {W0: lost}) == ()
+
+
+def test_who_waits_for_a_task_that_has_ended_well_is_found() -> None:
+    run = running(W0, W1, W2)
+    waits = {W0: Progress(place=RECOVERING), W1: None, W2: Progress(place=CONNECTING)}
+    assert find_waiting_for_ended(run.state, waits) == ()
+    run.exits(W1)
+    assert find_waiting_for_ended(run.state, waits) == (W0, W2)
+    assert find_waiting_for_ended(run.state, {W0: Progress(place=IDLE), W2: None}) == ()
+
+
+def test_a_task_that_leaves_explains_a_lost_connection() -> None:
+    state = running(W0, W1).state
+    lost = Progress(1, 5, place=RECOVERING, generation=state.generation)
+    assert find_disconnected(state, {W0: lost, W1: None}) == (W0,)
+    assert find_disconnected(state, {W0: lost, W1: Progress(place=LEAVING)}) == ()

@@ -298,3 +298,34 @@ def test_a_model_of_another_strategy_is_refused_in_each_way(rows, strategy_over)
     with pytest.raises(TrainingError, match=said):
         second.run(lambda x: model(x), (x[:4],))
     assert first.run(lambda x: model(x), (x[:4],)).shape == (4, 2)
+
+
+def test_text_reaches_a_step_also_in_batches_with_fewer_rows_than_replicas(strategy_over):
+    texts = np.array([["ab"[index % 2]] for index in range(7)])
+    target = np.arange(7, dtype=np.float32)[:, None]
+
+    def train(strategy: Any, size: int) -> list[Any]:
+        with strategy.scope():
+            lookup = keras.layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot")
+            inputs = keras.Input((1,), dtype="string")
+            dense = keras.layers.Dense(1, kernel_initializer="ones")
+            model = keras.Model(inputs, dense(lookup(inputs)))
+            optimizer = keras.optimizers.SGD(0.1)
+
+        def step(x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = strategy.compute_average_loss(keras.ops.square(model(x) - y)[:, 0])
+            variables = model.trainable_variables
+            optimizer.apply(tape.gradient(loss, variables), variables)
+            return loss
+
+        data = tf.data.Dataset.from_tensor_slices((texts, target)).batch(size)
+        losses = [
+            float(strategy.reduce("sum", strategy.run(step, args=batch)))
+            for batch in strategy.distribute_dataset(data)
+        ]
+        return [losses, *model.get_weights()]
+
+    for size in (1, 2, 5):
+        for got, expected in zip(train(strategy_over(3), size), train(strategy_over(1), size), strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-5)

@@ -11,12 +11,12 @@ import pytest
 from free_ports import free_addresses
 
 import insitu.exchange
-from insitu.errors import ExchangeError, PeerLost, StaleGeneration, TrainingError
+from insitu.errors import CollectiveMismatch, ExchangeError, PeerLost, StaleGeneration, TrainingError
 from insitu.exchange import Group
 from insitu.train.collectives.gather import squeeze_shards
 from insitu.train.elastic.divergence import Fingerprint
 from insitu.train.elastic.lockstep import GenerationChanged, Lockstep, ResumePoint, RetryStep
-from insitu.train.elastic.position import SETUP, TEST, TRAIN, LoopPosition
+from insitu.train.elastic.position import CUSTOM_LOOP, SETUP, TEST, TRAIN, LoopPosition
 
 TIMEOUT = 40.0
 STEPS = 5
@@ -67,6 +67,7 @@ class Task:
         self.lockstep = Lockstep(self, self)
         self.staged: Any = None
         self.error: BaseException | None = None
+        self.ended: tuple[str, ...] = ()
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     # Rendezvous
@@ -290,3 +291,42 @@ def test_a_loss_that_nobody_can_make_good_is_raised() -> None:
     first.thread.join(TIMEOUT)
     assert isinstance(first.error, PeerLost)
     assert first.done == [0]
+
+
+def test_a_step_that_lacks_an_ended_task_is_refused_but_an_interrupted_one_is_done_again() -> None:
+    controller = Controller(1)
+    task = Task("0.1", controller, {})
+    units: list[LoopPosition] = []
+
+    def work(group: Group) -> Any:
+        units.append(position)
+        if len(units) == 1:
+            task.ended = ("worker:1",)
+            controller.publish({"0.1": (0,)})
+            raise GenerationChanged
+        return np.ones(1)
+
+    position = at(0)
+    with contextlib.closing(task):
+        with pytest.raises(RetryStep):
+            task.lockstep.run_unit(position, work)
+        assert task.lockstep.run_unit(position, work).tolist() == [[1.0]]
+        position = LoopPosition(1, TEST)
+        task.lockstep.run_unit(position, work)
+        position = at(1)
+        with pytest.raises(CollectiveMismatch, match="the script of worker:1 has ended"):
+            task.lockstep.run_unit(position, work)
+        assert len(units) == 3
+
+
+def test_an_interrupted_step_of_a_scripts_own_loop_is_not_done_again() -> None:
+    controller = Controller(1)
+    task = Task("0.1", controller, {})
+
+    def work(group: Group) -> Any:
+        task.ended = ("worker:1",)
+        controller.publish({"0.1": (0,)})
+        raise GenerationChanged
+
+    with contextlib.closing(task), pytest.raises(CollectiveMismatch, match="a step of their loop"):
+        task.lockstep.run_unit(CUSTOM_LOOP, work)

@@ -73,7 +73,7 @@ def test_a_generation_that_failed_is_reported(tmp_path: Path) -> None:
     write_roster(job.roster, roster(2))
     rendezvous.rejoin(group, ExchangeError("worker:1 was lost"))  # type: ignore[arg-type]
     assert group.tried == [2, 3]
-    assert reported == [(RECOVERING, 0), (RECOVERING, 2)]
+    assert reported == [(RECOVERING, 0), (RECOVERING, 2), ("", 3)]
 
 
 def rendezvous_in(root: Path) -> RosterRendezvous:
@@ -112,10 +112,31 @@ def test_a_newer_generation_interrupts_training_where_the_task_is_elastic(
         rendezvous.raise_if_superseded(group)
 
 
-def test_a_task_that_is_not_elastic_waits_for_nobody(tmp_path: Path) -> None:
+def test_a_task_that_is_not_elastic_waits_only_for_the_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roster_rendezvous, "VERDICT_TIMEOUT", 0.0)
     rendezvous = rendezvous_in(tmp_path)
     rendezvous._reporter.disable_recovery()
     group: Any = FailingOnce(lambda: None)
     with pytest.raises(ExchangeError, match="worker:1 was lost"):
         rendezvous.rejoin(group, ExchangeError("worker:1 was lost"))
     assert group.tried == []
+    assert rendezvous.find_ended(group) == ()
+
+
+def test_a_task_learns_whose_scripts_have_ended_well(tmp_path: Path) -> None:
+    rendezvous = rendezvous_in(tmp_path)
+    job = rendezvous.context.job
+    assert job is not None
+    rendezvous._reporter.open()
+    rendezvous._reporter.report_idle()
+    rendezvous._reporter.disable_recovery()
+    alone = Roster(2, (Member(W0, 1, "127.0.0.1:1", (0, 1)),), ended=(W1,))
+    assert Roster.from_json(alone.to_json()) == alone
+    write_roster(job.roster, alone)
+    group: Any = FailingOnce(lambda: None)
+    assert rendezvous.find_ended(group) == ("worker:1",)
+    group.tried.append(0)
+    rendezvous.rejoin(group, ExchangeError("worker:1 was lost"))
+    assert rendezvous.ended == ("worker:1",) and rendezvous.context.shards == (0, 1)

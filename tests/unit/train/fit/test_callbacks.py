@@ -13,7 +13,7 @@ from models import in_shards
 import insitu
 from insitu.errors import TrainingError
 from insitu.train import MultiWorkerMirroredStrategy
-from insitu.train.fit.callbacks import flatten_callbacks
+from insitu.train.fit.callbacks import flatten_callbacks, own_callbacks
 from insitu.train.fit.trainer import trainer_of
 
 tf = pytest.importorskip("tensorflow")
@@ -121,3 +121,19 @@ def test_two_callbacks_that_restore_a_training_are_refused(tmp_path: Path) -> No
     both = insitu.BackupAndRestore(tmp_path / "a"), keras.callbacks.BackupAndRestore(tmp_path / "b")
     with pytest.raises(TrainingError, match=r"Leave keras.callbacks.BackupAndRestore out"):
         fit(model_in_scope(), *both)
+
+
+def test_only_the_chief_runs_callbacks_that_write_files(tmp_path: Path) -> None:
+    class Mine(keras.callbacks.ModelCheckpoint):
+        pass
+
+    writers = [
+        keras.callbacks.BackupAndRestore(tmp_path),
+        keras.callbacks.ModelCheckpoint(tmp_path / "a.keras"),
+        keras.callbacks.CSVLogger(tmp_path / "a.csv"),
+        keras.callbacks.TensorBoard(tmp_path),
+        Mine(tmp_path / "b.keras"),
+    ]
+    others = [keras.callbacks.EarlyStopping(), keras.callbacks.History()]
+    assert own_callbacks([*writers, *others], True) == [*writers, *others]
+    assert own_callbacks([*writers, *others], False) == others

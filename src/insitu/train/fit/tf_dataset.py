@@ -1,0 +1,25 @@
+"""Makes a tf.data.Dataset of a dataset of insitu's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from insitu.grid import Dataset, map_leaves
+
+
+def to_tf_dataset(dataset: Dataset) -> Any:
+    """Return this task's batches as a tf.data.Dataset, each iteration of which is the next epoch."""
+    import tensorflow as tf
+
+    def spec(leaf: Any) -> Any:
+        dtype = tf.string if leaf.dtype.hasobject or leaf.dtype.kind in "SU" else leaf.dtype
+        return tf.TensorSpec(leaf.shape, dtype)
+
+    def batches() -> Iterator[Any]:
+        yield from dataset
+
+    made = tf.data.Dataset.from_generator(batches, output_signature=map_leaves(spec, dataset.element_spec))
+    passes = dataset.passes
+    length = tf.data.INFINITE_CARDINALITY if passes is None else passes * dataset.own_steps
+    return made.apply(tf.data.experimental.assert_cardinality(length))
