@@ -59,3 +59,19 @@ def test_memory_is_counted_in_bytes() -> None:
     assert processes.read_resident_bytes(os.getpid()) > 2**20
     assert processes.read_resident_bytes(2**22 + 1) == 0
     assert processes.read_available_bytes() > 0
+
+
+def test_the_processor_time_of_a_session_is_that_of_all_its_processes() -> None:
+    inner = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint(1, flush=True); sys.stdin.read()"
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
+    child = subprocess.Popen(
+        [sys.executable, "-c", outer], stdin=-1, stdout=-1, text=True, start_new_session=True
+    )
+    try:
+        assert child.stdout is not None and child.stdout.readline() == "1\n"
+        assert processes.read_cpu_seconds([child.pid])[child.pid] >= 0.29
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+    assert processes.read_cpu_seconds([child.pid]) == {child.pid: 0.0}
+    assert processes.read_cpu_seconds([]) == {}

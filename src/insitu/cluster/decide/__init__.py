@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Launch,
         LaunchedEvent,
         LaunchFailedEvent,
+        LeftAloneEvent,
         Log,
         PeersLostEvent,
         Publish,
@@ -63,6 +64,10 @@ if TYPE_CHECKING:
         choose_worker_count,
         place_tasks,
     )
+    from insitu.cluster.decide.quiet import (
+        QuietWatch,
+        find_left_alone,
+    )
     from insitu.cluster.decide.recovery_progress import (
         find_disconnected,
         find_furthest,
@@ -89,6 +94,7 @@ __getattr__, __dir__ = lazy_door(
             "Launch",
             "LaunchedEvent",
             "LaunchFailedEvent",
+            "LeftAloneEvent",
             "Log",
             "PeersLostEvent",
             "Publish",
@@ -131,6 +137,10 @@ __getattr__, __dir__ = lazy_door(
             "choose_worker_count",
             "place_tasks",
         ),
+        "quiet": (
+            "QuietWatch",
+            "find_left_alone",
+        ),
         "recovery_progress": (
             "find_disconnected",
             "find_furthest",
@@ -157,9 +167,11 @@ __all__ = [
     "Launch",
     "LaunchFailedEvent",
     "LaunchedEvent",
+    "LeftAloneEvent",
     "Log",
     "PeersLostEvent",
     "Publish",
+    "QuietWatch",
     "ReadyEvent",
     "RecoveredEvent",
     "Reply",
@@ -186,6 +198,7 @@ __all__ = [
     "encode_job",
     "find_disconnected",
     "find_furthest",
+    "find_left_alone",
     "find_ready_to_join",
     "find_shard_holders",
     "find_stragglers",
