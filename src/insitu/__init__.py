@@ -36,7 +36,9 @@ if TYPE_CHECKING:
         has_strategy,
         in_cross_replica_context,
     )
-    from insitu.train.parameter_server import layers
+    from insitu.train.parameter_server import coordinator, layers
+    from insitu.train.parameter_server.script_server import Server
+    from insitu.train.strategies import experimental
 
 _load, _ = lazy_door(
     __name__,
@@ -44,7 +46,10 @@ _load, _ = lazy_door(
         "errors": ("errors",),
         "exchange": ("exchange",),
         "grid": ("Dataset", "dataset"),
+        "insitu.train.parameter_server.coordinator": ("coordinator",),
         "insitu.train.parameter_server.layers": ("layers",),
+        "insitu.train.parameter_server.script_server": ("Server",),
+        "insitu.train.strategies.experimental": ("experimental",),
         "parameters": ("ParameterServer", "parameters"),
         "train": (
             "BackupAndRestore",
@@ -78,13 +83,16 @@ __all__ = [
     "ParameterServer",
     "ParameterServerStrategy",
     "ReduceOp",
+    "Server",
     "TPUStrategy",
     "__version__",
     "config",
     "context",
+    "coordinator",
     "dataset",
     "errors",
     "exchange",
+    "experimental",
     "get_replica_context",
     "get_strategy",
     "has_strategy",
