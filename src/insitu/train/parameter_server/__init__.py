@@ -3,6 +3,7 @@
 The servers themselves are `insitu.parameters`. Begin reading with `step.py`.
 """
 
+from insitu.train.parameter_server import coordinator, partitioners
 from insitu.train.parameter_server.assignment_guard import AssignmentGuard
 from insitu.train.parameter_server.async_membership import ServerMembership
 from insitu.train.parameter_server.custom_loop import (
@@ -40,10 +41,12 @@ __all__ = [
     "check_partitioner",
     "check_resolver",
     "clip_norms_of",
+    "coordinator",
     "embeddings_of",
     "find_key_inputs",
     "inner_optimizer",
     "optimizer_of",
+    "partitioners",
     "refuse_recompile",
     "serve_or_configure",
 ]

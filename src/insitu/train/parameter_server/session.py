@@ -81,16 +81,7 @@ class ParameterServerSession:
             self._own_server = config.server("127.0.0.1:0", context).start()
             addresses = (self._own_server.address,)
         self._context = context
-        self._client: Client = insitu.parameters.connect(
-            addresses,
-            context.index,
-            shards=context.shards,
-            chief=context.is_chief,
-            secret=context.secret(),
-            backups=context.server_backups,
-            timeout=context.stall_timeout,
-            stall_timeout=context.stall_timeout,
-        )
+        self._client = _connect(context, addresses)
         self.servers = len(addresses)
         """The number of servers."""
         self.sequence = 0
@@ -434,6 +425,19 @@ class ParameterServerSession:
             client.load_rows(name, keys, rows).result()
             self.marks.set_table_begun(name)
         self.marks.wait_for_table(name)
+
+
+def _connect(context: Context, addresses: Sequence[str]) -> Client:
+    return insitu.parameters.connect(
+        addresses,
+        context.index,
+        shards=context.shards,
+        chief=context.is_chief,
+        secret=context.secret(),
+        backups=context.server_backups,
+        timeout=context.stall_timeout,
+        stall_timeout=context.stall_timeout,
+    )
 
 
 def attach_tables(

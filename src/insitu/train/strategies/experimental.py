@@ -17,8 +17,7 @@ _STRATEGIES = "insitu.train.strategies"
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
-        "insitu.train.parameter_server.coordinator": ("coordinator",),
-        "insitu.train.parameter_server.partitioners": ("partitioners",),
+        "insitu.train.parameter_server": ("coordinator", "partitioners"),
         f"{_STRATEGIES}.central_storage": ("CentralStorageStrategy",),
         f"{_STRATEGIES}.multi_worker_mirrored": ("MultiWorkerMirroredStrategy",),
         f"{_STRATEGIES}.parameter_server": ("ParameterServerStrategy",),

