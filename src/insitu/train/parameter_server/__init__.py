@@ -6,6 +6,7 @@ The servers themselves are `insitu.parameters`. Begin reading with `step.py`.
 from insitu.train.parameter_server import coordinator, partitioners
 from insitu.train.parameter_server.assignment_guard import AssignmentGuard
 from insitu.train.parameter_server.async_membership import ServerMembership
+from insitu.train.parameter_server.closures import WorkerInput
 from insitu.train.parameter_server.custom_loop import (
     ServerAggregation,
     ServerLoopStep,
@@ -36,6 +37,7 @@ __all__ = [
     "ServerMembership",
     "ServerStep",
     "TableLookup",
+    "WorkerInput",
     "attach_tables",
     "check_coordination",
     "check_partitioner",

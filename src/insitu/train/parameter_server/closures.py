@@ -74,6 +74,23 @@ class WorkerIterator:
         self._items = itertools.chain(read, self._items)
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerInput:
+    """What a function that makes a worker's data is given, as `tf.distribute.InputContext`: no other worker
+    shares the rows."""
+
+    #: Functions that make data of the same batches.
+    num_input_pipelines: int = 1
+    #: The number of this one.
+    input_pipeline_id: int = 0
+    #: Replicas that a batch is for.
+    num_replicas_in_sync: int = 1
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """Return the rows of a batch: all, since each is for one replica."""
+        return global_batch_size
+
+
 class PerWorkerDataset:
     """The data of each worker. `iter` makes an iterator on each, to be passed to `schedule`."""
 

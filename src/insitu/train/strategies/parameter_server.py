@@ -38,6 +38,7 @@ from insitu.train.parameter_server import (
     ServerMembership,
     ServerStep,
     TableLookup,
+    WorkerInput,
     attach_tables,
     check_coordination,
     check_partitioner,
@@ -307,6 +308,14 @@ class ParameterServerStrategy(Strategy):
         return dataset if self._coordinated else super().distribute_dataset(dataset)
 
     experimental_distribute_dataset = distribute_dataset
+
+    def distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: Any = None) -> Any:
+        """See `Strategy.distribute_datasets_from_function`. With a ClusterCoordinator each worker has
+        all that `dataset_fn` returns."""
+        if self._coordinated:
+            return dataset_fn(WorkerInput())
+        every_strategy: Any = super()
+        return every_strategy.distribute_datasets_from_function(dataset_fn, options)
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """See `Strategy.run`. With a ClusterCoordinator, for functions that it schedules."""

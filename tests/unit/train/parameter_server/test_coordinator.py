@@ -88,6 +88,24 @@ def test_one_worker_has_the_numbers_of_a_plain_loop() -> None:
     assert loop.strategy.num_replicas_in_sync == 1
 
 
+def test_each_worker_makes_its_own_data() -> None:
+    strategy = over()
+    coordinator = ClusterCoordinator(strategy)
+
+    def make(given: Any) -> tf.data.Dataset:
+        assert (given.num_input_pipelines, given.input_pipeline_id, given.num_replicas_in_sync) == (1, 0, 1)
+        return tf.data.Dataset.range(8).batch(given.get_per_replica_batch_size(4))
+
+    @tf.function
+    def make_worker_dataset() -> Any:
+        return strategy.distribute_datasets_from_function(make)
+
+    again = strategy.experimental_distribute_dataset(strategy.distribute_datasets_from_function(make))
+    for made in (make_worker_dataset, again):
+        iterator = iter(coordinator.create_per_worker_dataset(made))
+        assert coordinator.schedule(next, args=(iterator,)).fetch().tolist() == [0, 1, 2, 3]
+
+
 def test_metrics_count_from_where_a_script_has_reset_them() -> None:
     loop = Loop()
     iterator = iter(loop.coordinator.create_per_worker_dataset(batches()))
