@@ -49,7 +49,8 @@ if TYPE_CHECKING:
         has_strategy,
         in_cross_replica_context,
     )
-    from insitu.train.parameter_server import layers
+    from insitu.train.parameter_server import coordinator, layers
+    from insitu.train.parameter_server.script_server import Server
     from insitu.train.strategies import cluster_resolver, experimental
 
 _load, _ = lazy_door(
@@ -58,7 +59,9 @@ _load, _ = lazy_door(
         "errors": ("errors",),
         "exchange": ("exchange",),
         "grid": ("Dataset", "dataset"),
+        "insitu.train.parameter_server.coordinator": ("coordinator",),
         "insitu.train.parameter_server.layers": ("layers",),
+        "insitu.train.parameter_server.script_server": ("Server",),
         "insitu.train.strategies.cluster_resolver": ("cluster_resolver",),
         "insitu.train.strategies.experimental": ("experimental",),
         "parameters": ("ParameterServer", "parameters"),
@@ -117,12 +120,14 @@ __all__ = [
     "ReductionToOneDevice",
     "ReplicaContext",
     "RunOptions",
+    "Server",
     "Strategy",
     "TPUStrategy",
     "__version__",
     "cluster_resolver",
     "config",
     "context",
+    "coordinator",
     "dataset",
     "errors",
     "exchange",

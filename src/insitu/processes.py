@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,6 +157,21 @@ def read_resident_bytes(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
         return 0
+
+
+def read_cpu_seconds(sessions: Iterable[int]) -> dict[int, float]:
+    """Return the processor time that all living processes of each session have used, by its leader's id."""
+    used = dict.fromkeys(sessions, 0.0)
+    for entry in os.scandir("/proc") if used else ():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                # What follows the name, which may hold anything: state, parent, group, session, ...
+                after_name = Path(entry.path, "stat").read_text(errors="replace").rpartition(")")[2].split()
+                session = int(after_name[3])
+                if session in used:
+                    ticks = int(after_name[11]) + int(after_name[12])
+                    used[session] += ticks / os.sysconf("SC_CLK_TCK")
+    return used
 
 
 def read_available_bytes() -> int:

@@ -17,7 +17,7 @@ STRATEGIES = {
     "MirroredStrategy": "strategy = insitu.MirroredStrategy()\n",
     "CentralStorageStrategy": "strategy = insitu.CentralStorageStrategy()\n",
     "ModelParallelStrategy": "(strategy := insitu.ModelParallelStrategy()).place({'dense': 'cpu:1'})\n",
-    "ParameterServerStrategy": "strategy = insitu.ParameterServerStrategy('sync')\n",
+    "ParameterServerStrategy": "strategy = insitu.ParameterServerStrategy(mode='sync')\n",
 }
 NEEDS_TPU = {"TPUStrategy"}
 WAYS = ("fit", "custom_loop", "low_level")

@@ -39,7 +39,7 @@ def two_shards() -> Any:
 
 
 def on_servers(mode: Any) -> Any:
-    return insitu.ParameterServerStrategy(mode, context=in_shards((0, 1), 2))
+    return insitu.ParameterServerStrategy(mode=mode, context=in_shards((0, 1), 2))
 
 
 def layer_by_layer() -> Any:

@@ -92,3 +92,19 @@ def test_children_that_cannot_be_ended_are_named(monkeypatch) -> None:
         monkeypatch.undo()
         child.kill()
         child.communicate()
+
+
+def test_the_processor_time_of_a_session_is_that_of_all_its_processes() -> None:
+    inner = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint(1, flush=True); sys.stdin.read()"
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
+    child = subprocess.Popen(
+        [sys.executable, "-c", outer], stdin=-1, stdout=-1, text=True, start_new_session=True
+    )
+    try:
+        assert child.stdout is not None and child.stdout.readline() == "1\n"
+        assert processes.read_cpu_seconds([child.pid])[child.pid] >= 0.29
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+    assert processes.read_cpu_seconds([child.pid]) == {child.pid: 0.0}
+    assert processes.read_cpu_seconds([]) == {}

@@ -19,6 +19,7 @@ from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.parameters.client import Client, connect
+    from insitu.parameters.closure_client import ClosureClient
     from insitu.parameters.futures import Future
     from insitu.parameters.gradients import check_nan_policy
     from insitu.parameters.native import copy_and_check
@@ -33,12 +34,13 @@ if TYPE_CHECKING:
     )
     from insitu.parameters.server import ParameterServer
     from insitu.parameters.tables import Eviction, Table
-    from insitu.parameters.updaters import FinalizingUpdater, Updater, make_updater
+    from insitu.parameters.updaters import FinalizingUpdater, Updater, make_updater, set_learning_rate
 
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
         "client": ("Client", "connect"),
+        "closure_client": ("ClosureClient",),
         "futures": ("Future",),
         "gradients": ("check_nan_policy",),
         "native": ("copy_and_check",),
@@ -53,13 +55,14 @@ __getattr__, __dir__ = lazy_door(
         ),
         "server": ("ParameterServer",),
         "tables": ("Eviction", "Table"),
-        "updaters": ("FinalizingUpdater", "Updater", "make_updater"),
+        "updaters": ("FinalizingUpdater", "Updater", "make_updater", "set_learning_rate"),
     },
 )
 
 __all__ = [
     "MIN_PIECE_BYTES",
     "Client",
+    "ClosureClient",
     "ConsistencyPolicy",
     "Eviction",
     "FinalizingUpdater",
@@ -76,4 +79,5 @@ __all__ = [
     "copy_and_check",
     "make_updater",
     "plan_sharding",
+    "set_learning_rate",
 ]

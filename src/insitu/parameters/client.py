@@ -123,6 +123,14 @@ class Client(DenseClient):
         """Go on with other settings of the updater, such as another learning rate; the slots stay."""
         return self.request_all("adjust", {"updater": updater, "table": table})
 
+    def set_learning_rates(self, rates: Mapping[str, float]) -> Future[Any]:
+        """Go on with other learning rates, by table; "": of the dense variables. The slots stay.
+
+        An update that a server makes from then on uses them. `learning_rates` of each worker follows with its
+        next pull. Fails with InputError for a rate that can't be, or an updater without one.
+        """
+        return self.request_all("adjust", {"learning_rates": dict(rates)})
+
     # Progress
 
     def last_applied(self, shard: int | None = None, *, table: str = "") -> int:

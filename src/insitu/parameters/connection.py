@@ -57,6 +57,8 @@ class Connection:
         #: On a server: the values that the last push wrote to the worker's memory before they were pulled, as
         #: (segment, group offsets, version); None where it wrote none. Set and cleared by `RequestHandler`.
         self.values_written: tuple[Any, Any, int] | None = None
+        #: The worker that takes closures by this connection; None before it does. Written by its handler.
+        self.closure_worker: int | None = None
         self._segment_arrays: dict[int, NDArray[Any]] = {}
         #: Encoded messages that the system hasn't taken yet.
         self._outgoing: deque[memoryview] = deque()

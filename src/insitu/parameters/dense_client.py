@@ -48,6 +48,8 @@ class DenseClient(TableClient):
         self.mode = "async"
         #: Shards that push, received when the client connects.
         self.total_replicas = 1
+        #: Learning rates that a worker has set, by table, as of the last pull; "": of the dense variables.
+        self.learning_rates: dict[str, float] = {}
         self._buffers: WorkerBuffers | None = None
         #: Version of each server when it last sent values.
         self._versions = [0] * len(self.connections)
@@ -65,6 +67,7 @@ class DenseClient(TableClient):
         updater: Mapping[str, Any] | str = "sgd",
         min_piece_bytes: int = MIN_PIECE_BYTES,
         together: bool = False,
+        parts: Mapping[str, int] | None = None,
     ) -> ShardingPlan:
         """Define the dense variables, alike in all workers. Return where they went.
 
@@ -75,11 +78,13 @@ class DenseClient(TableClient):
             updater: a config that `make_updater` of the servers understands.
             min_piece_bytes: smallest piece that a large variable is cut into.
             together: the first server holds all, for an updater that must see them at once.
+            parts: the pieces of each variable, by name, in place of `min_piece_bytes`. One for what isn't
+                named.
 
         Raises DefinitionMismatch where the servers hold another model, InputError.
         """
         listed = [Variable(n, tuple(int(i) for i in d[0]), str(d[1])) for n, d in variables.items()]
-        plan = plan_sharding(listed, len(self.connections), min_piece_bytes, together=together)
+        plan = plan_sharding(listed, len(self.connections), min_piece_bytes, together=together, parts=parts)
         meta = {"layout": sharding_plan.to_json(plan, min_piece_bytes), "updater": updater}
         answers = self.request_all("define", meta).result()
         self._versions = [answer.meta["version"] for answer in answers]
@@ -94,9 +99,28 @@ class DenseClient(TableClient):
             for name, definition in variables.items():
                 if len(definition) > 2:
                     views[name][...] = as_values(name, definition[2], views[name])
-            parts = [buffers.locate_parts(connection, None) for connection in self.connections]
-            self.request_each("initialise", [p[0] for p in parts], [p[1] for p in parts]).result()
+            self._send_values(again=False)
         return plan
+
+    def assign(self, values: Mapping[str, Any]) -> None:
+        """Replace the values of these variables on the servers, by name. The slots stay.
+
+        For a time at which no worker pushes: gradients on their way belong to the values before. Raises
+        InputError unless each has its variable's shape and dtype.
+        """
+        views = self.values
+        for name, value in values.items():
+            if name not in views:
+                raise InputError(f"A variable must be defined before it is assigned. Received: {name!r}")
+            views[name][...] = as_values(name, value, views[name])
+        self._send_values(again=True)
+
+    def _send_values(self, *, again: bool) -> None:
+        """Have the servers take the values in the buffers. Unless `again`, only servers that have none do."""
+        buffers = self._require_buffers()
+        parts = [buffers.locate_parts(connection, None) for connection in self.connections]
+        metas = [{**part[0], "again": again} for part in parts]
+        self.request_each("initialise", metas, [part[1] for part in parts]).result()
 
     def _attach_buffers(self, buffers: WorkerBuffers) -> None:
         """Have the servers of this host map the buffers."""
@@ -225,6 +249,7 @@ class DenseClient(TableClient):
                     self._require_buffers().store_values(server.server, answer.arrays)
                 if server.server == 0:
                     self._decisions = answer.meta["decisions"]
+                    self.learning_rates = answer.meta.get("learning_rates", self.learning_rates)
             return self._versions[0]
 
         return gather(futures, self.run_until_done, store)

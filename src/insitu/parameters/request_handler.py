@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 
 from insitu.errors import InputError, InsituError, ParameterError, ServerStalled
 from insitu.parameters.checkpoint_barrier import CheckpointBarrier, WatchWriter
+from insitu.parameters.closure_queue import Holder
 from insitu.parameters.connection import Connection
 from insitu.parameters.dense_transfer import DenseTransfer
 from insitu.parameters.gradients import Gradients
 from insitu.parameters.replication_log import ReplicationLog
 from insitu.parameters.rules import (
     REPLY,
+    REQUEST,
     MalformedMessage,
     Message,
     PushEvent,
@@ -40,7 +42,7 @@ Answer = tuple[dict[str, Any], Sequence[Array]]
 CHANGES = frozenset(
     {
         *("define", "define_table", "initialise", "push", "push_rows", "decided", "finish", "load_rows"),
-        *("adjust", "finalize"),
+        *("adjust", "finalize", "closure"),
     }
 )
 """Operations that change the state: each is sent to the mirror."""
@@ -161,6 +163,7 @@ class RequestHandler:
 
     def forget(self, connection: Connection) -> None:
         """Drop the waiting requests of a connection that was closed."""
+        self._release_closures(connection)
         self._handle_again([b for b in self._barrier.expire(0.0, connection) if b[0] is not connection])
         self._waiting_pulls = [w for w in self._waiting_pulls if w.connection is not connection]
         for key, waiting in list(self._waiting_pushes.items()):
@@ -257,7 +260,8 @@ class RequestHandler:
     def _initialise(self, connection: Connection, message: Message) -> Answer:
         values = self._transfer.read(connection, message, message.arrays)
         self._replicate_arrays(message, values)
-        self.state.initialise(values)
+        self.state.initialise(values, again=message.meta.get("again") is True)
+        connection.values_written = None
         return {}, ()
 
     def _replicate_arrays(
@@ -336,7 +340,11 @@ class RequestHandler:
         return {}, ()
 
     def _adjust(self, connection: Connection, message: Message) -> Answer:
-        self.state.set_updater(message.meta["updater"], str(message.meta.get("table", "")))
+        if "learning_rates" in message.meta:
+            rates = message.meta["learning_rates"]
+            self.state.set_learning_rates({str(table): float(rate) for table, rate in rates.items()})
+        else:
+            self.state.set_updater(message.meta["updater"], str(message.meta.get("table", "")))
         self._change = self.replication.append(message)
         return {}, ()
 
@@ -364,6 +372,8 @@ class RequestHandler:
         if shard >= 0 and not modes.may_pull(state.policy, state.push_state, shard):
             return None
         reply = {"version": state.push_state.version, "decisions": self._get_decisions()}
+        if state.learning_rates:
+            reply["learning_rates"] = dict(state.learning_rates)
         if not meta.get("dense"):
             return reply, ()
         if "at" not in meta or state.plan is None:
@@ -426,6 +436,41 @@ class RequestHandler:
         names = ("keys", "values") if not message.meta.get("slots") else tuple(rows.arrays())
         arrays = [rows.arrays()[name][start:stop].copy() for name in names]
         return {"names": list(names), "total": len(rows), "updates": rows.updates}, arrays
+
+    # Closures
+
+    def _closure(self, connection: Connection, message: Message) -> Answer:
+        meta, queue = message.meta, self.state.closures
+        worker, operation = int(meta["worker"]), str(meta["do"])
+        if not meta.get("change"):
+            connection.closure_worker = worker
+        self._change = self.replication.append(message)
+        if operation == "take":
+            limit = int(meta["limit"])
+            complete = queue.is_complete(limit)
+            holder = Holder(worker, int(meta["incarnation"]))
+            return {"complete": complete, "number": -1 if complete else queue.take(holder, limit)}, ()
+        number = int(meta["number"])
+        if operation == "finish":
+            result, delta = (np.array(array) for array in message.arrays)
+            queue.finish(number, result, delta, failed=meta["failed"] is True)
+            return {}, ()
+        if operation == "result":
+            kept = queue.results.get(number)
+            answer = {"ended": number in queue.results, "failed": number in queue.failed}
+            return answer, () if kept is None else (kept,)
+        if operation == "join":
+            record = queue.join(number, int(meta["limit"]), str(meta["digest"]))
+            return {"failed": record.failed}, (record.sums,)
+        queue.release(worker)
+        return {}, ()
+
+    def _release_closures(self, connection: Connection) -> None:
+        """Have the closures of a worker whose connection was closed be run by others."""
+        worker = connection.closure_worker
+        if worker is not None and self.state.closures.release(worker):
+            change = {"op": "closure", "do": "release", "worker": worker, "of": self.state.server}
+            self.replication.append(Message(REQUEST, 0, change))
 
     # Progress and checkpoints
 

@@ -5,6 +5,7 @@ All arithmetic of a server is here. Connections, threads and clocks aren't: call
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from insitu.errors import DefinitionMismatch, InputError, SequenceError
 from insitu.exchange import aligned_empty
 from insitu.parameters import gradients as checks
 from insitu.parameters import native
+from insitu.parameters.closure_queue import ClosureQueue
 from insitu.parameters.gradients import GradientAverager, Gradients
 from insitu.parameters.rules import (
     ConsistencyPolicy,
@@ -29,7 +31,13 @@ from insitu.parameters.rules import (
     modes,
 )
 from insitu.parameters.tables import RowStore, Table
-from insitu.parameters.updaters import ElementwiseUpdater, FinalizingUpdater, Updater, make_updater
+from insitu.parameters.updaters import (
+    ElementwiseUpdater,
+    FinalizingUpdater,
+    Updater,
+    make_updater,
+    set_learning_rate,
+)
 
 Array = NDArray[Any]
 Outcome = Literal["applied", "dropped"]
@@ -84,6 +92,8 @@ class ServerState:
         self.updater_config: Mapping[str, Any] | str = ""
         #: The server's own elements of each group, flat. Changed in place by updates.
         self.values: dict[str, Array] = {}
+        #: Learning rates that were set in place of the updaters' own, by table; "": of the dense variables.
+        self.learning_rates: dict[str, float] = {}
         #: Slots of the updater by piece, or by group where the updater is elementwise.
         self.slots: dict[str, dict[str, Array]] = {}
         #: Rows of each table.
@@ -98,6 +108,8 @@ class ServerState:
         self.push_state = PushState()
         #: Progress of the pushes to one table alone, by table.
         self.table_push_states: dict[str, PushState] = {}
+        #: Closures that workers run; the first server has them.
+        self.closures = ClosureQueue()
         #: Counts of what became of pushes.
         self.stats = PushStats()
         self._nan = nan
@@ -168,10 +180,22 @@ class ServerState:
         """Replace the updater of the dense variables, or of one table, by one of other settings, such as
         another learning rate. The slots stay."""
         updater = self._make_updater(config)
+        self.learning_rates.pop(table, None)
         if table:
             self.get_table(table).set_updater(make_updater(config))
         elif self._updater is not None:
             self._updater = updater
+
+    def set_learning_rates(self, rates: Mapping[str, float]) -> None:
+        """Go on with other learning rates, by table; "": of the dense variables. The slots stay."""
+        for table, rate in rates.items():
+            if not 0.0 <= rate < math.inf:
+                raise InputError(f"A learning rate must be a finite number >= 0. Received: {rate}")
+            if table:
+                self.get_table(table).set_learning_rate(rate)
+            elif self._updater is not None:
+                set_learning_rate(self._updater, rate)
+            self.learning_rates[table] = rate
 
     def get_table(self, name: str) -> RowStore:
         """Return a table's rows. Raises InputError where it isn't defined."""
@@ -182,9 +206,9 @@ class ServerState:
             )
         return self.tables[name]
 
-    def initialise(self, values: Mapping[str, Array]) -> None:
-        """Set the first values, own elements by group. Later calls change nothing."""
-        if not self.initialised:
+    def initialise(self, values: Mapping[str, Array], *, again: bool = False) -> None:
+        """Set the first values, own elements by group. Later calls change nothing unless `again`."""
+        if again or not self.initialised:
             for group, flat in self.values.items():
                 flat[...] = values[group]
             self.initialised = True

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from insitu.errors import CheckpointError
+from insitu.parameters.closure_queue import ClosureQueue
 from insitu.parameters.copy_on_write import SnapshotArray
 from insitu.parameters.gradients import Gradients
 from insitu.parameters.rules import Array, PushEvent, PushState, PushStats, modes, sharding_plan
@@ -47,6 +48,7 @@ def take_snapshot(state: ServerState) -> Snapshot:
     arrays = _list_dense_arrays(state)
     for name, rows in state.tables.items():
         arrays |= {f"rows/{name}/{kind}": array for kind, array in rows.arrays().items()}
+    arrays |= _list_closure_arrays(state)
     meta = _describe(state)
     for number, (push, gradients) in enumerate(state.held_pushes()):
         prefix = f"held/{number}"
@@ -81,6 +83,7 @@ def begin_live_snapshot(state: ServerState, copies: dict[str, Array]) -> LiveSna
     for name, rows in state.tables.items():
         snapshot = rows.begin_snapshot()
         arrays |= {f"rows/{name}/{kind}": SnapshotArray(snapshot, kind) for kind in snapshot.arrays}
+    arrays |= {name: array.copy() for name, array in _list_closure_arrays(state).items()}
     return LiveSnapshot(_describe(state), arrays)
 
 
@@ -97,6 +100,10 @@ def _list_dense_arrays(state: ServerState) -> dict[str, Array]:
     return arrays
 
 
+def _list_closure_arrays(state: ServerState) -> dict[str, Array]:
+    return {f"closures/{name}": array for name, array in state.closures.list_arrays().items()}
+
+
 def _describe(state: ServerState) -> dict[str, Any]:
     return {
         "format": FORMAT,
@@ -106,6 +113,7 @@ def _describe(state: ServerState) -> dict[str, Any]:
         "initialised": state.initialised,
         "checkpoints": state.last_checkpoint,
         "finalized": state.last_finalized,
+        "learning_rates": state.learning_rates,
         "tables": [
             {"table": rows.table.to_json(), "updates": rows.updates, "evicted": rows.evicted}
             for rows in state.tables.values()
@@ -113,6 +121,7 @@ def _describe(state: ServerState) -> dict[str, Any]:
         "state": state.push_state.to_json(),
         "streams": {name: progress.to_json() for name, progress in state.table_push_states.items()},
         "account": state.stats.to_json(),
+        "closures": state.closures.describe(),
         "held": [],
     }
 
@@ -143,6 +152,11 @@ def restore(state: ServerState, snapshot: Snapshot) -> None:
         own = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
         state.tables[table.name].load(own, updates=int(described["updates"]))
         state.tables[table.name].evicted = int(described["evicted"])
+    state.set_learning_rates(meta.get("learning_rates", {}))
+    if "closures" in meta:
+        prefix = "closures/"
+        own = {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
+        state.closures = ClosureQueue.restore(meta["closures"], own)
     state.push_state = PushState.from_json(meta["state"])
     state.table_push_states = {name: PushState.from_json(data) for name, data in meta["streams"].items()}
     for number, (push, groups, names) in enumerate(meta["held"]):

@@ -19,7 +19,7 @@ from insitu.parameters.copy_on_write import SavedRowIndex, TableSnapshot
 from insitu.parameters.growable_array import GrowableArray
 from insitu.parameters.hash_index import HashIndex, Keys, find_distinct
 from insitu.parameters.rules import Initializer, as_dtype
-from insitu.parameters.updaters import ElementwiseUpdater, Updater, make_updater
+from insitu.parameters.updaters import ElementwiseUpdater, Updater, make_updater, set_learning_rate
 
 Array = NDArray[Any]
 _BLOCK_BYTES = 1 << 17
@@ -133,6 +133,10 @@ class RowStore:
         """Bytes in use by rows, slots, keys, the index, and what evictions need."""
         row = self._values.array[:1].nbytes * (1 + len(self._slots))
         return self.index.nbytes + len(self) * (row + (12 if self._use_counts is not None else 0))
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Go on with another learning rate. The slots stay."""
+        set_learning_rate(self._updater, rate)
 
     def set_updater(self, updater: Updater) -> None:
         """Replace the updater by one of other settings. Raises InputError where it has other slots."""

@@ -66,6 +66,16 @@ class FinalizingUpdater(Protocol):
         """Write the final values of a training into the pieces, such as averages over its updates."""
 
 
+def set_learning_rate(updater: object, rate: float) -> None:
+    """Have an updater go on with another learning rate. Raises InputError for an updater without one."""
+    if not hasattr(updater, "learning_rate"):
+        raise InputError(
+            "A learning rate can be set where the updater has an attribute `learning_rate`. Received: "
+            f"{type(updater).__name__}, which has none. Give it one, or use set_updater"
+        )
+    updater.learning_rate = rate
+
+
 class ElementwiseUpdater:
     """Base of the updaters here: weight decay, clipping, and a learning rate that may be a schedule.
 

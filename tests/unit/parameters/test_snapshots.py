@@ -115,3 +115,17 @@ def test_an_array_that_is_missing_is_named():
     del snapshot.arrays["values/float64"]
     with pytest.raises(CheckpointError, match=r"values/float64 must be float64\[4\]. Received: nothing"):
         snapshots.restore(ServerState(0, ConsistencyPolicy()), snapshot)
+
+
+def test_learning_rates_that_were_set_are_part_of_a_state():
+    state = a_state()
+    state.set_learning_rates({"": 0.25, "t": 0.5})
+    copy = copy_of(state)
+    assert copy.learning_rates == {"": 0.25, "t": 0.5}
+    for one in (state, copy):
+        push(one, 0, 0, 0)
+    assert_same(state, copy)
+    plain = a_state()
+    push(plain, 0, 0, 0)
+    for name in ("values/float32", "rows/t/values"):
+        assert (arrays_of(plain)[name] != arrays_of(copy)[name]).any()

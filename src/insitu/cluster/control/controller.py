@@ -28,9 +28,11 @@ from insitu.cluster.decide import (
     Launch,
     LaunchedEvent,
     LaunchFailedEvent,
+    LeftAloneEvent,
     Log,
     PeersLostEvent,
     Publish,
+    QuietWatch,
     ReadyEvent,
     RecoveredEvent,
     Reply,
@@ -50,6 +52,7 @@ from insitu.cluster.decide import (
     build_task_environment,
     find_disconnected,
     find_furthest,
+    find_left_alone,
     find_ready_to_join,
     find_waiting_for_ended,
     has_recovered,
@@ -100,6 +103,7 @@ class Controller:
         self._roster = tasks.published_roster() or Roster(0, ())
         self._reserved: dict[tuple[TaskId, int], str] = {}
         self._watch = StallWatch(self._spec.stall_timeout)
+        self._quiet = QuietWatch(self._spec.stall_timeout)
         self._stall_interval = min(5.0, max(0.1, self._spec.stall_timeout / 10))
         self._started, self._started_monotonic = time.time(), time.monotonic()
         self._last_poll = self._last_stall_check = self._now()
@@ -350,6 +354,7 @@ class Controller:
         if now - self._last_stall_check >= self._stall_interval:
             self._last_stall_check = now
             self._check_stall(records, now)
+            self._check_left_alone(records, now)
             self._keep_standby(records)
 
     def _check_lost_peers(self, records: dict[TaskId, Progress | None], now: float) -> None:
@@ -377,6 +382,18 @@ class Controller:
             self._feed(
                 StalledEvent(stall.text, find_furthest(records), stall.culprits, self._find_elastic(records))
             )
+
+    def _check_left_alone(self, records: dict[TaskId, Progress | None], now: float) -> None:
+        """Notice workers that do nothing once the first has ended."""
+        left = find_left_alone(self._state, records)
+        states = self._tasks.process_states(left) if left else {}
+        quiet = self._quiet.observe(
+            {task: state.cpu_seconds for task, state in states.items() if not state.suspended},
+            self._merged.size(),
+            now,
+        )
+        if quiet:
+            self._feed(LeftAloneEvent(quiet, self._quiet.timeout, find_furthest(records)))
 
     def _find_suspended(self) -> set[TaskId]:
         """Return the tasks whose processes are suspended."""

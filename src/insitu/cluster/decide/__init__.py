@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Launch,
         LaunchedEvent,
         LaunchFailedEvent,
+        LeftAloneEvent,
         Log,
         PeersLostEvent,
         Publish,
@@ -64,6 +65,10 @@ if TYPE_CHECKING:
         place_tasks,
         stand_in_for_cache,
     )
+    from insitu.cluster.decide.quiet import (
+        QuietWatch,
+        find_left_alone,
+    )
     from insitu.cluster.decide.recovery_progress import (
         find_disconnected,
         find_furthest,
@@ -91,6 +96,7 @@ __getattr__, __dir__ = lazy_door(
             "Launch",
             "LaunchedEvent",
             "LaunchFailedEvent",
+            "LeftAloneEvent",
             "Log",
             "PeersLostEvent",
             "Publish",
@@ -134,6 +140,10 @@ __getattr__, __dir__ = lazy_door(
             "place_tasks",
             "stand_in_for_cache",
         ),
+        "quiet": (
+            "QuietWatch",
+            "find_left_alone",
+        ),
         "recovery_progress": (
             "find_disconnected",
             "find_furthest",
@@ -161,9 +171,11 @@ __all__ = [
     "Launch",
     "LaunchFailedEvent",
     "LaunchedEvent",
+    "LeftAloneEvent",
     "Log",
     "PeersLostEvent",
     "Publish",
+    "QuietWatch",
     "ReadyEvent",
     "RecoveredEvent",
     "Reply",
@@ -190,6 +202,7 @@ __all__ = [
     "encode_job",
     "find_disconnected",
     "find_furthest",
+    "find_left_alone",
     "find_ready_to_join",
     "find_shard_holders",
     "find_stragglers",

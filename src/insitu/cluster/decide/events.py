@@ -118,6 +118,18 @@ class StalledEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftAloneEvent:
+    """Worker 0 has ended well, and the workers that are left do nothing; see `quiet`."""
+
+    #: The workers that are left.
+    tasks: tuple[TaskId, ...]
+    #: Seconds for which they have neither printed nor used the processor.
+    seconds: float
+    #: The furthest (epoch, step) that any task of the job has reported.
+    progress: EpochStep | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequestedEvent:
     """A user asked for the job to be stopped. Asked again, the tasks are killed at once."""
 
@@ -158,6 +170,7 @@ Event = (
     | RecoveredEvent
     | ScaleRequestedEvent
     | StalledEvent
+    | LeftAloneEvent
     | StopRequestedEvent
     | ControllerLostEvent
     | TakenOverEvent

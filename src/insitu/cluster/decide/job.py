@@ -14,6 +14,9 @@ seconds and never goes back. When training is over:
   stall timeout bounds that); the others have done so, or serve a coordinator that has gone, and are stopped
   after `WORKER_GRACE`;
 - ps tasks, which never end by themselves, are stopped once no worker is left;
+- where worker 0 has ended with 0 and the workers that are left have never reported progress, nobody knows
+  whether they train. Once they have neither printed nor computed for the stall timeout, they are stopped
+  (see `LeftAloneEvent`);
 - the evaluator has `EVALUATOR_GRACE` from then on to end by itself.
 
 The evaluator trains nothing, so its end never stops, restarts or fails the job. While the job runs it is
@@ -36,6 +39,7 @@ from insitu.cluster.decide.events import (
     Launch,
     LaunchedEvent,
     LaunchFailedEvent,
+    LeftAloneEvent,
     Log,
     PeersLostEvent,
     Publish,
@@ -119,6 +123,8 @@ def advance(state: JobState, event: Event, now: float) -> Result:
             return state.with_task(*(replace(state.task(t), pid=pid) for t, pid in pids.items())), []
         case StalledEvent():
             return _handle_stall(state, event, now)
+        case LeftAloneEvent():
+            return _handle_left_alone(state, event, now)
         case StopRequestedEvent():
             state, actions = _handle_stop_request(state, now)
             return state, [*recovery.reply(event.token, "stopping every task"), *actions]
@@ -289,6 +295,28 @@ def _handle_stall(state: JobState, event: StalledEvent, now: float) -> Result:
     state = recovery.cancel_launches(replace(state, phase="stopping", goal=goal, stop_cause=cause))
     for task in state.alive:
         state = state.with_task(replace(task, escalate_at=now + DUMP_GRACE))
+    return _conclude_if_stopped(state, actions, now)
+
+
+def _handle_left_alone(state: JobState, event: LeftAloneEvent, now: float) -> Result:
+    """End the training where worker 0 did, in a job with ps tasks: there it is the chief of the others, as
+    TensorFlow has it. Elsewhere workers that do nothing stand still, as those that report it do."""
+    if state.phase != "running":
+        return state, []
+    names = _join(event.tasks)
+    text = f"{names} neither printed nor computed for {event.seconds:g} s after worker:0 had ended"
+    if not any(t.task.role == "ps" for t in state.alive):
+        return _handle_stall(state, StalledEvent(text, event.progress, event.tasks), now)
+    state = recovery.cancel_launches(
+        replace(state.with_progress(event.progress), phase="stopping", goal="finish")
+    )
+    actions: list[Action] = [Log(f"{text}, which ends the training; stopping the tasks that are left")]
+    for task in state.alive:
+        if task.task.role == "evaluator":
+            state = state.with_task(replace(task, escalate_at=now + EVALUATOR_GRACE))
+        elif not task.signal_sent:
+            state, more = _escalate(state, task, now)
+            actions += more
     return _conclude_if_stopped(state, actions, now)
 
 

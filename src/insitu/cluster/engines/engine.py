@@ -60,6 +60,8 @@ class ProcessState:
     suspended: bool
     #: Bytes of physical memory that it has.
     resident_bytes: int
+    #: Seconds of processor time that it has used, with the processes of its session.
+    cpu_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,13 @@ from insitu.cluster.task import PARENT_ENV
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths, Paths, is_missing
 from insitu.ports import hold_port
-from insitu.processes import END_TIMEOUT, is_stopped, read_available_bytes, read_resident_bytes
+from insitu.processes import (
+    END_TIMEOUT,
+    is_stopped,
+    read_available_bytes,
+    read_cpu_seconds,
+    read_resident_bytes,
+)
 from insitu.spec import NodeId, TaskId, TaskSpec
 
 HOST = "127.0.0.1"
@@ -183,7 +189,11 @@ class LocalEngine(TaskFiles):
 
     def process_states(self, tasks: Sequence[TaskId]) -> dict[TaskId, ProcessState]:
         pids = {task: self._running[task].process.pid for task in tasks if task in self._running}
-        return {task: ProcessState(is_stopped(pid), read_resident_bytes(pid)) for task, pid in pids.items()}
+        used = read_cpu_seconds(pids.values())
+        return {
+            task: ProcessState(is_stopped(pid), read_resident_bytes(pid), used[pid])
+            for task, pid in pids.items()
+        }
 
     def node_states(self, nodes: Sequence[NodeId]) -> dict[NodeId, NodeState]:
         available = read_available_bytes()

@@ -41,6 +41,13 @@ class MergedLog:
         with contextlib.suppress(OSError), self._path.open("ab", buffering=0) as file:
             file.write(format_merged(INSITU_SOURCE, text.encode().splitlines()))
 
+    def size(self) -> int:
+        """Return the bytes of the merged output so far; 0 where it can't be read."""
+        try:
+            return self._path.stat().st_size
+        except OSError:
+            return 0
+
 
 class RotatedLog:
     """One log. Others may append to it by its path."""

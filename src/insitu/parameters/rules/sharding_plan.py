@@ -2,7 +2,8 @@
 
 Whole variables go to the server that has the fewest bytes so far, the largest first. A variable of more than
 `min_piece_bytes` is cut by rows (its first axis) into pieces of at least that size, one for each server at
-most. With `together` the first server has all variables whole. The same definitions and the same number of
+most. `parts` cuts a variable into so many pieces instead, of which a server may get several. With `together`
+the first server has all variables whole. The same definitions and the same number of
 servers always give the same plan.
 
 All variables of one dtype form a *group*: one flat buffer with the variables back to back, in the order of
@@ -18,6 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -145,6 +147,8 @@ class ShardingPlan:
     pieces: tuple[Piece, ...]
     #: Whether the first server was made to hold all.
     together: bool = False
+    #: The pieces that variables were made to have, by name.
+    parts: Mapping[str, int] | None = None
 
     @cached_property
     def groups(self) -> tuple[str, ...]:
@@ -226,8 +230,10 @@ def plan_sharding(
     min_piece_bytes: int = MIN_PIECE_BYTES,
     *,
     together: bool = False,
+    parts: Mapping[str, int] | None = None,
 ) -> ShardingPlan:
-    """Return the plan of `variables` over `servers`. Raises InputError where names repeat."""
+    """Return the plan of `variables` over `servers`. Raises InputError where names repeat, or a number of
+    parts can't be."""
     if servers < 1:
         raise InputError(f"Variables need at least one server. Received: {servers}")
     check_min_piece_bytes(min_piece_bytes)
@@ -236,7 +242,13 @@ def plan_sharding(
         twice = next(n for n in names if names.count(n) > 1)
         raise InputError(f"Each variable needs a name of its own. Received twice: {twice!r}")
     sharing = 1 if together else servers
-    cuts = [(v, start, stop) for v in variables for start, stop in _cut_rows(v, sharing, min_piece_bytes)]
+    cuts = [
+        (v, start, stop)
+        for v in variables
+        for start, stop in (
+            _cut_rows(v, sharing, min_piece_bytes) if parts is None else _cut_parts(v, parts.get(v.name, 1))
+        )
+    ]
     servers_of = _balance_load(cuts, sharing)
     ends = dict.fromkeys(DTYPES, 0)
     server_ends = {(server, dtype): 0 for server in range(servers) for dtype in DTYPES}
@@ -247,7 +259,7 @@ def plan_sharding(
         ends[dtype] += piece.size
         server_ends[server, dtype] += piece.size
         pieces.append(piece)
-    return ShardingPlan(tuple(variables), servers, tuple(pieces), together)
+    return ShardingPlan(tuple(variables), servers, tuple(pieces), together, parts)
 
 
 def _cut_rows(variable: Variable, servers: int, min_bytes: int) -> list[tuple[int, int]]:
@@ -255,6 +267,18 @@ def _cut_rows(variable: Variable, servers: int, min_bytes: int) -> list[tuple[in
     rows = variable.shape[0] if variable.shape else 1
     parts = min(servers, max(1, variable.nbytes // min_bytes), max(1, rows))
     return [(rows * part // parts, rows * (part + 1) // parts) for part in range(parts)]
+
+
+def _cut_parts(variable: Variable, parts: int) -> list[tuple[int, int]]:
+    """Return the half-open intervals of rows of so many parts, the first ones a row longer where they don't
+    divide evenly. There are no more parts than rows."""
+    if parts < 1:
+        raise InputError(f"A variable has at least 1 part. Received: {parts} for {variable.name!r}")
+    rows = variable.shape[0] if variable.shape else 1
+    parts = min(parts, max(1, rows))
+    base, longer = divmod(rows, parts)
+    starts = [part * base + min(part, longer) for part in range(parts + 1)]
+    return list(pairwise(starts))
 
 
 def _balance_load(cuts: Sequence[tuple[Variable, int, int]], servers: int) -> list[int]:
@@ -277,6 +301,7 @@ def to_json(plan: ShardingPlan, min_piece_bytes: int) -> dict[str, Any]:
         "servers": plan.servers,
         "min_piece_bytes": min_piece_bytes,
         "together": plan.together,
+        **({} if plan.parts is None else {"parts": dict(plan.parts)}),
         "fingerprint": plan.fingerprint,
     }
 
@@ -284,8 +309,13 @@ def to_json(plan: ShardingPlan, min_piece_bytes: int) -> dict[str, Any]:
 def from_json(data: Mapping[str, Any]) -> ShardingPlan:
     """Return the plan that `to_json` described. Raises InputError where this process comes to another one."""
     variables = [Variable(str(n), tuple(int(i) for i in s), str(d)) for n, s, d in data["variables"]]
+    given = data.get("parts")
     plan = plan_sharding(
-        variables, int(data["servers"]), int(data["min_piece_bytes"]), together=bool(data["together"])
+        variables,
+        int(data["servers"]),
+        int(data["min_piece_bytes"]),
+        together=bool(data["together"]),
+        parts=None if given is None else {str(name): int(parts) for name, parts in given.items()},
     )
     if plan.fingerprint != data["fingerprint"]:
         raise InputError(

@@ -10,6 +10,7 @@ from insitu.train.custom_loop.factory import (
     leave_graph,
     make_loop_replica,
     make_multi_device_loop_replica,
+    out_of_range_error,
     prepare_backend,
 )
 from insitu.train.custom_loop.input_context import (
@@ -90,6 +91,7 @@ __all__ = [
     "make_multi_device_loop_replica",
     "make_values",
     "open_scope",
+    "out_of_range_error",
     "prepare_backend",
     "reduce_values",
     "scale_by_share",

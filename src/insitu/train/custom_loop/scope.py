@@ -58,6 +58,11 @@ class CreationTracker:
         """Return the trainable variables, in the order of their creation."""
         return [v for v in _alive(self._variables) if v.trainable]
 
+    def summed(self) -> list[Any]:
+        """Return the variables that are summed over replicas, such as those of metrics, in the order of their
+        creation."""
+        return [v for v in _alive(self._variables) if getattr(v, "aggregation", None) == "sum"]
+
     @contextlib.contextmanager
     def track(
         self,

@@ -3,33 +3,50 @@
 The servers themselves are `insitu.parameters`. Begin reading with `step.py`.
 """
 
+from insitu.train.parameter_server import coordinator, partitioners
+from insitu.train.parameter_server.assignment_guard import AssignmentGuard
 from insitu.train.parameter_server.async_membership import ServerMembership
-from insitu.train.parameter_server.custom_loop import ServerAggregation, ServerLoopStep, optimizer_of
+from insitu.train.parameter_server.custom_loop import (
+    ServerAggregation,
+    ServerLoopStep,
+    check_coordination,
+    optimizer_of,
+)
 from insitu.train.parameter_server.hybrid import HybridReplica
 from insitu.train.parameter_server.layers import embeddings_of
 from insitu.train.parameter_server.lookup import TableLookup, find_key_inputs
 from insitu.train.parameter_server.loss_scale import LossScale, inner_optimizer
 from insitu.train.parameter_server.model_spec import ClipNorms, clip_norms_of, refuse_recompile
+from insitu.train.parameter_server.partitioners import check_partitioner
+from insitu.train.parameter_server.resolver import check_resolver
+from insitu.train.parameter_server.server_marks import ServerMarks
 from insitu.train.parameter_server.server_task import serve_or_configure
 from insitu.train.parameter_server.session import ParameterServerSession, attach_tables
 from insitu.train.parameter_server.step import ServerStep
 
 __all__ = [
+    "AssignmentGuard",
     "ClipNorms",
     "HybridReplica",
     "LossScale",
     "ParameterServerSession",
     "ServerAggregation",
     "ServerLoopStep",
+    "ServerMarks",
     "ServerMembership",
     "ServerStep",
     "TableLookup",
     "attach_tables",
+    "check_coordination",
+    "check_partitioner",
+    "check_resolver",
     "clip_norms_of",
+    "coordinator",
     "embeddings_of",
     "find_key_inputs",
     "inner_optimizer",
     "optimizer_of",
+    "partitioners",
     "refuse_recompile",
     "serve_or_configure",
 ]

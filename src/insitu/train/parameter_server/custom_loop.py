@@ -61,3 +61,22 @@ def optimizer_of(model: Any) -> Any:
             f"step with {len(groups)}. Use MultiWorkerMirroredStrategy for it."
         )
     return groups[0][0]
+
+
+def check_coordination(mode: str, shards: int, has_trained: bool) -> None:
+    """Raise TrainingError where a coordinator can't hand out steps: `shards` are those of this worker."""
+    if mode != "async":
+        received = f"mode={mode!r}, in which servers wait for workers that may have no step to run. Pass "
+        advice = 'mode="async"'
+    elif shards != 1:
+        received = f"a worker with {shards} shards. Start the job with "
+        advice = "as many workers as the cache has partitions at most, or without a cache"
+    elif has_trained:
+        received = "a strategy that has trained before. Make the ClusterCoordinator "
+        advice = "right behind the strategy"
+    else:
+        return
+    raise TrainingError(
+        "A ClusterCoordinator hands out steps, each of which is one worker's own update. Received: "
+        f"{received}{advice}."
+    )

@@ -97,6 +97,17 @@ def can_be_split(optimizer: Any) -> bool:
     return type(optimizer) in _ELEMENTWISE and not clip_norms_of(optimizer)
 
 
+def check_parts(parts: Mapping[str, int], optimizer: Any) -> None:
+    """Raise TrainingError where a variable is cut into pieces that the optimizer can't update apart."""
+    cut = next((name for name, count in parts.items() if count > 1), None)
+    if cut is not None and not can_be_split(optimizer):
+        raise TrainingError(
+            "A variable is cut into pieces where the optimizer updates each element on its own, without a "
+            f"norm. Received: {cut!r}, cut into {parts[cut]} pieces, with {type(optimizer).__name__}. Leave "
+            "out variable_partitioner, or take an optimizer such as Adam without clipnorm."
+        )
+
+
 def needs_one_server(optimizer: Any, *, exact: bool) -> bool:
     """Return True if one server must have the gradients of all variables: for the norm of their mean, which
     no worker knows. In the other modes each worker bounds its own gradient."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +17,8 @@ from numpy.typing import NDArray
 
 import insitu.parameters
 from insitu.context import Context
-from insitu.errors import InsituError, ParameterError, ServerStalled, TrainingError
-from insitu.parameters import Client, Eviction, Future, ParameterServer, Table
-from insitu.parameters.rules import stable_hash
+from insitu.errors import InsituError, ParameterError, TrainingError
+from insitu.parameters import Client, ClosureClient, Eviction, Future, ParameterServer, Table
 from insitu.train.parameter_server.dense_slices import match_dense_slices
 from insitu.train.parameter_server.layers import Embedding, embeddings_of
 from insitu.train.parameter_server.lookup import IndexedBatch, Keys, find_key_inputs
@@ -29,12 +27,17 @@ from insitu.train.parameter_server.model_spec import (
     STATE_PREFIX,
     can_be_split,
     check_norms_of_rows,
+    check_parts,
     initializer_config,
     name_variables,
     needs_one_server,
     table_updater,
     updater_config,
 )
+from insitu.train.parameter_server.optimizer_settings import OptimizerSettings
+from insitu.train.parameter_server.partitioners import count_parts
+from insitu.train.parameter_server.server_marks import ServerMarks
+from insitu.train.parameter_server.server_table import ServerTable
 from insitu.train.parameter_server.server_task import ServerConfig
 from insitu.train.replica import Replica, holds_table_rows
 
@@ -42,14 +45,8 @@ _LOG = logging.getLogger("insitu")
 DEFAULT_SHARD_ROWS = 1024
 """Rows of a shard's batch where the data has no known batch size."""
 NEVER_SPLIT = 1 << 62
-_FIT_ENDS = Table("insitu/ends of fits", 1, initializer={"name": "constant", "value": 0.0})
-"""Marks that the servers keep, whichever task restarts. Row (fit, shard) is 1 once the shard has ended the
-fit; row (fit, number of shards) once the variables are finalized. A negative key, one for each table, is 1
-once the table has its saved rows."""
 _EXIT_TIMEOUT = 5.0
 """Seconds at the end of the process to tell the servers that it leaves."""
-_POLL_INTERVAL = 0.02
-"""Seconds between two checks whether the other workers have ended a fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,33 +73,31 @@ class ParameterServerSession:
     The pushes of all shards of this task in one step have the same `sequence`.
     """
 
-    def __init__(self, context: Context, config: ServerConfig) -> None:
+    def __init__(self, context: Context, config: ServerConfig, *, tables_follow_model: bool = True) -> None:
+        """`tables_follow_model`: the model's optimizer updates tables too, so they have its learning rate."""
         addresses: Sequence[str] = context.servers
         self._own_server: ParameterServer | None = None
         if not addresses:
             self._own_server = config.server("127.0.0.1:0", context).start()
             addresses = (self._own_server.address,)
         self._context = context
-        self._client: Client = insitu.parameters.connect(
-            addresses,
-            context.index,
-            shards=context.shards,
-            chief=context.is_chief,
-            secret=context.secret(),
-            backups=context.server_backups,
-            timeout=context.stall_timeout,
-            stall_timeout=context.stall_timeout,
-        )
+        self._client = _connect(context, addresses)
         self.servers = len(addresses)
         """The number of servers."""
         self.sequence = 0
         """Steps of this task over all fits: the number of the next push."""
+        self.coordinated = False
+        """True if a coordinator says which worker runs a step."""
+        self.pushes = True
+        """False while a step is tried: then `exchange` only pulls."""
         self.left_out: frozenset[int] = frozenset()
         """Shards whose gradients of the last step entered no update."""
         self._applied_sequence = 0
         """Steps below this number are on the servers already, from an earlier incarnation of this task."""
         self._names: list[str] = []
-        """The variables that are defined on the servers, in the replica's order."""
+        """The names of the variables on the servers, in the replica's order."""
+        self._variables: list[Any] = []
+        """The same variables in this process."""
         self._finalizes = False
         """True if the optimizer keeps averages, which become the variables' values when a fit ends."""
         self._floats: list[NDArray[Any]] = []
@@ -113,6 +108,12 @@ class ParameterServerSession:
         """As `match_dense_slices`; empty where the buffers are the client's own memory."""
         self._row_spans: dict[str, Any] = {}
         """The spans of tables' rows in the floats, by the path of the layer's variable."""
+        self._tables_follow_model = tables_follow_model
+        self._tables: list[str] = []
+        """The tables that this task has defined."""
+        self._settings: OptimizerSettings | None = None
+        """What the optimizer of this task and the servers' have in common."""
+        self.marks = ServerMarks(self._client, context.num_shards, context.stall_timeout)
         self._writing: Future[int] | None = None
         """The checkpoint that the servers write."""
         self._leaves_at_exit = False
@@ -143,14 +144,27 @@ class ParameterServerSession:
             self._own_server.stop()
             self._own_server = None
 
+    def coordinate(self) -> ClosureClient:
+        """Have a coordinator say which worker runs a step. Returns this worker's access to its queue."""
+        self.coordinated = True
+        return ClosureClient(self._client, self._context.index, self._context.incarnation)
+
     # Definition
 
     def define(
-        self, model: Any, optimizer: Any, replica: Replica, *, exact: bool, min_piece_bytes: int
+        self,
+        model: Any,
+        optimizer: Any,
+        replica: Replica,
+        *,
+        exact: bool,
+        min_piece_bytes: int,
+        partitioner: Any = None,
     ) -> None:
         """Define on the servers the variables that `replica` computes gradients for, and give `replica` their
-        values on the servers. Raises DefinitionMismatch where the servers hold another model, TrainingError
-        where this task has defined other variables before."""
+        values on the servers. `partitioner` says into how many pieces a variable is cut, in place of
+        `min_piece_bytes`. Raises DefinitionMismatch where the servers hold another model, TrainingError where
+        this task has defined other variables before, InputError for a bad answer of `partitioner`."""
         state = {id(v) for v in model.non_trainable_variables}
         spans = replica.float_spans()
         dense = [(v, span) for v, span in spans if not holds_table_rows(v)]
@@ -158,9 +172,15 @@ class ParameterServerSession:
         names = name_variables([(p, v) for p, (v, _) in zip(prefixes, dense, strict=True)])
         if self._names:
             _check_same(self._names, names)
-            replica.assign(self.pull())
+            if any(a is not b for (a, _), b in zip(dense, self._variables, strict=True)):
+                replica.assign(self.pull())  # of another model with the same variables
             return
         dtype = replica.floats_dtype.name
+        parts = None
+        if partitioner is not None:
+            counts = [count_parts(partitioner, v.shape, v.dtype) for v, _ in dense]
+            parts = dict(zip(names, counts, strict=True))
+            check_parts(parts, optimizer)
         updater = updater_config(optimizer, exact=exact, jit=bool(model.jit_compile))
         self._client.define(
             {
@@ -170,11 +190,33 @@ class ParameterServerSession:
             updater={**updater, "has_state": any(prefixes)},
             min_piece_bytes=min_piece_bytes if can_be_split(optimizer) else NEVER_SPLIT,
             together=needs_one_server(optimizer, exact=exact),
+            parts=parts,
         )
-        self._names = names
+        self._names, self._variables = names, [v for v, _ in dense]
         self._finalizes = bool(optimizer.use_ema)
         self._lay_out(replica, spans)
+        self.follow_settings(optimizer)
         replica.assign(self.pull())
+
+    def follow_settings(self, optimizer: Any, *, dense: bool = True) -> None:
+        """Send the servers what changes of `optimizer` from now on; see `OptimizerSettings`. `dense`: it
+        updates the dense variables there."""
+        if self._settings is None:
+            tables = self._tables if self._tables_follow_model else ()
+            self._settings = OptimizerSettings(
+                optimizer, self._client, tables=tables, dense=dense, any_worker=self.coordinated
+            )
+
+    def replace_values(self, replica: Replica) -> None:
+        """Have the servers take the values of `replica`, which a script has changed between two fits."""
+        spans = [(v, span) for v, span in replica.float_spans() if not holds_table_rows(v)]
+        dtype = replica.floats_dtype.name
+        self._client.assign(
+            {
+                name: variable.numpy().astype(dtype).reshape(span.shape)
+                for name, (variable, span) in zip(self._names, spans, strict=True)
+            }
+        )
 
     def _lay_out(self, replica: Replica, spans: Sequence[Any]) -> None:
         """Map the replica's floats to the client's buffers. They are the same memory, unless the floats
@@ -205,6 +247,7 @@ class ParameterServerSession:
             eviction=Eviction(**layer.eviction) if layer.eviction else None,
         )
         self._client.define_tables([table])
+        self._tables.append(layer.name)
         return ServerTable(self._client, layer, self.initialize_table)
 
     # Steps
@@ -223,9 +266,13 @@ class ParameterServerSession:
         """Push one step of this task's shards, and pull `values` once each push is applied or dropped. A step
         that the servers have from an earlier incarnation of this task isn't pushed again."""
         self.left_out = frozenset()
+        if not self.pushes:
+            return self.pull()
         self.sequence += 1
         if self.sequence <= self._applied_sequence:
             return self.pull()
+        if self._settings is not None:
+            self._settings.send()
         together = self._client.can_pipeline_pulls
         pushes = [self._push(push, together, pulls=together and push is outgoing[-1]) for push in outgoing]
         pulls = self._request_values() if together else []
@@ -255,6 +302,8 @@ class ParameterServerSession:
 
     def push_rows_of(self, outgoing: Sequence[ShardPush]) -> list[Future[str]]:
         """Push only the gradients of tables' rows, of one step of this task's shards."""
+        if self._settings is not None:
+            self._settings.send()
         self.sequence += 1
         return [
             self._client.push(
@@ -281,8 +330,9 @@ class ParameterServerSession:
         return [self._client.pull(shard, values=shard == shards[-1]) for shard in shards]
 
     def _receive(self, pulls: Sequence[Future[int]]) -> NDArray[Any]:
-        for future in pulls:
-            future.result()
+        version = [future.result() for future in pulls][-1]
+        if self._settings is not None:
+            self._settings.receive(version)
         if self._dense_slices:
             flat = self._client.flat_values()
             for whole, dense in self._dense_slices:
@@ -303,6 +353,28 @@ class ParameterServerSession:
     def begin(self, sequence: int, applied: int = 0) -> None:
         """Continue with this number of the next push. The servers have those before `applied` already."""
         self.sequence, self._applied_sequence = sequence, applied
+
+    def resume_epoch(self) -> None:
+        """Go on in the middle of an epoch with the servers' learning rate."""
+        if self._settings is not None:
+            self._settings.resume()
+
+    def start_fit(self, fit: int, replica: Replica, *, changed: bool, waiting: Callable[[], None]) -> None:
+        """Start fit number `fit` for all workers, with the chief's learning rate and weights.
+
+        The chief sends its weights where they have `changed` since they were last pulled. The others wait for
+        it, and all pull. Nobody pushes meanwhile, since a fit begins once all have ended the one before. A
+        fit that the chief has started before, in an earlier incarnation, goes on with the servers' values.
+        Raises ServerStalled.
+        """
+        if self._client.is_chief and not self.marks.is_started(fit):
+            if self._settings is not None:
+                self._settings.send()
+            if changed:
+                self.replace_values(replica)
+            self.marks.set_started(fit)
+        self.marks.wait_for_start(fit, waiting)
+        replica.assign(self.pull())
 
     def expect_checkpoints(self) -> None:
         """Tell the servers that checkpoints will follow."""
@@ -333,61 +405,39 @@ class ParameterServerSession:
         chief, which then has the servers finalize the variables. Nobody waits for further pushes of shards
         that `leave`, and `waiting` is called repeatedly. Raises ServerStalled."""
         self.wait_for_checkpoint()
-        client, shards = self._client, self._context.shards
-        client.define_tables([_FIT_ENDS])
+        client, shards, marks = self._client, self._context.shards, self.marks
         for shard in shards if leave else ():
             client.finish(shard).result()
-        self._mark_ended(shards, fit)
-        self._wait_until_ended(range(self._context.num_shards), fit, waiting)
+        marks.set_ends(fit, shards)
+        marks.wait_for_ends(fit, waiting)
         if not self._finalizes:
             return
         if client.is_chief:
             client.finalize(fit)
-            self._mark_ended([self._context.num_shards], fit)
-        self._wait_until_ended([self._context.num_shards], fit, waiting)
-
-    def _mark_ended(self, shards: Sequence[int], fit: int) -> None:
-        ones = np.ones((len(shards), 1), np.float32)
-        self._client.load_rows(_FIT_ENDS.name, _end_keys(shards, fit), ones).result()
-
-    def _wait_until_ended(self, shards: Sequence[int], fit: int, waiting: Callable[[], None]) -> None:
-        deadline = time.monotonic() + self._context.stall_timeout
-        keys = _end_keys(shards, fit)
-        while not (ended := self._are_marked(keys)).all():
-            if time.monotonic() >= deadline:
-                raise ServerStalled(
-                    f"All shards must end a fit within {self._context.stall_timeout:g} s of each other. "
-                    f"Received: no end from shards {np.flatnonzero(~ended).tolist()}. Read the logs of "
-                    "their workers, or raise --stall-timeout."
-                )
-            waiting()
-            time.sleep(_POLL_INTERVAL)
-
-    def _are_marked(self, keys: Keys) -> NDArray[np.bool_]:
-        marked: NDArray[np.bool_] = (
-            self._client.pull_rows(_FIT_ENDS.name, keys, create=False).result()[:, 0] > 0
-        )
-        return marked
+            marks.set_finalized(fit)
+        marks.wait_for_finalized(fit, waiting)
 
     def initialize_table(self, name: str, keys: Keys, rows: NDArray[Any]) -> None:
         """Load the chief's saved rows into a new table, once. Who comes later, or again, finds the trained
         rows. The others wait until the rows are there. Raises ServerStalled."""
         client = self._client
-        client.define_tables([_FIT_ENDS])
-        key = np.array([-1 - stable_hash("begun", name) // 4], np.int64)
-        deadline = time.monotonic() + self._context.stall_timeout
-        while not self._are_marked(key).all():
-            if client.is_chief:
-                client.load_rows(name, keys, rows).result()
-                client.load_rows(_FIT_ENDS.name, key, np.ones((1, 1), np.float32)).result()
-                return
-            if time.monotonic() >= deadline:
-                raise ServerStalled(
-                    f"The chief must load the saved rows of table {name!r} within "
-                    f"{self._context.stall_timeout:g} s. Received: no rows. Read the log of worker:0, or "
-                    "raise --stall-timeout."
-                )
-            time.sleep(_POLL_INTERVAL)
+        if client.is_chief and not self.marks.is_table_begun(name):
+            client.load_rows(name, keys, rows).result()
+            self.marks.set_table_begun(name)
+        self.marks.wait_for_table(name)
+
+
+def _connect(context: Context, addresses: Sequence[str]) -> Client:
+    return insitu.parameters.connect(
+        addresses,
+        context.index,
+        shards=context.shards,
+        chief=context.is_chief,
+        secret=context.secret(),
+        backups=context.server_backups,
+        timeout=context.stall_timeout,
+        stall_timeout=context.stall_timeout,
+    )
 
 
 def attach_tables(
@@ -431,35 +481,3 @@ def _check_same(known: Sequence[str], names: Sequence[str]) -> None:
             f"same order. Received: a step that differs in {', '.join(others[:3])}. Train them in one "
             "step, or use MultiWorkerMirroredStrategy."
         )
-
-
-def _end_keys(shards: Sequence[int], fit: int) -> Keys:
-    return np.array([(fit << 32) + shard for shard in shards], np.int64)
-
-
-class ServerTable:
-    """See `insitu.train.parameter_server.layers.EmbeddingStorage`."""
-
-    def __init__(
-        self, client: Client, layer: Embedding, begin: Callable[[str, Keys, NDArray[Any]], None]
-    ) -> None:
-        self._client = client
-        self._begin = begin
-        self._name = layer.name
-        self._width = layer.output_dim
-
-    def pull(self, keys: Keys) -> NDArray[Any]:
-        return self._client.pull_rows(self._name, keys).result()
-
-    def read_all(self) -> tuple[Keys, NDArray[Any]]:
-        blocks = list(self._client.read_rows(self._name))
-        keys = np.concatenate([np.empty(0, np.int64), *(keys for keys, _ in blocks)])
-        rows = np.concatenate([np.empty((0, self._width), np.float32), *(rows for _, rows in blocks)])
-        order = np.argsort(keys)
-        return keys[order], rows[order]
-
-    def begin(self, keys: Keys, rows: NDArray[Any]) -> None:
-        self._begin(self._name, keys, rows)
-
-    def assign(self, keys: Keys, rows: NDArray[Any]) -> None:
-        self._client.load_rows(self._name, keys, rows).result()

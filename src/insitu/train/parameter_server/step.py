@@ -21,6 +21,7 @@ from insitu.train.parameter_server.lookup import TableLookup
 from insitu.train.parameter_server.loss_scale import LossScale
 from insitu.train.parameter_server.model_spec import ClipNorms
 from insitu.train.parameter_server.session import ParameterServerSession, ShardPush
+from insitu.train.parameter_server.weights_watch import WeightsWatch
 from insitu.train.replica import Logs, NeedsTotals, Replica, ShardBatch
 
 _TOTALS = (
@@ -63,12 +64,14 @@ class ServerStep:
         self._plain = not norms and not scale.changes and not (adds and stop < replica.floats_size)
         self._copied = _FiniteCheckingCopy()
         replica.copy_out = self._copied
+        self._watch = WeightsWatch(replica)
         self._logs: Logs = {}
         self._test_logs: Logs = {}
 
     def train(
         self, position: LoopPosition, parts: Sequence[ShardBatch], report: Callable[[str], None]
     ) -> Logs:
+        self._check_weights()
         report("pull rows")
         batches = [self._lookup.pull(part.data) if part.rows else None for part in parts]
         report("gradient")
@@ -95,7 +98,27 @@ class ServerStep:
             self._logs = self._replica.load(values, self._records)
         else:
             self._replica.assign(values)
+        self._watch.note()
         return self._logs
+
+    @property
+    def weights_changed(self) -> bool:
+        """True if this task's weights aren't those that it last pulled."""
+        return bool(self._watch.find_changed(self._session.values))
+
+    def _check_weights(self) -> None:
+        changed = self._watch.find_changed(self._session.values)
+        if changed:
+            raise TrainingError(
+                "During a fit or a custom loop the servers hold the weights, and what a worker sets would be "
+                f"lost. Received: another value of {changed[0].path}, set between two steps. Set weights "
+                "between two fits (the chief's count), or use MultiWorkerMirroredStrategy."
+            )
+
+    def start_fit(self, fit: int, waiting: Callable[[], None]) -> None:
+        """Start a fit for all workers; see `ParameterServerSession.start_fit`."""
+        self._session.start_fit(fit, self._replica, changed=self.weights_changed, waiting=waiting)
+        self._watch.note()
 
     def _compute(self, shard: int, batch: Any, floats: NDArray[Any], record: NDArray[np.float64]) -> bool:
         """Compute the gradient of one shard. Returns False for one that must not be pushed."""
@@ -115,6 +138,7 @@ class ServerStep:
     def refresh(self) -> None:
         """Pull the servers' values into the replica."""
         self._replica.assign(self._session.pull())
+        self._watch.note()
 
     def test(self, position: LoopPosition, parts: Sequence[ShardBatch]) -> Logs:
         """Return the metrics over the rows that this task was given, without other tasks' rows."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from insitu.parameters import FinalizingUpdater, Updater, make_updater
+from insitu.parameters import FinalizingUpdater, Updater, make_updater, set_learning_rate
 from insitu.train.parameter_server.keras_optimizer import KerasUpdater, make_optimizer
 from insitu.train.parameter_server.model_spec import STATE_PREFIX, strip_worker_settings, to_float
 
@@ -52,6 +52,16 @@ class ModelUpdater:
     def __init__(self, inner: Updater, *, adds: bool) -> None:
         self._inner = inner
         self._adds = adds
+
+    @property
+    def learning_rate(self) -> Any:
+        """The optimizer's own, or what was set in its place."""
+        inner: Any = self._inner
+        return inner.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        set_learning_rate(self._inner, rate)
 
     def slots(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> dict[str, NDArray[Any]]:
         if name.startswith(STATE_PREFIX):

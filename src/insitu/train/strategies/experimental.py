@@ -9,6 +9,7 @@ from insitu.missing_names import missing_name
 
 if TYPE_CHECKING:
     from insitu.train.custom_loop import ValueContext
+    from insitu.train.parameter_server import coordinator, partitioners
     from insitu.train.strategies.central_storage import CentralStorageStrategy
     from insitu.train.strategies.communication import (
         CollectiveHints,
@@ -25,6 +26,7 @@ _load, __dir__ = lazy_door(
     __name__,
     {
         "insitu.train.custom_loop": ("ValueContext",),
+        "insitu.train.parameter_server": ("coordinator", "partitioners"),
         f"{_STRATEGIES}.central_storage": ("CentralStorageStrategy",),
         f"{_STRATEGIES}.communication": (
             "CollectiveHints",
@@ -56,4 +58,6 @@ __all__ = [
     "ParameterServerStrategy",
     "TPUStrategy",
     "ValueContext",
+    "coordinator",
+    "partitioners",
 ]

@@ -70,7 +70,8 @@ class HybridStrategy(SynchronousStrategy):
 
     def _open_session(self) -> ParameterServerSession:
         if self._session is None:
-            self._session = ParameterServerSession(self.membership.context, self._server_config)
+            context, follow = self.membership.context, self._table_optimizer is None
+            self._session = ParameterServerSession(context, self._server_config, tables_follow_model=follow)
             # An earlier incarnation of this task pushed up to these numbers.
             self._session.begin(self._session.applied())
         return self._session
@@ -102,6 +103,7 @@ class HybridStrategy(SynchronousStrategy):
         tell_unchecked(plan, model, self._membership)
         inner, scale = make_replica(model, rows, plan), LossScale(model.optimizer)
         replica = HybridReplica(inner, session, lookup, scale)
+        session.follow_settings(model.optimizer, dense=False)
         self._replicas.append(replica)
         if first:
             self._broadcast_initial_state(model)

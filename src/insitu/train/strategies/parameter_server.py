@@ -4,7 +4,7 @@ staleness."""
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
@@ -12,21 +12,37 @@ import keras
 from insitu.context import Context
 from insitu.context import context as read_context
 from insitu.errors import TrainingError
+from insitu.exchange import Group, join
 from insitu.grid import Dataset, publish_file
-from insitu.parameters import MIN_PIECE_BYTES, ConsistencyPolicy, Mode
+from insitu.parameters import MIN_PIECE_BYTES, ClosureClient, ConsistencyPolicy, Mode
 from insitu.parameters.rules import check_min_piece_bytes
-from insitu.train.custom_loop import LoopAggregation, LoopStep, StepModel, make_loop_replica
+from insitu.train.custom_loop import (
+    AnyReduceOp,
+    InputContext,
+    LoopAggregation,
+    LoopStep,
+    StepModel,
+    gather_values,
+    leave_graph,
+    make_loop_replica,
+    reduce_values,
+)
 from insitu.train.fit import StepExecutor
 from insitu.train.parameter_server import (
+    AssignmentGuard,
     ClipNorms,
     LossScale,
     ParameterServerSession,
     ServerAggregation,
     ServerLoopStep,
+    ServerMarks,
     ServerMembership,
     ServerStep,
     TableLookup,
     attach_tables,
+    check_coordination,
+    check_partitioner,
+    check_resolver,
     clip_norms_of,
     embeddings_of,
     find_key_inputs,
@@ -37,6 +53,7 @@ from insitu.train.parameter_server import (
 )
 from insitu.train.replica import Replica, make_replica, plan_combination
 from insitu.train.strategies.base import Strategy, tell_unchecked
+from insitu.train.strategies.seeds import seeded_apart
 
 
 class ParameterServerStrategy(Strategy):
@@ -60,6 +77,10 @@ class ParameterServerStrategy(Strategy):
     last of its gradients that the servers applied.
 
     Args:
+        cluster_resolver: what scripts for `tf.distribute` pass: a resolver that describes this job. The tasks
+            are those of the job in any case.
+        variable_partitioner: called with each variable's shape and dtype; returns into how many pieces it is
+            cut (`insitu.experimental.partitioners`), in place of `min_piece_bytes`.
         mode: see above.
         replicas_to_aggregate: for mode sync, in [1, number of shards].
         max_staleness: for mode bounded, in steps.
@@ -78,8 +99,10 @@ class ParameterServerStrategy(Strategy):
 
     def __init__(
         self,
-        mode: Mode = "async",
+        cluster_resolver: Any = None,
+        variable_partitioner: Any = None,
         *,
+        mode: Mode = "async",
         replicas_to_aggregate: int | None = None,
         max_staleness: int = 4,
         min_piece_bytes: int = MIN_PIECE_BYTES,
@@ -88,6 +111,8 @@ class ParameterServerStrategy(Strategy):
         context: Context | None = None,
     ) -> None:
         context = context or read_context()
+        check_resolver(cluster_resolver, context)
+        check_partitioner(variable_partitioner)
         rules = ConsistencyPolicy(mode, context.num_shards, replicas_to_aggregate, max_staleness)
         check_min_piece_bytes(min_piece_bytes)
         self._server_config = serve_or_configure(
@@ -98,12 +123,24 @@ class ParameterServerStrategy(Strategy):
         self._reporter = membership.reporter
         self._mode = mode
         self._min_piece_bytes = min_piece_bytes
+        self._partitioner = variable_partitioner
         self._table_optimizer = keras.optimizers.get(table_optimizer) if table_optimizer else None
         self._session: ParameterServerSession | None = None
         self._bound: Any = None
         self._loop_steps: list[ServerStep] = []
+        #: The step that was made last. All steps have the same variables.
+        self._step: ServerStep | None = None
         self._fits: list[int] = []
         self._planned = 0
+        #: True once a ClusterCoordinator was made. Written by `coordinate`.
+        self._coordinated = False
+        #: True while a function that a coordinator has scheduled runs. Written by `run_closure`.
+        self._in_closure = False
+        self._guard = AssignmentGuard(self.created_in_scope.summed)
+        #: The group of this worker alone, for scheduled functions; None before one asks for it.
+        self._own_group: Group | None = None
+        #: True once the script has read `num_replicas_in_sync`. Written by that property.
+        self._replicas_read = False
 
     @property
     def delegates_to_keras(self) -> bool:
@@ -118,6 +155,12 @@ class ParameterServerStrategy(Strategy):
             raise TrainingError(
                 "Under a ParameterServerStrategy the servers hold the weights. Received: "
                 "keras.callbacks.BackupAndRestore, which saves a worker's. Use insitu.BackupAndRestore."
+            )
+        if any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in callbacks):
+            raise TrainingError(
+                "Under a ParameterServerStrategy the servers keep the averages of the weights. Received: "
+                "keras.callbacks.SwapEMAWeights, which takes a worker's. Leave it out: averages become the "
+                "weights when a fit ends."
             )
 
     def before_build(self, model: Any, example: Any, part_rows: int | None) -> None:
@@ -146,11 +189,13 @@ class ParameterServerStrategy(Strategy):
         session, exact = self._open_session(), self._mode == "sync"
         inner = inner_optimizer(optimizer)
         if optimizer is not None:
-            session.define(model, inner, replica, exact=exact, min_piece_bytes=self._min_piece_bytes)
+            sizes = {"min_piece_bytes": self._min_piece_bytes, "partitioner": self._partitioner}
+            session.define(model, inner, replica, exact=exact, **sizes)
         norms = ClipNorms() if exact or optimizer is None else clip_norms_of(inner)
         shards = len(self.membership.context.shards)
         scale = LossScale(optimizer)
-        return ServerStep(replica, session, shards, lookup, norms=norms, scale=scale, adds=not exact)
+        self._step = ServerStep(replica, session, shards, lookup, norms=norms, scale=scale, adds=not exact)
+        return self._step
 
     def _session_for(self, model: Any) -> ParameterServerSession:
         if self._bound is not None and self._bound is not model:
@@ -163,7 +208,8 @@ class ParameterServerStrategy(Strategy):
 
     def _open_session(self) -> ParameterServerSession:
         if self._session is None:
-            self._session = ParameterServerSession(self.membership.context, self._server_config)
+            context, follow = self.membership.context, self._table_optimizer is None
+            self._session = ParameterServerSession(context, self._server_config, tables_follow_model=follow)
         return self._session
 
     # Custom loops
@@ -185,7 +231,7 @@ class ParameterServerStrategy(Strategy):
         if not self._loop_steps:
             applied = session.applied()
             self._valid_fits(applied)
-            session.begin(session.sequence, applied)
+            session.begin(applied if self._coordinated else session.sequence, applied)
             session.leave_at_exit()
         step = self._server_step(model, optimizer, replica, TableLookup(session, (), ()))
         self._loop_steps.append(step)
@@ -215,6 +261,96 @@ class ParameterServerStrategy(Strategy):
     def _count_left(self, own: int) -> int:
         return own  # workers have no common step
 
+    # Coordinated loops. See CoordinatedStrategy
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of shards; 1 with a ClusterCoordinator, where each update is of one worker's rows."""
+        self._replicas_read = True
+        return 1 if self._coordinated else self._membership.num_shards
+
+    def coordinate(self) -> tuple[ClosureClient, ServerMarks, Context]:
+        context = self.membership.context
+        check_coordination(self._mode, len(context.shards), self._step is not None)
+        if self._replicas_read and self._membership.num_shards > 1:
+            raise TrainingError(
+                "With a ClusterCoordinator each update is of one worker's rows, so num_replicas_in_sync is "
+                f"1. Received: a script that has read {self._membership.num_shards} before. Make the "
+                "ClusterCoordinator first."
+            )
+        self._coordinated = True
+        session = self._open_session()
+        return session.coordinate(), session.marks, context
+
+    def run_closure(self, call: Callable[[], Any], *, trial: bool) -> Any:
+        session = self._open_session()
+        session.pushes, self._in_closure = not trial, True
+        try:
+            with self._guard.refusing():
+                return call()
+        finally:
+            session.pushes, self._in_closure = True, False
+
+    def follow_generation(self) -> None:
+        self._reporter.follow_generation()
+
+    def summed_variables(self) -> list[Any]:
+        return self.created_in_scope.summed()
+
+    def pull_weights(self) -> None:
+        for step in self._loop_steps:
+            step.refresh()
+
+    def make_worker_dataset(self, make: Callable[[], Any]) -> Any:
+        context = self.membership.context
+        with seeded_apart(context.seed, context.index if len(context.workers) > 1 else None):
+            return make()
+
+    def distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """See `Strategy.distribute_dataset`. With a ClusterCoordinator each worker has all of `dataset`."""
+        return dataset if self._coordinated else super().distribute_dataset(dataset, options)
+
+    experimental_distribute_dataset = distribute_dataset
+
+    def distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: Any = None) -> Any:
+        """See `Strategy.distribute_datasets_from_function`. With a ClusterCoordinator each worker has
+        all that `dataset_fn` returns."""
+        if self._coordinated:
+            return dataset_fn(InputContext())
+        return super().distribute_datasets_from_function(dataset_fn, options)
+
+    def run(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None, options: Any = None
+    ) -> Any:
+        """See `Strategy.run`. With a ClusterCoordinator, for functions that it schedules."""
+        if self._coordinated and not self._in_closure:
+            raise TrainingError(
+                "With a ClusterCoordinator a step runs on one worker. Received: strategy.run outside of a "
+                "scheduled function, which all workers would run. Call it in a function that is passed to "
+                "ClusterCoordinator.schedule."
+            )
+        with self._guard.lifted():
+            return super().run(fn, args, kwargs, options)
+
+    def group(self) -> Group:
+        """Return the exchange of this job's tasks; in a scheduled function that of its worker alone."""
+        if not self._in_closure:
+            return super().group()
+        if self._own_group is None:
+            shards = range(len(self.membership.context.shards))
+            self._own_group = join(0, ["127.0.0.1:1"], shards=shards, num_shards=len(shards))
+        return self._own_group
+
+    def reduce(self, reduce_op: AnyReduceOp, value: Any, axis: int | None = None) -> Any:
+        """See `Strategy.reduce`. In a scheduled function, over the replicas of its worker alone."""
+        leave_graph("strategy.reduce")
+        return reduce_values(self.group(), reduce_op, value, axis)
+
+    def gather(self, value: Any, axis: int = 0) -> Any:
+        """See `Strategy.gather`. In a scheduled function, of the replicas of its worker alone."""
+        leave_graph("strategy.gather")
+        return gather_values(self.group(), value, axis)
+
     # Fits
 
     def evaluation_options(self, x: Any) -> dict[str, Any]:
@@ -227,6 +363,11 @@ class ParameterServerStrategy(Strategy):
 
     def begin_fit(self, model: Any, fit_index: int, epochs: int, steps: int | None) -> tuple[int, int]:
         """Continue after the last gradient of this task's shards that the servers have."""
+        if self._coordinated:
+            raise TrainingError(
+                "With a ClusterCoordinator a script trains by the functions that it schedules. Received: "
+                "fit. Leave the coordinator out, and call fit in all workers."
+            )
         session = self._session_for(model)
         # Keras would put averages into the weights that this task's optimizer hasn't kept: the servers' has.
         object.__setattr__(
@@ -238,6 +379,8 @@ class ParameterServerStrategy(Strategy):
             session.begin(fits[fit_index], applied)
             return epochs, 0
         session.begin(applied)
+        if self._step is not None:
+            self._step.start_fit(fit_index, self._reporter.follow_generation)
         start = fits[-1] if fits else 0
         done, self._planned = applied - start, start + epochs * (steps or 0)
         if done and not steps:
@@ -246,7 +389,10 @@ class ParameterServerStrategy(Strategy):
                 "length, or steps_per_epoch that doesn't divide it, and a fit that was under way. Start the "
                 "job again, on arrays or an insitu.Dataset."
             )
-        return divmod(done, steps) if done and steps else (0, 0)
+        place = divmod(done, steps) if done and steps else (0, 0)
+        if place[1]:
+            session.resume_epoch()
+        return place
 
     def expect_saves(self) -> None:
         membership = self.membership

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
+
+_state = {"seeded_here": False}
+"""Whether `seed_unseeded` has set TensorFlow's global seed."""
 
 
 def seed_unseeded(seed: int) -> None:
@@ -18,4 +23,20 @@ def seed_unseeded(seed: int) -> None:
     from tensorflow.python.eager import context
 
     if context.global_seed() is None:
+        tensorflow.random.set_seed(seed)
+        _state["seeded_here"] = True
+
+
+@contextlib.contextmanager
+def seeded_apart(seed: int, worker: int | None) -> Iterator[None]:
+    """While open, shuffles without a seed draw another order in each worker, unless the script has set a
+    global seed. `seed` is the job's; with None for `worker` nothing changes."""
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is None or worker is None or not _state["seeded_here"]:
+        yield
+        return
+    tensorflow.random.set_seed(seed + 1 + worker)
+    try:
+        yield
+    finally:
         tensorflow.random.set_seed(seed)

@@ -178,6 +178,33 @@ class Dying(ScriptedTasks):
         return [TaskExit(W0, 1, 0), TaskExit(W1, 2, 0)] if self._waits == 3 else []
 
 
+class Stuck(ScriptedTasks):
+    """Worker 0 ends, and worker 1 waits for what doesn't come, until it is told to end."""
+
+    def process_states(self, tasks: Sequence[TaskId]) -> dict[TaskId, ProcessState]:
+        return {task: ProcessState(False, 1, 2.5) for task in tasks}
+
+    def wait(self, timeout: float | None) -> list[TaskExit]:
+        if self._happenings:
+            return self._happenings.pop(0)
+        if (W1, "dump") in self.signals:
+            return [TaskExit(W1, 1, -15)]
+        time.sleep(0.01)
+        return []
+
+
+def test_a_worker_that_does_nothing_after_the_first_has_ended_is_stopped(
+    job: JobPaths, inbox: ScriptedInbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "POLL_INTERVAL", 0.01)
+    made = Controller(job, tasks := Stuck(job, [TaskExit(W0, 1, 0)]), inbox)
+    made._quiet.timeout, made._stall_interval = 0.1, 0.02
+    assert made.run() == 124
+    assert tasks.signals == [(W1, "dump")]
+    assert "worker:1 neither printed nor computed for 0.1 s" in Journal(job.journal).state().reason
+    assert "LeftAlone" in events(job)
+
+
 @pytest.fixture
 def forgiving(job: JobPaths) -> JobPaths:
     """The job, with a restart allowed."""

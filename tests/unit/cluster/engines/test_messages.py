@@ -49,7 +49,7 @@ class FixedEngine:
         return FAILURE if task == W0 else None
 
     def process_states(self, tasks: Sequence[TaskId]) -> dict[TaskId, ProcessState]:
-        return {task: ProcessState(True, 7) for task in tasks if task == W0}
+        return {task: ProcessState(True, 7, 1.5) for task in tasks if task == W0}
 
     def node_states(self, nodes: Sequence[NodeId]) -> dict[NodeId, NodeState]:
         return {node: NodeState(8, False) for node in nodes}
@@ -78,7 +78,7 @@ def test_observations_arrive_as_they_were(engine: FixedEngine):
     assert calls.read_progress([W0, PS1]) == {W0: PROGRESS}
     assert calls.read_failure(W0) == FAILURE
     assert calls.read_failure(PS1) is None
-    assert calls.process_states([W0, PS1]) == {W0: ProcessState(True, 7)}
+    assert calls.process_states([W0, PS1]) == {W0: ProcessState(True, 7, 1.5)}
     assert calls.node_states([NODE]) == {NODE: NodeState(8, False)}
 
 

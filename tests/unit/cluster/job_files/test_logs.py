@@ -25,6 +25,9 @@ def test_logs_keep_the_raw_bytes_and_merge_whole_lines(tmp_path: Path) -> None:
     logs.finish()
     assert job.task_log(W0, 1).read_bytes() == b"a\nbc\nd"
     assert job.output.read_bytes() == b"[worker:0] a\n[insitu] note\n[worker:0] bc\n[worker:0] d\n"
+    assert MergedLog(job).size() == job.output.stat().st_size
+    job.output.unlink()
+    assert MergedLog(job).size() == 0
 
 
 def test_output_lost_to_a_full_disk_is_told_once_there_is_room(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from insitu.train.parameter_server.step import ServerStep
 from insitu.train.replica import NeedsTotals, ShardBatch, Span
 
 POSITION = LoopPosition(0, TRAIN)
-WEIGHT, MOVED = SimpleNamespace(trainable=True), SimpleNamespace(trainable=False)
+WEIGHT = keras.Variable(np.full(2, 5, "float32"))
+MOVED = keras.Variable(np.float32(5), trainable=False)
 
 
 class Replica:

@@ -1,0 +1,112 @@
+"""Keep a worker's optimizer and the servers' at the same learning rate, and refuse other changes.
+
+A script or a callback may set `optimizer.learning_rate` at any time. The chief's value counts: it is sent to
+the servers before the chief's next push. Each worker, also the chief, takes over what the servers have with
+its next pull, so that its history and its other callbacks see the learning rate that is in force.
+
+Other settings (momentum, weight decay, clipping) are part of the update that the servers have made from the
+optimizer. Keras itself ignores a later change once its step is compiled; here the change is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from insitu.errors import TrainingError
+from insitu.train.parameter_server.loss_scale import inner_optimizer
+from insitu.train.parameter_server.model_spec import to_float
+
+_PLAIN = (int, float, bool, str, type(None))
+
+
+class OptimizerSettings:
+    """The settings of one optimizer that is None in a step without training.
+
+    `tables` are the names of the tables that the servers update by the same optimizer. With `any_worker` all
+    send what they set: they run the same script in step, so it is the same.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        client: Any,
+        *,
+        tables: Sequence[str] = (),
+        dense: bool = True,
+        any_worker: bool = False,
+    ) -> None:
+        self._optimizer = inner_optimizer(optimizer)
+        self._client = client
+        self._sends = any_worker or client.is_chief
+        self._tables = [*([""] if dense else []), *tables]
+        #: The learning rate's variable, or a schedule; None without an optimizer.
+        self._rate: Any = None if optimizer is None else self._optimizer._learning_rate
+        #: The settings that may not change, by attribute.
+        self._fixed = self._read_fixed()
+        #: The learning rate that the servers have, as far as this worker knows. Written by `send`, `receive`.
+        self._known = self._read_rate()
+        #: Whether what was set since the last pull doesn't count. Written by `resume` and `send`.
+        self._resumes = False
+
+    def _read_fixed(self) -> dict[str, Any]:
+        if self._optimizer is None:
+            return {}
+        return {
+            name: value
+            for name, value in vars(self._optimizer).items()
+            if type(value) in _PLAIN and not name.startswith("_") and name != "built"
+        }
+
+    def _read_rate(self) -> float | None:
+        return to_float(self._rate) if isinstance(self._rate, keras.Variable) else None
+
+    def send(self) -> None:
+        """Send the servers the chief's learning rate, where it has changed. Called before each push.
+
+        Raises TrainingError where another setting has changed.
+        """
+        if self._optimizer is None or not self._tables:
+            return
+        self._check_fixed()
+        if self._resumes and self._known is not None:
+            self._rate.assign(self._known)
+        self._resumes = False
+        rate = self._read_rate()
+        if rate is None or rate == self._known:
+            return
+        if self._sends:
+            self._client.set_learning_rates(dict.fromkeys(self._tables, rate)).result()
+        self._known = rate
+
+    def resume(self) -> None:
+        """Begin in the middle of an epoch: callbacks repeat what they did at its beginning, and the servers
+        know it already. The next push keeps their learning rate."""
+        self._resumes = True
+
+    def receive(self, version: int) -> None:
+        """Take over the learning rate that the servers have at `version`. Called behind each pull."""
+        if isinstance(self._rate, keras.optimizers.schedules.LearningRateSchedule):
+            self._optimizer._iterations.assign(version)
+        rate = self._client.learning_rates.get(self._tables[0]) if self._tables else None
+        if rate is None or self._known is None or (rate == self._known and rate == self._read_rate()):
+            return
+        self._rate.assign(rate)
+        self._known = self._read_rate()
+
+    def _check_fixed(self) -> None:
+        optimizer, now = self._optimizer, self._read_fixed()
+        if optimizer._learning_rate is not self._rate:
+            received = f"learning_rate = {type(optimizer._learning_rate).__name__}"
+        elif now != self._fixed:
+            name = next(n for n in {**now, **self._fixed} if now.get(n) != self._fixed.get(n))
+            received = f"{name} = {now.get(name)!r} instead of {self._fixed.get(name)!r}"
+        else:
+            return
+        raise TrainingError(
+            "On parameter servers an optimizer keeps the settings that it had when training began: the "
+            f"servers have made their update from them. Received: {type(optimizer).__name__}.{received}. "
+            "Set it before the first fit. Only a number for learning_rate may be set later."
+        )

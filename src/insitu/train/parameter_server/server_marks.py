@@ -1,0 +1,150 @@
+"""Marks that the servers keep, whichever task restarts: which fits have started and ended, which tables have
+their saved rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from insitu.errors import ServerStalled
+from insitu.parameters import Client, Table
+from insitu.parameters.rules import stable_hash
+
+MARKS = Table("insitu/ends of fits", 1, initializer={"name": "constant", "value": 0.0})
+"""Row (fit, shard) is 1 once the shard has ended the fit; row (fit, number of shards) once the variables are
+finalized; row (fit, number of shards + 1) once the chief has started the fit. A negative key, one for each
+table, is 1 once the table has its saved rows."""
+_FIRST_MEETING = 1 << 30
+"""Meetings are counted from here as fits are from 0."""
+_POLL_INTERVAL = 0.02
+"""Seconds between two looks at a mark that isn't set yet."""
+
+
+class ServerMarks:
+    """Sets marks and waits for them. Waits raise ServerStalled after `timeout` seconds."""
+
+    def __init__(self, client: Client, shards: int, timeout: float) -> None:
+        self._client = client
+        self._shards = shards
+        self._timeout = timeout
+        self._is_defined = False
+
+    # Fits
+
+    def set_started(self, fit: int) -> None:
+        self._set(_fit_keys(fit, [self._shards + 1]))
+
+    def is_started(self, fit: int) -> bool:
+        return bool(self._read(_fit_keys(fit, [self._shards + 1])).all())
+
+    def wait_for_start(self, fit: int, waiting: Callable[[], None]) -> None:
+        """Wait until the chief has started the fit. `waiting` is called repeatedly."""
+        self._wait(
+            _fit_keys(fit, [self._shards + 1]),
+            lambda _: (
+                "The chief must start a fit within {limit} of the others. Received: no start from the "
+                "chief. Read its log"
+            ),
+            waiting,
+        )
+
+    def set_ends(self, fit: int, shards: Sequence[int]) -> None:
+        self._set(_fit_keys(fit, shards))
+
+    def wait_for_ends(self, fit: int, waiting: Callable[[], None]) -> None:
+        """Wait until all shards have ended the fit. `waiting` is called repeatedly."""
+        self._wait(
+            _fit_keys(fit, range(self._shards)),
+            lambda missing: (
+                "All shards must end a fit within {limit} of each other. Received: no end from "
+                f"shards {missing}. Read the logs of their workers"
+            ),
+            waiting,
+        )
+
+    def set_finalized(self, fit: int) -> None:
+        self._set(_fit_keys(fit, [self._shards]))
+
+    def wait_for_finalized(self, fit: int, waiting: Callable[[], None]) -> None:
+        """Wait until the chief has had the variables finalized. `waiting` is called repeatedly."""
+        self._wait(
+            _fit_keys(fit, [self._shards]),
+            lambda _: (
+                "The chief must finalize the variables within {limit} of a fit's end. Received: "
+                "nothing from the chief. Read its log"
+            ),
+            waiting,
+        )
+
+    # Meetings
+
+    def meet(self, number: int, shards: Sequence[int], waiting: Callable[[], None]) -> None:
+        """Wait until all shards have come to meeting `number`. `waiting` is called repeatedly."""
+        meeting = _FIRST_MEETING + number
+        self._set(_fit_keys(meeting, shards))
+        self._wait(
+            _fit_keys(meeting, range(self._shards)),
+            lambda missing: (
+                "All workers must come to a join within {limit} of each other. Received: nothing "
+                f"from shards {missing}. Read the logs of their workers"
+            ),
+            waiting,
+        )
+
+    # Tables
+
+    def set_table_begun(self, table: str) -> None:
+        self._set(_table_key(table))
+
+    def is_table_begun(self, table: str) -> bool:
+        return bool(self._read(_table_key(table)).all())
+
+    def wait_for_table(self, table: str) -> None:
+        """Wait until the chief has loaded the saved rows of a table."""
+        self._wait(
+            _table_key(table),
+            lambda _: (
+                f"The chief must load the saved rows of table {table!r} within {{limit}}. Received: no "
+                "rows. Read the log of worker:0"
+            ),
+            lambda: None,
+        )
+
+    def _set(self, keys: NDArray[np.int64]) -> None:
+        self._define()
+        self._client.load_rows(MARKS.name, keys, np.ones((len(keys), 1), np.float32)).result()
+
+    def _read(self, keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+        self._define()
+        rows: NDArray[Any] = self._client.pull_rows(MARKS.name, keys, create=False).result()
+        marked: NDArray[np.bool_] = rows[:, 0] > 0
+        return marked
+
+    def _define(self) -> None:
+        if not self._is_defined:
+            self._client.define_tables([MARKS])
+            self._is_defined = True
+
+    def _wait(
+        self, keys: NDArray[np.int64], explain: Callable[[list[int]], str], waiting: Callable[[], None]
+    ) -> None:
+        deadline = time.monotonic() + self._timeout
+        while not (marked := self._read(keys)).all():
+            if time.monotonic() >= deadline:
+                limit = f"{self._timeout:g} s"
+                rule = explain(np.flatnonzero(~marked).tolist()).replace("{limit}", limit)
+                raise ServerStalled(f"{rule}, or raise --stall-timeout.")
+            waiting()
+            time.sleep(_POLL_INTERVAL)
+
+
+def _fit_keys(fit: int, shards: Sequence[int]) -> NDArray[np.int64]:
+    return np.array([(fit << 32) + shard for shard in shards], np.int64)
+
+
+def _table_key(table: str) -> NDArray[np.int64]:
+    return np.array([-1 - stable_hash("begun", table) // 4], np.int64)

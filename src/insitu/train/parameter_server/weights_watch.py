@@ -1,0 +1,61 @@
+"""Notices weights that a script or a callback has changed on a worker, while the servers have others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from insitu.exchange import address_of
+from insitu.train.replica import Replica, holds_table_rows, view
+
+
+class WeightsWatch:
+    """Compares the variables of a replica with the values that were last pulled.
+
+    To compare is cheap where nothing has changed: a value that lies in the buffer of the pull, or is the very
+    object that was there behind the last step, isn't read.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        self._spans = [(v, span) for v, span in replica.float_spans() if not holds_table_rows(v)]
+        self._tokens: list[Any] = []
+        self._token = {"jax": _object_of, "torch": _version_of}.get(keras.backend.backend())
+
+    def note(self) -> None:
+        """Remember the variables, which have just been loaded."""
+        if self._token is not None:
+            self._tokens = [self._token(v) for v, _ in self._spans]
+
+    def find_changed(self, values: NDArray[Any]) -> Sequence[Any]:
+        """Return the variables whose values differ from `values`, which are laid out as its floats."""
+        candidates = self._spans
+        if self._token is not None and self._tokens:
+            candidates = [
+                pair
+                for pair, token in zip(self._spans, self._tokens, strict=True)
+                if not _is_same(self._token(pair[0]), token)
+            ]
+        return [v for v, span in candidates if _differs(v, values[span.start : span.stop])]
+
+
+def _object_of(variable: Any) -> Any:
+    return variable.value
+
+
+def _version_of(variable: Any) -> Any:
+    return variable.value.data_ptr(), variable.value._version
+
+
+def _is_same(now: Any, before: Any) -> bool:
+    return now is before or (isinstance(now, tuple) and bool(now == before))
+
+
+def _differs(variable: Any, expected: NDArray[Any]) -> bool:
+    own = view(variable).reshape(-1)
+    if own.dtype == expected.dtype and own.size and address_of(own) == address_of(expected):
+        return False
+    return not np.array_equal(own, expected.astype(own.dtype, copy=False), equal_nan=own.dtype.kind == "f")

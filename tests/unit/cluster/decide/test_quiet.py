@@ -1,0 +1,82 @@
+"""Workers that do nothing once the first has ended: who they are, when, and what becomes of the job."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from job_machine import CHIEF, EVALUATOR, PS, W0, W1, W2, logged, running, signals
+
+from insitu.cluster.decide.events import Finish, LeftAloneEvent, TickEvent
+from insitu.cluster.decide.quiet import QuietWatch, find_left_alone
+from insitu.progress import Progress
+
+
+def test_only_workers_that_never_report_are_left_alone_by_the_first() -> None:
+    run = running(W0, W1, W2, PS)
+    assert find_left_alone(run.state, {}) == ()
+    run.exits(W0)
+    assert find_left_alone(run.state, {W1: Progress(), W2: None}) == (W2,)
+    other = running(W0, W1)
+    other.exits(W1)
+    assert find_left_alone(other.state, {}) == ()
+    with_chief = running(CHIEF, W0, W1, PS)
+    with_chief.exits(W0)
+    assert find_left_alone(with_chief.state, {}) == ()
+
+
+def test_a_task_is_quiet_while_it_neither_prints_nor_computes() -> None:
+    watch = QuietWatch(100.0)
+    assert watch.observe({W1: 5.0}, 10, 0.0) == ()
+    assert watch.observe({W1: 5.9}, 10, 50.0) == ()
+    assert watch.observe({W1: 6.9}, 10, 99.0) == ()  # two percent of a processor is what libraries use
+    assert watch.observe({W1: 6.9}, 10, 100.0) == (W1,)
+    assert watch.observe({W1: 6.9}, 11, 101.0) == ()
+    assert watch.observe({W1: 9.9}, 11, 150.0) == ()
+    assert watch.observe({W1: 9.9}, 11, 249.0) == ()
+    assert watch.observe({W1: 9.9}, 11, 250.0) == (W1,)
+
+
+def test_nobody_is_quiet_while_another_works_and_who_ends_is_forgotten() -> None:
+    watch = QuietWatch(10.0)
+    watch.observe({W1: 0.0, W2: 0.0}, 0, 0.0)
+    assert watch.observe({W1: 0.0, W2: 9.0}, 0, 10.0) == ()
+    assert watch.observe({W1: 0.0}, 0, 11.0) == (W1,)
+    assert watch.observe({}, 0, 12.0) == ()
+    assert watch.observe({W1: 0.0}, 0, 13.0) == ()
+
+
+def test_with_servers_the_first_workers_end_is_that_of_the_job() -> None:
+    run = running(W0, W1, PS, EVALUATOR)
+    run.exits(W0)
+    actions = run.feed(LeftAloneEvent((W1,), 600.0))
+    assert signals(actions) == [("worker:1", "term"), ("ps:0", "term")]
+    assert "worker:1 neither printed nor computed for 600 s after worker:0 had ended" in logged(actions)
+    run.exits(PS, -signal.SIGTERM)
+    assert run.feed(TickEvent(), after=11.0)  # SIGKILL for a worker that doesn't listen
+    run.exits(W1, -signal.SIGKILL)
+    assert run.state.phase == "stopping"  # the evaluator may end by itself
+    assert run.exits(EVALUATOR)[-1] == Finish(0)
+    assert run.state.phase == "finished"
+
+
+def test_without_servers_they_stand_still() -> None:
+    run = running(W0, W1, max_restarts=0)
+    run.exits(W0)
+    actions = run.feed(LeftAloneEvent((W1,), 600.0))
+    assert signals(actions) == [("worker:1", "dump")]
+    run.tick()
+    run.exits(W1, -signal.SIGTERM)
+    assert (run.state.phase, run.state.exit_code) == ("failed", 124)
+    assert "worker:1 neither printed nor computed for 600 s" in run.state.reason
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_it_changes_nothing_while_the_job_ends(ended: bool) -> None:
+    run = running(W0, W1, PS)
+    run.exits(W0)
+    run.exits(W1)
+    if ended:
+        run.exits(PS, -signal.SIGTERM)
+    before = run.state
+    assert run.feed(LeftAloneEvent((W1,), 600.0)) == [] and run.state == before
