@@ -12,7 +12,7 @@ import numpy as np
 from insitu.errors import CorruptPartition, UnknownCache
 from insitu.grid.catalog import Catalog
 from insitu.grid.layout import Rows
-from insitu.grid.partition import TEXT, Partition, take
+from insitu.grid.partitions import TEXT, Partition
 from insitu.grid.reads import READS
 from insitu.grid.store import Copy, open_copy
 from insitu.grid.structure import Structure
@@ -84,7 +84,7 @@ class CacheReader:
             out = np.empty((sum(lengths), *column.shape), _dtype(column))
             start = 0
             for source, (_, rows), length in zip(opened, origins, lengths, strict=True):
-                take(source.values[number], rows, out[start : start + length])
+                source.values[number].take(rows, out[start : start + length])
                 start += length
             arrays.append(out)
         self._count(opened, lengths)
@@ -97,7 +97,7 @@ class CacheReader:
         arrays = []
         for column in self._columns:
             parts = [
-                source.partition.slice(column.name, start, stop)
+                source.partition.values[column.name].slice(start, stop)
                 for source, (_, start, stop) in zip(opened, ranges, strict=True)
             ]
             arrays.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
@@ -111,7 +111,7 @@ class CacheReader:
         index = next(p.index for p in self.cache.partitions if p.rows)
         partition = open_copy(self._paths, self.cache, index, self._node, verify=False).partition
         rows = min(2, partition.rows)
-        return self._structure([np.array(partition.slice(name, 0, rows)) for name in self.names]), rows
+        return self._structure([np.array(partition.values[name].slice(0, rows)) for name in self.names]), rows
 
     def _open(self, index: int) -> _Opened:
         with self._opening:

@@ -14,7 +14,7 @@ from insitu.context import context as context_of_process
 from insitu.errors import InputError
 from insitu.grid.cache_reader import CacheReader
 from insitu.grid.layout import BatchPlan, Rows, ShuffledPlan, batch_sizes, shuffled, steps_of_shard
-from insitu.grid.partition import TEXT
+from insitu.grid.partitions import TEXT
 from insitu.grid.reads import READS
 from insitu.grid.shards import resolve
 from insitu.grid.structure import Structure, apply_maps, concatenate, spec_of

@@ -11,7 +11,7 @@ import logging
 from dataclasses import dataclass
 
 from insitu.errors import CorruptPartition
-from insitu.grid.partition import Partition
+from insitu.grid.partitions import Partition
 from insitu.grid.verification import check_size, verify_file, verify_once
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, NodeId, PartitionInfo
@@ -50,7 +50,7 @@ def open_copy(
             check_size(path, info)
             if verify:
                 verify_once(path, info, paths.verified(owner, cache.name, cache.version, index))
-            partition = Partition(path, cache.columns, info.rows)
+            partition = Partition(path, cache.columns, info.rows, cache.block_rows)
         except CorruptPartition as error:
             failures.append(error)
             if len(failures) < len(owners):
@@ -76,7 +76,7 @@ def verify_copies(paths: Paths, cache: CacheSpec) -> list[tuple[int, NodeId, Cor
             path = paths.partition(owner, cache.name, cache.version, info.index)
             try:
                 verify_file(path, info, paths.verified(owner, cache.name, cache.version, info.index))
-                Partition(path, cache.columns, info.rows)
+                Partition(path, cache.columns, info.rows, cache.block_rows)
             except CorruptPartition as error:
                 checks.append((info.index, owner, error))
             else:

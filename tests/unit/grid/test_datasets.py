@@ -50,11 +50,12 @@ def test_every_row_once_an_epoch(
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_origins_say_where_each_row_lies(shuffle: bool, paths: Paths, cache: str) -> None:
-    from insitu.grid.partition import Partition
+    from insitu.grid.partitions import Partition
 
     spec = Catalog(paths).get(cache)
     files = [
-        Partition(paths.partition("node-0", "a", 1, p.index), spec.columns, p.rows) for p in spec.partitions
+        Partition(paths.partition("node-0", "a", 1, p.index), spec.columns, p.rows, spec.block_rows)
+        for p in spec.partitions
     ]
     ds = dataset(cache, context=context(paths, num_shards=2))
     ds = (ds.shuffle() if shuffle else ds).batch(64)
@@ -66,7 +67,7 @@ def test_origins_say_where_each_row_lies(shuffle: bool, paths: Paths, cache: str
             features, label = batch.data
             assert set(features) == {"x", "id", "name"}
             for name, got in {**features, "label": label}.items():
-                expected = [np.asarray(files[p].values[name])[rows] for p, rows in batch.origins]
+                expected = [files[p].values[name].slice(0, files[p].rows)[rows] for p, rows in batch.origins]
                 np.testing.assert_array_equal(got, np.concatenate(expected))
             assert {p for p, _ in batch.origins} <= set(ds.shard_map.shards[shard])
             assert all(rows.dtype == np.int64 for _, rows in batch.origins)

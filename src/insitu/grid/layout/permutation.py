@@ -65,7 +65,7 @@ class Permutation:
 
 
 def _make_round_keys(key: Iterable[int]) -> npt.NDArray[np.uint64]:
-    state = np.zeros(1, np.uint64)
+    state: npt.NDArray[np.uint64] = np.zeros(1, np.uint64)
     for word in key:
         state = splitmix64(state ^ splitmix64(np.array([word], np.uint64)))
-    return splitmix64(state + np.arange(_ROUNDS, dtype=np.uint64))
+    return splitmix64(np.arange(_ROUNDS, dtype=np.uint64) + state)

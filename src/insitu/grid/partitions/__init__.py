@@ -1,0 +1,23 @@
+"""The files of partitions: their format, how they are written and mapped. Imports nothing else of `grid`.
+
+Begin reading with `format.py`.
+"""
+
+from insitu.grid.partitions.checksum import file_checksum
+from insitu.grid.partitions.format import TEXT, row_bytes, rows_per_block, text_buffers
+from insitu.grid.partitions.partition import Partition, make_corrupt_error
+from insitu.grid.partitions.values import BlockedValues, TextValues
+from insitu.grid.partitions.writer import PartitionWriter
+
+__all__ = [
+    "TEXT",
+    "BlockedValues",
+    "Partition",
+    "PartitionWriter",
+    "TextValues",
+    "file_checksum",
+    "make_corrupt_error",
+    "row_bytes",
+    "rows_per_block",
+    "text_buffers",
+]
