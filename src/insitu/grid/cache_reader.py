@@ -11,13 +11,14 @@ import numpy as np
 
 from insitu.errors import CorruptPartition, UnknownCache
 from insitu.grid.catalog import Catalog
-from insitu.grid.layout import Rows
-from insitu.grid.partitions import TEXT, Partition
+from insitu.grid.layout import Rows, ShuffledPlan
+from insitu.grid.partitions import Partition
 from insitu.grid.reads import READS
+from insitu.grid.shard_columns import ShardColumns
 from insitu.grid.store import Copy, open_copy
 from insitu.grid.structure import Structure
 from insitu.paths import Paths
-from insitu.spec import CacheSpec, Column, NodeId, ShardMap
+from insitu.spec import CacheSpec, NodeId, ShardMap
 
 Read = tuple[Structure, int, tuple[tuple[int, Rows], ...]]
 """(structure of arrays, rows, origins) of one batch of one shard."""
@@ -25,12 +26,10 @@ Read = tuple[Structure, int, tuple[tuple[int, Rows], ...]]
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A partition with the chosen columns' values at hand, and the bytes that a row of them takes."""
+    """A partition, and the bytes that a row of the chosen columns takes."""
 
     #: The partition, mapped into memory.
     partition: Partition
-    #: `values[i]` are the values of the i-th chosen column.
-    values: tuple[Any, ...]
     #: Whether the copy lies in the store of this task's node.
     local: bool
     #: Bytes of the file that a row of the chosen columns takes; a mean where there is text.
@@ -64,6 +63,7 @@ class CacheReader:
         columns = {column.name: column for column in cache.columns}
         self._columns = [columns[name] for name in self.names]
         self._opened: dict[int, _Opened] = {}
+        self._shards: dict[int, ShardColumns] = {}
         self._opening = threading.Lock()
 
     def starts(self, shard: int) -> list[int]:
@@ -73,22 +73,24 @@ class CacheReader:
             starts.append(starts[-1] + self.cache.partitions[index].rows)
         return starts
 
-    def read_rows(self, shard: int, selection: Sequence[tuple[int, Rows]]) -> Read:
-        """Copy the given rows of the shard's k-th partitions, in the order of `selection`."""
+    def read_rows(self, shard: int, plan: ShuffledPlan, step: int) -> Read:
+        """Copy the rows of the batch of `step`, in their order."""
         held = self.shard_map.shards[shard]
+        selection = plan.rows_of_batch(step)
+        columns = self._shards.get(shard) or self._map_shard(shard)
+        arrays = columns.take(plan.locate_batch(step, columns.locate), selection)
         origins = tuple([(held[k], rows) for k, rows in selection])
-        opened = [self._opened.get(index) or self._open(index) for index, _ in origins]
         lengths = [len(rows) for _, rows in origins]
-        arrays = []
-        for number, column in enumerate(self._columns):
-            out = np.empty((sum(lengths), *column.shape), _dtype(column))
-            start = 0
-            for source, (_, rows), length in zip(opened, origins, lengths, strict=True):
-                source.values[number].take(rows, out[start : start + length])
-                start += length
-            arrays.append(out)
-        self._count(opened, lengths)
+        self._count([self._opened[index] for index, _ in origins], lengths)
         return self._structure(arrays), sum(lengths), origins
+
+    def _map_shard(self, shard: int) -> ShardColumns:
+        held = self.shard_map.shards[shard]
+        partitions = [(self._opened.get(index) or self._open(index)).partition for index in held]
+        with self._opening:
+            if shard not in self._shards:
+                self._shards[shard] = ShardColumns(partitions, self.cache.columns, self._columns)
+            return self._shards[shard]
 
     def read_ranges(self, shard: int, ranges: Sequence[tuple[int, int, int]]) -> Read:
         """Return rows [start, stop) of the shard's k-th partitions; in place where they lie in one."""
@@ -117,10 +119,8 @@ class CacheReader:
         with self._opening:
             if index not in self._opened:
                 copy = self._open_copy(index)
-                copy.partition.prefault()
-                values = tuple(copy.partition.values[name] for name in self.names)
                 row_bytes = sum(copy.partition.bytes_per_row(name) for name in self.names)
-                self._opened[index] = _Opened(copy.partition, values, copy.local, row_bytes)
+                self._opened[index] = _Opened(copy.partition, copy.local, row_bytes)
             return self._opened[index]
 
     def _open_copy(self, index: int) -> Copy:
@@ -149,7 +149,3 @@ class CacheReader:
         count = len(self._features)
         features = arrays[0] if count == 1 else dict(zip(self._features, arrays[:count], strict=True))
         return features if self.label is None else (features, arrays[count])
-
-
-def _dtype(column: Column) -> Any:
-    return object if column.dtype == TEXT else column.dtype

@@ -187,7 +187,7 @@ class Dataset:
                     yield NO_ROWS
                     continue
                 if isinstance(plan, ShuffledPlan):
-                    data, rows, origins = reader.read_rows(shard, plan.rows_of_batch(step))
+                    data, rows, origins = reader.read_rows(shard, plan, step)
                 else:
                     data, rows, origins = reader.read_ranges(shard, plan.ranges(step))
                 yield Batch(apply_maps(maps, data, rows) if maps else data, rows, origins)

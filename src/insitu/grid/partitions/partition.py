@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,6 @@ from insitu.grid.partitions.format import TEXT, arrow_schema, row_bytes
 from insitu.grid.partitions.ipc_footer import TAIL_BYTES, footer_bytes, read_places
 from insitu.grid.partitions.values import BlockedValues, TextValues
 from insitu.spec import Column
-
-_MADV_POPULATE_READ = 22
-"""Linux's number; Python's mmap has no name for it yet."""
 
 
 class Partition:
@@ -90,17 +85,10 @@ class Partition:
     def _text(self, reader: Any, column: Column) -> TextValues:
         return TextValues(_Texts(self.path, reader, column.name, len(self.places)), self.block_rows)
 
-    def prefault(self) -> None:
-        """Map all pages at once, large ones where the kernel has them: some 20 GB/s of cached file.
-
-        Taken one by one on first use they make the first epoch several times slower. Left out where the file
-        would fill half of the memory, or the kernel is older than 5.14.
-        """
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if len(self._mapping) < memory // 2:
-            for advice in (mmap.MADV_HUGEPAGE, _MADV_POPULATE_READ):
-                with contextlib.suppress(OSError):
-                    self._mapping.madvise(advice)
+    @property
+    def bytes(self) -> int:
+        """The size of the file."""
+        return len(self._mapping)
 
     def bytes_per_row(self, name: str) -> float:
         """Return the bytes of the file that a row of this column takes; a mean for text."""

@@ -28,7 +28,7 @@ class BlockedValues:
     ) -> None:
         """`starts[b]` is the byte of `memory` at which the column begins in block b. Nothing is copied."""
         size = row_bytes(column)
-        first = int(starts[0]) % size
+        first = int(starts[0]) % size if len(starts) else 0
         self._block_rows = block_rows
         self._memory = memory
         self._starts = starts.copy()
@@ -36,6 +36,7 @@ class BlockedValues:
         self._flat = self._view(first, (len(memory) - first) // size)
         self._shifts = (starts - first) // size - np.arange(len(starts)) * block_rows
         self._odd = (starts - first) % size != 0
+        self._any_odd = bool(self._odd.any())
 
     def move(self, block: int, start: int) -> None:
         """Let the block begin at byte `start` from now on."""
@@ -44,15 +45,32 @@ class BlockedValues:
         self._starts[block] = start
         self._shifts[block] = (start - first) // size - block * self._block_rows
         self._odd[block] = (start - first) % size != 0
+        self._any_odd = bool(self._odd.any())
+
+    @property
+    def starts(self) -> Rows:
+        """The byte of memory at which the column begins in each block: int64[blocks]."""
+        return self._starts
+
+    def locate(self, rows: Rows) -> Rows:
+        """Return numbers of the given rows for `take_located`."""
+        return rows if self._any_odd else rows + self._shifts[rows // self._block_rows]
+
+    def take_located(self, located: Rows, out: npt.NDArray[Any]) -> None:
+        """Copy rows into `out` by what `locate` has returned for them."""
+        if self._any_odd:
+            self.take(located, out)
+        else:
+            # "clip" spares NumPy a buffer of its own; the rows are within bounds.
+            self._flat.take(located, 0, out, "clip")
 
     def take(self, rows: Rows, out: npt.NDArray[Any]) -> None:
         """Copy the given rows into `out`, in their order."""
         blocks = rows // self._block_rows
-        # "clip" spares NumPy a buffer of its own; rows of odd blocks, which may be beyond, follow.
+        # Rows of odd blocks, which may be beyond the end, follow.
         self._flat.take(rows + self._shifts[blocks], 0, out, "clip")
-        odd = self._odd[blocks]
-        if odd.any():
-            for block in np.unique(blocks[odd]).tolist():
+        if self._any_odd:
+            for block in np.unique(blocks[self._odd[blocks]]).tolist():
                 of_block = np.flatnonzero(blocks == block)
                 values = self._view(int(self._starts[block]), self._block_rows)
                 out[of_block] = values[rows[of_block] - block * self._block_rows]

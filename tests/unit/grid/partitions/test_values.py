@@ -36,6 +36,9 @@ def test_blocks_may_lie_anywhere(block_rows: int, extra: int, gaps: list[int], d
     where = [starts[row // block_rows] + row % block_rows * SIZE for row in rows]
     expected = [np.frombuffer(memory[w : w + SIZE].tobytes(), np.int16) for w in where]
     np.testing.assert_array_equal(out, np.array(expected, np.int16).reshape(-1, 3))
+    out[:] = 0
+    values.take_located(values.locate(rows), out)
+    np.testing.assert_array_equal(out, np.array(expected, np.int16).reshape(-1, 3))
 
 
 @pytest.mark.parametrize("odd", [0, 4])
