@@ -13,9 +13,19 @@ from insitu.context import Context
 from insitu.context import context as context_of_process
 from insitu.errors import InputError
 from insitu.grid.cache_reader import CacheReader
-from insitu.grid.layout import BatchPlan, Rows, ShuffledPlan, batch_sizes, shuffled, steps_of_shard
+from insitu.grid.layout import (
+    BatchPlan,
+    Rows,
+    ShuffledPlan,
+    WindowedOrder,
+    batch_sizes,
+    shuffled,
+    steps_of_shard,
+)
 from insitu.grid.partitions import TEXT
+from insitu.grid.read_ahead import WindowedColumns
 from insitu.grid.reads import READS
+from insitu.grid.shard_columns import ShardColumns
 from insitu.grid.shards import resolve
 from insitu.grid.structure import Structure, apply_maps, concatenate, spec_of
 from insitu.paths import Paths
@@ -35,6 +45,10 @@ class Batch:
 
 
 NO_ROWS = Batch(None, 0, ())
+EXACT_BYTES = 1 << 30
+"""Caches of up to so many bytes are shuffled as a whole unless the script says otherwise."""
+WINDOW_BYTES = 128 << 20
+"""Rows of about so many bytes are mixed in larger caches. Two windows are in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +57,8 @@ class _Chain:
 
     #: None without shuffle.
     seed: int | None = None
+    #: Blocks of a window in which rows are mixed; None: the whole shard is.
+    window_blocks: int | None = None
     #: Rows of a step over all shards; None without batch.
     batch_size: int | None = None
     #: Functions of a batch, in the order in which they are applied.
@@ -65,12 +81,33 @@ class Dataset:
         self._epochs = itertools.count()
         self._element_spec: Structure = None
 
-    def shuffle(self, seed: int | None = None) -> Dataset:
-        """Take the rows of each shard in a new order each epoch. `seed` in [0, 2**63); None: the job's."""
+    def shuffle(
+        self, seed: int | None = None, *, exact: bool | None = None, window_bytes: int = WINDOW_BYTES
+    ) -> Dataset:
+        """Take the rows of each shard in a new order each epoch. `seed` in [0, 2**63); None: the job's.
+
+        With `exact=True` every order of a shard's rows is equally likely. That is best for data that fits
+        into memory; from a disk, rows are read one by one. With `exact=False` the shard is read in blocks of
+        about a mebibyte, which come in a random order, and the rows of a window of `window_bytes` are mixed.
+        The default is exact for caches of up to 1 GiB, on any machine. Orders follow from these arguments and
+        the cache alone. Raises InputError.
+        """
         seed = self._context.seed if seed is None else seed
         if not 0 <= seed < 2**63:
             raise InputError(f"The seed of shuffle must be in [0, 2**63). Received: {seed}")
-        return self._chained(replace(self._chain, seed=int(seed)))
+        if not window_bytes > 0:
+            raise InputError(f"window_bytes must be positive. Received: {window_bytes}")
+        block_rows = self.cache.block_rows
+        if exact is None:
+            exact = self.cache.bytes <= EXACT_BYTES or not block_rows
+        if not exact and not block_rows:
+            raise InputError(
+                f"shuffle(exact=False) needs a cache that was imported in blocks. Received: version "
+                f"{self.cache.version} of {self.cache.name}, which is older. Import it again with --overwrite"
+            )
+        block_bytes = block_rows * self.cache.bytes / max(1, self.cache.rows)
+        blocks = None if exact else max(1, round(window_bytes / max(1.0, block_bytes)))
+        return self._chained(replace(self._chain, seed=int(seed), window_blocks=blocks))
 
     def batch(self, global_size: int) -> Dataset:
         """Take `global_size` rows a step over all shards together, spread as evenly as can be.
@@ -174,25 +211,37 @@ class Dataset:
         return self._shard_batches(shard, epoch, start_step, size[shard])
 
     def _shard_batches(self, shard: int, epoch: int, start_step: int, size: int) -> Iterator[Batch]:
-        reader, seed, maps = self._reader, self._chain.seed, self._chain.maps
-        starts = reader.starts(shard)
-        plan = (
-            BatchPlan(starts, size)
-            if seed is None
-            else ShuffledPlan(starts, size, shuffled(starts[-1], seed, epoch, shard))
-        )
+        reader, maps = self._reader, self._chain.maps
+        starts, order = reader.starts(shard), self._order(shard, epoch)
+        plan = BatchPlan(starts, size) if order is None else ShuffledPlan(starts, size, order)
+        columns: ShardColumns | WindowedColumns | None = None
+        if isinstance(order, WindowedOrder):
+            columns = reader.read_windows(shard, order, lambda: self._order(shard, epoch + 1))
         try:
             for step in range(start_step, self.num_steps):
                 if step >= plan.steps:
                     yield NO_ROWS
                     continue
                 if isinstance(plan, ShuffledPlan):
-                    data, rows, origins = reader.read_rows(shard, plan, step)
+                    columns = columns or reader.map_shard(shard)
+                    data, rows, origins = reader.read_rows(shard, columns, plan, step)
                 else:
                     data, rows, origins = reader.read_ranges(shard, plan.ranges(step))
                 yield Batch(apply_maps(maps, data, rows) if maps else data, rows, origins)
         finally:
+            if isinstance(columns, WindowedColumns):
+                columns.close()
             READS.publish()
+
+    def _order(self, shard: int, epoch: int) -> Any:
+        """Return the positions of the shard's rows in the order of an epoch; None for all as they lie."""
+        starts, chain = self._reader.starts(shard), self._chain
+        if chain.seed is None:
+            return None
+        if chain.window_blocks is None:
+            return shuffled(starts[-1], chain.seed, epoch, shard)
+        key = {"seed": chain.seed, "epoch": epoch, "shard": shard}
+        return WindowedOrder(starts, self.cache.block_rows, chain.window_blocks, **key)
 
     def shard_origins(self, shard: int, epoch: int, stop_step: int) -> tuple[tuple[int, Rows], ...]:
         """Return the origins of the rows of the shard's first `stop_step` batches of `epoch`.
@@ -205,12 +254,12 @@ class Dataset:
         rows = min(starts[-1], stop_step * batch_sizes(self.batch_size, self.num_shards)[shard])
         if rows <= 0:
             return ()
-        if self._chain.seed is None:
+        order = self._order(shard, epoch)
+        if order is None:
             return tuple(
                 (held[k], np.arange(start, stop)) for k, start, stop in BatchPlan(starts, rows).ranges(0)
             )
-        positions = shuffled(starts[-1], self._chain.seed, epoch, shard)
-        return tuple((held[k], found) for k, found in ShuffledPlan(starts, rows, positions).rows_of_batch(0))
+        return tuple((held[k], found) for k, found in ShuffledPlan(starts, rows, order).rows_of_batch(0))
 
     def __iter__(self) -> Iterator[Structure]:
         """Yield this task's batches of one epoch: each step's rows of its shards, in their order."""
@@ -228,7 +277,8 @@ class Dataset:
             for c in cache.columns
             if c.name in self._reader.names
         )
-        steps = "" if chain.seed is None else f".shuffle({chain.seed})"
+        exact = "" if chain.window_blocks is None else f", windows of {chain.window_blocks} blocks"
+        steps = "" if chain.seed is None else f".shuffle({chain.seed}{exact})"
         steps += "" if chain.batch_size is None else f".batch({chain.batch_size})"
         steps += "".join(f".map({getattr(fn, '__name__', fn)})" for fn in chain.maps)
         held = sum(self.rows_of_shard(s) for s in self.shards)

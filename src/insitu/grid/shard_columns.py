@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from insitu.grid.layout import Rows
+from insitu.grid.layout import Rows, ShuffledPlan
 from insitu.grid.partitions import TEXT, AddressSpace, BlockedValues, Partition, body_alignment
 from insitu.spec import Column
 
@@ -38,18 +38,15 @@ class ShardColumns:
             starts.append(offset + values.starts[: -(-partition.rows // self._block_rows)])
         return BlockedValues(space.memory, column, self._block_rows, np.concatenate(starts))
 
-    def locate(self, positions: Rows) -> list[Rows]:
+    def _locate(self, positions: Rows) -> list[Rows]:
         """Return where the rows at the given positions lie: int64 of as many, for each column but texts."""
         parts = np.searchsorted(self._starts, positions, side="right") - 1
         rows = positions - self._starts[parts] + self._first_blocks[parts] * self._block_rows
         return [values.locate(rows) for values in self._fixed.values()]
 
-    def take(self, located: Sequence[Rows], selection: Sequence[tuple[int, Rows]]) -> list[npt.NDArray[Any]]:
-        """Return the columns of some rows, in their order.
-
-        `located` is what `locate` gave for them. `selection` are the same rows, as (k, rows of the k-th
-        partition).
-        """
+    def take_batch(self, plan: ShuffledPlan, step: int) -> list[npt.NDArray[Any]]:
+        """Return the columns of the batch of `step`, in the order of its rows."""
+        selection, located = plan.rows_of_batch(step), plan.locate_batch(step, self._locate)
         count = sum(len(rows) for _, rows in selection)
         fixed = iter(located)
         arrays = []

@@ -28,7 +28,9 @@ def test_starts_are_the_positions_of_partitions_in_their_shard(reader: CacheRead
 def test_rows_of_a_batch_come_from_all_partitions_of_the_shard(reader: CacheReader) -> None:
     starts = reader.starts(0)
     order = np.array([starts[2] + 3, starts[2] + 1, starts[0] + 2])
-    (features, label), rows, origins = reader.read_rows(0, ShuffledPlan(starts, 3, order), 0)
+    (features, label), rows, origins = reader.read_rows(
+        0, reader.map_shard(0), ShuffledPlan(starts, 3, order), 0
+    )
     # The rows of a batch come by partition, and there in the order of the plan.
     assert rows == 3 and [index for index, _ in origins] == [0, 4]
     whole = [reader.read_ranges(0, [(k, 0, 5)])[0][0]["id"] for k in range(3)]

@@ -272,7 +272,7 @@ def test_two_imports_at_once_are_refused(paths: Paths, images: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-@pytest.mark.parametrize("step", ["_write_all", "crc32_of_body", "copyfile", "_move_into_stores"])
+@pytest.mark.parametrize("step", ["_write_all", "column_sums", "copyfile", "_move_into_stores"])
 def test_a_full_disk_leaves_the_old_version(
     step: str, code: int, paths: Paths, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

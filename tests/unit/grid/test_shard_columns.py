@@ -36,7 +36,7 @@ def test_rows_come_as_they_were_written(
     shard = ShardColumns(partitions, columns, columns)
     for step in range(plan.steps):
         selection = plan.rows_of_batch(step)
-        taken = shard.take(plan.locate_batch(step, shard.locate), selection)
+        taken = shard.take_batch(plan, step)
         positions = np.concatenate([starts[k] + rows for k, rows in selection])
         assert sorted(positions) == sorted(order[step * size : (step + 1) * size])
         for column, values in zip(columns, taken, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,13 @@ import numpy.typing as npt
 from insitu.errors import InputError
 
 Rows = npt.NDArray[np.int64]
+
+
+class Order(Protocol):
+    """Positions of rows in the order in which they are used: an array, or what can be cut like one."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, places: slice, /) -> npt.NDArray[np.integer[Any]]: ...
 
 
 def shuffled(rows: int, seed: int, epoch: int, shard: int) -> npt.NDArray[np.integer[Any]]:
@@ -88,7 +95,7 @@ class ShuffledPlan(BatchPlan):
     WINDOW_ROWS = 1 << 15
     """Rows that are planned at once: enough to spread NumPy's cost per call."""
 
-    def __init__(self, starts: Sequence[int], size: int, order: npt.NDArray[np.integer[Any]]) -> None:
+    def __init__(self, starts: Sequence[int], size: int, order: Order) -> None:
         super().__init__(starts, size)
         self.window_steps = max(1, self.WINDOW_ROWS // size)
         self._order = order

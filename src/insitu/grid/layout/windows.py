@@ -61,6 +61,17 @@ class WindowedOrder:
         self._window_starts = self._count_rows_before(blocks, part_rows)
         self._planned: tuple[int, npt.NDArray[np.int64]] = (-1, np.empty(0, np.int64))
 
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WindowedOrder) and self._identity() == other._identity()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _identity(self) -> tuple[object, ...]:
+        return (self._key, self._block_rows, self._window_blocks, tuple(self._starts.tolist()))
+
     def _count_rows_before(self, blocks: int, part_rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the rows before each window, and at the end all rows. Only last blocks can be short."""
         bounds = np.minimum(np.arange(self.num_windows + 1) * self._window_blocks, blocks)

@@ -6,9 +6,9 @@ last, whatever the order in the catalogue. Rows of shape () are plain Arrow colu
 `fixed_shape_tensor`; bools are stored as uint8, since Arrow's are bits; text is `large_utf8`. Nothing is
 compressed and nothing is null.
 
-The metadata of each block says its number and the CRC-32 of its body, and is padded, so that bodies begin at
-multiples of `body_alignment` after the first one. So the rows of a column have the same distance within and
-across blocks, counted in rows: one call of NumPy takes rows of many blocks from a mapped file.
+The metadata of each block says its number and the CRC-32 of each column, and is padded, so that bodies
+begin at multiples of `body_alignment` after the first one. So the rows of a column have the same distance
+within and across blocks, counted in rows: one call of NumPy takes rows of many blocks from a mapped file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LEAST_BLOCK_BYTES = 4096
 _BYTES_PER_COLUMN = 6400
 """Least bytes of a block for each of its columns: metadata then takes less than two percent."""
 _MOST_ALIGNMENT = 8192
-_MARK = re.compile(rb"block (\d{10}) crc32:([0-9a-f]{8})")
+_MARK = re.compile(rb"block (\d{10}) crc32:((?:[0-9a-f]{8})+)")
 
 
 def value_type(column: Column) -> Any:
@@ -92,14 +92,17 @@ class BlockMark:
 
     #: The block's number in the partition, from 0.
     number: int
-    #: The CRC-32 of its body.
-    crc32: int
+    #: The CRC-32 of each column, in the order of the file, with the zeros that follow its buffers.
+    crc32: tuple[int, ...]
 
 
 def find_mark(metadata: bytes) -> BlockMark | None:
     """Return what the metadata of a message says of its block; None where a block has no mark."""
     found = _MARK.search(metadata)
-    return BlockMark(int(found[1]), int(found[2], 16)) if found else None
+    if found is None:
+        return None
+    sums = [int(found[2][start : start + 8], 16) for start in range(0, len(found[2]), 8)]
+    return BlockMark(int(found[1]), tuple(sums))
 
 
 def make_batch(columns: tuple[Column, ...], rows: int, values: Mapping[str, Any]) -> Any:
@@ -125,9 +128,10 @@ def _make_array(column: Column, rows: int, values: Any) -> Any:
     return pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(value_type(column), column.shape), storage)
 
 
-def make_mark(number: int, crc32: int, padding: int) -> dict[str, str]:
+def make_mark(mark: BlockMark, padding: int) -> dict[str, str]:
     """Return the metadata of a block, longer by `padding` bytes, a multiple of 8."""
-    return {"insitu": f"block {number:010d} crc32:{crc32:08x}" + " " * padding}
+    sums = "".join(f"{crc32:08x}" for crc32 in mark.crc32)
+    return {"insitu": f"block {mark.number:010d} crc32:{sums}" + " " * padding}
 
 
 def write_options() -> Any:
@@ -135,14 +139,31 @@ def write_options() -> Any:
     return pa.ipc.IpcWriteOptions(allow_64bit=True)
 
 
-def crc32_of_body(columns: tuple[Column, ...], values: Mapping[str, Any]) -> int:
-    """Return the CRC-32 of the body that Arrow writes for a block: each buffer, with zeros up to 8 bytes."""
-    crc32 = 0
+def column_sums(columns: tuple[Column, ...], values: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return (CRC-32, bytes) of each column of a block, in the order of the file.
+
+    Arrow writes a column as one buffer, two for text, and zeros behind each up to a multiple of 8 bytes.
+    """
+    sums = []
     for column in file_order(columns):
+        crc32 = size = 0
         for part in _buffers(column, values[column.name]):
-            crc32 = zlib.crc32(part, crc32)
-            crc32 = zlib.crc32(bytes(-part.nbytes % 8), crc32)
-    return crc32
+            padding = bytes(-part.nbytes % 8)
+            crc32 = zlib.crc32(padding, zlib.crc32(part, crc32))
+            size += part.nbytes + len(padding)
+        sums.append((crc32, size))
+    return sums
+
+
+def column_offsets(columns: tuple[Column, ...], rows: int) -> dict[str, int]:
+    """Return the byte of the body at which each column of fixed size begins, in a block of `rows` rows."""
+    offsets, end = {}, 0
+    for column in file_order(columns):
+        if column.dtype == TEXT:
+            break
+        offsets[column.name] = end
+        end += -(-rows * row_bytes(column) // 8) * 8
+    return offsets
 
 
 def _buffers(column: Column, values: Any) -> list[memoryview]:

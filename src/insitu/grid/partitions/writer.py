@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ import pyarrow as pa
 from insitu.grid.partitions.checksum import checksum_text, combined
 from insitu.grid.partitions.format import (
     TEXT,
+    BlockMark,
     arrow_schema,
     body_alignment,
-    crc32_of_body,
+    column_sums,
     make_batch,
     make_mark,
     write_options,
@@ -47,37 +48,34 @@ class PartitionWriter:
 
     def write(self, rows: int, values: Mapping[str, Any]) -> None:
         """Append a block of `rows` rows, one at least. `values` are as for `make_batch`. Raises OSError."""
-        crc32 = crc32_of_body(self._columns, values)
+        sums = column_sums(self._columns, values)
+        mark = BlockMark(self._blocks, tuple(crc32 for crc32, _ in sums))
         padding = 0
         if self._blocks:
             body = self._sink.position + _metadata_bytes(self._columns)
             padding = -(body - self._first_body) % body_alignment(self._columns)
         batch = make_batch(self._columns, rows, values)
-        self._writer.write_batch(batch, custom_metadata=make_mark(self._blocks, crc32, padding))
+        self._writer.write_batch(batch, custom_metadata=make_mark(mark, padding))
         if not self._blocks:
             self._first_body = self._sink.body_start
         self._blocks += 1
-        self._append(crc32)
+        self._append(sums)
 
     def close(self) -> tuple[int, str]:
         """Complete the file, make it survive a power cut, and return (bytes, checksum). Raises OSError."""
         self._writer.close()
-        self._append(None)
+        self._append([])
         with self._path.open("rb") as file:
             os.fsync(file.fileno())
         return self._sink.position, checksum_text(self._crc32)
 
-    def _append(self, body_crc32: int | None) -> None:
-        """Append what Arrow has written to the file. None: it has written no body."""
+    def _append(self, column_sums: Sequence[tuple[int, int]]) -> None:
+        """Append what Arrow has written: a body with these (CRC-32, bytes) by column, or none."""
         pieces, body = self._sink.take_pieces()
-        in_body = 0
-        for number, piece in enumerate(pieces):
-            if body_crc32 is not None and number >= body:
-                in_body += len(piece)
-            else:
-                self._crc32 = zlib.crc32(piece, self._crc32)
-        if body_crc32 is not None:
-            self._crc32 = combined(self._crc32, body_crc32, in_body)
+        for piece in pieces[:body] if column_sums else pieces:
+            self._crc32 = zlib.crc32(piece, self._crc32)
+        for crc32, size in column_sums:
+            self._crc32 = combined(self._crc32, crc32, size)
         with self._path.open("ab" if self._sink.appended else "xb", buffering=0) as file:
             for start in range(0, len(pieces), _MOST_PIECES):
                 _write_all(file.fileno(), pieces[start : start + _MOST_PIECES])
@@ -148,7 +146,7 @@ def _metadata_bytes(columns: tuple[Column, ...]) -> int:
             before = sink.position
             sink.take_pieces()
             batch = make_batch(columns, 1, values)
-            writer.write_batch(batch, custom_metadata=make_mark(number, 0, 0))
+            writer.write_batch(batch, custom_metadata=make_mark(BlockMark(number, (0,) * len(columns)), 0))
         size = sink.body_start - before
         writer.close()
     return size

@@ -37,6 +37,6 @@ def test_bodies_are_aligned_for_the_rows_of_as_many_columns_as_can_be() -> None:
 
 
 def test_a_mark_is_found_again() -> None:
-    (text,) = make_mark(12, 0xABCDEF, 24).values()
-    assert find_mark(b"..." + text.encode() + b"...") == BlockMark(12, 0xABCDEF)
+    (text,) = make_mark(BlockMark(12, (0xABCDEF, 7)), 24).values()
+    assert find_mark(b"..." + text.encode() + b"...") == BlockMark(12, (0xABCDEF, 7))
     assert find_mark(b"no mark") is None
