@@ -7,7 +7,6 @@
       cluster-secret                    what clusters by hand on this machine prove to each other; mode 0600
       locks/CACHE.lock                  held by the one process that imports into a cache
       staging/CACHE~TOKEN/              half-written versions; removed when their import has died
-        spool-DESTINATION-COLUMN        bytes of one column of one partition to be
         stores/NODE/                    becomes vVERSION/ of that node's store
       nodes/NODE/CACHE/vVERSION/        the store of one node
         part-00000.arrow
@@ -158,9 +157,6 @@ class StagedPaths:
     """Names below one import's folder in staging."""
 
     root: Path
-
-    def spool(self, destination: int, column: int, kind: str = "values") -> Path:
-        return self.root / f"spool-{destination:05d}-{column:03d}.{kind}"
 
     def store(self, node: str) -> Path:
         return self.root / "stores" / check_simple_name("A node's name", node)

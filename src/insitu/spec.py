@@ -101,6 +101,8 @@ class CacheSpec:
     created: float
     #: `labels[i]` is the class of the rows with i in column `label`; empty unless they come from file names.
     labels: tuple[str, ...] = ()
+    #: Rows of each block of a partition but its last; 0: a partition is one block.
+    block_rows: int = 0
 
     def __post_init__(self) -> None:
         if self.name != NO_CACHE:

@@ -16,16 +16,15 @@ import numpy as np
 import pytest
 
 from insitu.grid import Catalog
-from insitu.grid.checksum import file_checksum
+from insitu.grid.partitions import file_checksum
 from insitu.paths import Paths
 
 DEADLINE = 60
 
 POINTS = {
-    "after the first block": "importer.Spools, 'append', 1",
-    "before the first partition is sealed": "importer.Spools, 'seal', 0",
-    "after half of the partitions": "importer.Spools, 'seal', 4",
-    "between two columns of a partition": "insitu.grid.spool, 'write_partition', 1",
+    "before the first partition is complete": "importer.PartitionBuilders, 'finish', 0",
+    "after half of the partitions": "importer.PartitionBuilders, 'finish', 4",
+    "before the second block is written": "insitu.grid.partitions.writer, '_write_all', 1",
     "before the stores are renamed": "importer, '_move_into_stores', 0",
     "after one store is renamed": "importer, 'sync_folder', 2",
     "after all stores are renamed": "importer.Catalog, 'publish', 0",
@@ -35,10 +34,11 @@ POINTS = {
 
 CHILD = """
 import os, signal, sys
-import insitu.grid.importer as importer, insitu.grid.spool, insitu.grid
+import insitu.grid.importer as importer, insitu.grid.partitions.writer, insitu.grid
 from insitu.paths import Paths
 
 importer.BLOCK_BYTES = 4000
+importer.BUFFER_BYTES = 0  # so that partitions have several blocks
 
 def kill_at(owner, name, calls_before):
     original, calls = getattr(owner, name), []

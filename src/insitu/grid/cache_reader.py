@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,30 +11,33 @@ import numpy as np
 
 from insitu.errors import CorruptPartition, UnknownCache
 from insitu.grid.catalog import Catalog
-from insitu.grid.layout import Rows
-from insitu.grid.partition import TEXT, Partition, take
+from insitu.grid.layout import Rows, ShuffledPlan, WindowedOrder
+from insitu.grid.partitions import Partition
+from insitu.grid.read_ahead import ReadAhead, ShardSource, WindowedColumns
 from insitu.grid.reads import READS
-from insitu.grid.store import Copy, open_copy
+from insitu.grid.shard_columns import ShardColumns
+from insitu.grid.store import Copy, open_blocks, open_copy
 from insitu.grid.structure import Structure
 from insitu.paths import Paths
-from insitu.spec import CacheSpec, Column, NodeId, ShardMap
+from insitu.spec import CacheSpec, NodeId, ShardMap
 
+AnyColumns = ShardColumns | WindowedColumns
 Read = tuple[Structure, int, tuple[tuple[int, Rows], ...]]
 """(structure of arrays, rows, origins) of one batch of one shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A partition with the chosen columns' values at hand, and the bytes that a row of them takes."""
+    """A partition, and the bytes that a row of the chosen columns takes."""
 
     #: The partition, mapped into memory.
     partition: Partition
-    #: `values[i]` are the values of the i-th chosen column.
-    values: tuple[Any, ...]
     #: Whether the copy lies in the store of this task's node.
     local: bool
     #: Bytes of the file that a row of the chosen columns takes; a mean where there is text.
     row_bytes: float
+    #: Whether the whole file was verified.
+    verified: bool
 
 
 class CacheReader:
@@ -64,6 +67,9 @@ class CacheReader:
         columns = {column.name: column for column in cache.columns}
         self._columns = [columns[name] for name in self.names]
         self._opened: dict[int, _Opened] = {}
+        self._shards: dict[int, ShardColumns] = {}
+        self._ahead: ReadAhead | None = None
+        self._prepared: dict[int, WindowedColumns] = {}
         self._opening = threading.Lock()
 
     def starts(self, shard: int) -> list[int]:
@@ -73,31 +79,66 @@ class CacheReader:
             starts.append(starts[-1] + self.cache.partitions[index].rows)
         return starts
 
-    def read_rows(self, shard: int, selection: Sequence[tuple[int, Rows]]) -> Read:
-        """Copy the given rows of the shard's k-th partitions, in the order of `selection`."""
+    def read_rows(self, shard: int, columns: AnyColumns, plan: ShuffledPlan, step: int) -> Read:
+        """Copy the rows of the batch of `step`, in their order. `columns` are those of the shard."""
         held = self.shard_map.shards[shard]
-        origins = tuple([(held[k], rows) for k, rows in selection])
-        opened = [self._opened.get(index) or self._open(index) for index, _ in origins]
+        origins = tuple([(held[k], rows) for k, rows in plan.rows_of_batch(step)])
+        arrays = columns.take_batch(plan, step)
         lengths = [len(rows) for _, rows in origins]
-        arrays = []
-        for number, column in enumerate(self._columns):
-            out = np.empty((sum(lengths), *column.shape), _dtype(column))
-            start = 0
-            for source, (_, rows), length in zip(opened, origins, lengths, strict=True):
-                take(source.values[number], rows, out[start : start + length])
-                start += length
-            arrays.append(out)
-        self._count(opened, lengths)
+        self._count([self._opened[index] for index, _ in origins], lengths)
         return self._structure(arrays), sum(lengths), origins
+
+    def map_shard(self, shard: int) -> ShardColumns:
+        """Return the columns of a shard, mapped into memory. Raises CorruptPartition."""
+        if shard not in self._shards:
+            held = self.shard_map.shards[shard]
+            partitions = [self._open(index).partition for index in held]
+            with self._opening:
+                if shard not in self._shards:
+                    self._shards[shard] = ShardColumns(partitions, self.cache.columns, self._columns)
+        return self._shards[shard]
+
+    def read_windows(
+        self, shard: int, order: WindowedOrder, following: Callable[[], WindowedOrder]
+    ) -> WindowedColumns:
+        """Return the columns of a shard, read in the windows of `order`, then the first one of `following()`.
+
+        Raises CorruptPartition. Close it at the end.
+        """
+        with self._opening:
+            self._ahead = self._ahead or ReadAhead()
+            prepared = self._prepared.pop(shard, None)
+        if prepared is not None and prepared.order == order:
+            columns = prepared
+        else:
+            if prepared is not None:
+                prepared.close()
+            columns = WindowedColumns(self._shard_source(shard), order, self._ahead)
+
+        def prepare() -> None:
+            self._prepared[shard] = WindowedColumns(columns.shard, following(), columns.ahead)
+            self._prepared[shard].begin(0)
+
+        columns.at_last_window = prepare
+        return columns
+
+    def _shard_source(self, shard: int) -> ShardSource:
+        held = self.shard_map.shards[shard]
+        for index in held:
+            self._open(index, verify=False)
+        blocks = [open_blocks(self._paths, self.cache, index, self._node, self._columns) for index in held]
+        return ShardSource(
+            blocks, self.starts(shard), self.cache.block_rows, self.cache.columns, self._columns
+        )
 
     def read_ranges(self, shard: int, ranges: Sequence[tuple[int, int, int]]) -> Read:
         """Return rows [start, stop) of the shard's k-th partitions; in place where they lie in one."""
         held = self.shard_map.shards[shard]
-        opened = [self._opened.get(held[k]) or self._open(held[k]) for k, _, _ in ranges]
+        opened = [self._open(held[k]) for k, _, _ in ranges]
         arrays = []
         for column in self._columns:
             parts = [
-                source.partition.slice(column.name, start, stop)
+                source.partition.values[column.name].slice(start, stop)
                 for source, (_, start, stop) in zip(opened, ranges, strict=True)
             ]
             arrays.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
@@ -111,21 +152,20 @@ class CacheReader:
         index = next(p.index for p in self.cache.partitions if p.rows)
         partition = open_copy(self._paths, self.cache, index, self._node, verify=False).partition
         rows = min(2, partition.rows)
-        return self._structure([np.array(partition.slice(name, 0, rows)) for name in self.names]), rows
+        return self._structure([np.array(partition.values[name].slice(0, rows)) for name in self.names]), rows
 
-    def _open(self, index: int) -> _Opened:
+    def _open(self, index: int, *, verify: bool = True) -> _Opened:
         with self._opening:
-            if index not in self._opened:
-                copy = self._open_copy(index)
-                copy.partition.prefault()
-                values = tuple(copy.partition.values[name] for name in self.names)
+            opened = self._opened.get(index)
+            if opened is None or (verify and not opened.verified):
+                copy = self._open_copy(index, verify)
                 row_bytes = sum(copy.partition.bytes_per_row(name) for name in self.names)
-                self._opened[index] = _Opened(copy.partition, values, copy.local, row_bytes)
-            return self._opened[index]
+                opened = self._opened[index] = _Opened(copy.partition, copy.local, row_bytes, verify)
+            return opened
 
-    def _open_copy(self, index: int) -> Copy:
+    def _open_copy(self, index: int, verify: bool) -> Copy:
         try:
-            return open_copy(self._paths, self.cache, index, self._node)
+            return open_copy(self._paths, self.cache, index, self._node, verify=verify)
         except CorruptPartition as error:
             name, version = self.cache.name, self.cache.version
             if Catalog(self._paths).find(name, version) is None:
@@ -149,7 +189,3 @@ class CacheReader:
         count = len(self._features)
         features = arrays[0] if count == 1 else dict(zip(self._features, arrays[:count], strict=True))
         return features if self.label is None else (features, arrays[count])
-
-
-def _dtype(column: Column) -> Any:
-    return object if column.dtype == TEXT else column.dtype

@@ -14,10 +14,20 @@ from insitu.context import context as context_of_process
 from insitu.errors import InputError
 from insitu.grid.cache_reader import CacheReader
 from insitu.grid.conversion import convert_to_tensorflow
-from insitu.grid.layout import BatchPlan, Rows, ShuffledPlan, batch_sizes, shuffled, steps_of_shard
-from insitu.grid.partition import TEXT
+from insitu.grid.layout import (
+    BatchPlan,
+    Rows,
+    ShuffledPlan,
+    WindowedOrder,
+    batch_sizes,
+    shuffled,
+    steps_of_shard,
+)
+from insitu.grid.partitions import TEXT
+from insitu.grid.read_ahead import WindowedColumns
 from insitu.grid.reads import READS
 from insitu.grid.selection import Filter, Selection, Take
+from insitu.grid.shard_columns import ShardColumns
 from insitu.grid.shards import resolve
 from insitu.grid.structure import Pad, Structure, apply_maps, concatenate, map_leaves, spec_of
 from insitu.paths import Paths
@@ -37,6 +47,10 @@ class Batch:
 
 
 NO_ROWS = Batch(None, 0, ())
+EXACT_BYTES = 1 << 30
+"""Caches of up to so many bytes are shuffled as a whole unless the script says otherwise."""
+WINDOW_BYTES = 128 << 20
+"""Rows of about so many bytes are mixed in larger caches. Two windows are in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +59,8 @@ class _Chain:
 
     #: None without shuffle.
     seed: int | None = None
+    #: Blocks of a window in which rows are mixed; None: the whole shard is.
+    window_blocks: int | None = None
     #: Rows of a step over all shards; None without batch.
     batch_size: int | None = None
     #: Functions of a batch, in the order in which they are applied.
@@ -78,12 +94,38 @@ class Dataset:
         self._epochs = itertools.count()
         self._element_spec: Structure = None
 
-    def shuffle(self, seed: int | None = None) -> Dataset:
-        """Take the rows of each shard in a new order each epoch. `seed` in [0, 2**63); None: the job's."""
+    def shuffle(
+        self, seed: int | None = None, *, exact: bool | None = None, window_bytes: int = WINDOW_BYTES
+    ) -> Dataset:
+        """Take the rows of each shard in a new order each epoch. `seed` in [0, 2**63); None: the job's.
+
+        With `exact=True` every order of a shard's rows is equally likely. That is best for data that fits
+        into memory; from a disk, rows are read one by one. With `exact=False` the shard is read in blocks of
+        about a mebibyte, which come in a random order, and the rows of a window of `window_bytes` are mixed.
+        The default is exact for caches of up to 1 GiB, on any machine, and for what `filter` and `take`
+        leave. Orders follow from these arguments and the cache alone. Raises InputError.
+        """
         seed = self._context.seed if seed is None else seed
         if not 0 <= seed < 2**63:
             raise InputError(f"The seed of shuffle must be in [0, 2**63). Received: {seed}")
-        return self._chained(replace(self._chain, seed=int(seed)))
+        if not window_bytes > 0:
+            raise InputError(f"window_bytes must be positive. Received: {window_bytes}")
+        block_rows = self.cache.block_rows
+        if exact is None:
+            exact = self.cache.bytes <= EXACT_BYTES or not block_rows or self.is_selected
+        if not exact and self.is_selected:
+            raise InputError(
+                f"What filter and take leave is shuffled as a whole. Received: exact=False for {self!r}. "
+                f"Leave exact out"
+            )
+        if not exact and not block_rows:
+            raise InputError(
+                f"shuffle(exact=False) needs a cache that was imported in blocks. Received: version "
+                f"{self.cache.version} of {self.cache.name}, which is older. Import it again with --overwrite"
+            )
+        block_bytes = block_rows * self.cache.bytes / max(1, self.cache.rows)
+        blocks = None if exact else max(1, round(window_bytes / max(1.0, block_bytes)))
+        return self._chained(replace(self._chain, seed=int(seed), window_blocks=blocks))
 
     def batch(self, global_size: int, *, pad: Any = None, length: int | None = None) -> Dataset:
         """Take `global_size` rows a step over all shards together, spread as evenly as can be.
@@ -272,17 +314,23 @@ class Dataset:
         reader = self._reader
         starts, order = reader.starts(shard), self._order(shard, epoch)
         plan = BatchPlan(starts, size) if order is None else ShuffledPlan(starts, size, order)
+        columns: ShardColumns | WindowedColumns | None = None
+        if isinstance(order, WindowedOrder):
+            columns = reader.read_windows(shard, order, lambda: self._order(shard, epoch + 1))
         try:
             for step in range(start_step, self.num_steps):
                 if step >= plan.steps:
                     yield NO_ROWS
                     continue
                 if isinstance(plan, ShuffledPlan):
-                    data, rows, origins = reader.read_rows(shard, plan.rows_of_batch(step))
+                    columns = columns or reader.map_shard(shard)
+                    data, rows, origins = reader.read_rows(shard, columns, plan, step)
                 else:
                     data, rows, origins = reader.read_ranges(shard, plan.ranges(step))
                 yield Batch(self._finish(data, rows), rows, origins)
         finally:
+            if isinstance(columns, WindowedColumns):
+                columns.close()
             READS.publish()
 
     def _finish(self, data: Structure, rows: int) -> Structure:
@@ -293,11 +341,14 @@ class Dataset:
 
     def _order(self, shard: int, epoch: int) -> Any:
         """Return the positions of the shard's rows in the order of an epoch; None for all as they lie."""
-        positions, seed = self._selection.positions(shard), self._chain.seed
-        if seed is None:
+        positions, chain = self._selection.positions(shard), self._chain
+        if chain.seed is None:
             return positions
-        order = shuffled(self.rows_of_shard(shard), seed, epoch, shard)
-        return order if positions is None else positions[order]
+        if chain.window_blocks is None:
+            order = shuffled(self.rows_of_shard(shard), chain.seed, epoch, shard)
+            return order if positions is None else positions[order]
+        starts, key = self._reader.starts(shard), {"seed": chain.seed, "epoch": epoch, "shard": shard}
+        return WindowedOrder(starts, self.cache.block_rows, chain.window_blocks, **key)
 
     def shard_origins(self, shard: int, epoch: int, stop_step: int) -> tuple[tuple[int, Rows], ...]:
         """Return the origins of the rows of the shard's first `stop_step` batches of `epoch`.
@@ -341,8 +392,9 @@ class Dataset:
             if c.name in self._reader.names
         )
         names = {Filter: "filter", Take: "take"}
+        exact = "" if chain.window_blocks is None else f", windows of {chain.window_blocks} blocks"
         steps = "".join(f".{names[type(step)]}(...)" for step in self._selection.steps)
-        steps += "" if chain.seed is None else f".shuffle({chain.seed})"
+        steps += "" if chain.seed is None else f".shuffle({chain.seed}{exact})"
         steps += "" if chain.batch_size is None else f".batch({chain.batch_size})"
         steps += "" if chain.passes == 1 else f".repeat({chain.passes or ''})"
         steps += "".join(f".map({getattr(fn, '__name__', fn)})" for fn in chain.maps)

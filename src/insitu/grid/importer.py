@@ -1,8 +1,9 @@
 """`insitu import`: rows from sources into the partitions of a new version of a cache.
 
     A  find the sources and read their headers; all must have the same columns
-    B  read them block by block; hash each row to its split and partition; append it to that one's spool
-    C  write each spool as one Arrow file into the staged store of its primary owner; copy it to the backups
+    B  read them block by block; hash each row to its split and partition; whenever a partition has a block
+       of rows, write it into the staged store of the partition's primary owner
+    C  complete the partitions; copy them to their backups
     D  rename the staged stores into the stores of their nodes
     E  publish all versions in one transaction of the catalogue; only now does anybody see them
 
@@ -40,7 +41,8 @@ from insitu.grid.layout import (
     partition_of_rows,
     split_of_rows,
 )
-from insitu.grid.partition import TEXT
+from insitu.grid.partition_builder import BUFFER_BYTES, PartitionBuilders
+from insitu.grid.partitions import TEXT, rows_per_block, text_buffers
 from insitu.grid.sources import (
     Block,
     Source,
@@ -51,7 +53,6 @@ from insitu.grid.sources import (
     open_sources,
     stem,
 )
-from insitu.grid.spool import Spools, text_buffers
 from insitu.grid.topology import load_topology
 from insitu.grid.verification import record_written
 from insitu.paths import Paths, StagedPaths, cache_name_of_folder
@@ -92,6 +93,8 @@ class ImportPlan:
     topology: Topology
     #: Bytes of all source files, for the progress.
     source_bytes: int
+    #: Rows of each block of a partition but its last.
+    block_rows: int
 
 
 def import_cache(
@@ -127,17 +130,20 @@ def import_cache(
         files = find_sources(sources, format)
         opened = open_sources(files, _source_options(files, column))
         topology = load_topology(paths)
+        columns = _columns(opened[0], label_from_filename)
+        partitions = _check_partitions(partitions, topology)
         plan = ImportPlan(
             names=names,
             fractions=fractions,
             sources=tuple(opened),
-            columns=_columns(opened[0], label_from_filename),
+            columns=columns,
             labels=tuple(sorted({stem(path) for path, _ in files})) if label_from_filename else (),
-            partitions=_check_partitions(partitions, topology),
+            partitions=partitions,
             backups=backups,
             key=key,
             topology=topology,
             source_bytes=sum(path.stat().st_size for path, _ in files),
+            block_rows=_choose_block_rows(opened, columns, len(names) * partitions),
         )
         _check_key(plan)
         owners_of_partition(0, topology, backups)
@@ -250,6 +256,17 @@ def _check_partitions(partitions: int | None, topology: Topology) -> int:
     return partitions
 
 
+def _choose_block_rows(opened: Sequence[Source], columns: tuple[Column, ...], destinations: int) -> int:
+    """Return the rows of a block. How long texts are is judged by the first rows of the first source."""
+    text_bytes = 0.0
+    texts = [column.name for column in columns if column.dtype == TEXT]
+    if texts and (block := next(iter(_blocks(opened[0])), None)) is not None:
+        for name in texts:
+            offsets, _ = text_buffers(block.columns[name])
+            text_bytes += float(offsets[-1] - offsets[0]) / max(1, block.rows)
+    return rows_per_block(columns, text_bytes, limit=BUFFER_BYTES // destinations)
+
+
 def _check_key(plan: ImportPlan) -> None:
     if plan.key is None:
         return
@@ -277,10 +294,14 @@ def _import(
             make_folder(paths.home, paths.staging)
             make_folder(paths.home, paths.nodes)
             staged.root.mkdir()
-            spools = Spools(staged, plan.columns, _make_targets(paths, plan, token))
-            _spool(plan, spools, progress)
-            for index, name in enumerate(plan.names):
-                versions.append(_seal(paths, catalog, plan, spools, token, index, name))
+            targets = _make_targets(paths, plan, token)
+            builders = PartitionBuilders(plan.columns, plan.block_rows, targets)
+            try:
+                _build(plan, builders, progress)
+                for index, name in enumerate(plan.names):
+                    versions.append(_complete(paths, catalog, plan, builders, token, index, name))
+            finally:
+                builders.stop()
             for cache in versions:
                 _move_into_stores(paths, paths.staged(cache.name, token), cache)
             dropped = catalog.publish(versions, overwrite=overwrite)
@@ -321,8 +342,8 @@ def _make_targets(paths: Paths, plan: ImportPlan, token: str) -> list[Path]:
     return targets
 
 
-def _spool(plan: ImportPlan, spools: Spools, progress: ProgressCallback) -> None:
-    """Read all sources into the spools (step B)."""
+def _build(plan: ImportPlan, builders: PartitionBuilders, progress: ProgressCallback) -> None:
+    """Read all sources into the blocks of partitions (step B)."""
     rows = bytes_before = 0
     label_type = next((np.dtype(c.dtype) for c in plan.columns if c.name == LABEL and c.dtype != TEXT), None)
     for source in plan.sources:
@@ -330,11 +351,11 @@ def _spool(plan: ImportPlan, spools: Spools, progress: ProgressCallback) -> None
             block = _labelled(plan, source, block)
             if label_type is not None and label_type.kind == "f":
                 _refuse_nan_labels(source, block, rows)
-            spools.append(block, _destinations(plan, block, rows))
+            builders.append(block, _destinations(plan, block, rows))
             rows += block.rows
             progress(rows, bytes_before + block.source_bytes, plan.source_bytes)
         bytes_before += source.path.stat().st_size
-    per_name = spools.rows.reshape(len(plan.names), -1).sum(axis=1)
+    per_name = builders.rows.reshape(len(plan.names), -1).sum(axis=1)
     for name, count in zip(plan.names, per_name, strict=True):
         if not count:
             raise SourceError(
@@ -394,26 +415,40 @@ def _destinations(plan: ImportPlan, block: Block, first_row: int) -> npt.NDArray
     return split_of_rows(hashes, plan.fractions) * plan.partitions + partition
 
 
-def _seal(
-    paths: Paths, catalog: Catalog, plan: ImportPlan, spools: Spools, token: str, index: int, name: str
+def _complete(
+    paths: Paths,
+    catalog: Catalog,
+    plan: ImportPlan,
+    builders: PartitionBuilders,
+    token: str,
+    index: int,
+    name: str,
 ) -> CacheSpec:
-    """Write the partitions of one of the names (step C)."""
+    """Complete the partitions of one of the names, and copy them to their backups (step C)."""
     staged = paths.staged(name, token)
     infos = []
     for partition in range(plan.partitions):
         owners = owners_of_partition(partition, plan.topology, plan.backups)
         destination = index * plan.partitions + partition
-        size, checksum = spools.seal(destination)
+        size, checksum = builders.finish(destination)
         for backup in owners[1:]:
             copy = staged.partition(backup, partition)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(staged.partition(owners[0], partition), copy)
             with copy.open("rb") as file:
                 os.fsync(file.fileno())
-        infos.append(PartitionInfo(partition, int(spools.rows[destination]), size, checksum, owners))
+        infos.append(PartitionInfo(partition, int(builders.rows[destination]), size, checksum, owners))
     version = max([0, *(spec.version for spec in catalog.stored() if spec.name == name)]) + 1
     return CacheSpec(
-        name, version, plan.columns, tuple(infos), plan.backups, plan.key, time.time(), plan.labels
+        name,
+        version,
+        plan.columns,
+        tuple(infos),
+        plan.backups,
+        plan.key,
+        time.time(),
+        plan.labels,
+        plan.block_rows,
     )
 
 

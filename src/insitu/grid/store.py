@@ -8,13 +8,15 @@ fails is passed over for one on a backup owner, with a warning.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from insitu.errors import CorruptPartition
-from insitu.grid.partition import Partition
+from insitu.grid.block_copies import BlockCopies
+from insitu.grid.partitions import BlockReader, Partition
 from insitu.grid.verification import check_size, verify_file, verify_once
 from insitu.paths import Paths
-from insitu.spec import CacheSpec, NodeId, PartitionInfo
+from insitu.spec import CacheSpec, Column, NodeId, PartitionInfo
 
 logger = logging.getLogger("insitu.grid")
 
@@ -50,19 +52,42 @@ def open_copy(
             check_size(path, info)
             if verify:
                 verify_once(path, info, paths.verified(owner, cache.name, cache.version, index))
-            partition = Partition(path, cache.columns, info.rows)
+            partition = Partition(path, cache.columns, info.rows, cache.block_rows)
         except CorruptPartition as error:
             failures.append(error)
             if len(failures) < len(owners):
-                logger.warning("%s Trying the copy on another node.", error)
+                logger.warning("%s. Trying the copy on another node.", error)
             continue
         return Copy(partition, info, owner, local=node is None or owner == node)
     if len(failures) == 1:
         raise failures[0]
     raise CorruptPartition(
         f"None of the {len(failures)} copies of partition {index} of {cache.name} version {cache.version} "
-        f"can be read. " + " ".join(str(error) for error in failures)
+        f"can be read. " + ". ".join(str(error) for error in failures)
     ) from failures[0]
+
+
+def open_blocks(
+    paths: Paths, cache: CacheSpec, index: int, node: NodeId | None, columns: Sequence[Column]
+) -> BlockCopies:
+    """Return the blocks of a partition with the chosen `columns`, each to be read from the best copy.
+
+    Nothing is verified but what is read. Raises CorruptPartition where no copy can be opened.
+    """
+    info = cache.partitions[index]
+
+    def opener(owner: NodeId) -> Callable[[], BlockReader]:
+        path = paths.partition(owner, cache.name, cache.version, index)
+
+        def open_reader() -> BlockReader:
+            check_size(path, info)
+            return BlockReader(
+                Partition(path, cache.columns, info.rows, cache.block_rows), cache.columns, columns
+            )
+
+        return open_reader
+
+    return BlockCopies([opener(owner) for owner in sorted(info.owners, key=lambda owner: owner != node)])
 
 
 def verify_copies(paths: Paths, cache: CacheSpec) -> list[tuple[int, NodeId, CorruptPartition | None]]:
@@ -76,7 +101,7 @@ def verify_copies(paths: Paths, cache: CacheSpec) -> list[tuple[int, NodeId, Cor
             path = paths.partition(owner, cache.name, cache.version, info.index)
             try:
                 verify_file(path, info, paths.verified(owner, cache.name, cache.version, info.index))
-                Partition(path, cache.columns, info.rows)
+                Partition(path, cache.columns, info.rows, cache.block_rows)
             except CorruptPartition as error:
                 checks.append((info.index, owner, error))
             else:

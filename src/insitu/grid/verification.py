@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from insitu.durable import replace_file
-from insitu.grid.checksum import file_checksum
-from insitu.grid.partition import make_corrupt_error
+from insitu.grid.partitions import file_checksum, make_corrupt_error
 from insitu.spec import PartitionInfo
 
 TIMESTAMP_TOLERANCE_NS = 20_000_000

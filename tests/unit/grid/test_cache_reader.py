@@ -7,6 +7,7 @@ import pytest
 
 from insitu.grid import Catalog
 from insitu.grid.cache_reader import CacheReader
+from insitu.grid.layout import ShuffledPlan
 from insitu.grid.reads import READS
 from insitu.paths import Paths
 from insitu.spec import ShardMap
@@ -24,11 +25,16 @@ def test_starts_are_the_positions_of_partitions_in_their_shard(reader: CacheRead
     assert reader.starts(1) == [0, rows[0], rows[0] + rows[1], sum(rows)]
 
 
-def test_chosen_rows_come_in_the_order_of_the_selection(reader: CacheReader) -> None:
-    (features, label), rows, origins = reader.read_rows(0, [(2, np.array([3, 1])), (0, np.array([2]))])
-    assert rows == 3 and [index for index, _ in origins] == [4, 0]
+def test_rows_of_a_batch_come_from_all_partitions_of_the_shard(reader: CacheReader) -> None:
+    starts = reader.starts(0)
+    order = np.array([starts[2] + 3, starts[2] + 1, starts[0] + 2])
+    (features, label), rows, origins = reader.read_rows(
+        0, reader.map_shard(0), ShuffledPlan(starts, 3, order), 0
+    )
+    # The rows of a batch come by partition, and there in the order of the plan.
+    assert rows == 3 and [index for index, _ in origins] == [0, 4]
     whole = [reader.read_ranges(0, [(k, 0, 5)])[0][0]["id"] for k in range(3)]
-    assert features["id"].tolist() == [whole[2][3], whole[2][1], whole[0][2]]
+    assert features["id"].tolist() == [whole[0][2], whole[2][3], whole[2][1]]
     assert features["name"].tolist() == [f"row {i}" for i in features["id"]]
     assert label.tolist() == [i % 10 for i in features["id"]]
 

@@ -12,8 +12,10 @@ from grid_jobs import ROWS, context, job_context, write_own_map
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from insitu.errors import InputError, UnknownCache
+from insitu.context import Context
+from insitu.errors import CorruptPartition, InputError, UnknownCache
 from insitu.grid import Catalog, Dataset, bring_up, dataset, import_cache
+from insitu.grid.partitions import Partition
 from insitu.grid.reads import READS
 from insitu.grid.structure import ArraySpec
 from insitu.paths import Paths
@@ -50,11 +52,10 @@ def test_every_row_once_an_epoch(
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_origins_say_where_each_row_lies(shuffle: bool, paths: Paths, cache: str) -> None:
-    from insitu.grid.partition import Partition
-
     spec = Catalog(paths).get(cache)
     files = [
-        Partition(paths.partition("node-0", "a", 1, p.index), spec.columns, p.rows) for p in spec.partitions
+        Partition(paths.partition("node-0", "a", 1, p.index), spec.columns, p.rows, spec.block_rows)
+        for p in spec.partitions
     ]
     ds = dataset(cache, context=context(paths, num_shards=2))
     ds = (ds.shuffle() if shuffle else ds).batch(64)
@@ -66,7 +67,7 @@ def test_origins_say_where_each_row_lies(shuffle: bool, paths: Paths, cache: str
             features, label = batch.data
             assert set(features) == {"x", "id", "name"}
             for name, got in {**features, "label": label}.items():
-                expected = [np.asarray(files[p].values[name])[rows] for p, rows in batch.origins]
+                expected = [files[p].values[name].slice(0, files[p].rows)[rows] for p, rows in batch.origins]
                 np.testing.assert_array_equal(got, np.concatenate(expected))
             assert {p for p, _ in batch.origins} <= set(ds.shard_map.shards[shard])
             assert all(rows.dtype == np.int64 for _, rows in batch.origins)
@@ -226,3 +227,72 @@ def test_outside_a_job_nothing_is_written(paths: Paths, cache: str) -> None:
     for _ in dataset(cache, context=context(paths)).batch(64):
         pass
     assert not paths.jobs.exists() and os.environ["INSITU_HOME"] == str(paths.home)
+
+
+@pytest.fixture
+def blocks(paths: Paths, source: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a cache with several blocks in each of its 3 partitions, on two nodes with a backup."""
+    monkeypatch.setattr("insitu.grid.importer.BUFFER_BYTES", 0)
+    bring_up(paths, 2)
+    import_cache(paths, "blocks", [str(source)], partitions=3, backups=1)
+    return "blocks"
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_windows_hold_each_row_once_in_an_order_that_can_be_entered_anywhere(
+    shards: int, paths: Paths, blocks: str
+) -> None:
+    ds = dataset(blocks, context=context(paths, num_shards=shards)).shuffle(3, exact=False, window_bytes=9000)
+    ds = ds.batch(50)
+    assert "windows of 2 blocks" in repr(ds) and ds.cache.block_rows < 200
+    seen: list[int] = []
+    for shard in range(shards):
+        for epoch in (0, 1):
+            batches = list(ds.shard_batches(shard, epoch))
+            for start in (1, 5):
+                for left, right in zip(ds.shard_batches(shard, epoch, start), batches[start:], strict=True):
+                    assert left.rows == right.rows
+                    if left.rows:
+                        np.testing.assert_array_equal(left.data[0]["x"], right.data[0]["x"])
+            origins = [pair for batch in batches[:4] for pair in batch.origins]
+            rows = sorted((k, row) for k, found in origins for row in found.tolist())
+            found = ds.shard_origins(shard, epoch, 4)
+            assert rows == sorted((k, row) for k, taken in found for row in taken.tolist())
+        seen += [i for batch in batches if batch.rows for i in batch.data[0]["id"].tolist()]
+        first = [batch.data[0]["id"].tolist() for batch in ds.shard_batches(shard, 0) if batch.rows]
+        assert first != [batch.data[0]["id"].tolist() for batch in batches if batch.rows]
+    assert sorted(seen) == list(range(ROWS))
+
+
+def test_small_caches_are_shuffled_as_a_whole_and_large_ones_in_windows(
+    paths: Paths, blocks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ds = dataset(blocks, context=Context(paths=paths))
+    assert "windows" not in repr(ds.shuffle(1))
+    monkeypatch.setattr("insitu.grid.datasets.EXACT_BYTES", 1000)
+    assert "windows" in repr(ds.shuffle(1)) and "windows" not in repr(ds.shuffle(1, exact=True))
+    with pytest.raises(InputError, match=r"window_bytes must be positive\. Received: 0"):
+        ds.shuffle(1, exact=False, window_bytes=0)
+
+
+def test_a_bad_block_is_read_from_a_backup(
+    paths: Paths, blocks: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = Catalog(paths).get(blocks)
+    info = spec.partitions[1]
+    good = Partition(paths.partition(info.owners[0], blocks, 1, 1), spec.columns, info.rows, spec.block_rows)
+    place = good.places[1]
+    with good.path.open("r+b") as file:
+        file.seek(int(place["offset"] + place["metadata_bytes"]) + 20)
+        file.write(b"damage")
+    ds = dataset(blocks, context=Context(paths=paths)).shuffle(3, exact=False).batch(100)
+    seen = [i for features, _ in ds for i in features["id"].tolist()]
+    assert sorted(seen) == list(range(ROWS))
+    assert (
+        caplog.text.count("of its block 1 is damaged") == 1
+        and "Trying the copy on another node" in caplog.text
+    )
+    paths.partition(info.owners[1], blocks, 1, 1).unlink()
+    ds = dataset(blocks, context=Context(paths=paths)).shuffle(3, exact=False).batch(100)
+    with pytest.raises(CorruptPartition, match=r"block 1 is damaged.*can't be found"):
+        list(ds)

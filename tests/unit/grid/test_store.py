@@ -93,12 +93,12 @@ def test_when_all_copies_are_damaged_each_is_named(paths: Paths, source: str) ->
 
 
 def test_another_schema_or_row_count_is_found_without_the_checksum(paths: Paths, source: str) -> None:
-    from insitu.grid.partition import Partition
+    from insitu.grid.partitions import Partition
     from insitu.spec import Column
 
     import_cache(paths, "a", [source], partitions=1)
     path = paths.partition("node-0", "a", 1, 0)
-    with pytest.raises(CorruptPartition, match="it has 3000 rows, expected 2999"):
+    with pytest.raises(CorruptPartition, match="its block 0 has 3000 rows, expected 2999"):
         Partition(path, (Column("x", "int64"),), 2999)
     with pytest.raises(CorruptPartition, match="unlike those expected"):
         Partition(path, (Column("x", "int32"),), 3000)

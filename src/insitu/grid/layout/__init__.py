@@ -22,11 +22,16 @@ from insitu.grid.layout.order import (
     shuffled,
     steps_of_shard,
 )
+from insitu.grid.layout.permutation import Permutation
+from insitu.grid.layout.windows import WindowBlocks, WindowedOrder
 
 __all__ = [
     "BatchPlan",
+    "Permutation",
     "Rows",
     "ShuffledPlan",
+    "WindowBlocks",
+    "WindowedOrder",
     "batch_sizes",
     "check_split",
     "hash_integers",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,13 @@ import numpy.typing as npt
 from insitu.errors import InputError
 
 Rows = npt.NDArray[np.int64]
+
+
+class Order(Protocol):
+    """Positions of rows in the order in which they are used: an array, or what can be cut like one."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, places: slice, /) -> npt.NDArray[np.integer[Any]]: ...
 
 
 def shuffled(rows: int, seed: int, epoch: int, shard: int) -> npt.NDArray[np.integer[Any]]:
@@ -88,21 +95,41 @@ class ShuffledPlan(BatchPlan):
     WINDOW_ROWS = 1 << 15
     """Rows that are planned at once: enough to spread NumPy's cost per call."""
 
-    def __init__(self, starts: Sequence[int], size: int, order: npt.NDArray[np.integer[Any]]) -> None:
+    def __init__(self, starts: Sequence[int], size: int, order: Order) -> None:
         super().__init__(starts, size)
         self.rows = len(order)
         self.steps = steps_of_shard(self.rows, size)
         self.window_steps = max(1, self.WINDOW_ROWS // size)
         self._order = order
-        self._planned: tuple[int, list[list[tuple[int, Rows]]]] = (-1, [])
+        self._planned = -1
+        self._batches: list[list[tuple[int, Rows]]] = []
+        self._positions: Rows = np.empty(0, np.int64)
+        self._located: list[Rows] | None = None
 
     def rows_of_batch(self, step: int) -> list[tuple[int, Rows]]:
         """Return (k, rows of the k-th partition) for the batch of `step`, by k."""
+        within = self._plan(step)
+        return self._batches[within]
+
+    def locate_batch(self, step: int, locate: Callable[[Rows], list[Rows]]) -> list[Rows]:
+        """Return what `locate` gives for the positions of the batch of `step`, in the order of its rows.
+
+        `locate` takes positions in the shard and returns arrays with an entry for each. It is called once
+        for many batches, and must be the same function for all.
+        """
+        start = self._plan(step) * self.size
+        if self._located is None:
+            self._located = locate(self._positions)
+        return [rows[start : start + self.size] for rows in self._located]
+
+    def _plan(self, step: int) -> int:
+        """Plan the batch of `step` with those around it; return its number among them."""
         window, within = divmod(step, self.window_steps)
-        span = self.window_steps * self.size
-        if self._planned[0] != window:
-            self._planned = (window, self._group(self._order[window * span : (window + 1) * span]))
-        return self._planned[1][within]
+        if self._planned != window:
+            span = self.window_steps * self.size
+            self._batches = self._group(self._order[window * span : (window + 1) * span])
+            self._planned, self._located = window, None
+        return within
 
     def _group(self, order: npt.NDArray[np.integer[Any]]) -> list[list[tuple[int, Rows]]]:
         """Return the rows of each batch by partition; `order` holds the positions of whole batches."""
@@ -113,7 +140,8 @@ class ShuffledPlan(BatchPlan):
         # NumPy sorts 16-bit keys by radix, several times faster than wider ones.
         narrow = np.uint16 if self.window_steps * parts <= 1 << 16 else np.int64
         grouped = np.argsort(cell.astype(narrow), kind="stable")
-        rows = (positions - self._starts[part])[grouped]
+        self._positions = positions[grouped]
+        rows = self._positions - self._starts[part[grouped]]
         cell = cell[grouped]
         bounds = np.flatnonzero(np.diff(cell, prepend=-1, append=-1)).tolist()
         batches: list[list[tuple[int, Rows]]] = [[] for _ in range(steps_of_shard(len(positions), self.size))]

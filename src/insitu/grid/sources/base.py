@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from insitu.errors import SourceError
-from insitu.grid.partition import TEXT
+from insitu.grid.partitions import TEXT
 from insitu.spec import Column
 
 DTYPES = (

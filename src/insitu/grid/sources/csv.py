@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from insitu.errors import SourceError
-from insitu.grid.partition import TEXT
+from insitu.grid.partitions import TEXT
 from insitu.grid.sources.base import Block, SourceOptions
 from insitu.grid.sources.tables import arrow_errors, is_of_the_system, values_of_batch
 from insitu.spec import Column

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from insitu.errors import SourceError
-from insitu.grid.partition import TEXT
+from insitu.grid.partitions import TEXT
 from insitu.grid.sources.base import Block, SourceOptions, check_column, native, raw_bytes, rows_per_block
 from insitu.spec import Column
 

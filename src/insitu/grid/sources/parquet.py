@@ -10,7 +10,7 @@ from typing import ClassVar
 import pyarrow.parquet as pq
 
 from insitu.errors import SourceError
-from insitu.grid.partition import row_bytes
+from insitu.grid.partitions import row_bytes
 from insitu.grid.sources.base import Block, SourceOptions, rows_per_block
 from insitu.grid.sources.tables import arrow_errors, columns_of_batch, values_of_batch
 from insitu.spec import Column

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from insitu.errors import SourceError
-from insitu.grid.partition import TEXT
+from insitu.grid.partitions import TEXT
 from insitu.grid.sources.base import check_column, native
 from insitu.spec import Column
 

@@ -6,6 +6,7 @@ half-written files, not against forgery.
 
 from __future__ import annotations
 
+import functools
 import zlib
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def combined(first: int, second: int, second_bytes: int) -> int:
     return _product(_power_of_x(8 * second_bytes), first) ^ second
 
 
+@functools.lru_cache(maxsize=256)
 def _power_of_x(exponent: int) -> int:
     power, square = _ONE, _ONE >> 1
     while exponent:

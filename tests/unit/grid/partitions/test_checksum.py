@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from insitu.grid.checksum import checksum_text, combined, file_checksum
+from insitu.grid.partitions.checksum import checksum_text, combined, file_checksum
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))

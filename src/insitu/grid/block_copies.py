@@ -1,0 +1,81 @@
+"""The blocks of one partition, each read from the first copy that has it whole."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from insitu.errors import CorruptPartition
+from insitu.grid.partitions import BlockReader
+
+logger = logging.getLogger("insitu.grid")
+
+
+class BlockCopies:
+    """Copies of one partition, equal byte for byte. May be used by several threads."""
+
+    def __init__(self, openers: Sequence[Callable[[], BlockReader]]) -> None:
+        """`openers` open the copies, the best one first. Raises CorruptPartition where none can be opened."""
+        self._openers = openers
+        self._readers: dict[int, BlockReader] = {}
+        self._lock = threading.Lock()
+        self._told: set[tuple[int, int]] = set()
+        self._any = self._open_any()
+
+    def _open_any(self) -> BlockReader:
+        failures: list[CorruptPartition] = []
+        for number in range(len(self._openers)):
+            try:
+                return self._reader(number)
+            except CorruptPartition as error:
+                failures.append(error)
+        raise _join(failures)
+
+    def _reader(self, number: int) -> BlockReader:
+        with self._lock:
+            if number not in self._readers:
+                self._readers[number] = self._openers[number]()
+            return self._readers[number]
+
+    def size(self, block: int) -> int:
+        """Return the bytes of memory that the block takes."""
+        return self._any.size(block)
+
+    def body_start(self, block: int) -> int:
+        """Return where in this memory the body begins."""
+        return self._any.body_start(block)
+
+    def column_starts(self, block: int) -> dict[str, int]:
+        """Return where in this memory each column of fixed size begins."""
+        return self._any.column_starts(block)
+
+    def texts(self, block: int, memory: npt.NDArray[np.uint8], name: str) -> Any:
+        """Return a column of text of a block that has been read into `memory`, in place."""
+        return self._any.texts(block, memory, name)
+
+    def read(self, block: int, memory: npt.NDArray[np.uint8]) -> None:
+        """Read and verify a block of the first copy that has it whole. Raises CorruptPartition."""
+        failures: list[CorruptPartition] = []
+        for number in range(len(self._openers)):
+            try:
+                self._reader(number).read(block, memory)
+                return
+            except CorruptPartition as error:
+                failures.append(error)
+                if number + 1 < len(self._openers) and (number, block) not in self._told:
+                    self._told.add((number, block))
+                    logger.warning("%s. Trying the copy on another node.", error)
+        raise _join(failures)
+
+
+def _join(failures: Sequence[CorruptPartition]) -> CorruptPartition:
+    if len(failures) == 1:
+        return failures[0]
+    return CorruptPartition(
+        f"None of the {len(failures)} copies can be read. " + ". ".join(str(error) for error in failures)
+    )

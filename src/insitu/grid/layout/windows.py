@@ -1,0 +1,126 @@
+"""Pure: the order of a shard that is too large to be shuffled as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from insitu.grid.layout.order import shuffled
+from insitu.grid.layout.permutation import Permutation
+
+_BLOCKS, _ROWS = 0, 1
+"""What a key is for: the order of the blocks, or of the rows in a window."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowBlocks:
+    """The blocks of one window, in the order in which they lie in the shard."""
+
+    #: int64[n]: `parts[i]` is the partition of block i, counted in the shard.
+    parts: npt.NDArray[np.int64]
+    #: int64[n]: the number of block i in its partition.
+    blocks: npt.NDArray[np.int64]
+    #: int64[n]: rows of block i.
+    rows: npt.NDArray[np.int64]
+
+
+class WindowedOrder:
+    """The positions of a shard's rows in the order of one epoch.
+
+    `order[start:stop]` is int64[stop - start].
+
+    Blocks of `block_rows` consecutive rows come in a random order. Each `window_blocks` of them in a row are
+    a window, and all rows of a window are mixed. So one window is read ahead while another one is trained
+    on, and nothing is read twice. Each partition's last block may be smaller. The order follows from its
+    arguments alone, and can be entered anywhere.
+    """
+
+    def __init__(
+        self,
+        starts: Sequence[int],
+        block_rows: int,
+        window_blocks: int,
+        *,
+        seed: int,
+        epoch: int,
+        shard: int,
+    ) -> None:
+        """`starts[k]` is the position of the first row of the k-th partition, `starts[-1]` all rows."""
+        self._starts = np.asarray(starts, dtype=np.int64)
+        self._block_rows = block_rows
+        self._window_blocks = window_blocks
+        self._key = (seed, epoch, shard)
+        part_rows = np.diff(self._starts)
+        self._first_blocks = np.concatenate(([0], np.cumsum(-(-part_rows // block_rows))))
+        blocks = int(self._first_blocks[-1])
+        self._order = Permutation(blocks, *self._key, _BLOCKS)
+        self.num_windows = -(-blocks // window_blocks)
+        self._window_starts = self._count_rows_before(blocks, part_rows)
+        self._planned: tuple[int, npt.NDArray[np.int64]] = (-1, np.empty(0, np.int64))
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WindowedOrder) and self._identity() == other._identity()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _identity(self) -> tuple[object, ...]:
+        return (self._key, self._block_rows, self._window_blocks, tuple(self._starts.tolist()))
+
+    def _count_rows_before(self, blocks: int, part_rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the rows before each window, and at the end all rows. Only last blocks can be short."""
+        bounds = np.minimum(np.arange(self.num_windows + 1) * self._window_blocks, blocks)
+        missing = -part_rows % self._block_rows
+        short = np.flatnonzero(missing)
+        places = self._order.invert(self._first_blocks[short + 1] - 1)
+        by_place = np.argsort(places)
+        missing_before = np.concatenate(([0], np.cumsum(missing[short][by_place])))
+        return bounds * self._block_rows - missing_before[np.searchsorted(places[by_place], bounds)]
+
+    def __getitem__(self, positions: slice) -> npt.NDArray[np.int64]:
+        start, stop, _ = positions.indices(int(self._starts[-1]))
+        found = []
+        while start < stop:
+            window = self.window_of(start)
+            first, end = self._window_starts[window : window + 2].tolist()
+            found.append(self._rows_of_window(window)[start - first : min(stop, end) - first])
+            start = min(stop, end)
+        return np.concatenate(found) if found else np.empty(0, np.int64)
+
+    def window_of(self, place: int) -> int:
+        """Return the window of the row that comes at `place` of the epoch."""
+        return int(np.searchsorted(self._window_starts, place, side="right")) - 1
+
+    def blocks_of_window(self, window: int) -> WindowBlocks:
+        """Return the blocks of a window in [0, num_windows)."""
+        first = window * self._window_blocks
+        stop = min(first + self._window_blocks, self._order.size)
+        numbers = np.sort(self._order.apply(np.arange(first, stop)))
+        parts = np.searchsorted(self._first_blocks, numbers, side="right") - 1
+        blocks = numbers - self._first_blocks[parts]
+        part_rows = self._starts[parts + 1] - self._starts[parts]
+        return WindowBlocks(
+            parts, blocks, np.minimum(self._block_rows, part_rows - blocks * self._block_rows)
+        )
+
+    def _rows_of_window(self, window: int) -> npt.NDArray[np.int64]:
+        if self._planned[0] != window:
+            held = self.blocks_of_window(window)
+            firsts = self._starts[held.parts] + held.blocks * self._block_rows
+            # The i-th row of the window is the i-th of these, where they are written one after another.
+            ends = np.cumsum(held.rows)
+            positions = np.arange(int(ends[-1])) + np.repeat(firsts - (ends - held.rows), held.rows)
+            seed, epoch, shard = self._key
+            mixed = shuffled(len(positions), _window_seed(seed, shard, window), epoch, _ROWS)
+            self._planned = (window, positions[mixed])
+        return self._planned[1]
+
+
+def _window_seed(seed: int, shard: int, window: int) -> int:
+    """Return a seed of 64 bits for the rows of one window."""
+    return int(Permutation(1 << 62, seed, shard, _ROWS).apply(np.array([window]))[0])

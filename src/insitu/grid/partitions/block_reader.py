@@ -1,0 +1,125 @@
+"""Reads single blocks of a partition from the disk, without mapping it, and verifies them as they come."""
+
+from __future__ import annotations
+
+import os
+import struct
+import weakref
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from insitu.grid.partitions.format import TEXT, arrow_schema, column_offsets, file_order, find_mark, row_bytes
+from insitu.grid.partitions.partition import Partition, make_corrupt_error
+from insitu.spec import Column
+
+_WORTH_SKIPPING = 64 << 10
+"""Bytes between two columns from which on two reads cost less than one."""
+
+
+class BlockReader:
+    """Chosen columns of the blocks of one partition, read by `pread`. May be used by several threads."""
+
+    def __init__(
+        self, partition: Partition, all_columns: tuple[Column, ...], columns: Sequence[Column]
+    ) -> None:
+        """`columns` are chosen out of `all_columns`. Raises OSError."""
+        self.path: Path = partition.path
+        self._places = partition.places
+        self._rows = partition.rows
+        self._block_rows = partition.block_rows
+        self._all = all_columns
+        self._chosen = [column.name for column in columns]
+        self._has_text = any(column.dtype == TEXT for column in columns)
+        self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        ending: Any = weakref.finalize(self, os.close, self._descriptor)
+        ending.atexit = False  # other threads may still read
+
+    def size(self, block: int) -> int:
+        """Return the bytes of memory that the block takes."""
+        place = self._places[block]
+        return int(place["metadata_bytes"] + place["body_bytes"])
+
+    def body_start(self, block: int) -> int:
+        """Return where in this memory the body begins."""
+        return int(self._places[block]["metadata_bytes"])
+
+    def column_starts(self, block: int) -> dict[str, int]:
+        """Return where in this memory each column of fixed size begins."""
+        offsets = column_offsets(self._all, self._rows_of(block))
+        return {name: self.body_start(block) + offset for name, offset in offsets.items()}
+
+    def _rows_of(self, block: int) -> int:
+        return min(self._block_rows, self._rows - block * self._block_rows)
+
+    def read(self, block: int, memory: npt.NDArray[np.uint8]) -> None:
+        """Read the chosen columns of a block into `memory`, which has `size(block)` bytes, and verify them.
+
+        What lies between them may be read, too. Raises CorruptPartition.
+        """
+        place = self._places[block]
+        view = _view(memory)
+        for start, stop in self._ranges(block):
+            self._read(view[start:stop], int(place["offset"]) + start, block)
+        mark = find_mark(bytes(view[: self.body_start(block)]))
+        if mark is None or mark.number != block or len(mark.crc32) != len(self._all):
+            raise make_corrupt_error(self.path, f"the metadata of its block {block} is damaged")
+        for column, crc32, (start, stop) in zip(
+            file_order(self._all), mark.crc32, self._column_ranges(block, view), strict=True
+        ):
+            if column.name in self._chosen and zlib.crc32(view[start:stop]) != crc32:
+                raise make_corrupt_error(self.path, f"column {column.name!r} of its block {block} is damaged")
+
+    def texts(self, block: int, memory: npt.NDArray[np.uint8], name: str) -> Any:
+        """Return a column of text of a block that was read into `memory`, in place, as an Arrow array."""
+        message = pa.ipc.read_message(pa.py_buffer(memory))
+        return pa.ipc.read_record_batch(message, arrow_schema(self._all)).column(name)
+
+    def _ranges(self, block: int) -> list[tuple[int, int]]:
+        """Return what to read: all of the block with texts, else the metadata and the chosen columns."""
+        if self._has_text:
+            return [(0, self.size(block))]
+        starts, rows = self.column_starts(block), self._rows_of(block)
+        ranges = [(0, self.body_start(block))]
+        for column in file_order(self._all):
+            if column.name in self._chosen:
+                start = starts[column.name]
+                stop = start + -(-rows * row_bytes(column) // 8) * 8
+                if start - ranges[-1][1] < _WORTH_SKIPPING:
+                    ranges[-1] = (ranges[-1][0], stop)
+                else:
+                    ranges.append((start, stop))
+        return ranges
+
+    def _column_ranges(self, block: int, view: memoryview) -> list[tuple[int, int]]:
+        """Return where each column lies, in the order of the file; of text, as a damaged block may say."""
+        ranges, end, rows = [], self.body_start(block), self._rows_of(block)
+        for column in file_order(self._all):
+            start, end = end, end + -(-rows * row_bytes(column) // 8) * 8
+            if column.dtype == TEXT and self._has_text:
+                end = start + 8 * (rows + 1)
+                (bytes_of_text,) = struct.unpack("<q", view[end - 8 : end])
+                end = min(len(view), end + -(-max(0, bytes_of_text) // 8) * 8)
+            ranges.append((start, end))
+        return ranges
+
+    def _read(self, memory: memoryview, offset: int, block: int) -> None:
+        while memory:
+            try:
+                size = os.preadv(self._descriptor, [memory], offset)
+            except OSError as error:
+                why = f"its block {block} can't be read ({error.strerror})"
+                raise make_corrupt_error(self.path, why) from error
+            if not size:
+                raise make_corrupt_error(self.path, f"it ends within its block {block}")
+            memory, offset = memory[size:], offset + size
+
+
+def _view(memory: npt.NDArray[np.uint8]) -> memoryview:
+    flat: Any = memory
+    return memoryview(flat)

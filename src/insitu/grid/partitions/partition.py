@@ -1,0 +1,138 @@
+"""One partition as it is read: its file, mapped into memory."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from insitu.errors import CorruptPartition
+from insitu.grid.partitions.format import TEXT, arrow_schema, row_bytes
+from insitu.grid.partitions.ipc_footer import TAIL_BYTES, footer_bytes, read_places
+from insitu.grid.partitions.values import BlockedValues, TextValues
+from insitu.spec import Column
+
+
+class Partition:
+    """The columns of one file, mapped. `values[name]` gives rows of a column by `take` and `slice`."""
+
+    __slots__ = ("_columns", "_mapping", "block_rows", "path", "places", "rows", "values")
+
+    def __init__(self, path: Path, columns: tuple[Column, ...], rows: int, block_rows: int = 0) -> None:
+        """Map `path`, after a check of its footer, schema and rows. Raises CorruptPartition.
+
+        `block_rows` are the rows of each block but the last; 0: there is one block.
+        """
+        self.path = path
+        self.rows = rows
+        self._columns = columns
+        self.block_rows = block_rows or max(1, rows)
+        try:
+            with path.open("rb") as file:
+                self._mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            buffer = pa.py_buffer(self._mapping)
+            reader = pa.ipc.open_file(buffer)
+            self.places = self._find_places()
+            """The places of the blocks in the file, as in `ipc_footer.PLACE`."""
+            expected = arrow_schema(columns)
+            if not reader.schema.equals(expected):
+                names = reader.schema.names
+                raise ValueError(f"it has columns {names} unlike those expected, {expected.names}")
+            ends = self._read_ends(reader)
+            self.values = {
+                column.name: self._text(reader, column)
+                if column.dtype == TEXT
+                else self._fixed(buffer, ends, column)
+                for column in columns
+            }
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise make_corrupt_error(path, f"it can't be read as an Arrow file ({error})") from error
+
+    def _find_places(self) -> npt.NDArray[Any]:
+        end = max(0, len(self._mapping) - TAIL_BYTES)
+        start = end - footer_bytes(self._mapping[end:], len(self._mapping))
+        return read_places(self._mapping[start:end], start)
+
+    def _read_ends(self, reader: Any) -> list[Any]:
+        """Return the first block and the last, after a check of their number and rows. Raises ValueError."""
+        blocks = len(self.places)
+        if blocks != -(-self.rows // self.block_rows) and not (blocks == 1 and not self.rows):
+            raise ValueError(f"it has {blocks} blocks, expected {-(-self.rows // self.block_rows)}")
+        batches = []
+        for number in (0, blocks - 1) if self.rows else ():
+            batch = reader.get_batch(number)
+            batch.validate()
+            expected = min(self.block_rows, self.rows - number * self.block_rows)
+            if batch.num_rows != expected:
+                raise ValueError(f"its block {number} has {batch.num_rows} rows, expected {expected}")
+            batches.append(batch)
+        return batches
+
+    def _fixed(self, buffer: Any, ends: list[Any], column: Column) -> BlockedValues:
+        if not ends:
+            return BlockedValues(np.empty(0, np.uint8), column, self.block_rows, np.zeros(1, np.int64))
+        first, last = (_address(batch.column(column.name), column) - buffer.address for batch in ends)
+        bodies = self.places["offset"] + self.places["metadata_bytes"]
+        starts = bodies - bodies[0] + first
+        starts[-1] = last
+        return BlockedValues(np.frombuffer(self._mapping, np.uint8), column, self.block_rows, starts)
+
+    def _text(self, reader: Any, column: Column) -> TextValues:
+        return TextValues(_Texts(self.path, reader, column.name, len(self.places)), self.block_rows)
+
+    @property
+    def bytes(self) -> int:
+        """The size of the file."""
+        return len(self._mapping)
+
+    def bytes_per_row(self, name: str) -> float:
+        """Return the bytes of the file that a row of this column takes; a mean for text."""
+        column = next(column for column in self._columns if column.name == name)
+        if column.dtype != TEXT:
+            return row_bytes(column)
+        bodies = int(self.places["body_bytes"].sum())
+        text = bodies - self.rows * sum(row_bytes(column) for column in self._columns)
+        return text / max(1, self.rows) / sum(column.dtype == TEXT for column in self._columns)
+
+
+class _Texts(Sequence[Any]):
+    """The texts of each block, found when they are asked for. Raises CorruptPartition."""
+
+    def __init__(self, path: Path, reader: Any, name: str, blocks: int) -> None:
+        self._path = path
+        self._reader = reader
+        self._name = name
+        self._blocks = blocks
+
+    def __len__(self) -> int:
+        return self._blocks
+
+    def __getitem__(self, block: Any) -> Any:
+        if not 0 <= block < self._blocks:
+            raise IndexError(block)
+        try:
+            texts = self._reader.get_batch(block).column(self._name)
+            # Damaged offsets would end the process.
+            texts.validate(full=True)
+            return texts
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise make_corrupt_error(self._path, f"its block {block} can't be read ({error})") from error
+
+
+def _address(array: Any, column: Column) -> int:
+    """Return where the values of a block lie in memory."""
+    storage = array.storage.values if column.shape else array
+    return int(storage.buffers()[1].address)
+
+
+def make_corrupt_error(path: Path, why: str) -> CorruptPartition:
+    """Return the error for a partition that can't be used, for the caller to raise."""
+    return CorruptPartition(
+        f"Partition {path} is corrupt: {why}. Import the cache again with --overwrite, or put back a copy "
+        f"of the file"
+    )

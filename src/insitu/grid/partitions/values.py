@@ -1,0 +1,131 @@
+"""Rows of one column that lie in several blocks of memory: a mapped file, or blocks that were read ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from insitu.grid.partitions.format import row_bytes
+from insitu.spec import Column
+
+Rows = npt.NDArray[np.int64]
+
+
+class BlockedValues:
+    """The rows of a column of fixed size. Row r is row `r % block_rows` of block `r // block_rows`.
+
+    Where the blocks begin a multiple of the row's size apart, as `body_alignment` makes them, one call of
+    NumPy takes rows of many blocks: memory is seen as one long array of rows, in some of which other things
+    lie. From other blocks rows are taken one block at a time.
+    """
+
+    def __init__(
+        self, memory: npt.NDArray[np.uint8], column: Column, block_rows: int, starts: npt.NDArray[np.int64]
+    ) -> None:
+        """`starts[b]` is the byte of `memory` at which the column begins in block b. Nothing is copied."""
+        size = row_bytes(column)
+        first = int(starts[0]) % size if len(starts) else 0
+        self._block_rows = block_rows
+        self._memory = memory
+        self._starts = starts.copy()
+        self._column = column
+        self._flat = self._view(first, (len(memory) - first) // size)
+        self._shifts = (starts - first) // size - np.arange(len(starts)) * block_rows
+        self._odd = (starts - first) % size != 0
+        self._any_odd = bool(self._odd.any())
+
+    def move(self, block: int, start: int) -> None:
+        """Let the block begin at byte `start` from now on."""
+        size = row_bytes(self._column)
+        first = int(self._starts[0]) % size
+        self._starts[block] = start
+        self._shifts[block] = (start - first) // size - block * self._block_rows
+        self._odd[block] = (start - first) % size != 0
+        self._any_odd = bool(self._odd.any())
+
+    @property
+    def starts(self) -> Rows:
+        """The byte of memory at which the column begins in each block: int64[blocks]."""
+        return self._starts
+
+    def locate(self, rows: Rows) -> Rows:
+        """Return numbers of the given rows for `take_located`."""
+        return rows if self._any_odd else rows + self._shifts[rows // self._block_rows]
+
+    def take_located(self, located: Rows, out: npt.NDArray[Any]) -> None:
+        """Copy rows into `out` by what `locate` has returned for them."""
+        if self._any_odd:
+            self.take(located, out)
+        else:
+            # "clip" spares NumPy a buffer of its own; the rows are within bounds.
+            self._flat.take(located, 0, out, "clip")
+
+    def take(self, rows: Rows, out: npt.NDArray[Any]) -> None:
+        """Copy the given rows into `out`, in their order."""
+        blocks = rows // self._block_rows
+        # Rows of odd blocks, which may be beyond the end, follow.
+        self._flat.take(rows + self._shifts[blocks], 0, out, "clip")
+        if self._any_odd:
+            for block in np.unique(blocks[self._odd[blocks]]).tolist():
+                of_block = np.flatnonzero(blocks == block)
+                values = self._view(int(self._starts[block]), self._block_rows)
+                out[of_block] = values[rows[of_block] - block * self._block_rows]
+
+    def slice(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Return rows [start, stop), in place where they lie in one block."""
+        if start == stop:
+            return self._view(0, 0)
+        parts = [
+            self._view(int(self._starts[block]) + first * row_bytes(self._column), end - first)
+            for block, first, end in split_range(start, stop, self._block_rows)
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _view(self, start: int, rows: int) -> npt.NDArray[Any]:
+        """Return as many rows from byte `start` on as lie in memory, `rows` at most."""
+        dtype, shape = np.dtype(self._column.dtype), self._column.shape
+        rows = min(rows, (len(self._memory) - start) // row_bytes(self._column))
+        flat = self._memory[start : start + rows * row_bytes(self._column)]
+        return np.frombuffer(flat, dtype).reshape(rows, *shape)
+
+
+class TextValues:
+    """The rows of a column of text. They are put together at the first `take`."""
+
+    def __init__(self, blocks: Sequence[Any], block_rows: int) -> None:
+        """`blocks` are Arrow arrays of large strings, all of `block_rows` rows but the last."""
+        self._blocks = blocks
+        self._block_rows = block_rows
+        self._whole: Any = blocks[0] if len(blocks) == 1 else None
+
+    def take(self, rows: Rows, out: npt.NDArray[Any]) -> None:
+        """Copy the given rows into `out`, an array of objects, in their order."""
+        if not len(rows):
+            return
+        if self._whole is None:
+            # Arrow takes from chunks by putting them together each time.
+            self._whole = pa.concat_arrays(list(self._blocks))
+        out[:] = self._whole.take(pa.array(rows)).to_numpy(zero_copy_only=False)
+
+    def slice(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Return rows [start, stop) as an array of objects."""
+        if start == stop:
+            return np.empty(0, object)
+        parts = [
+            self._blocks[block].slice(first, end - first).to_numpy(zero_copy_only=False)
+            for block, first, end in split_range(start, stop, self._block_rows)
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def split_range(start: int, stop: int, block_rows: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (block, first row, last row + 1), counted in the block, for rows [start, stop)."""
+    while start < stop:
+        block, first = divmod(start, block_rows)
+        end = min(block_rows, stop - block * block_rows)
+        yield block, first, end
+        start = block * block_rows + end

@@ -1,0 +1,66 @@
+"""The columns of a shard that is mapped as a whole, so that rows of all its partitions are taken at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from insitu.grid.layout import Rows, ShuffledPlan
+from insitu.grid.partitions import TEXT, AddressSpace, BlockedValues, Partition, body_alignment
+from insitu.spec import Column
+
+
+class ShardColumns:
+    """Chosen columns of all partitions of a shard, by the position of a row in the shard."""
+
+    def __init__(
+        self, partitions: Sequence[Partition], all_columns: tuple[Column, ...], columns: Sequence[Column]
+    ) -> None:
+        """`partitions` are open and not empty. `columns` are chosen out of `all_columns`. Raises OSError."""
+        sizes = [partition.bytes for partition in partitions]
+        space = AddressSpace([p.path for p in partitions], sizes, body_alignment(all_columns))
+        space.prefault()
+        self._starts = np.concatenate(([0], np.cumsum([p.rows for p in partitions])))
+        self._block_rows = max(p.block_rows for p in partitions)
+        blocks = [-(-p.rows // self._block_rows) for p in partitions]
+        self._first_blocks = np.concatenate(([0], np.cumsum(blocks)))
+        self._columns = columns
+        self._fixed = {c.name: self._join(space, partitions, c) for c in columns if c.dtype != TEXT}
+        self._texts = {c.name: [p.values[c.name] for p in partitions] for c in columns if c.dtype == TEXT}
+
+    def _join(self, space: AddressSpace, partitions: Sequence[Partition], column: Column) -> BlockedValues:
+        starts = []
+        for offset, partition in zip(space.offsets.tolist(), partitions, strict=True):
+            values: Any = partition.values[column.name]
+            starts.append(offset + values.starts[: -(-partition.rows // self._block_rows)])
+        return BlockedValues(space.memory, column, self._block_rows, np.concatenate(starts))
+
+    def _locate(self, positions: Rows) -> list[Rows]:
+        """Return where the rows at the given positions lie: int64 of as many, for each column but texts."""
+        parts = np.searchsorted(self._starts, positions, side="right") - 1
+        rows = positions - self._starts[parts] + self._first_blocks[parts] * self._block_rows
+        return [values.locate(rows) for values in self._fixed.values()]
+
+    def take_batch(self, plan: ShuffledPlan, step: int) -> list[npt.NDArray[Any]]:
+        """Return the columns of the batch of `step`, in the order of its rows."""
+        selection, located = plan.rows_of_batch(step), plan.locate_batch(step, self._locate)
+        count = sum(len(rows) for _, rows in selection)
+        fixed = iter(located)
+        arrays = []
+        for column in self._columns:
+            out = np.empty((count, *column.shape), object if column.dtype == TEXT else column.dtype)
+            if column.dtype == TEXT:
+                self._take_texts(column.name, selection, out)
+            else:
+                self._fixed[column.name].take_located(next(fixed), out)
+            arrays.append(out)
+        return arrays
+
+    def _take_texts(self, name: str, selection: Sequence[tuple[int, Rows]], out: npt.NDArray[Any]) -> None:
+        start = 0
+        for k, rows in selection:
+            self._texts[name][k].take(rows, out[start : start + len(rows)])
+            start += len(rows)

@@ -1,0 +1,122 @@
+"""Blocks that are read one by one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from partition_rows import columns, make_rows, write_rows
+
+from insitu.errors import CorruptPartition
+from insitu.grid.partitions import TEXT, BlockReader, Partition, row_bytes
+from insitu.grid.partitions import block_reader as module
+from insitu.spec import Column
+
+ANY = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@ANY
+@given(columns(), st.integers(1, 60), st.integers(1, 40), st.sampled_from([0, 10**6]), st.data())
+def test_chosen_columns_of_each_block_are_read(
+    tmp_path: Path,
+    columns: tuple[Column, ...],
+    rows: int,
+    block_rows: int,
+    worth_skipping: int,
+    data: st.DataObject,
+) -> None:
+    path = tmp_path / "part"
+    path.unlink(missing_ok=True)
+    values = make_rows(columns, rows)
+    write_rows(path, columns, values, rows, block_rows)
+    chosen = data.draw(st.lists(st.sampled_from(columns), unique=True, min_size=1))
+    reader = BlockReader(Partition(path, columns, rows, block_rows), columns, chosen)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_WORTH_SKIPPING", worth_skipping)
+        for block in range(-(-rows // block_rows)):
+            memory = np.full(reader.size(block), 255, np.uint8)
+            reader.read(block, memory)
+            expected = slice(block * block_rows, min(rows, (block + 1) * block_rows))
+            count = expected.stop - expected.start
+            for column in chosen:
+                if column.dtype == TEXT:
+                    found = reader.texts(block, memory, column.name).to_pylist()
+                    assert found == values[column.name][expected].tolist()
+                    continue
+                start = reader.column_starts(block)[column.name]
+                raw = memory[start : start + count * row_bytes(column)].view(column.dtype)
+                np.testing.assert_array_equal(raw.reshape(-1, *column.shape), values[column.name][expected])
+
+
+COLUMNS = (Column("x", "uint8", (40,)), Column("n", "int64"), Column("t", TEXT))
+
+
+def make_reader(path: Path, *names: str) -> BlockReader:
+    if not path.exists():
+        write_rows(path, COLUMNS, make_rows(COLUMNS, 50), 50, 20)
+    chosen = [column for column in COLUMNS if column.name in names]
+    return BlockReader(Partition(path, COLUMNS, 50, 20), COLUMNS, chosen)
+
+
+@ANY
+@given(st.integers(0, 2), st.integers(0, 10**6), st.integers(1, 255))
+def test_damage_of_a_chosen_column_is_found(tmp_path: Path, block: int, where: int, change: int) -> None:
+    path = tmp_path / "part"
+    path.unlink(missing_ok=True)
+    reader = make_reader(path, "x", "n", "t")
+    place = Partition(path, COLUMNS, 50, 20).places[block]
+    with path.open("r+b") as file:
+        # Behind the metadata, all bytes count.
+        offset = int(place["offset"] + place["metadata_bytes"]) + where % int(place["body_bytes"])
+        file.seek(offset)
+        (byte,) = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte ^ change]))
+    for other in {0, 1, 2} - {block}:
+        reader.read(other, np.empty(reader.size(other), np.uint8))
+    with pytest.raises(CorruptPartition, match=f"of its block {block} is damaged"):
+        reader.read(block, np.empty(reader.size(block), np.uint8))
+
+
+def test_damage_of_other_columns_does_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "part"
+    reader = make_reader(path, "n")
+    start = int(Partition(path, COLUMNS, 50, 20).places[1]["offset"]) + reader.body_start(1)
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(b"damage")
+    reader.read(1, np.empty(reader.size(1), np.uint8))
+    with pytest.raises(CorruptPartition, match="column 'x' of its block 1 is damaged"):
+        make_reader(path, "x").read(1, np.empty(reader.size(1), np.uint8))
+
+
+def test_a_file_that_was_cut_short_and_a_disk_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "part"
+    reader = make_reader(path, "x")
+    memory = np.empty(reader.size(2), np.uint8)
+    os.truncate(path, 4000)
+    with pytest.raises(CorruptPartition, match="it ends within its block 2"):
+        reader.read(2, memory)
+
+    def fail(*arguments: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(module.os, "preadv", fail)
+    with pytest.raises(CorruptPartition, match=r"its block 0 can't be read \(Input/output error\)"):
+        reader.read(0, memory)
+
+
+def test_a_block_that_says_it_is_another_one_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "part"
+    reader = make_reader(path, "x")
+    data = path.read_bytes()
+    assert data.count(b"block 0000000001 ") == 1
+    path.write_bytes(data.replace(b"block 0000000001 ", b"block 0000000000 "))
+    with pytest.raises(CorruptPartition, match="the metadata of its block 1 is damaged"):
+        reader.read(1, np.empty(reader.size(1), np.uint8))

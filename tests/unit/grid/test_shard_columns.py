@@ -1,0 +1,43 @@
+"""The columns of a shard whose partitions are mapped as one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from partition_rows import columns, make_rows, write_rows
+
+from insitu.grid.layout import ShuffledPlan
+from insitu.grid.partitions import Partition
+from insitu.grid.shard_columns import ShardColumns
+from insitu.spec import Column
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    columns(), st.lists(st.integers(0, 40), min_size=1, max_size=4), st.integers(0, 20), st.integers(1, 30)
+)
+def test_rows_come_as_they_were_written(
+    tmp_path: Path, columns: tuple[Column, ...], lengths: list[int], block_rows: int, size: int
+) -> None:
+    partitions, parts = [], []
+    for number, rows in enumerate(lengths):
+        path = tmp_path / f"part-{number}"
+        path.unlink(missing_ok=True)
+        parts.append(make_rows(columns, rows, seed=number))
+        write_rows(path, columns, parts[-1], rows, block_rows or max(1, rows))
+        partitions.append(Partition(path, columns, rows, block_rows))
+    starts = [0, *np.cumsum(lengths).tolist()]
+    whole = {c.name: np.concatenate([part[c.name] for part in parts]) for c in columns}
+    order = np.random.default_rng(0).permutation(starts[-1])
+    plan = ShuffledPlan(starts, size, order)
+    shard = ShardColumns(partitions, columns, columns)
+    for step in range(plan.steps):
+        selection = plan.rows_of_batch(step)
+        taken = shard.take_batch(plan, step)
+        positions = np.concatenate([starts[k] + rows for k, rows in selection])
+        assert sorted(positions) == sorted(order[step * size : (step + 1) * size])
+        for column, values in zip(columns, taken, strict=True):
+            np.testing.assert_array_equal(values, whole[column.name][positions])
