@@ -106,18 +106,16 @@ class StepAround(keras.Model):
 class LossOfMeans(keras.Model):
     """Adds the mean of squared outputs to the loss."""
 
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, **more: Any) -> Any:
-        more = {"sample_weight": None, "training": True, **more}
-        loss = super().compute_loss(x=x, y=y, y_pred=y_pred, **more)
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
         return loss + 0.1 * sum(ops.mean(ops.square(leaf)) for leaf in keras.tree.flatten(y_pred))
 
 
 class LossOfSums(keras.Model):
     """Adds the sum of squared outputs to the loss."""
 
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, **more: Any) -> Any:
-        more = {"sample_weight": None, "training": True, **more}
-        loss = super().compute_loss(x=x, y=y, y_pred=y_pred, **more)
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
         return loss + 0.01 * sum(ops.sum(ops.square(leaf)) for leaf in keras.tree.flatten(y_pred))
 
 

@@ -331,6 +331,8 @@ def compilations(draw: Draw, setting: Setting, model: Description, half: bool = 
     )
     if found["options"].get("run_eagerly"):
         found["options"].pop("jit_compile", None)
+    if setting.backend == "torch":
+        found["options"].pop("steps_per_execution", None)
     return found
 
 
