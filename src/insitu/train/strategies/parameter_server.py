@@ -319,6 +319,8 @@ class ParameterServerStrategy(Strategy):
             return dataset_fn(InputContext())
         return super().distribute_datasets_from_function(dataset_fn, options)
 
+    experimental_distribute_datasets_from_function = distribute_datasets_from_function
+
     def run(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Any = None, options: Any = None
     ) -> Any:
