@@ -51,9 +51,9 @@ class Server:
 
         Raises TrainingError outside of a job, and where the script doesn't choose its part by TF_CONFIG.
         """
-        if not self._context.workers:
+        if self._context.job_id is None or not self._context.workers:
             raise TrainingError(
-                "A Server joins the tasks of a cluster. Received: a process without one. Start the script "
+                "A Server joins the tasks of a job. Received: a process outside of a job. Start the script "
                 "with insitu start, with --ps 1 or more."
             )
         if os.environ.get(_RUNS_AGAIN_ENV):

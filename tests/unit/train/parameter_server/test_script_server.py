@@ -28,6 +28,7 @@ pathlib.Path(__file__).with_name("ran").write_text(f"{__name__} as {task}")
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TF_CONFIG", json.dumps(CONFIG))
     monkeypatch.setenv("INSITU_TASK", "worker:1")
+    monkeypatch.setenv("INSITU_JOB_ID", "a-job")
     monkeypatch.setenv("INSITU_SCRIPT_RUNS_AGAIN", "")
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
@@ -55,7 +56,7 @@ def test_without_a_cluster_there_is_nothing_to_join(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("TF_CONFIG", raising=False)
     Server().start()
     assert Server().target == ""
-    with pytest.raises(TrainingError, match="a process without one"):
+    with pytest.raises(TrainingError, match="a process outside of a job"):
         Server().join()
 
 
