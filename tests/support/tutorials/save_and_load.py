@@ -44,8 +44,8 @@ model.save(path)
 restored = keras.models.load_model(path)
 losses.append(restored.fit(train, epochs=2, verbose=0).history["loss"])
 
-# A job of several workers has no single device. Keras under TensorFlow's strategy for one device begins one more
-# iteration of the data, which draws another order than plain Keras.
+# A job of several workers has no single device. Keras under TensorFlow's strategy for one device begins one
+# more iteration of the data, which draws another order than plain Keras.
 other = distribute.OneDeviceStrategy("/cpu:0") if NAME == "mirrored" else strategy
 with other.scope():
     restored = keras.models.load_model(path)
