@@ -168,7 +168,7 @@ def read_cpu_seconds(sessions: Iterable[int]) -> dict[int, float]:
                 # What follows the name, which may hold anything: state, parent, group, session, ...
                 after_name = Path(entry.path, "stat").read_text(errors="replace").rpartition(")")[2].split()
                 session = int(after_name[3])
-                if session in used:
+                if session in used and after_name[0] not in "ZX":
                     ticks = int(after_name[11]) + int(after_name[12])
                     used[session] += ticks / os.sysconf("SC_CLK_TCK")
     return used

@@ -47,7 +47,7 @@ def test_a_process_without_a_place_is_alone(text: str) -> None:
 
 def test_a_cluster_of_one_is_alone() -> None:
     context = read_context(environment("worker", worker=["10.0.0.1:1"]))
-    assert context.num_shards == 1 and not context.by_hand and context.secret() == b""
+    assert context.num_shards == 1 and not context.by_hand and context.secret() is None
 
 
 def test_a_job_says_who_its_tasks_are() -> None:
@@ -114,4 +114,4 @@ def test_several_hosts_need_the_users_own_secret(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("0123456789abcdef\n")
     assert find_secret({"INSITU_SECRET_FILE": str(tmp_path / "secret")}, paths, REMOTE) == b"0123456789abcdef"
     assert find_secret({"INSITU_SECRET": "0123456789abcdef"}, paths, REMOTE) == b"0123456789abcdef"
-    assert Context(paths, workers=REMOTE, by_hand=False).secret() == b""
+    assert Context(paths, workers=REMOTE, by_hand=False).secret() is None

@@ -12,7 +12,7 @@ def test_the_page_is_what_the_recorded_results_give():
 
 
 def test_every_strategy_backend_and_way_has_a_cell():
-    exported = {name for name in insitu.__all__ if name.endswith("Strategy")}
+    exported = {name for name in insitu.__all__ if name.endswith("Strategy") and name != "Strategy"}
     assert exported <= {row.strategy for row in matrix.ROWS}
     cells = {(c["strategy"], c["variant"], c["backend"], c["way"]) for c in matrix.load()}
     assert cells == {(row.strategy, row.variant, b, way) for row, b, way in matrix.all_cells()}

@@ -24,7 +24,7 @@ class BlockCopies:
         self._openers = openers
         self._readers: dict[int, BlockReader] = {}
         self._lock = threading.Lock()
-        self._told: set[tuple[int, int]] = set()
+        self._reported: set[tuple[int, int]] = set()
         self._any = self._open_any()
 
     def _open_any(self) -> BlockReader:
@@ -67,8 +67,8 @@ class BlockCopies:
                 return
             except CorruptPartition as error:
                 failures.append(error)
-                if number + 1 < len(self._openers) and (number, block) not in self._told:
-                    self._told.add((number, block))
+                if number + 1 < len(self._openers) and (number, block) not in self._reported:
+                    self._reported.add((number, block))
                     logger.warning("%s. Trying the copy on another node.", error)
         raise _join(failures)
 

@@ -1,7 +1,7 @@
 """Hands out numbered closures to the workers that are free, and keeps what came of them.
 
 Workers that run the same script schedule the same closures under the same numbers. So a worker only needs to
-be told a number. The queue is held by the first server: it outlives each worker, and its mirror has it too.
+be given a number. The queue is held by the first server: it outlives each worker, and its mirror has it too.
 
 A closure is run at least once. It is handed out again when its worker's connection closes, and when another
 incarnation of the worker asks. What it returns is taken from the run that ends first. Results and failures
@@ -10,7 +10,7 @@ are bytes that only workers read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +68,37 @@ class ClosureQueue:
     joins: dict[int, JoinRecord] = field(default_factory=dict)
     #: Bytes of the results that are kept.
     kept_bytes: int = 0
+
+    def answer(
+        self, worker: int, meta: Mapping[str, Any], arrays: Sequence[Array]
+    ) -> tuple[dict[str, Any], Sequence[Array]]:
+        """Do what a worker asks for by `meta["do"]`; return the description and the arrays of the reply.
+
+        Raises InputError, and KeyError, TypeError or ValueError for fields that are wrong.
+        """
+        operation = str(meta["do"])
+        if operation == "take":
+            limit = int(meta["limit"])
+            complete = self.is_complete(limit)
+            holder = Holder(worker, int(meta["incarnation"]))
+            return {"complete": complete, "number": -1 if complete else self.take(holder, limit)}, ()
+        if operation == "release":
+            self.release(worker)
+            return {}, ()
+        number = int(meta["number"])
+        if operation == "result":
+            kept = self.results.get(number)
+            return {"ended": number in self.results, "failed": number in self.failed}, (
+                () if kept is None else (kept,)
+            )
+        if operation == "join":
+            record = self.join(number, int(meta["limit"]), str(meta["digest"]))
+            return {"failed": record.failed}, (record.sums,)
+        if operation != "finish":
+            raise ValueError(f"no operation of closures: {operation}")
+        result, delta = (np.array(array) for array in arrays)
+        self.finish(number, result, delta, failed=meta["failed"] is True)
+        return {}, ()
 
     def take(self, holder: Holder, limit: int) -> int:
         """Return the number of a closure below `limit` that `holder` is to run; -1 where there is none.

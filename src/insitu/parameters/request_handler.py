@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from insitu.errors import InputError, InsituError, ParameterError, ServerStalled
 from insitu.parameters.checkpoint_barrier import CheckpointBarrier, WatchWriter
-from insitu.parameters.closure_queue import Holder
 from insitu.parameters.connection import Connection
 from insitu.parameters.dense_transfer import DenseTransfer
 from insitu.parameters.gradients import Gradients
@@ -441,29 +440,11 @@ class RequestHandler:
 
     def _closure(self, connection: Connection, message: Message) -> Answer:
         meta, queue = message.meta, self.state.closures
-        worker, operation = int(meta["worker"]), str(meta["do"])
+        worker = int(meta["worker"])
         if not meta.get("change"):
             connection.closure_worker = worker
         self._change = self.replication.append(message)
-        if operation == "take":
-            limit = int(meta["limit"])
-            complete = queue.is_complete(limit)
-            holder = Holder(worker, int(meta["incarnation"]))
-            return {"complete": complete, "number": -1 if complete else queue.take(holder, limit)}, ()
-        number = int(meta["number"])
-        if operation == "finish":
-            result, delta = (np.array(array) for array in message.arrays)
-            queue.finish(number, result, delta, failed=meta["failed"] is True)
-            return {}, ()
-        if operation == "result":
-            kept = queue.results.get(number)
-            answer = {"ended": number in queue.results, "failed": number in queue.failed}
-            return answer, () if kept is None else (kept,)
-        if operation == "join":
-            record = queue.join(number, int(meta["limit"]), str(meta["digest"]))
-            return {"failed": record.failed}, (record.sums,)
-        queue.release(worker)
-        return {}, ()
+        return queue.answer(worker, meta, message.arrays)
 
     def _release_closures(self, connection: Connection) -> None:
         """Have the closures of a worker whose connection was closed be run by others."""

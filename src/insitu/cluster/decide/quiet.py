@@ -40,8 +40,11 @@ def find_left_alone(state: JobState, records: Mapping[TaskId, Progress | None]) 
 class _Since:
     """The beginning of a time in which a task was quiet."""
 
+    #: When it began, in seconds.
     at: float
+    #: Processor time that the task had used by then.
     cpu_seconds: float
+    #: Bytes that the job had printed by then.
     output_bytes: int
 
 

@@ -93,8 +93,11 @@ class PerWorkerDataset:
 class Closure:
     """A scheduled function and its arguments."""
 
+    #: The function, as it was passed to `schedule`.
     fn: Callable[..., Any]
+    #: Its positional arguments.
     args: tuple[Any, ...]
+    #: Its arguments by name.
     kwargs: Mapping[str, Any]
 
     @property

@@ -2,7 +2,7 @@
 
 With `tf.distribute` the script runs in a chief alone, which sends traced functions to workers. Here nothing
 that could be run is ever received: no function is sent, and nothing is unpickled. Each worker runs the whole
-script instead, as in every job. So each has all functions under the same numbers, and is told a number to
+script instead, as in every job. So each has all functions under the same numbers, and is given a number to
 run (`insitu.parameters.ClosureClient`). What a script may decide on must be the same in each worker:
 
 - `schedule` only notes a function. Functions are run in `join`, `done` and `fetch`, which all workers call in

@@ -3,7 +3,7 @@
 Such a script has three parts. A chief runs the coordinator's. Workers and ps tasks make a `Server`, whose
 `join` serves until the job ends. Here no task is sent anything to run: see `coordinator.py`. So `join` runs
 the script once more, from its start, with a TF_CONFIG that names this task the chief: the script takes the
-coordinator's part, in which a worker runs the functions that it is told to, and a ps task serves.
+coordinator's part, in which a worker runs the functions that it is given, and a ps task serves.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ from insitu.train.parameter_server import (
 )
 from insitu.train.replica import Replica, make_replica, plan_combination
 from insitu.train.strategies.base import Strategy, tell_unchecked
-from insitu.train.strategies.seeds import seeded_apart
+from insitu.train.strategies.seeds import draw_by_worker
 
 
 class ParameterServerStrategy(Strategy):
@@ -303,7 +303,7 @@ class ParameterServerStrategy(Strategy):
 
     def make_worker_dataset(self, make: Callable[[], Any]) -> Any:
         context = self.membership.context
-        with seeded_apart(context.seed, context.index if len(context.workers) > 1 else None):
+        with draw_by_worker(context.seed, context.index if len(context.workers) > 1 else None):
             return make()
 
     def distribute_dataset(self, dataset: Any, options: Any = None) -> Any:

@@ -28,7 +28,7 @@ def seed_unseeded(seed: int) -> None:
 
 
 @contextlib.contextmanager
-def seeded_apart(seed: int, worker: int | None) -> Iterator[None]:
+def draw_by_worker(seed: int, worker: int | None) -> Iterator[None]:
     """While open, shuffles without a seed draw another order in each worker, unless the script has set a
     global seed. `seed` is the job's; with None for `worker` nothing changes."""
     tensorflow = sys.modules.get("tensorflow")
