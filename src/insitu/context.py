@@ -133,10 +133,12 @@ class Context:
 
     def secret(self) -> bytes | None:
         """Return the secret that peers prove to each other: the job's, or outside a job the shared one. None:
-        a secret that only this process knows. Raises InputError for a cluster by hand without one."""
-        if self.by_hand and self.shared_secret is None:
+        a secret that only this process knows. Raises InputError for several processes without one."""
+        if self.job:
+            return self.job.secret.read_bytes()
+        if self.shared_secret is None and len(self.workers) > 1:
             return find_secret(os.environ, self.paths, self.workers)
-        return self.job.secret.read_bytes() if self.job else self.shared_secret
+        return self.shared_secret
 
 
 def _are_shards(shards: tuple[int, ...], num_shards: int) -> bool:

@@ -68,7 +68,7 @@ def test_plain_keras_takes_a_dataset(tmp_path: Path, home: Path, backend: str):
 def test_the_same_script_runs_on_its_own(tmp_path: Path):
     jobs = TrainingJobs(tmp_path, nodes=2)
     done = subprocess.run(
-        [sys.executable, "train.py", str(tmp_path), "1", "null"],
+        [sys.executable, "train.py", str(tmp_path), "1", "null", "cache"],
         cwd=jobs.folder,
         env={**os.environ, "INSITU_HOME": str(jobs.paths.home)},
         capture_output=True,

@@ -52,7 +52,8 @@ def modes_below(folder: Path) -> dict[str, int]:
     return {str(p.relative_to(folder)): stat.S_IMODE(p.stat().st_mode) for p in sorted(folder.rglob("*"))}
 
 
-def test_what_insitu_makes_is_its_owners_alone(tmp_path, home, umask):
+def test_what_insitu_makes_is_its_owners_alone(tmp_path, home, umask, monkeypatch):
+    monkeypatch.setattr("insitu.grid.verification.TIMESTAMP_TOLERANCE_NS", 0)
     paths = Paths(home)
     make_cache(paths, tmp_path)
     make_sticky_folder(paths.home, paths.jobs)

@@ -114,4 +114,6 @@ def test_several_hosts_need_the_users_own_secret(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("0123456789abcdef\n")
     assert find_secret({"INSITU_SECRET_FILE": str(tmp_path / "secret")}, paths, REMOTE) == b"0123456789abcdef"
     assert find_secret({"INSITU_SECRET": "0123456789abcdef"}, paths, REMOTE) == b"0123456789abcdef"
-    assert Context(paths, workers=REMOTE, by_hand=False).secret() is None
+    with pytest.raises(InputError, match="neither INSITU_SECRET_FILE nor INSITU_SECRET"):
+        Context(paths, workers=REMOTE).secret()
+    assert Context(paths).secret() is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -87,8 +86,7 @@ def test_it_becomes_the_task_though_another_process_holds_its_connection(
     engine.keep_standby(1, command)
     (pid,) = engine._standbys.pids
     go_on, ended = os.pipe()
-    with warnings.catch_warnings(action="ignore"):  # of threads that other tests have left
-        child = os.fork()
+    child = os.fork()
     if child == 0:
         os.close(ended)
         os.read(go_on, 1)

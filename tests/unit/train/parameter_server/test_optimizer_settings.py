@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 from models import in_shards, same_bits, weights
-from parameter_servers import servers
+from parameter_servers import SECRET, servers
 
 from insitu.errors import TrainingError
 from insitu.parameters import ConsistencyPolicy
@@ -192,13 +192,13 @@ class Replica:
 
 def test_of_two_workers_the_chief_decides_and_the_other_sees_it() -> None:
     rules = ConsistencyPolicy("async", 2)
-    options = {"secret": b"", "total_replicas": 2, "make_updater": make_model_updater}
+    options = {"total_replicas": 2, "make_updater": make_model_updater}
     model: Any = SimpleNamespace(non_trainable_variables=[], jit_compile=False)
     with servers(2, **options) as addresses, contextlib.ExitStack() as stack:
         both = []
         for index in range(2):
             context = dataclasses.replace(in_shards((index,), 2), servers=tuple(addresses))
-            context = dataclasses.replace(context, task=TaskId("worker", index))
+            context = dataclasses.replace(context, task=TaskId("worker", index), shared_secret=SECRET)
             session = ParameterServerSession(context, ServerConfig(rules, "refuse"))
             stack.callback(session.close)
             optimizer = keras.optimizers.SGD(0.5)

@@ -24,7 +24,7 @@ def test_layers_on_three_devices(backend: str, how: tuple[str, ...], tmp_path: P
     pytest.importorskip(backend)
     runs = result_of(start(backend, tmp_path, *how, script=RUNS.with_name("place_runs.py")))
     plain, placed = runs["plain"], runs["placed"]
-    if backend != "jax":
+    if backend == "torch":
         assert placed == plain  # the same operations, elsewhere
     for name in ("evaluate", "predict"):
         np.testing.assert_allclose(placed[name], plain[name], rtol=1e-5, atol=1e-5)
