@@ -17,11 +17,16 @@ for _name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREA
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home of its own for each test, and no trace of a job around it."""
-    for name in [n for n in os.environ if n.startswith("INSITU_")] + ["TF_CONFIG"]:
-        monkeypatch.delenv(name, raising=False)
+    forget_settings(monkeypatch)
     path = tmp_path / "home"
     monkeypatch.setenv("INSITU_HOME", str(path))
     return path
+
+
+def forget_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove what a job, or settings of devices, put into the environment."""
+    for name in [n for n in os.environ if n.startswith("INSITU_")] + ["TF_CONFIG"]:
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(scope="session")
@@ -31,4 +36,7 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from training_jobs import TrainingJobs
 
     jobs = TrainingJobs(tmp_path_factory.mktemp("two-workers"), nodes=2)
-    return (jobs, *jobs.run("--workers", "2", "--threads", "1"))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        # Tests before may have left settings, under which a job rounds differently.
+        forget_settings(monkeypatch)
+        return (jobs, *jobs.run("--workers", "2", "--threads", "1"))

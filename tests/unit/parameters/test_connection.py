@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import select
+import selectors
 import socket
 import struct
 from typing import Any
@@ -65,6 +65,15 @@ def test_an_excessive_length_is_not_allocated():
             Connection(there).receive()
 
 
+def wait_for(readable: list[socket.socket], writable: list[socket.socket]) -> None:
+    """Wait until a socket is ready. Unlike `select`, for descriptors of any number."""
+    with selectors.DefaultSelector() as selector:
+        for sockets, event in ((readable, selectors.EVENT_READ), (writable, selectors.EVENT_WRITE)):
+            for one in sockets:
+                selector.register(one, event)
+        assert selector.select(30)
+
+
 def test_a_peer_that_does_not_read_is_not_cut():
     """TCP_USER_TIMEOUT, 1.5 s, also counted the time for which a worker computed and read nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -79,7 +88,7 @@ def test_a_peer_that_does_not_read_is_not_cut():
             received = Connection(called)
             came: list[Message] = []
             while not came:
-                select.select([called], [caller], [], 30)
+                wait_for([called], [caller])
                 connection.flush()
                 came = received.receive()
             assert came[0].arrays[0].size == 30 << 20
