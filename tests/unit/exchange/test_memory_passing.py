@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 from collections.abc import Iterator
 
 import pytest
+from readiness import wait_readable
 
 from insitu.errors import ExchangeError
 from insitu.exchange import memory, memory_passing
@@ -60,7 +60,7 @@ def test_callers_of_another_user_are_disconnected(listener: memory_passing.Memor
                 os._exit(0 if call.recv(1) == b"" else 1)
         finally:
             os._exit(2)
-    assert select.select([listener], [], [], 30)[0]
+    assert wait_readable([listener], 30)
     assert listener.accept() is None
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 

@@ -6,13 +6,13 @@ import contextlib
 import errno
 import json
 import os
-import select
 import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from readiness import wait_readable
 
 from insitu.cluster.control import request_inbox
 from insitu.cluster.control.request_inbox import MAX_CONNECTIONS, JobRequest, RequestInbox
@@ -41,7 +41,7 @@ class Office:
         return client
 
     def is_awake(self) -> bool:
-        return bool(select.select([self.wakeup], [], [], 0)[0])
+        return bool(wait_readable([self.wakeup], 0))
 
     def close(self) -> None:
         for client in self._clients:

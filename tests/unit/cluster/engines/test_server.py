@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import select
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
+from readiness import wait_readable
 
 from insitu.cluster.engines.channel import Channel, ChannelClosed, open_channel_pair
 from insitu.cluster.engines.engine import Ended, Output
@@ -43,7 +43,7 @@ class PrintingEngine:
             return [Output(W0, bytes(1 << 20))]
         if self._looks == 33:
             return [Ended(W0, 0)]
-        select.select([self._wakeup], [], [])
+        wait_readable([self._wakeup])
         return []
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ def test_output_is_left_with_the_tasks_while_the_other_end_does_not_read(wakeup:
     messages: list[dict[str, object]] = []
     while not (messages and "ended" in messages[-1]):
         assert time.monotonic() < deadline
-        select.select([ours], [], [], 1.0)
+        wait_readable([ours], 1.0)
         messages += ours.receive()
     assert len(messages) == 33 and engine.looks_while_full == 0
     ours.close()

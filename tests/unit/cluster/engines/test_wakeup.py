@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import select
 import signal
 import socket
 from collections.abc import Iterator
 
 import pytest
+from readiness import wait_readable
 
 from insitu.cluster.engines.wakeup import Wakeup
 
@@ -31,7 +31,7 @@ def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def is_ready(wakeup: Wakeup, seconds: float = 0.0) -> bool:
-    return bool(select.select([wakeup], [], [], seconds)[0])
+    return bool(wait_readable([wakeup], seconds))
 
 
 def test_a_signal_makes_it_readable_until_it_is_taken(wakeup: Wakeup):
