@@ -45,7 +45,7 @@ def leave_graph(name: str) -> None:
 def prepare_backend() -> None:
     """Prepare TensorFlow's functions that scripts use around and in their steps. Done once. Other backends
     need nothing, and load nothing here."""
-    if keras.backend.backend() == "tensorflow":
+    if _is_tensorflow():
         from insitu.train.custom_loop import tf_distribute, tf_function
 
         tf_distribute.install()
@@ -54,18 +54,22 @@ def prepare_backend() -> None:
 
 def make_spec(shape: Sequence[int | None], dtype: str) -> Any:
     """Return what the backend describes an array by."""
-    return _backend().make_spec(shape, dtype)
+    return _backend().make_spec(shape, dtype) if _is_tensorflow() else keras.KerasTensor(shape, dtype)
 
 
 def as_batch(leaf: Any) -> Any:
     """Return an array of a batch as scripts for the backend expect it: a tensor on TensorFlow."""
-    return _backend().as_batch(leaf)
+    return _backend().as_batch(leaf) if _is_tensorflow() else leaf
 
 
 def out_of_range_error() -> Exception:
     """Return the error that iterators of the backend raise at their end."""
-    error: Exception = _backend().out_of_range_error()
+    error: Exception = _backend().out_of_range_error() if _is_tensorflow() else StopIteration()
     return error
+
+
+def _is_tensorflow() -> bool:
+    return str(keras.backend.backend()) == "tensorflow"
 
 
 def _backend() -> Any:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import keras
 import numpy as np
 from jax._src.core import trace_state_clean
 
@@ -24,21 +23,6 @@ def leave_graph(name: str) -> None:
             f"{name} compiles the step itself, and moves values between tasks outside of compiled functions. "
             "Received: a call in a function that jax.jit, jax.grad or the like traces. Leave that out."
         )
-
-
-def make_spec(shape: Sequence[int | None], dtype: str) -> keras.KerasTensor:
-    """See `insitu.train.custom_loop.factory.make_spec`."""
-    return keras.KerasTensor(shape, dtype)
-
-
-def as_batch(leaf: Any) -> Any:
-    """See `insitu.train.custom_loop.factory.as_batch`."""
-    return leaf
-
-
-def out_of_range_error() -> Exception:
-    """See `insitu.train.custom_loop.factory.out_of_range_error`."""
-    return StopIteration()
 
 
 def trace_step(model: StepModel, example: list[Any]) -> None:

@@ -25,21 +25,6 @@ def leave_graph(name: str) -> None:
         )
 
 
-def make_spec(shape: Sequence[int | None], dtype: str) -> keras.KerasTensor:
-    """See `insitu.train.custom_loop.factory.make_spec`."""
-    return keras.KerasTensor(shape, dtype)
-
-
-def as_batch(leaf: Any) -> Any:
-    """See `insitu.train.custom_loop.factory.as_batch`."""
-    return leaf
-
-
-def out_of_range_error() -> Exception:
-    """See `insitu.train.custom_loop.factory.out_of_range_error`."""
-    return StopIteration()
-
-
 def trace_step(model: StepModel, example: list[Any]) -> None:
     """See `insitu.train.custom_loop.trace_step`."""
     model.trace([keras.ops.convert_to_tensor(np.array(array)) for array in example])
