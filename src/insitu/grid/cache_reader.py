@@ -127,9 +127,8 @@ class CacheReader:
         for index in held:
             self._open(index, verify=False)
         blocks = [open_blocks(self._paths, self.cache, index, self._node, self._columns) for index in held]
-        return ShardSource(
-            blocks, self.starts(shard), self.cache.block_rows, self.cache.columns, self._columns
-        )
+        starts = np.array(self.starts(shard))
+        return ShardSource(blocks, starts, self.cache.block_rows, self.cache.columns, self._columns)
 
     def read_ranges(self, shard: int, ranges: Sequence[tuple[int, int, int]]) -> Read:
         """Return rows [start, stop) of the shard's k-th partitions; in place where they lie in one."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from insitu.grid.layout import Rows, ShuffledPlan, WindowBlocks, WindowedOrder
+from insitu.grid.layout import Rows, ShuffledPlan, WindowBlocks, WindowedOrder, count_blocks_before
 from insitu.grid.partitions import TEXT, BlockedValues, body_alignment
 from insitu.spec import Column
 
@@ -37,7 +37,7 @@ class ShardSource:
     #: The shard's partitions, in their order.
     partitions: Sequence[BlockSource]
     #: The position of each partition's first row in the shard; at the end, all rows.
-    starts: Sequence[int]
+    starts: Rows
     #: Rows of each block of a partition but its last.
     block_rows: int
     #: All columns of the cache.
@@ -80,9 +80,8 @@ class Window:
         self._shard = shard
         self._held = held
         self._ahead = ahead
-        blocks_before = np.cumsum([0, *(-(-rows // shard.block_rows) for rows in np.diff(shard.starts))])
-        self._numbers = blocks_before[held.parts] + held.blocks
-        self._blocks_before = blocks_before
+        self._blocks_before = count_blocks_before(np.diff(shard.starts), shard.block_rows)
+        self._numbers = self._blocks_before[held.parts] + held.blocks
         self._rows_before = np.cumsum(held.rows) - held.rows
         self._places = self._arrange()
         self._memory = ahead.take_memory(self._places[-1][1])
@@ -114,7 +113,7 @@ class Window:
 
         The block is -1 for rows that are elsewhere.
         """
-        starts = np.asarray(self._shard.starts)
+        starts = self._shard.starts
         parts = np.searchsorted(starts, positions, side="right") - 1
         blocks, rows = np.divmod(positions - starts[parts], self._shard.block_rows)
         numbers = self._blocks_before[parts] + blocks

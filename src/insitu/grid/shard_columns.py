@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from insitu.grid.layout import Rows, ShuffledPlan
+from insitu.grid.layout import Rows, ShuffledPlan, count_blocks_before
 from insitu.grid.partitions import TEXT, AddressSpace, BlockedValues, Partition, body_alignment
 from insitu.spec import Column
 
@@ -25,8 +25,7 @@ class ShardColumns:
         space.prefault()
         self._starts = np.concatenate(([0], np.cumsum([p.rows for p in partitions])))
         self._block_rows = max(p.block_rows for p in partitions)
-        blocks = [-(-p.rows // self._block_rows) for p in partitions]
-        self._first_blocks = np.concatenate(([0], np.cumsum(blocks)))
+        self._first_blocks = count_blocks_before(np.diff(self._starts), self._block_rows)
         self._columns = columns
         self._fixed = {c.name: self._join(space, partitions, c) for c in columns if c.dtype != TEXT}
         self._texts = {c.name: [p.values[c.name] for p in partitions] for c in columns if c.dtype == TEXT}

@@ -30,7 +30,7 @@ def make_shard(
         write_rows(path, columns, parts[-1], rows, block_rows)
         readers.append(BlockReader(Partition(path, columns, rows, block_rows), columns, columns))
     whole = {c.name: np.concatenate([part[c.name] for part in parts]) for c in columns}
-    return ShardSource(readers, [0, *np.cumsum(lengths).tolist()], block_rows, columns, columns), whole
+    return ShardSource(readers, np.array([0, *np.cumsum(lengths)]), block_rows, columns, columns), whole
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -23,7 +23,7 @@ from insitu.grid.layout.order import (
     steps_of_shard,
 )
 from insitu.grid.layout.permutation import Permutation
-from insitu.grid.layout.windows import WindowBlocks, WindowedOrder
+from insitu.grid.layout.windows import WindowBlocks, WindowedOrder, count_blocks_before
 
 __all__ = [
     "BatchPlan",
@@ -34,6 +34,7 @@ __all__ = [
     "WindowedOrder",
     "batch_sizes",
     "check_split",
+    "count_blocks_before",
     "hash_integers",
     "hash_rows",
     "hash_texts",

@@ -15,6 +15,11 @@ _BLOCKS, _ROWS = 0, 1
 """What a key is for: the order of the blocks, or of the rows in a window."""
 
 
+def count_blocks_before(part_rows: npt.NDArray[np.int64], block_rows: int) -> npt.NDArray[np.int64]:
+    """Return the number of blocks in the shard before each partition, and at the end that of all blocks."""
+    return np.concatenate(([0], np.cumsum(-(-part_rows // block_rows)))).astype(np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class WindowBlocks:
     """The blocks of one window, in the order in which they lie in the shard."""
@@ -54,7 +59,7 @@ class WindowedOrder:
         self._window_blocks = window_blocks
         self._key = (seed, epoch, shard)
         part_rows = np.diff(self._starts)
-        self._first_blocks = np.concatenate(([0], np.cumsum(-(-part_rows // block_rows))))
+        self._first_blocks = count_blocks_before(part_rows, block_rows)
         blocks = int(self._first_blocks[-1])
         self._order = Permutation(blocks, *self._key, _BLOCKS)
         self.num_windows = -(-blocks // window_blocks)
