@@ -195,9 +195,12 @@ def view(variable: Any) -> NDArray[Any]:
     value, backend = variable.value, keras.backend.backend()
     if backend == "torch":
         return np.asarray(keras.ops.convert_to_numpy(value))
-    # Not by convert_to_numpy: for JAX and TensorFlow it uses a call that future NumPy versions refuse.
-    array: NDArray[Any] = np.asarray(value.read_value() if backend == "tensorflow" else value)
-    return array
+    if backend == "tensorflow":
+        from insitu.train.replica.tensorflow_memory import read
+
+        return read(value)
+    # Not by convert_to_numpy: for JAX it uses a call that future NumPy versions refuse.
+    return np.asarray(value)
 
 
 def views(state: ModelState) -> dict[str, NDArray[Any]]:
