@@ -5,7 +5,6 @@ A model that was made in a scope belongs to its strategy, also where it is compi
 
 from __future__ import annotations
 
-import weakref
 from typing import Any, Protocol
 
 from insitu.errors import TrainingError
@@ -22,20 +21,21 @@ class Maker(Protocol):
         """Compile a model that was made in the scope, and take it over."""
 
 
-_makers: dict[int, tuple[weakref.ref[Any], Maker]] = {}
-"""By the identity of the layer, which a class of the user's may have made unhashable."""
+_ATTRIBUTE = "_insitu_maker"
+"""Of the layer itself, so that a model and its strategy are freed together. A table of all layers would keep
+every model for ever, since a strategy knows its models."""
 
 
 def note_maker(layer: Any, strategy: Maker) -> None:
     """Remember that `layer`, maybe a model, was made in the scope of `strategy`."""
-    key = id(layer)
-    _makers[key] = (weakref.ref(layer, lambda _: _makers.pop(key, None)), strategy)
+    # Not as Keras and PyTorch set attributes, which they track and save.
+    object.__setattr__(layer, _ATTRIBUTE, strategy)
 
 
 def maker_of(layer: Any) -> Maker | None:
     """Return the strategy in whose scope `layer` was made, else None."""
-    made, strategy = _makers.get(id(layer), (lambda: None, None))
-    return strategy if made() is layer else None
+    maker: Maker | None = vars(layer).get(_ATTRIBUTE)
+    return maker
 
 
 def check_not_of_scope(model: Any) -> None:

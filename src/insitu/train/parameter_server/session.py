@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,10 +77,10 @@ class ParameterServerSession:
     def __init__(self, context: Context, config: ServerConfig, *, tables_follow_model: bool = True) -> None:
         """`tables_follow_model`: the model's optimizer updates tables too, so they have its learning rate."""
         addresses: Sequence[str] = context.servers
-        self._own_server: ParameterServer | None = None
+        own_server: ParameterServer | None = None
         if not addresses:
-            self._own_server = config.server("127.0.0.1:0", context).start()
-            addresses = (self._own_server.address,)
+            own_server = config.server("127.0.0.1:0", context).start()
+            addresses = (own_server.address,)
         self._context = context
         self._client = _connect(context, addresses)
         self.servers = len(addresses)
@@ -117,7 +118,12 @@ class ParameterServerSession:
         self._writing: Future[int] | None = None
         """The checkpoint that the servers write."""
         self._leaves_at_exit = False
-        atexit.register(self._end)
+        self._ending: weakref.finalize[..., ParameterServerSession] | None = None
+        """Closes everything with the session, where the server is its own."""
+        if own_server is None:
+            atexit.register(self._end)
+        else:
+            self._ending = weakref.finalize(self, _close, self._client, own_server)
 
     @property
     def shards(self) -> tuple[int, ...]:
@@ -139,10 +145,10 @@ class ParameterServerSession:
         self._leaves_at_exit = True
 
     def close(self) -> None:
-        self._client.close()
-        if self._own_server is not None:
-            self._own_server.stop()
-            self._own_server = None
+        if self._ending is not None:
+            self._ending()
+        else:
+            self._client.close()
 
     def coordinate(self) -> ClosureClient:
         """Have a coordinator say which worker runs a step. Returns this worker's access to its queue."""
@@ -425,6 +431,11 @@ class ParameterServerSession:
             client.load_rows(name, keys, rows).result()
             self.marks.set_table_begun(name)
         self.marks.wait_for_table(name)
+
+
+def _close(client: Client, server: ParameterServer) -> None:
+    client.close()
+    server.stop()
 
 
 def _connect(context: Context, addresses: Sequence[str]) -> Client:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 
+import insitu
 from insitu.errors import TrainingError
 from insitu.train.fit.makers import maker_of, note_maker
 from insitu.train.fit.trainer import trainer_of
@@ -76,3 +80,20 @@ def test_makers_are_forgotten_with_what_they_made():
     layer, strategy = Unhashable(), SimpleNamespace()
     note_maker(layer, strategy)
     assert maker_of(layer) is strategy and maker_of(Unhashable()) is None
+
+
+@pytest.mark.parametrize("name", ["OneDeviceStrategy", "MirroredStrategy", "ParameterServerStrategy"])
+def test_model_and_strategy_are_freed_together(name: str) -> None:
+    def train() -> tuple[weakref.ref[Any], weakref.ref[Any]]:
+        strategy = getattr(insitu, name)()
+        with strategy.scope():
+            model = make_model("functional")
+            model.compile("sgd", "mse")
+        model.fit(X, Y, batch_size=5, verbose=0)
+        return weakref.ref(strategy), weakref.ref(model)
+
+    before = len(os.listdir("/proc/self/fd"))
+    freed = train()
+    gc.collect()
+    assert [reference() for reference in freed] == [None, None]
+    assert len(os.listdir("/proc/self/fd")) <= before, "its parameter server is still there"

@@ -196,5 +196,6 @@ def test_a_process_does_not_wait_at_its_end_for_servers_that_have_ended(make: An
     session = make()
     define(session, Replica())
     session.leave_at_exit()
-    session._own_server.stop()
+    _, server = session._ending.peek()[2]
+    server.stop()
     session._end()
