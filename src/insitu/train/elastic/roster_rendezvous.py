@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -31,6 +32,15 @@ TRAINING_POLL_INTERVAL = 0.05
 
 class Released(SystemExit):
     """The job goes on without this task: it ends well."""
+
+
+def _leave(group: weakref.ref[Group], reporter: ProgressReporter) -> None:
+    """Leave the group at the end of the process, unless it was freed with its strategy before. The controller
+    then waits for that end before it judges what the others report."""
+    reporter.report_place(LEAVING)
+    joined = group()
+    if joined is not None:
+        joined.close()
 
 
 class RosterRendezvous:
@@ -78,7 +88,7 @@ class RosterRendezvous:
                 if self._newest_roster(roster) is roster:
                     raise
                 continue
-            atexit.register(self._leave, group)
+            atexit.register(_leave, weakref.ref(group), self._reporter)
             self._reporter.set_generation(group.generation)
             self._reporter.report_place(place)
             return group
@@ -92,12 +102,6 @@ class RosterRendezvous:
                 f"{context.workers[context.index]}; waits up to {context.stall_timeout:g} s for the others "
                 f"({STALL_TIMEOUT_ENV})\n"
             )
-
-    def _leave(self, group: Group) -> None:
-        """Leave the group at the end of the process. The controller then waits for that before it judges what
-        the others report."""
-        self._reporter.report_place(LEAVING)
-        group.close()
 
     def _connect(self, roster: Roster | None, deadline: float) -> Group:
         context = self.context

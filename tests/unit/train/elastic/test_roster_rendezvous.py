@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +142,16 @@ def test_a_task_learns_whose_scripts_have_ended_well(tmp_path: Path) -> None:
     group.tried.append(0)
     rendezvous.rejoin(group, ExchangeError("worker:1 was lost"))
     assert rendezvous.ended == ("worker:1",) and rendezvous.context.shards == (0, 1)
+
+
+def test_a_group_is_freed_with_its_strategy(tmp_path: Path, monkeypatch: Any) -> None:
+    at_exit: list[Any] = []
+    monkeypatch.setattr(roster_rendezvous.atexit, "register", lambda *call: at_exit.append(call))
+    context = Context(Paths(tmp_path), "", W0, "c", (0,), 1, stall_timeout=30.0)
+    group = RosterRendezvous(context, ProgressReporter(context), ReplicaMonitor(), "auto", "none").join()
+    freed = weakref.ref(group)
+    del group
+    gc.collect()
+    assert freed() is None
+    ((leave, *arguments),) = at_exit
+    leave(*arguments)  # and nothing happens
