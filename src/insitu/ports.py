@@ -1,11 +1,12 @@
 """Ports for tasks to listen on.
 
-A task opens its port only seconds after it was given the number, when its framework has been loaded. A port
-that the system chose for a bind to port 0 may by then have been given to anybody's outgoing connection. So
-ports are drawn from outside the system's ephemeral range, where nothing appears unasked, and each is
-verified by binding it. The bound socket is handed to the task, which listens on it (`LISTENER_ENV`): so
-nobody
-else can take the port meanwhile. Where it isn't handed down, the task binds the port itself.
+A task opens its port only seconds after it was given the number, when its framework has been loaded. So who
+chooses a port binds it at once, and hands the bound socket to the task, which listens on it (`LISTENER_ENV`):
+nobody can take the port meanwhile. Ports are drawn from outside the system's ephemeral range, where nothing
+appears unasked.
+
+Some can't take a socket: TensorFlow's gRPC, and programs whose parents close what they inherit. They listen
+beside the bound socket, which needs SO_REUSEPORT on both, and the same user: the kernel refuses all others.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST, _HIGHEST = 15_000, 65_000
 _TRIES = 200
 LISTENER_ENV = "INSITU_LISTENER"
-"""The descriptor of a bound socket that a process was given. Removed from the environment when read."""
+"""`DESCRIPTOR:HOST:PORT` of a bound socket that a process was given. Without the descriptor once it has been
+taken over: processes that this one starts don't get it."""
 _inherited: dict[tuple[str, int], socket.socket] = {}
 """Bound sockets that this process was given, by (host, port). They stay open, and so the ports stay taken."""
 
@@ -45,10 +47,12 @@ def hold_port(host: str) -> socket.socket:
     candidates = candidate_ports((low, high))
     chooser = random.SystemRandom()
     for _ in range(_TRIES):
-        port = chooser.choice(candidates) if len(candidates) >= 1000 else 0
+        port = chooser.choice(candidates) if len(candidates) >= 1000 else _ask_for_port(host)
         held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             held.bind((host, port))
+            # After the bind, which must fail where another socket of this user has the port.
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         except OSError as error:
             held.close()
             if error.errno == errno.EADDRINUSE:
@@ -60,26 +64,54 @@ def hold_port(host: str) -> socket.socket:
         return held
     raise ClusterError(
         f"No free port was found on {host} in {_TRIES} tries. End programs that hold ports, or wait a minute "
-        "for "
-        "those that have just ended"
+        "for those that have just ended"
     )
+
+
+def _ask_for_port(host: str) -> int:
+    """Return a free port that the system chose; 0 where it gives none. A socket that is bound to 0 itself
+    would lose its port when it stops listening."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_STREAM) as asking:
+        asking.bind((host, 0))
+        return int(asking.getsockname()[1])
+    return 0
+
+
+def describe_listener(held: socket.socket) -> str:
+    """Return the value of LISTENER_ENV for a process that gets `held` by the same descriptor."""
+    host, port = held.getsockname()[:2]
+    return f"{held.fileno()}:{host}:{port}"
 
 
 def take_inherited(host: str, port: int) -> socket.socket | None:
     """Return a socket that is bound to (host, port) and was handed to this process; None if there is none.
 
-    The port stays bound when the caller closes the socket: shut down, it listens no more, and the next call
-    returns it again.
+    From then on no other socket can be bound there. The port stays bound when the caller closes the socket:
+    shut down, it listens no more, and the next call returns it again. Raises OSError where the socket was
+    handed to a process above this one, which listens on it.
     """
-    descriptor = os.environ.pop(LISTENER_ENV, "")
-    if descriptor.isdecimal():
-        adopt_listener(int(descriptor))
+    adopt_inherited()
     held = _inherited.get((host, port))
-    return None if held is None else held.dup()
+    if held is not None:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 0)
+        return held.dup()
+    if os.environ.get(LISTENER_ENV, "").partition(":")[2] == f"{host}:{port}":
+        return _bind_beside(host, port)
+    return None
 
 
-def adopt_listener(descriptor: int) -> None:
-    """Keep a bound TCP socket that this process was given. Anything else is left alone."""
+def adopt_inherited() -> None:
+    """Take over the socket that LISTENER_ENV names, so that no process that this one starts gets it."""
+    descriptor, _, address = os.environ.get(LISTENER_ENV, "").partition(":")
+    if descriptor:
+        os.environ[LISTENER_ENV] = f":{address}"
+    if descriptor.isdecimal():
+        adopt_listener(int(descriptor), address)
+
+
+def adopt_listener(descriptor: int, address: str) -> None:
+    """Keep the socket `descriptor`, which is bound to `address`. Leave anything else alone: numbers of
+    descriptors are used again."""
     with contextlib.suppress(OSError):
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             return
@@ -87,6 +119,23 @@ def adopt_listener(descriptor: int) -> None:
         if held.type != socket.SOCK_STREAM or held.family not in (socket.AF_INET, socket.AF_INET6):
             held.close()
             return
+        host, port = held.getsockname()[:2]
+        if f"{host}:{port}" != address:
+            held.close()
+            return
         os.close(descriptor)
         os.set_inheritable(held.fileno(), False)
-        _inherited[held.getsockname()[:2]] = held
+        _inherited[host, port] = held
+
+
+def _bind_beside(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound beside the one that another process of this user holds. Raises OSError
+    where that one is used."""
+    beside = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        beside.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        beside.bind((host, port))
+    except OSError:
+        beside.close()
+        raise
+    return beside

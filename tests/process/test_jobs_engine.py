@@ -22,6 +22,7 @@ from insitu.paths import JobPaths, Paths
 from insitu.progress import Progress, ProgressWriter
 from insitu.roster import Member, Roster, read_roster
 from insitu.spec import NodeId, TaskId, TaskSpec
+from tests.support.foreign_user import needs_root, run_as
 
 W0, W1 = (TaskSpec(TaskId("worker", i), NodeId("node-0")) for i in range(2))
 ENGINES: dict[str, Callable[[JobPaths], Engine]] = {"local": LocalEngine, "server": start_engine_server}
@@ -107,10 +108,71 @@ def test_addresses_are_distinct_and_fresh(engine: Engine) -> None:
     assert all(address.rpartition(":")[2].isdecimal() for address in first.values())
 
 
-def test_a_reserved_address_can_be_listened_on_by_its_task(engine: Engine, python: Program) -> None:
-    host, _, port = engine.reserve([W0, W1])[W0.task].rpartition(":")
-    engine.launch(W0, python(f"import socket; socket.create_server(({host!r}, {port})); print('listens')"))
+LISTENS = """
+from insitu import ports
+host, _, port = {address!r}.rpartition(":")
+listener = ports.take_inherited(host, int(port))
+listener.listen()
+print("listens", flush=True)
+listener.accept()
+"""
+
+
+def split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+def can_bind(address: str, *options: int) -> bool:
+    """Whether another process could listen at `address`: it binds it as this one does."""
+    with socket.socket() as stranger:
+        for option in options:
+            stranger.setsockopt(socket.SOL_SOCKET, option, 1)
+        try:
+            stranger.bind(split(address))
+        except OSError:
+            return False
+        return True
+
+
+def test_nobody_else_can_bind_the_address_of_a_task(engine: Engine, task: Program) -> None:
+    address = engine.reserve([W0, W1])[W0.task]
+    script = task(LISTENS.format(address=address))
+    for _ in range(2):  # also a replacement that listens where the process before did
+        assert not can_bind(address) and not can_bind(address, socket.SO_REUSEADDR)
+        engine.launch(W0, script)
+        collect(engine, lambda happened: b"listens" in printed(happened, W0))
+        # From now on not even a process of this user.
+        assert not can_bind(address, socket.SO_REUSEADDR, socket.SO_REUSEPORT)
+        engine.signal(W0.task, "kill")
+        collect(engine, ended(1))
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(split(address))
+    assert not can_bind(address, socket.SO_REUSEADDR)
+
+
+@needs_root
+def test_another_user_cannot_bind_the_address_of_a_task_that_cannot_take_a_socket(
+    engine: Engine, python: Program
+) -> None:
+    """As TensorFlow's gRPC listens: beside the socket that is held for it."""
+    address = engine.reserve([W0])[W0.task]
+    both = socket.SO_REUSEADDR, socket.SO_REUSEPORT
+    assert run_as(lambda: can_bind(address, *both)) == "False"
+    program = f"import socket; socket.create_server({split(address)}, reuse_port=True); print('listens')"
+    engine.launch(W0, python(program))
     assert printed(collect(engine, ended(1)), W0) == b"listens\n"
+    assert run_as(lambda: can_bind(address, *both)) == "False"
+
+
+def test_a_task_that_lives_keeps_its_address(engine: Engine, python: Program) -> None:
+    """As where a controller launched it, and died before it published the address."""
+    address = engine.reserve([W0, W1])[W0.task]
+    engine.launch(W0, python("import time; time.sleep(600)"))
+    assert engine.reserve([W0])[W0.task] == address
+    engine.signal(W0.task, "kill")
+    collect(engine, ended(1))
+    assert engine.reserve([W0])[W0.task] != address
 
 
 def test_an_address_for_a_task_that_lives_already_is_free_at_once(engine: Engine, python: Program) -> None:

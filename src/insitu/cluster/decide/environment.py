@@ -94,6 +94,8 @@ def build_task_environment(
             STALL_TIMEOUT_ENV: repr(job.stall_timeout),
             MEMORY_CHECKPOINT_ENV: "1" if job.memory_checkpoint else "",
             "PYTHONUNBUFFERED": "1",
+            # Its gRPC servers can't take the bound socket of the task, and listen beside it.
+            "TF_GRPC_REUSE_PORT": "1",
             **job.settings,
             **{name: str(job.threads) for name in THREAD_SETTINGS},
             "TF_NUM_INTEROP_THREADS": str(count_interop_threads(job)),

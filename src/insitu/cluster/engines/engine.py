@@ -97,9 +97,10 @@ class TaskSetup(Protocol):
     """Prepares what tasks find when they begin."""
 
     def reserve(self, tasks: Sequence[TaskSpec]) -> dict[TaskId, str]:
-        """Return a distinct `host:port` for each task on its node, held until the task is launched.
+        """Return a distinct `host:port` for each task on its node, bound until the job ends.
 
-        Addresses of an earlier call that weren't used are let go of. Raises ClusterError.
+        The task gets the bound socket when it is launched (see `insitu.ports`). One that runs keeps its
+        address. Addresses of an earlier call that weren't used are let go of. Raises ClusterError.
         """
 
     def publish_roster(self, roster: Roster) -> None:

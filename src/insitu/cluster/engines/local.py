@@ -7,18 +7,17 @@ import fcntl
 import os
 import selectors
 import signal
-import socket
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 
 from insitu.cluster.engines.engine import Command, Ended, NodeState, Output, ProcessState, SignalName
+from insitu.cluster.engines.listeners import TaskListeners, with_listener
 from insitu.cluster.engines.standby import Standby, StandbyPool, start_process
 from insitu.cluster.engines.task_files import TaskFiles
 from insitu.cluster.task import PARENT_ENV
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths, Paths, is_missing
-from insitu.ports import hold_port
 from insitu.processes import (
     END_TIMEOUT,
     is_stopped,
@@ -74,32 +73,23 @@ class LocalEngine(TaskFiles):
         if wake is not None:
             self._selector.register(wake, selectors.EVENT_READ, None)
         self._running: dict[TaskId, _Running] = {}
-        self._held_ports: dict[TaskId, socket.socket] = {}
+        self._listeners = TaskListeners(HOST)
         self._standbys = StandbyPool(self._selector, job.code)
 
     def keep_standby(self, count: int, command: Command) -> None:
         self._standbys.keep(count, _tied_to_this_process(command))
 
     def reserve(self, tasks: Sequence[TaskSpec]) -> dict[TaskId, str]:
-        self._release_ports()
-        for spec in tasks:
-            self._held_ports[spec.task] = hold_port(HOST)
-        addresses = {task: f"{HOST}:{held.getsockname()[1]}" for task, held in self._held_ports.items()}
-        for task in self._held_ports.keys() & self._running.keys():
-            # An earlier controller launched this task and died before it published the address. The process
-            # will listen on the port itself.
-            self._held_ports.pop(task).close()
-        return addresses
+        return self._listeners.reserve([spec.task for spec in tasks], self._running)
 
     def launch(self, task: TaskSpec, command: Command) -> int:
+        listener = self._listeners.take(task.task)
         command = _tied_to_this_process(command)
-        held = self._held_ports.pop(task.task, None)
-        if held is not None:
-            held.close()
-        process = self._standbys.activate(command)
+        process = self._standbys.activate(command, listener)
         if process is None:
+            inherit = () if listener is None else (listener.fileno(),)
             try:
-                process = start_process(command, self._job.code)
+                process = start_process(with_listener(command, listener), self._job.code, inherit=inherit)
             except OSError as error:
                 raise ClusterError(
                     f"Can't start {task.task}: {error}. Check the memory and the number of processes "
@@ -175,6 +165,7 @@ class LocalEngine(TaskFiles):
         os.close(running.pidfd)
         running.pipe.close()
         del self._running[running.task]
+        self._listeners.stop_listening(running.task)
 
     def _reap_orphans(self) -> None:
         own = {*(r.process.pid for r in self._running.values()), *self._standbys.pids}
@@ -202,11 +193,6 @@ class LocalEngine(TaskFiles):
             n: NodeState(available, not have_stores or not is_missing(self._paths.node(n))) for n in nodes
         }
 
-    def _release_ports(self) -> None:
-        for held in self._held_ports.values():
-            held.close()
-        self._held_ports.clear()
-
     def close(self) -> None:
         for running in list(self._running.values()):
             running.kill_group(signal.SIGKILL)
@@ -214,7 +200,7 @@ class LocalEngine(TaskFiles):
                 running.process.wait(END_TIMEOUT)
             self._forget(running)
         self._standbys.close()
-        self._release_ports()
+        self._listeners.close()
         self._selector.close()
 
 

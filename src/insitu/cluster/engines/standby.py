@@ -19,6 +19,7 @@ from insitu.cluster.engines.engine import Command
 from insitu.cluster.task import STANDBY_OPTION
 from insitu.context import CONTRACT_ENVS, JOB_ID_ENV
 from insitu.paths import HOME_ENV
+from insitu.ports import LISTENER_ENV
 from insitu.processes import END_TIMEOUT, raise_priority
 
 _READS = 16
@@ -58,7 +59,8 @@ class Standby:
 
 def select_fixed_part(command: Command) -> Command:
     """Return `command` without what a running process can still be given: the contract's names."""
-    rest = {name: value for name, value in command.environment.items() if name not in CONTRACT_ENVS}
+    given = {*CONTRACT_ENVS, LISTENER_ENV}
+    rest = {name: value for name, value in command.environment.items() if name not in given}
     return Command(command.arguments, rest)
 
 
@@ -107,8 +109,11 @@ class StandbyPool:
             self._selector.register(process.stdout, selectors.EVENT_READ, standby)
         self._processes.append(standby)
 
-    def activate(self, command: Command) -> subprocess.Popen[bytes] | None:
-        """Return a process that turns into `command` now, or None where none stands by that could."""
+    def activate(self, command: Command, listener: socket.socket | None) -> subprocess.Popen[bytes] | None:
+        """Return a process that turns into `command` now, or None where none stands by that could.
+
+        It gets `listener`, the bound socket of its task.
+        """
         fits = select_fixed_part(command)
         for standby in list(self._processes):
             if standby.fits != fits:
@@ -120,7 +125,9 @@ class StandbyPool:
             message = json.dumps({"environment": command.environment}).encode()
             try:
                 with standby.connection as connection:
-                    connection.sendall(message)
+                    descriptors = [] if listener is None else [listener.fileno()]
+                    sent = socket.send_fds(connection, [message], descriptors)
+                    connection.sendall(message[sent:])
                     # Closing alone ends nothing: a controller forked meanwhile holds this end as well.
                     connection.shutdown(socket.SHUT_WR)
             except OSError:

@@ -55,6 +55,9 @@ def main() -> None:
     _check_connections(Path.cwd(), Path(resolved.arguments[0]) if resolved.script else None)
     if not resolved.script:
         execute(resolved.arguments)
+    from insitu.ports import adopt_inherited
+
+    adopt_inherited()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     random.seed(int(os.environ.get("INSITU_SEED", "0")))

@@ -22,6 +22,7 @@ from pathlib import Path
 from insitu import preload_hooks
 from insitu.context import CONTRACT_ENVS
 from insitu.lazy_imports import gc_paused
+from insitu.ports import LISTENER_ENV, describe_listener
 
 LOWEST_PRIORITY = 19
 _LARGEST = 1 << 20
@@ -178,9 +179,7 @@ def wait_as_standby(descriptor: int, script: Path | None) -> None:
         if script is not None:
             with gc_paused():
                 preload_script(script)
-        text = b""
-        while data := connection.recv(_LARGEST):
-            text += data
+        text, listener = _receive_task(connection)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     if not text:
@@ -189,8 +188,24 @@ def wait_as_standby(descriptor: int, script: Path | None) -> None:
     for name in CONTRACT_ENVS & os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)
+    if listener is not None:
+        os.environ[LISTENER_ENV] = describe_listener(listener)
+        os.set_inheritable(listener.detach(), True)
     if lowered:
         _restore_priority()
+
+
+def _receive_task(connection: socket.socket) -> tuple[bytes, socket.socket | None]:
+    """Return what the engine sends until it closes its end, and the bound socket of the task, if there is
+    one."""
+    text, listener = b"", None
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(connection, _LARGEST, 1)
+        for descriptor in descriptors:
+            listener = socket.socket(fileno=descriptor)
+        if not data:
+            return text, listener
+        text += data
 
 
 def _lower_priority() -> bool:

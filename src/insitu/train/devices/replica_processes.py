@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from insitu import config
 from insitu.context import TASK_ENV, Context
 from insitu.errors import TrainingError
 from insitu.parent_death import PARENT_PIPE_ENV, ReplicaConfig, get_replica_config
-from insitu.ports import hold_port
+from insitu.ports import LISTENER_ENV, adopt_listener, describe_listener, hold_port
 from insitu.spec import TaskId
 from insitu.train.devices.names import Device
 
@@ -48,21 +49,27 @@ class ReplicaProcesses:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._outputs: dict[int, IO[bytes]] = {}
         self._pipes: list[int] = []
-        for port in held:
-            port.close()
         atexit.register(self._end)
+        adopt_listener(held[0].detach(), self.addresses[0])
         try:
             for replica in range(1, len(devices)):
-                self._start(replica)
+                self._start(replica, held[replica])
         except OSError as error:
             self._end()
             raise TrainingError(f"A process for {devices[replica]} can't be started: {error}") from error
+        finally:
+            for port in held[1:]:
+                port.close()
 
-    def _start(self, replica: int) -> None:
+    def _start(self, replica: int, listener: socket.socket) -> None:
         end, own = os.pipe()
         self._pipes.append(own)
         output = self._outputs[replica] = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as it runs
-        environment = {TASK_ENV: f"worker:{replica}", PARENT_PIPE_ENV: f"{end}:{os.getpid()}"}
+        environment = {
+            TASK_ENV: f"worker:{replica}",
+            PARENT_PIPE_ENV: f"{end}:{os.getpid()}",
+            LISTENER_ENV: describe_listener(listener),
+        }
         try:
             self._processes[replica] = subprocess.Popen(
                 _command(),
@@ -70,7 +77,7 @@ class ReplicaProcesses:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                pass_fds=[end],
+                pass_fds=[end, listener.fileno()],
             )
         finally:
             os.close(end)

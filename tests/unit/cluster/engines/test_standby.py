@@ -120,3 +120,23 @@ def test_one_that_dies_is_forgotten(engine: LocalEngine, command: Command) -> No
     while engine._standbys.pids and time.monotonic() < deadline:
         assert engine.wait(0.1) == []
     assert engine._standbys.pids == set()
+
+
+LISTENS = """
+import os, socket
+from insitu import ports
+host, port = os.environ["INSITU_LISTENER"].lstrip(":").split(":")
+with ports.take_inherited(host, int(port)) as listener:
+    listener.listen()
+    print(host + ":" + port, os.environ["INSITU_LISTENER"])
+"""
+
+
+def test_a_standby_gets_the_socket_of_its_task(engine: LocalEngine, job: JobPaths, command: Command) -> None:
+    (job.code / "train.py").write_text(LISTENS)
+    engine.keep_standby(1, command)
+    (pid,) = engine._standbys.pids
+    address = engine.reserve([W0])[W0.task]
+    assert engine.launch(W0, command) == pid
+    # The script's own children don't get it.
+    assert words(engine) == [address, f":{address}"]
