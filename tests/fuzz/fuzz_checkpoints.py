@@ -4,8 +4,8 @@
     export PYTHONPATH=/tmp/atheris:src
     .venv/bin/python tests/fuzz/fuzz_checkpoints.py checkpoint -max_total_time=1200
 
-The first argument is what is read: checkpoint, roster, journal or lock. The rest goes to libFuzzer. A finding
-is any exception but those that the readers name.
+The first argument is what is read: checkpoint, servers (a checkpoint of a parameter server), roster, journal
+or lock. The rest goes to libFuzzer. A finding is any exception but those that the readers name.
 """
 
 from __future__ import annotations
@@ -58,6 +58,37 @@ def read_checkpoint() -> tuple[Callable[[bytes], object], bytes]:
     return read, state.encode()
 
 
+def read_servers_checkpoint() -> tuple[Callable[[bytes], object], bytes]:
+    """As above: behind the signature, which all of the state is behind."""
+    import numpy as np
+
+    from insitu.parameters import Table, checkpoints, make_updater, snapshots
+    from insitu.parameters.rules import ConsistencyPolicy, PushEvent
+    from insitu.parameters.server_state import ServerState
+
+    def make_state() -> ServerState:
+        return ServerState(0, ConsistencyPolicy("async", 1), nan="refuse", make_updater=make_updater)
+
+    state = make_state()
+    state.define_table(Table("t", 2))
+    state.push_rows("t", PushEvent(0, 0, 0, 1), np.array([7]), np.ones((1, 2), "f4"), 0.0)
+    folder = checkpoints.server_folder(FOLDER, 0)
+    checkpoints.write(folder, 1, snapshots.begin_live_snapshot(state, {}), KEY)
+    snapshots.end_live_snapshot(state)
+    path = folder / "checkpoint-00000001" / "state.json"
+    text = json.loads(path.read_bytes())["state"]
+
+    def read(data: bytes) -> None:
+        try:
+            decoded = json.loads(data)
+        except (ValueError, RecursionError):
+            return
+        path.write_bytes(sign(decoded, KEY))
+        checkpoints.read_newest(FOLDER, 0, KEY)
+
+    return read, text.encode()
+
+
 def read_rosters() -> tuple[Callable[[bytes], object], bytes]:
     path = FOLDER / "roster.json"
     write_roster(path, Roster(3, (Member(TaskId("worker", 0), 1, "h:1", (0,)),)))
@@ -99,7 +130,13 @@ def read_lock() -> tuple[Callable[[bytes], object], bytes]:
     return read, b'{"pid": 1, "started": 1.5, "start": 7, "supervisor": [1, 7], "host": "h"}'
 
 
-READERS = {"checkpoint": read_checkpoint, "roster": read_rosters, "journal": read_journal, "lock": read_lock}
+READERS = {
+    "checkpoint": read_checkpoint,
+    "servers": read_servers_checkpoint,
+    "roster": read_rosters,
+    "journal": read_journal,
+    "lock": read_lock,
+}
 
 
 def main() -> None:

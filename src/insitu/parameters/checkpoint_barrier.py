@@ -49,8 +49,12 @@ class _Freeze:
 class CheckpointBarrier:
     """Blocks changes of a server's state until it is at the cut, then has it written."""
 
-    def __init__(self, state: ServerState, watch_writer: WatchWriter) -> None:
+    def __init__(
+        self, state: ServerState, watch_writer: WatchWriter, checkpoint_key: bytes | None = None
+    ) -> None:
+        """`checkpoint_key` signs checkpoints (None: this user's key)."""
         self._state = state
+        self._checkpoint_key = checkpoint_key
         self._watch_writer = watch_writer
         self._freeze: _Freeze | None = None
         self._writing = False
@@ -134,7 +138,7 @@ class CheckpointBarrier:
         directory = Path(str(message.meta["directory"]))
         try:
             snapshot = snapshots.begin_live_snapshot(state, self._copies)
-            writer = CheckpointWriter(directory, cut.number, state.server, snapshot)
+            writer = CheckpointWriter(directory, cut.number, state.server, snapshot, self._checkpoint_key)
         except Exception as error:
             snapshots.end_live_snapshot(state)
             no_memory = ParameterError(

@@ -4,7 +4,7 @@ DIRECTORY/
   server-0/                     of the first server; servers on other hosts may use other disks
     checkpoint-00000005/
       arrays.bin                the numbers, one array after the other
-      state.json                a description of the state and of each array, with its checksum (XXH3)
+      state.json                a description of the state and of each array, with its SHA-256; signed
     .staging-PID-NUMBER/        half-written; readers ignore it, the next writer removes it
 
 Checkpoint n has the same pushes on all servers: those of each shard up to one sequence. A server starts from
@@ -14,6 +14,7 @@ the newest number that is complete on all servers whose folders it sees.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import math
 import os
@@ -25,15 +26,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
-from insitu.durable import NO_ROOM, PageFile, published, seal, unseal, write_synced
+from insitu.durable import NO_ROOM, PageFile, published, write_synced
 from insitu.errors import CheckpointError, InsituError, ParameterError, StorageFull
 from insitu.exchange import Pages
 from insitu.exchange.plan import PAGE
 from insitu.parameters.copy_on_write import SnapshotArray
 from insitu.parameters.rules import Array, wire_dtype
 from insitu.parameters.snapshots import LiveSnapshot, Snapshot
+from insitu.paths import Paths
+from insitu.signatures import OtherKey, read_user_key, sign, unsign
 
 _FOLDER_NAME = re.compile(r"checkpoint-(\d{8})")
 _CHECKPOINTS_KEPT = 2
@@ -47,6 +49,11 @@ _CANCEL_TIMEOUT = 10.0
 _NICENESS = 10
 """Priority of the writing thread, so that training comes first where processors are few."""
 _LOG = logging.getLogger("insitu")
+_UNREADABLE = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, ParameterError),
+    *(MemoryError, OverflowError, RecursionError, SyntaxError),
+)
+"""Errors of reading a damaged checkpoint."""
 _CheckCancelled = Callable[[], None]
 """Raises where the checkpoint was cancelled."""
 
@@ -56,6 +63,11 @@ def server_folder(directory: Path, server: int) -> Path:
     return directory / f"server-{server}"
 
 
+class _OtherWriter(CheckpointError):
+    """Raised for a checkpoint that was signed with another key. Not passed over: the servers would begin
+    without it and remove it later, and it may be the user's own."""
+
+
 class _Cancelled(Exception):
     """Internal: the checkpoint was cancelled."""
 
@@ -63,12 +75,14 @@ class _Cancelled(Exception):
 class CheckpointWriter:
     """Writes one checkpoint in a thread. Its file descriptor becomes readable once it is done."""
 
-    def __init__(self, directory: Path, number: int, server: int, snapshot: LiveSnapshot) -> None:
-        """Begin to write. Raises ParameterError where no thread can be started."""
+    def __init__(
+        self, directory: Path, number: int, server: int, snapshot: LiveSnapshot, key: bytes | None = None
+    ) -> None:
+        """Begin to write; see `write`. Raises ParameterError where no thread can be started."""
         self._error: InsituError | None = None
         self._cancelled = threading.Event()
         self._done_out, self._done_in = os.pipe2(os.O_CLOEXEC)
-        arguments = (server_folder(directory, server), number, snapshot)
+        arguments = (server_folder(directory, server), number, snapshot, key)
         self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
         try:
             self._thread.start()
@@ -80,12 +94,12 @@ class CheckpointWriter:
                 "processes (ulimit -u)"
             ) from error
 
-    def _write(self, folder: Path, number: int, snapshot: LiveSnapshot) -> None:
+    def _write(self, folder: Path, number: int, snapshot: LiveSnapshot, key: bytes | None) -> None:
         try:
             with contextlib.suppress(OSError):
                 # On Linux this is the priority of the thread alone.
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-            write(folder, number, snapshot, self._raise_if_cancelled)
+            write(folder, number, snapshot, key, self._raise_if_cancelled)
         except _Cancelled:
             self._error = CheckpointError(
                 "The server ended before its checkpoint was on disk. The one before stays valid"
@@ -128,9 +142,14 @@ class CheckpointWriter:
 
 
 def write(
-    folder: Path, number: int, snapshot: LiveSnapshot, check_cancelled: _CheckCancelled = lambda: None
+    folder: Path,
+    number: int,
+    snapshot: LiveSnapshot,
+    key: bytes | None = None,
+    check_cancelled: _CheckCancelled = lambda: None,
 ) -> None:
-    """Write and publish a checkpoint, then remove the oldest ones.
+    """Write and publish a checkpoint that is signed with `key` (None: this user's), then remove the oldest
+    ones.
 
     Calls `check_cancelled` regularly, which may raise. Raises StorageFull, CheckpointError: then nothing
     half-written is left, and older checkpoints stay valid.
@@ -138,8 +157,8 @@ def write(
     try:
         with published(folder, f"checkpoint-{number:08d}") as staging:
             described = _write_arrays(staging / "arrays.bin", snapshot.arrays, check_cancelled)
-            state = {**snapshot.meta, "number": number, "arrays": described}
-            write_synced(staging / "state.json", seal(state))
+            state = {**snapshot.meta, "number": number, "folder": folder.name, "arrays": described}
+            write_synced(staging / "state.json", sign(state, _find_key(key)))
     except OSError as error:
         if error.errno in NO_ROOM:
             raise StorageFull(
@@ -157,16 +176,16 @@ def write(
 def _write_arrays(
     path: Path, arrays: Mapping[str, Array | SnapshotArray], check_cancelled: _CheckCancelled
 ) -> list[Any]:
-    """Write all arrays to one file. Return [name, dtype, shape, XXH3] of each, in the file's order."""
+    """Write all arrays to one file. Return [name, dtype, shape, SHA-256] of each, in the file's order."""
     described = []
     buffer = Pages(_WRITE_BYTES).array()
     with contextlib.closing(PageFile(path, sum(array.nbytes for array in arrays.values()))) as file:
         size = filled = 0
         for name, array in arrays.items():
-            checksum = xxhash.xxh3_64()
+            digest = hashlib.sha256()
             for block in _iterate_blocks(array):
                 check_cancelled()
-                checksum.update(block.data)
+                digest.update(block.data)
                 size += block.size
                 while block.size:
                     part = block[: buffer.size - filled]
@@ -175,7 +194,7 @@ def _write_arrays(
                     if filled == buffer.size:
                         file.write(buffer.data)
                         filled = 0
-            described.append([name, array.dtype.name, list(array.shape), checksum.hexdigest()])
+            described.append([name, array.dtype.name, list(array.shape), digest.hexdigest()])
         file.write(buffer[: -(-filled // PAGE) * PAGE].data)
         file.finish(size)
     return described
@@ -206,11 +225,12 @@ def list_numbers(folder: Path) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
-def read_newest(directory: Path, server: int) -> Snapshot | None:
+def read_newest(directory: Path, server: int, key: bytes | None = None) -> Snapshot | None:
     """Return the checkpoint that `server` starts from; None where there is none.
 
-    That is its newest one that is intact and that all servers have whose folders are here. Logs a warning for
-    each damaged one.
+    That is its newest one that is intact, that `key` has signed (None: this user's), and that all servers
+    have whose folders are here. Logs a warning for each that is damaged or forged. Raises CheckpointError for
+    one that was signed with another key.
     """
     others = [
         list_numbers(path) for path in directory.glob("server-*") if path != server_folder(directory, server)
@@ -220,29 +240,48 @@ def read_newest(directory: Path, server: int) -> Snapshot | None:
         if any(number not in other for other in others):
             continue
         try:
-            return read(own / f"checkpoint-{number:08d}")
+            return read(own / f"checkpoint-{number:08d}", key)
+        except _OtherWriter:
+            raise
         except CheckpointError as error:
             _LOG.warning("%s The checkpoint before it is used instead.", error)
     return None
 
 
-def read(path: Path) -> Snapshot:
-    """Read one checkpoint. Raises CheckpointError where it is incomplete or damaged."""
+def read(path: Path, key: bytes | None = None) -> Snapshot:
+    """Read one checkpoint. Raises CheckpointError where it is incomplete, damaged, or not signed with `key`
+    (None: this user's)."""
     try:
-        meta = unseal((path / "state.json").read_bytes())
+        meta = unsign((path / "state.json").read_bytes(), _find_key(key))
+        if (meta["folder"], f"checkpoint-{meta['number']:08d}") != (path.parent.name, path.name):
+            raise CheckpointError(
+                f"A checkpoint must lie where it was written. Received: {path}, which was checkpoint "
+                f"{meta['number']} of {meta['folder']}. Remove its folder."
+            )
         described = meta.pop("arrays")
         data = np.memmap(path / "arrays.bin", np.uint8, "r") if (path / "arrays.bin").stat().st_size else None
         arrays, position = {}, 0
-        for name, dtype, shape, checksum in described:
+        for name, dtype, shape, digest in described:
             kind = wire_dtype(dtype)
             size = math.prod(shape) * kind.itemsize
-            part = np.empty(0, np.uint8) if data is None else data[position : position + size]
-            if part.size != size or xxhash.xxh3_64_hexdigest(part.data) != checksum:
+            part = np.empty(0, np.uint8) if data is None else np.array(data[position : position + size])
+            if part.size != size or hashlib.sha256(part.data).hexdigest() != digest:
                 raise CheckpointError(
-                    f"The checkpoint {path} is damaged: the checksum of {name} is wrong. Remove its folder."
+                    f"The checkpoint {path} is damaged: the SHA-256 of {name} is wrong. Remove its folder."
                 )
-            arrays[name] = np.array(part).view(kind).reshape(shape)
+            arrays[name] = part.view(kind).reshape(shape)
             position += size
         return Snapshot(meta, arrays)
-    except (OSError, ValueError, KeyError, TypeError, ParameterError) as error:
+    except OtherKey as error:
+        raise _OtherWriter(
+            f"Checkpoints are read back by the user, or the job, that wrote them. Received: {path}, which "
+            "was signed with another key. If it is yours, copy the file of $INSITU_HOME/keys from where it "
+            "was written; otherwise give another directory."
+        ) from error
+    except _UNREADABLE as error:
         raise CheckpointError(f"The checkpoint {path} can't be read: {error}. Remove its folder.") from error
+
+
+def _find_key(key: bytes | None) -> bytes:
+    """Return `key`, or this user's for None. Raises InputError, OSError."""
+    return read_user_key(Paths.default()) if key is None else key

@@ -109,7 +109,11 @@ class MirrorManager:
 
     def _host(self, server: int, role: Role) -> HostedServer:
         handler = RequestHandler(
-            self._factory.make(server), self._stall_timeout, ReplicationLog(server), self._loop.watch_writer
+            self._factory.make(server),
+            self._stall_timeout,
+            ReplicationLog(server),
+            self._loop.watch_writer,
+            self._factory.checkpoint_key,
         )
         self.hosted[server] = HostedServer(handler, role)
         return self.hosted[server]

@@ -79,13 +79,14 @@ class RequestHandler:
         stall_timeout: float,
         replication: ReplicationLog,
         watch_writer: WatchWriter,
+        checkpoint_key: bytes | None = None,
     ) -> None:
         #: The state that requests read and change.
         self.state = state
         #: Sends changes to the mirror, and answers to workers.
         self.replication = replication
         self._stall_timeout = stall_timeout
-        self._barrier = CheckpointBarrier(state, watch_writer)
+        self._barrier = CheckpointBarrier(state, watch_writer, checkpoint_key)
         self._transfer = DenseTransfer(state)
         #: Pulls that wait.
         self._waiting_pulls: list[WaitingRequest] = []

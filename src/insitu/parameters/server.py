@@ -43,6 +43,8 @@ class ParameterServer:
         backups: with 1, the next server mirrors what this one holds, and this one mirrors the one before.
         checkpoint: folder that `Client.checkpoint` wrote to. The server starts with what the newest
             checkpoint there holds of it, unless a mirror has its state.
+        checkpoint_key: signs what `Client.checkpoint` writes; `checkpoint` must have been signed with it
+            (None: this user's key, `$INSITU_HOME/keys/USER`).
         stall_timeout: seconds after which a request that waits fails.
         report: called by the serving thread with `stats()`, each second and once the server has ended.
 
@@ -67,6 +69,7 @@ class ParameterServer:
         make_updater: MakeUpdater = make_updater,
         backups: int = 0,
         checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_key: bytes | None = None,
         stall_timeout: float = 600.0,
         report: Callable[[list[dict[str, Any]]], None] | None = None,
     ) -> None:
@@ -80,7 +83,7 @@ class ParameterServer:
         secret = resolve_secret(secret)
         policy = ConsistencyPolicy(mode, total_replicas, replicas_to_aggregate, max_staleness)
         folder = None if checkpoint is None else Path(checkpoint)
-        factory = StateFactory(policy, nan, make_updater, folder)
+        factory = StateFactory(policy, nan, make_updater, folder, checkpoint_key)
         factory.make(index)  # raises for bad settings before anything is opened
         self.index = index
         #: The secret that workers need.
@@ -92,9 +95,13 @@ class ParameterServer:
         self._loop = EventLoop(address, index, secret)
         #: The address that workers connect to, with its real port.
         self.address = self._loop.address
-        self._mirrors = MirrorManager(
-            index, addresses or [self.address], backups, secret, factory, stall_timeout, self._loop
-        )
+        try:
+            self._mirrors = MirrorManager(
+                index, addresses or [self.address], backups, secret, factory, stall_timeout, self._loop
+            )
+        except BaseException:
+            self._loop.close()  # as where its checkpoint can't be read
+            raise
         self._loop.set_handler(self._mirrors)
 
     def serve(self) -> None:

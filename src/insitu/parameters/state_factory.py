@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from insitu.parameters import checkpoints, snapshots
@@ -25,6 +25,8 @@ class StateFactory:
     make_updater: MakeUpdater
     #: Folder that `Client.checkpoint` wrote to; None: states start empty.
     checkpoint: Path | None
+    #: Signs checkpoints, and those that are read; None: this user's key.
+    checkpoint_key: bytes | None = field(default=None, repr=False)
 
     def make(self, server: int) -> ServerState:
         """Return an empty state for a server. Raises InputError for bad settings."""
@@ -34,7 +36,7 @@ class StateFactory:
         """Fill an empty state from its newest checkpoint, where there is one. Raises CheckpointError."""
         if self.checkpoint is None:
             return
-        snapshot = checkpoints.read_newest(self.checkpoint, state.server)
+        snapshot = checkpoints.read_newest(self.checkpoint, state.server, self.checkpoint_key)
         if snapshot is not None:
             snapshots.restore(state, snapshot)
             snapshots.mark_restored(state)

@@ -16,6 +16,7 @@ from insitu.context import Context
 from insitu.errors import InsituError, TrainingError
 from insitu.grid import publish_file
 from insitu.parameters import ConsistencyPolicy, ParameterServer, check_nan_policy
+from insitu.signatures import derive_key
 from insitu.train.parameter_server.updater import make_model_updater
 
 _LOG = logging.getLogger("insitu")
@@ -32,10 +33,11 @@ class ServerConfig:
 
     def server(self, address: str, context: Context, **places: Any) -> ParameterServer:
         """Return a server for `address` that doesn't serve yet."""
-        rules = self.rules
+        rules, secret = self.rules, context.secret()
         return ParameterServer(
             address,
-            secret=context.secret(),
+            secret=secret,
+            checkpoint_key=None if secret is None else derive_key(secret, "server checkpoints"),
             mode=rules.mode,
             total_replicas=rules.total_replicas,
             replicas_to_aggregate=rules.replicas_to_aggregate,
