@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from insitu.exchange.plan import Mismatch
     from insitu.exchange.protocol import PROTOCOL_KEYS, describe_protocol
     from insitu.exchange.rendezvous import parse_address
+    from insitu.exchange.resolver import connect_within, resolve
 
 __getattr__, __dir__ = lazy_door(
     __name__,
@@ -43,6 +44,7 @@ __getattr__, __dir__ = lazy_door(
         "protocol": ("PROTOCOL_KEYS", "describe_protocol"),
         "plan": ("Mismatch",),
         "rendezvous": ("parse_address",),
+        "resolver": ("connect_within", "resolve"),
     },
 )
 
@@ -63,6 +65,7 @@ __all__ = [
     "aligned_empty",
     "close_in_children",
     "compiling",
+    "connect_within",
     "describe_protocol",
     "handshake",
     "is_unreachable",
@@ -71,6 +74,7 @@ __all__ = [
     "memory_passing",
     "parse_address",
     "read_host_timeout",
+    "resolve",
     "resolve_secret",
     "warn_about_plain_text",
 ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import os
 import secrets
 import socket
@@ -26,6 +27,10 @@ _CREDENTIALS = struct.Struct("=3i")
 _PREFIX = "\0insitu-"
 """Of the name, which is in the kernel's own name space: no file, and nothing is left behind."""
 _FILES_PER_MESSAGE = 4
+_STRANGERS_AT_ONCE = 64
+"""Callers of other users that are disconnected in one call of `accept`: they may call without end."""
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Errors of `accept` after which the caller still waits: the listener would be ready again at once."""
 
 
 class MemoryListener:
@@ -34,6 +39,8 @@ class MemoryListener:
     def __init__(self) -> None:
         #: The name that callers need.
         self.name = secrets.token_hex(16)
+        #: Whether the last caller couldn't be accepted for want of a descriptor, and still waits.
+        self.lacks_descriptors = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         close_in_children(self._socket)
         try:
@@ -49,14 +56,17 @@ class MemoryListener:
         return self._socket.fileno()
 
     def accept(self) -> tuple[socket.socket, int] | None:
-        """Return (connection, id of the calling process) of the next caller of this user; None: nobody calls.
+        """Return (connection, id of the calling process) of the next caller of this user; None: nobody calls,
+        or strangers only.
 
         Callers of other users are disconnected.
         """
-        while True:
+        self.lacks_descriptors = False
+        for _ in range(_STRANGERS_AT_ONCE):
             try:
-                connection, _ = self._socket.accept()
-            except OSError:
+                connection, _address = self._socket.accept()
+            except OSError as error:
+                self.lacks_descriptors = error.errno in _NO_DESCRIPTORS
                 return None
             process, user = _read_credentials(connection)
             if user == os.geteuid():
@@ -64,6 +74,7 @@ class MemoryListener:
                 close_in_children(connection)
                 return connection, process
             connection.close()
+        return None
 
     def close(self) -> None:
         """Stop listening."""

@@ -15,22 +15,28 @@ from typing import Any, Protocol
 
 from insitu import ports
 from insitu.errors import AuthenticationError, InsituError, ParameterError
-from insitu.exchange import PeerInfo, close_in_children, handshake, parse_address
+from insitu.exchange import PeerInfo, close_in_children, handshake, parse_address, resolve
 from insitu.parameters.checkpoints import CheckpointWriter
 from insitu.parameters.connection import Connection, ConnectionClosed
 from insitu.parameters.memory_receiver import MemoryReceiver
 from insitu.parameters.rules import MalformedMessage, Message
 from insitu.parameters.server_handshake import SocketHandshake, check_peer_info, make_peer_info
+from insitu.parameters.time_budget import TimeBudget
 
 _LOG = logging.getLogger("insitu")
 _MAX_HANDSHAKES = 256
 """Most handshakes under way; the oldest is closed for a new one."""
 _BACKLOG = 128
-_ACCEPTS_PER_TURN = 64
+_ACCEPTS_PER_TURN = 16
+_CALLERS_SHARE, _CALLERS_SECONDS = 0.05, 1.0
+"""Callers that haven't proved anything get this share of the thread's time, or so many seconds at once: more
+would be taken from training."""
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Errors of `accept` after which the caller still waits: the listener would be ready again at once."""
 _ACCEPT_PAUSE = 0.1
 """Seconds without accepting after such an error."""
+_NAME_TIMEOUT = 30.0
+"""Seconds within which a name server must say where this host's own name is."""
 _LOG_INTERVAL = 1.0
 """Seconds between two log lines about peers that were refused."""
 
@@ -81,15 +87,14 @@ class EventLoop:
         self._refused = 0
         #: Time on the monotonic clock before which no refusal is logged.
         self._log_at = 0.0
-        #: Time on the monotonic clock before which no caller is accepted; 0.0: the listener is watched.
+        #: Time on the monotonic clock before which no caller is accepted; 0.0: the listeners are watched.
         self._accept_at = 0.0
+        self._callers_budget = TimeBudget(_CALLERS_SHARE, _CALLERS_SECONDS, time.monotonic())
         self._connections: set[Connection] = set()
         #: Connections that the selector watches for becoming writable.
         self._awaiting_write: set[Connection] = set()
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake_out, selectors.EVENT_READ, self._drain_wake_pipe)
-        if self._memory.name:
-            self._selector.register(self._memory, selectors.EVENT_READ, lambda *_: self._memory.receive())
+        self._watch_listeners()
 
     def set_handler(self, handler: MessageHandler) -> None:
         """Give all events to `handler` from now on. Call it before the first `poll`."""
@@ -97,9 +102,12 @@ class EventLoop:
 
     def poll(self, seconds: float) -> None:
         """Wait for events up to `seconds`, and handle them."""
-        if self._accept_at and time.monotonic() >= self._accept_at:
-            self._accept_at = 0.0
-            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        if self._accept_at:
+            left = self._accept_at - time.monotonic()
+            if left <= 0:
+                self._watch_listeners()
+            else:
+                seconds = min(seconds, left)
         for key, events in self._selector.select(seconds):
             key.data(key.fileobj, events)
 
@@ -118,13 +126,49 @@ class EventLoop:
 
     # Handshakes
 
+    def _watch_listeners(self) -> None:
+        self._accept_at = 0.0
+        self._selector.register(self._listener, selectors.EVENT_READ, self._serve_callers(self._accept))
+        if self._memory.name:
+            receive = self._serve_callers(lambda *_: self._receive_memory())
+            self._selector.register(self._memory, selectors.EVENT_READ, receive)
+
+    def _serve_callers(self, serve: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
+        """Return `serve`, which anybody can cause, with its time entered in the budget."""
+
+        def serve_within_budget(ready: Any, events: int) -> None:
+            began = time.thread_time()
+            serve(ready, events)
+            seconds = self._callers_budget.spend(time.thread_time() - began, time.monotonic())
+            if seconds > 0:
+                self._pause_accepting(seconds)
+
+        return serve_within_budget
+
+    def _pause_accepting(self, seconds: float) -> None:
+        """Leave callers waiting for so long."""
+        if not self._accept_at:
+            self._selector.unregister(self._listener)
+            if self._memory.name:
+                self._selector.unregister(self._memory)
+        self._accept_at = max(self._accept_at, time.monotonic() + seconds)
+
+    def _receive_memory(self) -> None:
+        self._memory.receive()
+        if self._memory.lacks_descriptors:
+            self._pause_accepting(_ACCEPT_PAUSE)
+
     def _accept(self, *_: Any) -> None:
         for _turn in range(_ACCEPTS_PER_TURN):
             try:
                 opened, _address = self._listener.accept()
             except OSError as error:
                 if error.errno in _NO_DESCRIPTORS:
-                    self._pause_accepting(error)
+                    # Close a silent one, too.
+                    self._log_refusal(error)
+                    self._pause_accepting(_ACCEPT_PAUSE)
+                    if self._handshakes:
+                        self._close_handshake(min(self._handshakes, key=lambda pending: pending.deadline))
                 return
             opened.setblocking(False)
             close_in_children(opened)
@@ -133,15 +177,9 @@ class EventLoop:
                 self._close_handshake(min(self._handshakes, key=lambda pending: pending.deadline))
             pending = SocketHandshake(opened, handshake.accept(self._secret, self._peer_info))
             self._handshakes.add(pending)
-            self._selector.register(pending, selectors.EVENT_READ, self._advance_handshake)
-
-    def _pause_accepting(self, error: OSError) -> None:
-        """Leave callers waiting for a moment, and close a silent one, where no descriptor is left."""
-        self._log_refusal(error)
-        self._selector.unregister(self._listener)
-        self._accept_at = time.monotonic() + _ACCEPT_PAUSE
-        if self._handshakes:
-            self._close_handshake(min(self._handshakes, key=lambda pending: pending.deadline))
+            self._selector.register(
+                pending, selectors.EVENT_READ, self._serve_callers(self._advance_handshake)
+            )
 
     def _advance_handshake(self, socket_handshake: Any, events: int) -> None:
         if socket_handshake not in self._handshakes:
@@ -149,7 +187,7 @@ class EventLoop:
         try:
             if not socket_handshake.advance():
                 events = selectors.EVENT_WRITE if socket_handshake.has_unsent else selectors.EVENT_READ
-                self._selector.modify(socket_handshake, events, self._advance_handshake)
+                self._selector.modify(socket_handshake, events, self._serve_callers(self._advance_handshake))
                 return
             check_peer_info(socket_handshake.peer_info)
         except (OSError, InsituError, ValueError) as error:
@@ -291,8 +329,8 @@ def _listen(address: str) -> socket.socket:
     try:
         listener = ports.take_inherited(host, port)
         if listener is None:
-            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+            found = resolve(host, port, _NAME_TIMEOUT)[0]
+            listener = socket.create_server(found.address[:2], family=found.family, backlog=_BACKLOG)
         else:
             listener.listen(_BACKLOG)
     except (OSError, UnicodeError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import socket
@@ -19,6 +20,12 @@ _CALL_TIMEOUT = 5.0
 """Seconds that a caller has to send its memory, and that memory is kept until it is asked for."""
 _MAX_WAITING = 256
 """Callers, and segments, that wait at most; the oldest is dropped for a new one."""
+
+
+_CALLERS_AT_ONCE = 16
+"""New callers that are served in one turn of the server's loop."""
+_BACKLOG = 1024
+"""Callers that can be waiting at most: memory that was handed over before is among theirs."""
 
 
 def make_ticket() -> str:
@@ -58,10 +65,15 @@ class MemoryReceiver:
         """Return the listener's file descriptor, for selectors."""
         return -1 if self._listener is None else self._listener.fileno()
 
-    def receive(self) -> None:
-        """Take what has arrived."""
+    @property
+    def lacks_descriptors(self) -> bool:
+        """Whether a caller waits for whom there was no descriptor."""
+        return self._listener is not None and self._listener.lacks_descriptors
+
+    def receive(self, most: int = _CALLERS_AT_ONCE) -> None:
+        """Take what has arrived, of `most` new callers."""
         until = time.monotonic() + _CALL_TIMEOUT
-        for connection, process in self._accept():
+        for connection, process in itertools.islice(self._accept(), most):
             if len(self._calls) >= _MAX_WAITING:
                 self._hang_up(next(iter(self._calls)))
             self._calls[connection] = process, until
@@ -98,7 +110,7 @@ class MemoryReceiver:
 
         The caller closes it.
         """
-        self.receive()
+        self.receive(_BACKLOG)
         found = self._files.get((ticket, number))
         if found is None or found[0] != process:
             return None

@@ -13,6 +13,7 @@ from insitu.exchange import (
     PROTOCOL_KEYS,
     HandshakeSteps,
     PeerInfo,
+    connect_within,
     describe_protocol,
     handshake,
     memory,
@@ -118,13 +119,13 @@ def connect_to_server(
 ) -> tuple[socket.socket, PeerInfo]:
     """Connect to a server and do the handshake. Return (socket, the server's description).
 
-    Waits until `deadline` (monotonic) at most, and `limit` seconds for the host to accept the connection.
-    Raises OSError where nobody answers, AuthenticationError,
+    Waits until `deadline` (monotonic) at most, and `limit` seconds each for the host's name to be known and
+    for the host to accept the connection. Raises OSError where nobody answers, AuthenticationError,
     VersionMismatch, ExchangeError.
     """
     host, port = parse_address(address, lowest=0)
     seconds = min(limit, max(0.01, deadline - time.monotonic()))
-    connection = socket.create_connection((host, port), seconds)
+    connection = connect_within(host, port, seconds)
     try:
         if connection.getsockname() == connection.getpeername():
             # Linux connects a socket to itself where the port is free and was drawn as the local one.

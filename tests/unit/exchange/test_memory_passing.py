@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import select
 import socket
 from collections.abc import Iterator
 
@@ -89,3 +92,36 @@ def test_an_end_is_an_error() -> None:
             memory_passing.receive(there, 3)
         with pytest.raises(ExchangeError, match="Memory must be handed"):
             memory_passing.send(there, b"abc", 0)
+
+
+def test_callers_of_another_user_do_not_hold_up_the_loop(
+    listener: memory_passing.MemoryListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as they called faster than they were disconnected, `accept` didn't return."""
+    monkeypatch.setattr(memory_passing, "_STRANGERS_AT_ONCE", 4)
+    with contextlib.ExitStack() as stack:
+        for _ in range(6):
+            stack.enter_context(memory_passing.dial(listener.name, os.getpid()))
+        stack.enter_context(monkeypatch.context()).setattr(
+            memory_passing, "_read_credentials", lambda connection: (1, os.geteuid() + 1)
+        )
+        assert listener.accept() is None
+        assert select.select([listener], [], [], 0)[0], "two of them still wait"
+        assert listener.accept() is None
+        assert not select.select([listener], [], [], 0)[0]
+
+
+def test_a_caller_for_whom_there_is_no_descriptor_is_told_of(
+    listener: memory_passing.MemoryListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The listener stays ready: a loop that didn't know would spin."""
+
+    class Full:
+        def accept(self) -> None:
+            raise OSError(errno.EMFILE, "too many")
+
+    whole = listener._socket
+    monkeypatch.setattr(listener, "_socket", Full())
+    assert listener.accept() is None and listener.lacks_descriptors
+    monkeypatch.setattr(listener, "_socket", whole)
+    assert listener.accept() is None and not listener.lacks_descriptors

@@ -61,3 +61,34 @@ def test_a_name_that_is_not_known_is_looked_up_again(monkeypatch: pytest.MonkeyP
     found = Resolver()
     assert _wait(lambda: found.find("name.example", 5) or (len(calls) < 3 and None))
     assert found.get_failure("name.example") == "not known" and found.get_failure("other") == ""
+
+
+def test_waiting_for_a_name_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's own way to connect waits for the name server as long as that likes."""
+    answer, real, calls = threading.Event(), socket.getaddrinfo, []
+
+    def look_up(host: str, port: int, **options: Any) -> Any:
+        if options.get("flags"):
+            return real(host, port, **options)
+        calls.append(host)
+        assert answer.wait(30)
+        return real("127.0.0.1", port, **options)
+
+    monkeypatch.setattr(resolver.socket, "getaddrinfo", look_up)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        for _ in range(3):
+            with pytest.raises(TimeoutError, match=r"name\.example"):
+                resolver.connect_within("name.example", port, 0.01)
+        assert calls == ["name.example"], "one thread, however often it is asked"
+        answer.set()
+        _wait(lambda: not resolver._look_ups)
+        with resolver.connect_within("name.example", port, 30) as connection:
+            assert connection.getpeername() == ("127.0.0.1", port)
+    with pytest.raises(ConnectionRefusedError):
+        resolver.connect_within("127.0.0.1", port, 30)
+
+
+def test_a_name_that_cannot_be_one_is_an_error() -> None:
+    with pytest.raises(OSError, match=r"."):
+        resolver.resolve("x" * 70 + ".example", 5, 30)

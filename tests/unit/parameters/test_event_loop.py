@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from parameter_servers import DEADLINE, clients, servers
 
 from insitu.parameters import ParameterServer, checkpoints, connect, event_loop
+from insitu.parameters.time_budget import TimeBudget
 
 
 class Gate:
@@ -90,3 +92,36 @@ def test_peers_that_speak_no_handshake_are_disconnected():
             for caller in callers:
                 with contextlib.suppress(ConnectionResetError):
                     assert not caller.recv(1000)  # disconnected without an answer
+
+
+def test_strangers_get_a_share_of_the_time_only(monkeypatch: pytest.MonkeyPatch):
+    """A flood of callers would take the thread from training."""
+    with ParameterServer() as server, connect([server.address]) as client:
+        client.define({"w": ((5,), "float32", np.zeros(5, np.float32))})
+        loop = server._loop
+        monkeypatch.setattr(loop, "_callers_budget", TimeBudget(1e-9, 0.0, time.monotonic()))
+        host, _, port = server.address.rpartition(":")
+        with contextlib.ExitStack() as stack:
+            for _ in range(3 * event_loop._ACCEPTS_PER_TURN):
+                stranger = stack.enter_context(socket.create_connection((host, int(port)), DEADLINE))
+                stranger.sendall(bytes(64))
+            deadline = time.monotonic() + DEADLINE
+            while not loop._accept_at:
+                assert time.monotonic() < deadline
+                client.stats()
+            # At most those of two turns: the first may have begun before the last one called.
+            assert len(loop._handshakes) <= 2 * event_loop._ACCEPTS_PER_TURN
+            for sequence in range(20):
+                assert (
+                    client.push(sequence, 1, gradients={"w": np.ones(5, "f4")}).result(DEADLINE) == "applied"
+                )
+            assert loop._accept_at > time.monotonic() + 1.0
+            assert loop._listener not in [key.fileobj for key in loop._selector.get_map().values()]
+
+
+def test_callers_are_served_again_after_the_pause(monkeypatch: pytest.MonkeyPatch):
+    with ParameterServer() as server:
+        monkeypatch.setattr(server._loop, "_callers_budget", TimeBudget(0.01, 0.0, time.monotonic()))
+        for _ in range(3):
+            with connect([server.address], secret=server.secret) as client:
+                assert client.stats()
