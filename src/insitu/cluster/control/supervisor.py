@@ -35,7 +35,14 @@ from insitu.cluster.engines import (
     open_engine,
     reply_to_call,
 )
-from insitu.cluster.job_files import JobLogs, MergedLog, listen_for_requests, read_spec
+from insitu.cluster.job_files import (
+    JobLogs,
+    MergedLog,
+    bound_controller_log,
+    listen_for_requests,
+    read_spec,
+    rotated_path,
+)
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths
 from insitu.processes import adopt_orphans, end_all_children, is_stopped
@@ -171,7 +178,7 @@ def supervise(job: JobPaths, lock: int, listener: socket.socket, *, resume: bool
     engine = open_engine(read_spec(job).engine, job, wakeup.fileno())
     supervisor = Supervisor(job, engine)
     begun: deque[float] = deque(maxlen=MAX_CONTROLLERS)
-    controller = 0
+    controller, looked_at = 0, time.monotonic()
     try:
         while supervisor.code is None:
             if controller == 0:
@@ -179,7 +186,7 @@ def supervise(job: JobPaths, lock: int, listener: socket.socket, *, resume: bool
                     return GAVE_UP_CODE, describe_controller_deaths(job)
                 begun.append(time.monotonic())
                 with contextlib.suppress(ClusterError):
-                    engine.reserve([])  # lets go of ports that a child would hold on to
+                    engine.reserve([])  # a child would hold on to ports that are let go of later
                 mine, its = open_channel_pair()
                 controller = os.fork()
                 if not controller:
@@ -190,6 +197,9 @@ def supervise(job: JobPaths, lock: int, listener: socket.socket, *, resume: bool
                 wakeup.watch(mine)
                 supervisor.connect(mine)
             supervisor.serve()
+            if time.monotonic() - looked_at >= LOOK_INTERVAL:
+                looked_at = time.monotonic()
+                bound_controller_log(job)
             wakeup.take_signals()
             if supervisor.silence >= CONTROLLER_TIMEOUT:
                 supervisor.silence = 0.0
@@ -217,9 +227,10 @@ def kill_silent_controller(job: JobPaths, controller: int) -> None:
 def describe_controller_deaths(job: JobPaths) -> str:
     """Return why the job ends because its controllers die, with the last line that one of them wrote."""
     lines: list[bytes] = []
-    with contextlib.suppress(OSError), job.controller_log.open("rb") as log:
-        log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        lines = [line.strip() for line in log.read().splitlines() if line.strip()]
+    for path in (rotated_path(job.controller_log), job.controller_log):
+        with contextlib.suppress(OSError), path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines += [line.strip() for line in log.read().splitlines() if line.strip()]
     last = lines[-1].decode(errors="replace") if lines else "none wrote why"
     return (
         f"the job's controller died {MAX_CONTROLLERS} times within {CONTROLLER_WINDOW:g} s: {last}. All that "

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         take_lock,
         write_controller_pid,
     )
-    from insitu.cluster.job_files.logs import JobLogs, MergedLog
+    from insitu.cluster.job_files.logs import JobLogs, MergedLog, bound_controller_log
     from insitu.cluster.job_files.output import split_prefix
     from insitu.cluster.job_files.records import read_placement, read_spec
     from insitu.cluster.job_files.request_socket import (
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         is_from_owner,
         listen_for_requests,
     )
-    from insitu.cluster.job_files.tail import follow
+    from insitu.cluster.job_files.tail import follow, rotated_path
 
 __getattr__, __dir__ = lazy_door(
     __name__,
@@ -43,11 +43,11 @@ __getattr__, __dir__ = lazy_door(
             "take_lock",
             "write_controller_pid",
         ),
-        "logs": ("JobLogs", "MergedLog"),
+        "logs": ("JobLogs", "MergedLog", "bound_controller_log"),
         "output": ("split_prefix",),
         "records": ("read_placement", "read_spec"),
         "request_socket": ("connect_for_requests", "is_from_owner", "listen_for_requests"),
-        "tail": ("follow",),
+        "tail": ("follow", "rotated_path"),
     },
 )
 
@@ -55,6 +55,7 @@ __all__ = [
     "JobLogs",
     "Journal",
     "MergedLog",
+    "bound_controller_log",
     "connect_for_requests",
     "find_other_host",
     "follow",
@@ -65,6 +66,7 @@ __all__ = [
     "read_placement",
     "read_spec",
     "read_supervisor",
+    "rotated_path",
     "signal_controller",
     "split_prefix",
     "take_lock",

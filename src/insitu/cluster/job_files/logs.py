@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from pathlib import Path
 from typing import Protocol
 
+from insitu.access import PRIVATE_FILE
 from insitu.cluster.job_files.output import LineAssembler, format_merged
 from insitu.cluster.job_files.tail import rotated_path
 from insitu.paths import JobPaths
 from insitu.spec import TaskId
 
 MAX_LOG_BYTES = 128 << 20
+MAX_CONTROLLER_LOG_BYTES = 8 << 20
 INSITU_SOURCE = "insitu"
 """Stands in the place of a task before insitu's own lines."""
 
@@ -75,6 +78,27 @@ class RotatedLog:
 
     def close(self) -> None:
         self._file.close()
+
+
+def bound_controller_log(job: JobPaths) -> None:
+    """Put aside what the controllers' log has, in the place of what was put aside before, once it is long.
+
+    The supervisor and its controllers append to one open file, so it is copied and emptied, not renamed. What
+    can't be done now, as on a full disk, is done later.
+    """
+    path = job.controller_log
+    with contextlib.suppress(OSError):
+        if path.stat().st_size < MAX_CONTROLLER_LOG_BYTES:
+            return
+        older = rotated_path(path)
+        staged = older.with_name(f".{older.name}")
+        with path.open("r+b") as log:
+            with staged.open("wb") as copy:
+                os.fchmod(copy.fileno(), PRIVATE_FILE)
+                log.seek(-MAX_CONTROLLER_LOG_BYTES, os.SEEK_END)
+                shutil.copyfileobj(log, copy)
+            staged.replace(older)
+            log.truncate(0)
 
 
 class JobLogs:

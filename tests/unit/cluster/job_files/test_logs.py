@@ -69,3 +69,25 @@ def test_a_log_is_rotated_and_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
         numbers = [int(line.rpartition(b"line ")[2][:3]) for line in text.splitlines() if b"line " in line]
         assert numbers == list(range(numbers[0], 300)), "the newest lines are all there"
         assert sorted(p.name for p in path.parent.glob(f"{path.name}*")) == [path.name, f"{path.name}.1"]
+
+
+def test_the_log_of_controllers_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several processes append to it by a descriptor that they have inherited."""
+    monkeypatch.setattr(module, "MAX_CONTROLLER_LOG_BYTES", 1000)
+    job = JobPaths(tmp_path)
+    older = rotated_path(job.controller_log)
+    module.bound_controller_log(job)  # there is none yet
+    with job.controller_log.open("ab", buffering=0) as inherited:
+        inherited.write(b"short\n")
+        module.bound_controller_log(job)
+        assert not older.exists()
+        for number in range(4):
+            inherited.write(b"x" * 5000 + f"last of {number}\n".encode())
+            module.bound_controller_log(job)
+            assert job.controller_log.stat().st_size == 0
+            assert older.stat().st_size == 1000
+            assert older.read_bytes().endswith(f"last of {number}\n".encode())
+        inherited.write(b"goes on\n")
+    assert job.controller_log.read_bytes() == b"goes on\n"
+    assert older.stat().st_mode & 0o077 == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["controller.log", "controller.log.1"]
