@@ -288,6 +288,7 @@ def _print_job(job: dict[str, Any]) -> None:
         "Settings": f"{job['workers']} workers, {len(job['shards'])} shards, "
         f"{job['threads']} threads per replica, seed {job['seed']}, "
         f"stall timeout {job['stall_timeout']:g} s, engine {job['engine']}",
+        "Environment": " ".join(f"{name}={value}" for name, value in job["settings"].items()),
         "Strategy": "{strategy}, gradients: {gradients}".format(**job["strategy"]) if job["strategy"] else "",
         "Recovery": f"{job['on_loss']} a lost worker, {_format_standby(job['standby'])}, "
         f"generation {job['generation']}",

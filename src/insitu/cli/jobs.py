@@ -168,14 +168,11 @@ def start(
     ] = False,
     allow_unauthenticated: Annotated[
         bool,
-        typer.Option(
-            "--allow-unauthenticated",
-            help="Let JAX and TensorFlow connect hosts themselves, without a secret.",
-        ),
+        typer.Option("--allow-unauthenticated", help="Let JAX, TensorFlow connect hosts without a secret."),
     ] = False,
     prefix: PrefixOption = True,
 ) -> None:
-    from insitu.cluster import Request, submit
+    from insitu.cluster import Request, find_inherited_settings, submit
     from insitu.config import DeviceSettings, parse_virtual_devices
 
     request = Request(
@@ -209,6 +206,9 @@ def start(
     paths = Paths.default()
     job_id = submit(paths, request)
     print_notice(job_id)
+    if inherited := find_inherited_settings(request.settings):
+        listed = " ".join(f"{name}={value}" for name, value in inherited.items())
+        print_notice(f"Settings of this shell that the job has taken over: {listed}")
     if not detach:
         raise typer.Exit(stream(paths.job(job_id), prefix=prefix))
 

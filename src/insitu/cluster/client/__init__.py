@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         read_status,
     )
     from insitu.cluster.client.straggler_watch import watch_stragglers
-    from insitu.cluster.client.submission import Request, submit
+    from insitu.cluster.client.submission import Request, find_inherited_settings, submit
 
 __getattr__, __dir__ = lazy_door(
     __name__,
@@ -39,7 +39,7 @@ __getattr__, __dir__ = lazy_door(
             "read_status",
         ),
         "straggler_watch": ("watch_stragglers",),
-        "submission": ("Request", "submit"),
+        "submission": ("Request", "find_inherited_settings", "submit"),
     },
 )
 
@@ -48,6 +48,7 @@ __all__ = [
     "JobStatus",
     "Request",
     "end_job",
+    "find_inherited_settings",
     "find_job",
     "is_running",
     "list_job_ids",

@@ -35,7 +35,7 @@ from insitu.cluster.decide import (
 )
 from insitu.cluster.job_files import Journal, take_lock
 from insitu.cluster.task import resolve_command
-from insitu.config import DeviceSettings
+from insitu.config import DeviceSettings, read_settings
 from insitu.durable import sync_folder, sync_tree
 from insitu.errors import ClusterError, JobSpecError, StorageFull
 from insitu.grid import Catalog, load_topology
@@ -165,12 +165,25 @@ def _spec(request: Request, cache: CacheSpec | None, topology: Topology) -> JobS
         threads=threads if request.threads is None else request.threads,
         stall_timeout=request.stall_timeout,
         created=time.time(),
-        settings=request.settings.to_environment()
-        | ({ALLOW_UNAUTHENTICATED_ENV: "1"} if request.allow_unauthenticated else {}),
+        settings=find_inherited_settings(request.settings) | _list_settings(request),
         on_loss=request.on_loss,
         standby=request.standby,
         memory_checkpoint=request.memory_checkpoint,
     )
+
+
+def _list_settings(request: Request) -> dict[str, str]:
+    allowed = {ALLOW_UNAUTHENTICATED_ENV: "1"} if request.allow_unauthenticated else {}
+    return request.settings.to_environment() | allowed
+
+
+def find_inherited_settings(given: DeviceSettings) -> dict[str, str]:
+    """Return the settings in this process's environment that belong to a job from its start on, but for those
+    that are `given`. Raises InputError for a value of another form."""
+    found = read_settings(os.environ).to_environment()
+    if os.environ.get(ALLOW_UNAUTHENTICATED_ENV) == "1":
+        found[ALLOW_UNAUTHENTICATED_ENV] = "1"
+    return {name: value for name, value in found.items() if name not in given.to_environment()}
 
 
 def _choose_name(request: Request, cache: CacheSpec | None) -> str:

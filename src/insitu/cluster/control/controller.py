@@ -59,12 +59,14 @@ from insitu.cluster.decide import (
 )
 from insitu.cluster.engines import Channel, Command, Wakeup
 from insitu.cluster.job_files import Journal, MergedLog, read_placement, read_spec, write_controller_pid
+from insitu.config import drop_settings
 from insitu.errors import ClusterError
 from insitu.paths import JobPaths
 from insitu.processes import die_with_parent
 from insitu.progress import RESTING, Progress
 from insitu.roster import CONNECTING, RECOVERING, Member, Roster
 from insitu.spec import NodeId, TaskId, TaskSpec
+from insitu.unauthenticated import ALLOW_UNAUTHENTICATED_ENV
 
 RETRY_INTERVAL = 1.0
 """Seconds between two tries to write to a journal that refused it."""
@@ -289,7 +291,10 @@ class Controller:
                 # It gets its shards once it is ready. Until then it has those of a worker with its index.
                 layout = assign_contiguous_shards(self._state.target_workers, self._spec.shards)
                 task = replace(task, shards=layout[task.task.index])
-        environment = build_task_environment(self._spec, self._roster, task, address, self._home, os.environ)
+        # The job's own are in its specification: another shell may have resumed it.
+        inherited = drop_settings(os.environ)
+        inherited.pop(ALLOW_UNAUTHENTICATED_ENV, None)
+        environment = build_task_environment(self._spec, self._roster, task, address, self._home, inherited)
         arguments = (sys.executable, "-P", "-m", "insitu.cluster.task.entry", *self._spec.command)
         return Command(arguments, environment)
 

@@ -13,6 +13,7 @@ from job_runs import Insitu
 from insitu.cluster import Request, read_spec, submit
 from insitu.cluster.client import submission
 from insitu.cluster.job_files.journal import Journal
+from insitu.config import DeviceSettings
 from insitu.errors import ClusterError, InputError, JobSpecError, StorageFull
 from insitu.grid import Catalog
 from insitu.paths import JobPaths
@@ -129,3 +130,22 @@ def test_a_job_is_on_disk_before_it_is_visible(insitu: Insitu, monkeypatch: pyte
 def test_what_the_user_allows_reaches_the_tasks(insitu: Insitu) -> None:
     assert "INSITU_ALLOW_UNAUTHENTICATED" not in read_spec(make(insitu)).settings
     assert read_spec(make(insitu, allow_unauthenticated=True)).settings["INSITU_ALLOW_UNAUTHENTICATED"] == "1"
+
+
+@pytest.mark.usefixtures("unstarted")
+def test_settings_of_the_shell_become_the_jobs(insitu: Insitu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They change its bits. Another shell may resume it, and `insitu describe` says what they are."""
+    monkeypatch.setenv("INSITU_VIRTUAL_DEVICES", "4")
+    monkeypatch.setenv("INSITU_BACKEND_THREADS", "2,1")
+    monkeypatch.setenv("INSITU_ALLOW_UNAUTHENTICATED", "1")
+    assert read_spec(make(insitu)).settings == {
+        "INSITU_VIRTUAL_DEVICES": "cpu:4",
+        "INSITU_BACKEND_THREADS": "2,1",
+        "INSITU_ALLOW_UNAUTHENTICATED": "1",
+    }
+    given = DeviceSettings(virtual_devices=("cpu", 2))
+    assert read_spec(make(insitu, settings=given)).settings["INSITU_VIRTUAL_DEVICES"] == "cpu:2"
+    assert "INSITU_VIRTUAL_DEVICES" not in submission.find_inherited_settings(given)
+    monkeypatch.setenv("INSITU_VIRTUAL_DEVICES", "many")
+    with pytest.raises(InputError, match="many"):
+        make(insitu)

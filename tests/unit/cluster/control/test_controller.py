@@ -45,6 +45,7 @@ class ScriptedTasks(TaskFiles):
         self._running = running or {}
         self._ports = 20_000
         self.launched: list[TaskId] = []
+        self.environments: list[dict[str, str]] = []
         self.attempts: list[tuple[TaskId, int]] = []
         self.signals: list[tuple[TaskId, str]] = []
         self.acknowledged: list[TaskExit] = []
@@ -71,6 +72,7 @@ class ScriptedTasks(TaskFiles):
         if task.task in self.refuses:
             raise ClusterError(f"no room for {task.task}")
         self.launched.append(task.task)
+        self.environments.append(command.environment)
         self.attempts.append((task.task, incarnation))
         return 100 + len(self.launched)
 
@@ -135,6 +137,18 @@ def elastic(job: JobPaths, task: TaskId, *, generation: int, step: int) -> None:
 
 def events(job: JobPaths) -> list[str]:
     return [entry.event["event"] for entry in Journal(job.journal).entries()]
+
+
+def test_settings_of_a_shell_that_resumes_a_job_do_not_reach_it(
+    job: JobPaths, inbox: ScriptedInbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bits would change. Those of the shell that started it are in its specification."""
+    monkeypatch.setenv("INSITU_VIRTUAL_DEVICES", "cpu:4")
+    monkeypatch.setenv("INSITU_ALLOW_UNAUTHENTICATED", "1")
+    tasks = ScriptedTasks(job, [TaskExit(W0, 1, 0)], [TaskExit(W1, 1, 0)])
+    assert run(job, tasks, inbox) == 0
+    names = {name for environment in tasks.environments for name in environment}
+    assert tasks.environments and not names & {"INSITU_VIRTUAL_DEVICES", "INSITU_ALLOW_UNAUTHENTICATED"}
 
 
 def test_ends_become_a_journal_and_are_acknowledged(job: JobPaths, inbox: ScriptedInbox) -> None:
