@@ -36,15 +36,14 @@ def home(rows: int = 2048) -> Iterator[Paths]:
         yield paths
 
 
-def run_job(paths: Paths, script: str, **options: Any) -> Any:
-    """What worker 0 of a job that runs `script` with these options has measured."""
+def run_job(paths: Paths, script: str, *, request: dict[str, Any] | None = None, **options: Any) -> Any:
+    """What worker 0 of a job that runs `script` with these options has measured. `request` are options of
+    `insitu start`."""
     out = paths.home / "figures.json"
     out.unlink(missing_ok=True)
     told = {"cache": CACHE, "out": str(out), "pin": True, **options}
-    request = Request(
-        CACHE, SCRIPTS, (script, json.dumps(told)), workers=2, threads=1, standby=0, max_restarts=0
-    )
-    job = paths.job(submit(paths, request))
+    asked = {"workers": 2, "threads": 1, "standby": 0, "max_restarts": 0, **(request or {})}
+    job = paths.job(submit(paths, Request(CACHE, SCRIPTS, (script, json.dumps(told)), **asked)))
     deadline = time.monotonic() + PATIENCE
     try:
         while is_running(job) and time.monotonic() < deadline:

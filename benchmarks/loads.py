@@ -1,0 +1,308 @@
+"""What strangers at a job's ports cost its training: milliseconds a step of two workers, with and without.
+
+A job trains (two workers; two workers and a parameter server in mode sync). This process, at the lowest
+priority, loads each of its listeners in turn, at a bounded rate:
+
+  refused   connections that greet as insitu does and bring a wrong proof, then wait to be cut off
+  garbage   connections that bring 256 random bytes, 10,000 in all
+  loris     200 connections to each listener that send one byte of a greeting every half second
+  noise     connections that send random bytes for as long as they are taken, 1 GB in all
+
+The generator takes processor time of the same cores. So each load is also sent to a listener that only
+accepts and closes ("dummy"), while the job trains: what the job's own listeners cost is the difference.
+"quiet" are the seconds between. A job without any load shows that the weights are the same bits.
+
+Listeners are the TCP ports in the job's roster, and the Unix sockets in the kernel's name space by which
+memory is handed over. Workers listen only while they meet; in between their ports refuse.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import selectors
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import common
+import job_runs
+
+from insitu.exchange import handshake
+from insitu.paths import Paths
+from insitu.roster import read_roster
+
+Target = tuple[socket.AddressFamily, Any]
+GARBAGE = 10_000
+NOISE_BYTES = 1 << 30
+CHUNK = secrets.token_bytes(1 << 16)
+GREETING = handshake.MAGIC + bytes(handshake.NONCE_BYTES)
+LORIS = 200
+RATE = 2000
+"""Connections per second at most."""
+NOISE_RATE = 200 << 20
+"""Bytes of noise per second at most."""
+QUIET = 3.0
+"""Seconds without load before each load."""
+KINDS = {"two workers": 0, "with a server": 1}
+
+
+class Refused:
+    """Counts what became of the connections of one load."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+        #: The port was closed.
+        self.closed_port = 0
+        self.bytes = 0
+
+
+def connect(target: Target, count: Refused) -> socket.socket | None:
+    """A connection, or None where nobody listens."""
+    family, address = target
+    connection = socket.socket(family)
+    connection.settimeout(2.0)
+    try:
+        connection.connect(address)
+    except OSError:
+        connection.close()
+        count.closed_port += 1
+        return None
+    count.opened += 1
+    return connection
+
+
+def paced(rate: float, until: float) -> Iterator[None]:
+    """Yields at most `rate` times a second, until the time `until`."""
+    started = time.monotonic()
+    for number in itertools.count():
+        now = time.monotonic()
+        if now >= until:
+            return
+        if (ahead := started + number / rate - now) > 0:
+            time.sleep(ahead)
+        yield
+
+
+def send_refused(targets: list[Target], seconds: float, count: Refused) -> None:
+    for target, _ in zip(itertools.cycle(targets), paced(RATE, time.monotonic() + seconds), strict=False):
+        if connection := connect(target, count):
+            with closing(connection), suppress(OSError):
+                connection.sendall(GREETING + bytes(64))
+                while data := connection.recv(4096):
+                    count.bytes += len(data)
+
+
+def send_garbage(targets: list[Target], seconds: float, count: Refused) -> None:
+    pace = paced(RATE, time.monotonic() + seconds)
+    for number, target, _ in zip(range(GARBAGE), itertools.cycle(targets), pace, strict=False):
+        if connection := connect(target, count):
+            with closing(connection), suppress(OSError):
+                connection.sendall(CHUNK[number : number + 256])
+
+
+def send_loris(targets: list[Target], seconds: float, count: Refused) -> None:
+    until = time.monotonic() + seconds
+    open_ones: dict[int, tuple[socket.socket, int]] = {}
+    with ExitStack() as stack:
+        while time.monotonic() < until:
+            began = time.monotonic()
+            for number in range(LORIS * len(targets)):
+                if number not in open_ones:
+                    if connection := connect(targets[number % len(targets)], count):
+                        open_ones[number] = stack.enter_context(closing(connection)), 0
+                    continue
+                connection, sent = open_ones[number]
+                try:
+                    connection.send(GREETING[sent : sent + 1])
+                    open_ones[number] = connection, sent + 1
+                except OSError:
+                    connection.close()
+                    del open_ones[number]
+            time.sleep(max(0.0, 0.5 - (time.monotonic() - began)))
+
+
+def send_noise(targets: list[Target], seconds: float, count: Refused) -> None:
+    until, started = time.monotonic() + seconds, time.monotonic()
+    for target in itertools.cycle(targets):
+        if time.monotonic() >= until or count.bytes >= NOISE_BYTES:
+            return
+        connection = connect(target, count)
+        if connection is None:
+            time.sleep(0.001)
+            continue
+        with closing(connection), suppress(OSError):
+            while time.monotonic() < until and count.bytes < NOISE_BYTES:
+                count.bytes += connection.send(CHUNK)
+                time.sleep(max(0.0, started + count.bytes / NOISE_RATE - time.monotonic()))
+
+
+LOADS: dict[str, Callable[[list[Target], float, Refused], None]] = {
+    "refused": send_refused,
+    "garbage": send_garbage,
+    "loris": send_loris,
+    "noise": send_noise,
+}
+
+
+def find_targets(paths: Paths, own: set[str]) -> list[Target]:
+    """The listeners of the newest job; of the Unix sockets those that aren't in `own`."""
+    job = max(paths.jobs.iterdir(), key=lambda folder: folder.stat().st_mtime)
+    roster = read_roster(paths.job(job.name).roster)
+    if roster is None:
+        return []
+    found: list[Target] = []
+    for member in (*roster.members, *roster.others):
+        host, _, port = member.address.rpartition(":")
+        found.append((socket.AF_INET, (host, int(port))))
+    return found + [(socket.AF_UNIX, "\0" + name) for name in sorted(unix_names() - own)]
+
+
+def unix_names() -> set[str]:
+    """Names of insitu's sockets in the kernel's own name space."""
+    words = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
+    return {w[-1].removeprefix("@").rstrip("@") for w in words if w[-1].startswith("@insitu-")}
+
+
+@contextmanager
+def dummy() -> Iterator[list[Target]]:
+    """The address of a process that accepts, reads once and closes."""
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+        number = listener.fileno()
+        process = subprocess.Popen([sys.executable, __file__, "--listen", str(number)], pass_fds=[number])
+        try:
+            yield [(socket.AF_INET, listener.getsockname())]
+        finally:
+            process.kill()
+            process.wait()
+
+
+def listen(descriptor: int) -> None:
+    """The dummy's process."""
+    listener = socket.socket(fileno=descriptor)
+    listener.setblocking(False)
+    selector = selectors.DefaultSelector()
+    selector.register(listener, selectors.EVENT_READ)
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is listener:
+                with suppress(OSError):
+                    connection, _ = listener.accept()
+                    connection.setblocking(False)
+                    selector.register(connection, selectors.EVENT_READ)
+                continue
+            connection = key.fileobj
+            with suppress(OSError):
+                if connection.recv(4096)[:1] == GREETING[:1]:
+                    continue
+            selector.unregister(connection)
+            connection.close()
+
+
+def load_job(
+    paths: Paths, own: set[str], seconds: float, over: threading.Event, stack: ExitStack
+) -> list[dict[str, Any]]:
+    """Load the job, which begins meanwhile, until `over`. Returns each period."""
+    periods: list[dict[str, Any]] = []
+    control = stack.enter_context(dummy())
+    # Of this thread alone.
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+    while not over.is_set() and not any(unix_names() - own):
+        time.sleep(0.1)
+    over.wait(QUIET)
+    for name, (where, targets) in itertools.product(LOADS, (("job", None), ("dummy", control))):
+        if over.is_set():
+            break
+        begun = time.monotonic()
+        over.wait(QUIET)
+        periods.append({"load": "quiet", "begin": begun, "end": time.monotonic()})
+        count = Refused()
+        begun = time.monotonic()
+        LOADS[name](find_targets(paths, own) if targets is None else targets, seconds, count)
+        note = {"load": f"{name}, {where}", "begin": begun, "end": time.monotonic(), **vars(count)}
+        # What came after the job's end counts for nothing.
+        periods += [] if over.is_set() else [note]
+    return periods
+
+
+def measure(paths: Paths, servers: int, steps: int, seconds: float) -> dict[str, Any]:
+    """One job with loads and one without."""
+    asked = {"servers": servers, "steps": steps}
+    quiet = job_runs.run_job(paths, "loads_task.py", request={"ps": servers}, **asked)
+    own, over, periods = unix_names(), threading.Event(), []
+    with ExitStack() as stack:
+        loads = threading.Thread(target=lambda: periods.extend(load_job(paths, own, seconds, over, stack)))
+        loads.start()
+        try:
+            loaded = job_runs.run_job(paths, "loads_task.py", request={"ps": servers}, **asked)
+        finally:
+            over.set()
+            loads.join()
+    durations: dict[str, list[float]] = {}
+    for period in periods:
+        ends = [t for t in loaded["ends"] if period["begin"] <= t <= period["end"]]
+        steps_of_it = [1e3 * (b - a) for a, b in itertools.pairwise(ends)]
+        durations.setdefault(period["load"], []).extend(steps_of_it)
+    return {"durations": durations, "periods": periods, "same": quiet["weights"] == loaded["weights"]}
+
+
+def print_figures(kind: str, found: dict[str, Any]) -> None:
+    quiet = found["durations"].get("quiet") or [float("nan")]
+    base = statistics.median(quiet)
+    rows = []
+    for name, steps in found["durations"].items():
+        if len(steps) < 10:
+            rows.append([name, "too few steps", "", "", "", ""])
+            continue
+        periods = [p for p in found["periods"] if p["load"] == name]
+        lasted = sum(p["end"] - p["begin"] for p in periods)
+        opened = sum(p.get("opened", 0) for p in periods)
+        refused = sum(p.get("closed_port", 0) for p in periods)
+        sent = sum(p.get("bytes", 0) for p in periods) if "noise" in name else 0
+        median, mean = statistics.median(steps), statistics.fmean(steps)
+        rows.append(
+            [
+                name,
+                f"{median:.3f} ({median / base - 1:+.1%})",
+                f"{mean:.3f} ({mean / statistics.fmean(quiet) - 1:+.1%})",
+                f"{opened / lasted:,.0f}" if opened else "",
+                f"{refused / lasted:,.0f}" if refused else "",
+                f"{sent / lasted / 1e6:,.0f}" if sent else "",
+            ]
+        )
+    header = ["load", "ms a step, median", "mean", "connections/s", "at closed ports/s", "MB/s"]
+    print(f"\n{kind}: {'the same bits' if found['same'] else 'OTHER BITS'}\n")
+    print(common.table(header, rows))
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--listen"]:
+        listen(int(sys.argv[2]))
+    made = common.parser(__doc__ or "")
+    made.add_argument("--steps", type=int, default=None, help="steps of each job")
+    made.add_argument("--seconds", type=float, default=None, help="most seconds of each load")
+    options = made.parse_args()
+    machine = common.machine()
+    steps = options.steps or (6000 if options.quick else 60_000)
+    seconds = options.seconds or (2.0 if options.quick else 10.0)
+    saved = {}
+    with job_runs.home() as paths:
+        for kind, servers in KINDS.items():
+            common.say(kind)
+            saved[kind] = measure(paths, servers, steps, seconds)
+    print(common.machine_line(machine))
+    for kind, found in saved.items():
+        print_figures(kind, found)
+    common.save_json(options.json, "loads", machine, kinds=saved)
+
+
+if __name__ == "__main__":
+    main()
