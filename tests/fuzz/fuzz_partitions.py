@@ -1,0 +1,110 @@
+"""Coverage-guided fuzzing of the files of partitions. A run ends by the first finding.
+
+    pip install --target /tmp/atheris atheris
+    export PYTHONPATH=/tmp/atheris:src:tests/support
+    .venv/bin/python tests/fuzz/fuzz_partitions.py mapped -max_total_time=1200
+
+The first argument is the target: `mapped` takes rows of a mapped file, `blocks` reads and verifies blocks,
+`footer` is the place of each block alone. The rest goes to libFuzzer. A finding is any exception but
+CorruptPartition, a signal, rows that aren't those of the file from a verified block, or more than 2 GiB of
+memory.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["insitu.grid"]):
+    import numpy as np
+    from partition_rows import make_rows, write_rows
+
+    from insitu.errors import CorruptPartition
+    from insitu.grid.partitions import TEXT, BlockReader, Partition, row_bytes
+    from insitu.grid.partitions.ipc_footer import TAIL_BYTES, footer_bytes, read_places
+    from insitu.spec import Column
+
+FOLDER = Path(tempfile.mkdtemp(prefix="insitu-fuzz-"))
+COLUMNS = (Column("x", "uint8", (5,)), Column("n", "int64"), Column("f", "bool"), Column("t", TEXT))
+ROWS, BLOCK_ROWS = 50, 20
+VALUES = make_rows(COLUMNS, ROWS)
+
+
+def read_mapped(path: Path) -> None:
+    """Take rows of all blocks, in and out of order."""
+    partition = Partition(path, COLUMNS, ROWS, BLOCK_ROWS)
+    rows = np.array([49, 0, 19, 20, 39, 40, 3, 3])
+    for column in COLUMNS:
+        dtype = object if column.dtype == TEXT else column.dtype
+        partition.values[column.name].take(rows, np.empty((len(rows), *column.shape), dtype))
+        partition.values[column.name].slice(15, ROWS)
+        partition.bytes_per_row(column.name)
+
+
+def read_blocks(path: Path) -> None:
+    """Read all blocks, which are verified: rows that are given are right."""
+    partition = Partition(path, COLUMNS, ROWS, BLOCK_ROWS)
+    for chosen in (COLUMNS, COLUMNS[:2]):
+        reader = BlockReader(partition, COLUMNS, chosen)
+        for block in range(-(-ROWS // BLOCK_ROWS)):
+            if reader.size(block) > 1 << 20:
+                continue
+            memory = np.empty(reader.size(block), np.uint8)
+            reader.read(block, memory)
+            first, stop = block * BLOCK_ROWS, min(ROWS, (block + 1) * BLOCK_ROWS)
+            for column in chosen:
+                expected = VALUES[column.name][first:stop]
+                if column.dtype == TEXT:
+                    found = reader.texts(block, memory, column.name).to_pylist()
+                    assert found == expected.tolist(), "a verified block gave other texts"
+                    continue
+                start = reader.column_starts(block)[column.name]
+                raw = memory[start : start + (stop - first) * row_bytes(column)]
+                assert raw.tobytes() == np.ascontiguousarray(expected).tobytes(), "other values"
+
+
+def read_footer(path: Path) -> None:
+    data = path.read_bytes()
+    with suppress(ValueError):
+        end = len(data) - TAIL_BYTES
+        start = end - footer_bytes(data[-TAIL_BYTES:], len(data))
+        for place in read_places(data[start:end], start):
+            assert 0 <= place["offset"] <= start, "a place out of the file"
+            assert place["offset"] + place["metadata_bytes"] + place["body_bytes"] <= start
+
+
+TARGETS: dict[str, Callable[[Path], None]] = {
+    "mapped": read_mapped,
+    "blocks": read_blocks,
+    "footer": read_footer,
+}
+
+
+def main() -> None:
+    read = TARGETS[sys.argv.pop(1)]
+    corpus = FOLDER / "corpus"
+    corpus.mkdir()
+    write_rows(corpus / "example", COLUMNS, VALUES, ROWS, BLOCK_ROWS)
+    whole = (corpus / "example").read_bytes()
+    path = FOLDER / "input.arrow"
+
+    def read_one(data: bytes) -> None:
+        # Each time under another inode: the one before is still mapped.
+        path.unlink(missing_ok=True)
+        path.write_bytes(data or b"\0")
+        with suppress(CorruptPartition):
+            read(path)
+
+    path.write_bytes(whole)
+    read(path)
+    atheris.Setup([sys.argv[0], str(corpus), "-rss_limit_mb=2048", "-max_len=16384", *sys.argv[1:]], read_one)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
