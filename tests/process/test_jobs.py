@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import zipfile
@@ -16,6 +17,7 @@ import pytest
 from job_runs import PATIENCE, Insitu, insitu_at, wait_for
 
 from insitu.cluster import is_running
+from insitu.roster import read_roster
 
 ONE = ("--workers", "1")
 TWO = ("--workers", "2")
@@ -261,6 +263,36 @@ def test_each_attempt_has_addresses_of_its_own(insitu: Insitu) -> None:
     ]
     addresses = {address for cluster in clusters for address in cluster}
     assert len(set(clusters)) == 2 and len(addresses) == 4
+
+
+MEETS = (
+    WAITS
+    + """
+import insitu.exchange, numpy as np
+from insitu.context import context
+here = context()
+with insitu.exchange.join(here.index, here.workers, secret=here.secret()) as group:
+    total = np.full(3, here.index + 1.0, "f4")
+    group.all_reduce(total)
+    print("sum", total.tolist())
+"""
+)
+
+
+def test_nobody_can_take_the_port_of_a_task_that_still_loads(insitu: Insitu) -> None:
+    """As a process that binds whatever is free, while the tasks load their framework."""
+    insitu.script(MEETS)
+    job_id = insitu.detach(*TWO)
+    wait_for("both tasks", lambda: insitu.output(job_id).count("waiting") == 2)
+    roster = read_roster(insitu.job(job_id).roster)
+    assert roster is not None and len(roster.addresses) == 2
+    for address in roster.addresses:
+        host, _, port = address.rpartition(":")
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            stranger.bind((host, int(port)))
+    (insitu.paths.home / "go").touch()
+    assert insitu.run("attach", job_id, "--no-prefix").stdout.count("sum [3.0, 3.0, 3.0]") == 2
 
 
 def test_a_bug_is_not_tried_for_ever(insitu: Insitu) -> None:
