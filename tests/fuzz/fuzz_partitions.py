@@ -4,8 +4,9 @@
     export PYTHONPATH=/tmp/atheris:src:tests/support
     .venv/bin/python tests/fuzz/fuzz_partitions.py mapped -max_total_time=1200
 
-The first argument is the target: `mapped` takes rows of a mapped file, `blocks` reads and verifies blocks,
-`footer` is the place of each block alone. The rest goes to libFuzzer. A finding is any exception but
+The first argument is the target: `mapped` takes rows of a mapped file, `blocks` reads and verifies blocks.
+Both get a whole file with a few edits, since nothing else comes behind the checks of Arrow. `footer` is the
+place of each block alone, in any bytes. The rest goes to libFuzzer. A finding is any exception but
 CorruptPartition, a signal, rows that aren't those of the file from a verified block, or more than 2 GiB of
 memory.
 """
@@ -17,6 +18,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import atheris
 
@@ -33,6 +35,7 @@ FOLDER = Path(tempfile.mkdtemp(prefix="insitu-fuzz-"))
 COLUMNS = (Column("x", "uint8", (5,)), Column("n", "int64"), Column("f", "bool"), Column("t", TEXT))
 ROWS, BLOCK_ROWS = 50, 20
 VALUES = make_rows(COLUMNS, ROWS)
+NUMBERS = [0, 1, 8, 24, 64, 1000, 2**15, 2**31, 2**32, 2**40, 2**62, 2**63, -1]
 
 
 def read_mapped(path: Path) -> None:
@@ -68,40 +71,76 @@ def read_blocks(path: Path) -> None:
                 assert raw.tobytes() == np.ascontiguousarray(expected).tobytes(), "other values"
 
 
-def read_footer(path: Path) -> None:
-    data = path.read_bytes()
+def edit(whole: bytes, places: list[int], data: bytes) -> bytes:
+    """Return `whole` with the edits that `data` describes, most of them close to `places`."""
+    drawn, edited = atheris.FuzzedDataProvider(data), bytearray(whole)
+    for _ in range(drawn.ConsumeIntInRange(1, 6)):
+        at = drawn.PickValueInList(places) + drawn.ConsumeIntInRange(-8, 400)
+        at = max(0, min(len(edited) - 1, at))
+        match drawn.ConsumeIntInRange(0, 5):
+            case 0:
+                edited[at] ^= drawn.ConsumeIntInRange(1, 255)
+            case 1 | 2 as kind:
+                size = 4 * kind
+                number = drawn.PickValueInList(NUMBERS) + drawn.ConsumeIntInRange(-9, 9)
+                edited[at : at + size] = (number & (1 << 8 * size) - 1).to_bytes(size, "little")
+            case 3:
+                del edited[at : at + drawn.ConsumeIntInRange(1, 64)]
+            case 4:
+                edited[at:at] = drawn.ConsumeBytes(drawn.ConsumeIntInRange(1, 64))
+            case 5:
+                start = drawn.PickValueInList(places)
+                edited[at : at + 64] = whole[start : start + 64]
+    return bytes(edited)
+
+
+def read_places_of(data: bytes) -> tuple[int, Any]:
+    """Return (start of the footer, places of the blocks). Raises ValueError."""
+    end = len(data) - TAIL_BYTES
+    start = end - footer_bytes(data[-TAIL_BYTES:], len(data))
+    return start, read_places(data[start:end], start)
+
+
+def find_footers(data: bytes) -> None:
     with suppress(ValueError):
-        end = len(data) - TAIL_BYTES
-        start = end - footer_bytes(data[-TAIL_BYTES:], len(data))
-        for place in read_places(data[start:end], start):
+        start, places = read_places_of(data)
+        for place in places:
             assert 0 <= place["offset"] <= start, "a place out of the file"
             assert place["offset"] + place["metadata_bytes"] + place["body_bytes"] <= start
 
 
-TARGETS: dict[str, Callable[[Path], None]] = {
-    "mapped": read_mapped,
-    "blocks": read_blocks,
-    "footer": read_footer,
-}
-
-
-def main() -> None:
-    read = TARGETS[sys.argv.pop(1)]
-    corpus = FOLDER / "corpus"
-    corpus.mkdir()
-    write_rows(corpus / "example", COLUMNS, VALUES, ROWS, BLOCK_ROWS)
-    whole = (corpus / "example").read_bytes()
+def make_target(read: Callable[[Path], None]) -> Callable[[bytes], None]:
     path = FOLDER / "input.arrow"
+    write_rows(path, COLUMNS, VALUES, ROWS, BLOCK_ROWS)
+    whole = path.read_bytes()
+    footer, blocks = read_places_of(whole)
+    places = [0, footer, len(whole) - TAIL_BYTES]
+    for block in blocks:
+        places += [int(block["offset"]), int(block["offset"] + block["metadata_bytes"])]
+    read(path)
 
     def read_one(data: bytes) -> None:
         # Each time under another inode: the one before is still mapped.
         path.unlink(missing_ok=True)
-        path.write_bytes(data or b"\0")
+        path.write_bytes(edit(whole, places, data) or b"\0")
         with suppress(CorruptPartition):
             read(path)
 
-    path.write_bytes(whole)
-    read(path)
+    return read_one
+
+
+TARGETS: dict[str, Callable[[], Callable[[bytes], None]]] = {
+    "mapped": lambda: make_target(read_mapped),
+    "blocks": lambda: make_target(read_blocks),
+    "footer": lambda: find_footers,
+}
+
+
+def main() -> None:
+    read_one = TARGETS[sys.argv.pop(1)]()
+    corpus = FOLDER / "corpus"
+    corpus.mkdir()
+    write_rows(corpus / "example", COLUMNS, VALUES, ROWS, BLOCK_ROWS)
     atheris.Setup([sys.argv[0], str(corpus), "-rss_limit_mb=2048", "-max_len=16384", *sys.argv[1:]], read_one)
     atheris.Fuzz()
 

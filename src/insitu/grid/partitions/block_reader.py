@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from insitu.grid.partitions.format import TEXT, arrow_schema, column_offsets, file_order, find_mark, row_bytes
+from insitu.grid.partitions.format import TEXT, column_offsets, file_order, find_mark, row_bytes
 from insitu.grid.partitions.partition import Partition, make_corrupt_error
 from insitu.spec import Column
 
@@ -76,9 +76,18 @@ class BlockReader:
                 raise make_corrupt_error(self.path, f"column {column.name!r} of its block {block} is damaged")
 
     def texts(self, block: int, memory: npt.NDArray[np.uint8], name: str) -> Any:
-        """Return a column of text of a block that was read into `memory`, in place, as an Arrow array."""
-        message = pa.ipc.read_message(pa.py_buffer(memory))
-        return pa.ipc.read_record_batch(message, arrow_schema(self._all)).column(name)
+        """Return a column of text of a block that was read into `memory`, in place, as an Arrow array.
+
+        Only what `read` has verified is used: the metadata, which has no checksum, might point anywhere.
+        """
+        ranges = self._column_ranges(block, _view(memory))
+        names = [column.name for column in file_order(self._all)]
+        start, stop = ranges[names.index(name)]
+        offsets_end = start + 8 * (self._rows_of(block) + 1)
+        offsets, data = memory[start:offsets_end], memory[offsets_end:stop]
+        return pa.LargeStringArray.from_buffers(
+            self._rows_of(block), pa.py_buffer(offsets), pa.py_buffer(data)
+        )
 
     def _ranges(self, block: int) -> list[tuple[int, int]]:
         """Return what to read: all of the block with texts, else the metadata and the chosen columns."""
@@ -103,6 +112,8 @@ class BlockReader:
             start, end = end, end + -(-rows * row_bytes(column) // 8) * 8
             if column.dtype == TEXT and self._has_text:
                 end = start + 8 * (rows + 1)
+                if end > len(view):
+                    raise make_corrupt_error(self.path, f"its block {block} is too short for its rows")
                 (bytes_of_text,) = struct.unpack("<q", view[end - 8 : end])
                 end = min(len(view), end + -(-max(0, bytes_of_text) // 8) * 8)
             ranges.append((start, end))

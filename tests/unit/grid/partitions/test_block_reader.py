@@ -120,3 +120,32 @@ def test_a_block_that_says_it_is_another_one_is_refused(tmp_path: Path) -> None:
     path.write_bytes(data.replace(b"block 0000000001 ", b"block 0000000000 "))
     with pytest.raises(CorruptPartition, match="the metadata of its block 1 is damaged"):
         reader.read(1, np.empty(reader.size(1), np.uint8))
+
+
+def test_damaged_metadata_gives_no_other_texts(tmp_path: Path) -> None:
+    """It has no checksum. Arrow's own reader ended in an error of its own, and could be led anywhere."""
+    path = tmp_path / "part"
+    reader = make_reader(path, "x", "t")
+    expected = make_rows(COLUMNS, 50)["t"][20:40].tolist()
+    place = Partition(path, COLUMNS, 50, 20).places[1]
+    whole, start = path.read_bytes(), int(place["offset"])
+    refused = 0
+    for at in range(start, start + int(place["metadata_bytes"])):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        memory = np.zeros(reader.size(1), np.uint8)
+        try:
+            reader.read(1, memory)
+        except CorruptPartition:
+            refused += 1
+            continue
+        assert reader.texts(1, memory, "t").to_pylist() == expected
+    assert refused >= len("block 0000000001 crc32:") + 3 * 8
+
+
+def test_a_block_that_the_footer_makes_too_short_is_damaged(tmp_path: Path) -> None:
+    """Its rows ended beyond its memory."""
+    reader = make_reader(tmp_path / "part", "t")
+    reader._places = reader._places.copy()
+    reader._places["body_bytes"][1] = 16
+    with pytest.raises(CorruptPartition, match="block 1"):
+        reader.read(1, np.zeros(reader.size(1), np.uint8))
