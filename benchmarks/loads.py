@@ -153,23 +153,45 @@ LOADS: dict[str, Callable[[list[Target], float, Refused], None]] = {
 }
 
 
-def find_targets(paths: Paths, own: set[str]) -> list[Target]:
-    """The listeners of the newest job; of the Unix sockets those that aren't in `own`."""
-    job = max(paths.jobs.iterdir(), key=lambda folder: folder.stat().st_mtime)
-    roster = read_roster(paths.job(job.name).roster)
-    if roster is None:
-        return []
-    found: list[Target] = []
-    for member in (*roster.members, *roster.others):
-        host, _, port = member.address.rpartition(":")
-        found.append((socket.AF_INET, (host, int(port))))
-    return found + [(socket.AF_UNIX, "\0" + name) for name in sorted(unix_names() - own)]
+def find_targets(paths: Paths, known: set[str]) -> list[Target]:
+    """The listeners of the job that isn't one of `known`; none before its tasks run."""
+    for job in set(os.listdir(paths.jobs)) - known:
+        roster = read_roster(paths.job(job).roster) if not job.startswith(".") else None
+        tasks = find_tasks(job)
+        if roster is None or len(tasks) < len(roster.members):
+            continue
+        found: list[Target] = []
+        for member in (*roster.members, *roster.others):
+            host, _, port = member.address.rpartition(":")
+            found.append((socket.AF_INET, (host, int(port))))
+        return found + [(socket.AF_UNIX, "\0" + name) for name in find_unix_names(tasks)]
+    return []
 
 
-def unix_names() -> set[str]:
-    """Names of insitu's sockets in the kernel's own name space."""
-    words = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
-    return {w[-1].removeprefix("@").rstrip("@") for w in words if w[-1].startswith("@insitu-")}
+def find_tasks(job: str) -> list[Path]:
+    """The folders in /proc of the job's tasks."""
+    mark, found = f"INSITU_JOB_ID={job}".encode(), []
+    for process in Path("/proc").iterdir():
+        with suppress(OSError):
+            if process.name.isdecimal() and mark in (process / "environ").read_bytes().split(b"\0"):
+                found.append(process)
+    return found
+
+
+def find_unix_names(tasks: list[Path]) -> list[str]:
+    """Names of these processes' sockets in the kernel's own name space. Others on the host may have some."""
+    held = set()
+    for process in tasks:
+        with suppress(OSError):
+            held |= {os.readlink(descriptor) for descriptor in (process / "fd").iterdir()}
+    words = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return sorted(
+        {
+            w[7].removeprefix("@")
+            for w in words
+            if w[7:] and w[7][:8] == "@insitu-" and f"socket:[{w[6]}]" in held
+        }
+    )
 
 
 @contextmanager
@@ -208,15 +230,15 @@ def listen(descriptor: int) -> None:
 
 
 def load_job(
-    paths: Paths, own: set[str], seconds: float, over: threading.Event, stack: ExitStack
+    paths: Paths, known: set[str], seconds: float, over: threading.Event, stack: ExitStack
 ) -> list[dict[str, Any]]:
     """Load the job, which begins meanwhile, until `over`. Returns each period."""
     periods: list[dict[str, Any]] = []
     control = stack.enter_context(dummy())
     # Of this thread alone.
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-    while not over.is_set() and not any(unix_names() - own):
-        time.sleep(0.1)
+    while not over.is_set() and not find_targets(paths, known):
+        time.sleep(0.2)
     over.wait(QUIET)
     for name, (where, targets) in itertools.product(LOADS, (("job", None), ("dummy", control))):
         if over.is_set():
@@ -226,7 +248,7 @@ def load_job(
         periods.append({"load": "quiet", "begin": begun, "end": time.monotonic()})
         count = Refused()
         begun = time.monotonic()
-        LOADS[name](find_targets(paths, own) if targets is None else targets, seconds, count)
+        LOADS[name](find_targets(paths, known) if targets is None else targets, seconds, count)
         note = {"load": f"{name}, {where}", "begin": begun, "end": time.monotonic(), **vars(count)}
         # What came after the job's end counts for nothing.
         periods += [] if over.is_set() else [note]
@@ -237,9 +259,9 @@ def measure(paths: Paths, servers: int, steps: int, seconds: float) -> dict[str,
     """One job with loads and one without."""
     asked = {"servers": servers, "steps": steps}
     quiet = job_runs.run_job(paths, "loads_task.py", request={"ps": servers}, **asked)
-    own, over, periods = unix_names(), threading.Event(), []
+    known, over, periods = set(os.listdir(paths.jobs)), threading.Event(), []
     with ExitStack() as stack:
-        loads = threading.Thread(target=lambda: periods.extend(load_job(paths, own, seconds, over, stack)))
+        loads = threading.Thread(target=lambda: periods.extend(load_job(paths, known, seconds, over, stack)))
         loads.start()
         try:
             loaded = job_runs.run_job(paths, "loads_task.py", request={"ps": servers}, **asked)
