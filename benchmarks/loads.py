@@ -38,7 +38,9 @@ import job_runs
 
 from insitu.exchange import handshake
 from insitu.paths import Paths
+from insitu.progress import read_progress
 from insitu.roster import read_roster
+from insitu.spec import TaskId
 
 Target = tuple[socket.AddressFamily, Any]
 GARBAGE = 10_000
@@ -52,6 +54,10 @@ NOISE_RATE = 200 << 20
 """Bytes of noise per second at most."""
 QUIET = 3.0
 """Seconds without load before each load."""
+FIRST_STEPS = 100
+"""Steps before the first load."""
+CALIBRATION = 2000
+"""Steps of the job that shows how long a step takes."""
 KINDS = {"two workers": 0, "with a server": 1}
 
 
@@ -168,6 +174,15 @@ def find_targets(paths: Paths, known: set[str]) -> list[Target]:
     return []
 
 
+def is_training(paths: Paths, known: set[str]) -> bool:
+    """Return whether the job that isn't one of `known` has made its first steps."""
+    progress = (
+        read_progress(paths.job(job).progress(TaskId("worker", 0)))
+        for job in set(os.listdir(paths.jobs)) - known
+    )
+    return any(found is not None and found.step >= FIRST_STEPS for found in progress)
+
+
 def find_tasks(job: str) -> list[Path]:
     """The folders in /proc of the job's tasks."""
     mark, found = f"INSITU_JOB_ID={job}".encode(), []
@@ -223,8 +238,8 @@ def listen(descriptor: int) -> None:
                 continue
             connection = key.fileobj
             with suppress(OSError):
-                if connection.recv(4096)[:1] == GREETING[:1]:
-                    continue
+                if len(connection.recv(4096)) == 1:
+                    continue  # one that sends byte by byte
             selector.unregister(connection)
             connection.close()
 
@@ -237,9 +252,8 @@ def load_job(
     control = stack.enter_context(dummy())
     # Of this thread alone.
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-    while not over.is_set() and not find_targets(paths, known):
+    while not over.is_set() and not is_training(paths, known):
         time.sleep(0.2)
-    over.wait(QUIET)
     for name, (where, targets) in itertools.product(LOADS, (("job", None), ("dummy", control))):
         if over.is_set():
             break
@@ -255,16 +269,23 @@ def load_job(
     return periods
 
 
-def measure(paths: Paths, servers: int, steps: int, seconds: float) -> dict[str, Any]:
-    """One job with loads and one without."""
+def measure(paths: Paths, servers: int, steps: int | None, seconds: float) -> dict[str, Any]:
+    """One job with loads and one without, of so many steps that all loads have room (None)."""
+    request = {"ps": servers}
+    if steps is None:
+        short = job_runs.run_job(paths, "loads_task.py", request=request, servers=servers, steps=CALIBRATION)[
+            "ends"
+        ][FIRST_STEPS:]
+        schedule = 2 * len(LOADS) * (seconds + QUIET) + QUIET
+        steps = int(schedule / (short[-1] - short[0]) * len(short))
     asked = {"servers": servers, "steps": steps}
-    quiet = job_runs.run_job(paths, "loads_task.py", request={"ps": servers}, **asked)
+    quiet = job_runs.run_job(paths, "loads_task.py", request=request, **asked)
     known, over, periods = set(os.listdir(paths.jobs)), threading.Event(), []
     with ExitStack() as stack:
         loads = threading.Thread(target=lambda: periods.extend(load_job(paths, known, seconds, over, stack)))
         loads.start()
         try:
-            loaded = job_runs.run_job(paths, "loads_task.py", request={"ps": servers}, **asked)
+            loaded = job_runs.run_job(paths, "loads_task.py", request=request, **asked)
         finally:
             over.set()
             loads.join()
@@ -309,17 +330,18 @@ def main() -> None:
     if sys.argv[1:2] == ["--listen"]:
         listen(int(sys.argv[2]))
     made = common.parser(__doc__ or "")
-    made.add_argument("--steps", type=int, default=None, help="steps of each job")
+    made.add_argument(
+        "--steps", type=int, default=None, help="steps of each job (so that all loads have room)"
+    )
     made.add_argument("--seconds", type=float, default=None, help="most seconds of each load")
     options = made.parse_args()
     machine = common.machine()
-    steps = options.steps or (6000 if options.quick else 60_000)
-    seconds = options.seconds or (2.0 if options.quick else 10.0)
+    seconds = options.seconds or (1.0 if options.quick else 10.0)
     saved = {}
     with job_runs.home() as paths:
         for kind, servers in KINDS.items():
             common.say(kind)
-            saved[kind] = measure(paths, servers, steps, seconds)
+            saved[kind] = measure(paths, servers, options.steps, seconds)
     print(common.machine_line(machine))
     for kind, found in saved.items():
         print_figures(kind, found)
