@@ -61,12 +61,15 @@ sanitize: $(STAMP) ## Run the tests of the exchange and of the servers with sani
 	$(BIN)/python tests/sanitize/run.py
 
 FUZZ_SECONDS ?= 1200
-FUZZ_TARGETS := handshake info ranks message stream request
+FUZZ_TARGETS := $(addprefix wire/,handshake info ranks message stream request) \
+  $(addprefix sources/,arrow arrows parquet csv npy npz) $(addprefix partitions/,mapped blocks footer) \
+  $(addprefix checkpoints/,checkpoint servers roster journal lock)
 
-fuzz: $(STAMP) ## Fuzz what arrives over sockets, each target for FUZZ_SECONDS (installs atheris)
+fuzz: $(STAMP) ## Fuzz what arrives over sockets and all files, each target for FUZZ_SECONDS (installs atheris)
 	$(BIN)/python -c "import atheris" 2>/dev/null || $(BIN)/python -m pip install --quiet atheris==3.0.0
 	for target in $(FUZZ_TARGETS); do \
-	  $(BIN)/python tests/fuzz/fuzz_wire.py $$target -max_total_time=$(FUZZ_SECONDS) || exit 1; done
+	  PYTHONPATH=tests/support $(BIN)/python tests/fuzz/fuzz_$${target%/*}.py $${target#*/} \
+	    -max_total_time=$(FUZZ_SECONDS) || exit 1; done
 
 strategies: $(STAMP) ## Train in every cell of docs/strategies.md and write it anew (installs PyTorch)
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet torch==2.13.0
