@@ -21,6 +21,7 @@ OF_NO_MODULE = {
     "test_layering.py": "a law of all modules",
     "test_migration_page.py": "docs/migration.md",
     "test_mirror.py": "a law of all modules",
+    "test_security_page.py": "docs/security.md",
     "test_strategies_page.py": "docs/strategies.md",
     "test_wire_formats.py": "what arrives over sockets, in all rooms",
     "test_words.py": "a law of all modules",
