@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
 from insitu.exchange import Group
-from insitu.train.collectives import from_bytes, gather_bytes, to_bytes
+from insitu.train.collectives import from_bytes, gather_bytes, pack_leaves, to_bytes
 from insitu.train.custom_loop.per_replica import values_per_replica
 
 
@@ -39,7 +39,7 @@ def reduce_values(group: Group, reduce_op: AnyReduceOp, structure: Any, axis: in
         )
     rows = _gather_leaves(group, structure)
     leaves = [_reduce(op, [row[i] for row in rows], axis) for i in range(len(rows[0]))]
-    return keras.tree.pack_sequence_as(structure, [_to_tensor(v) for v in leaves])
+    return pack_leaves(structure, [_to_tensor(v) for v in leaves])
 
 
 def _to_tensor(value: Any) -> Any:
@@ -87,7 +87,7 @@ def gather_values(group: Group, structure: Any, axis: int) -> Any:
                 "reshape(value, (1,)), or use reduce."
             )
         leaves.append(_to_tensor(np.concatenate(present, axis)))
-    return keras.tree.pack_sequence_as(structure, leaves)
+    return pack_leaves(structure, leaves)
 
 
 def _gather_leaves(group: Group, structure: Any) -> list[Row]:

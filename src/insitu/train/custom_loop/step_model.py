@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from insitu.train.collectives import pack_leaves
 from insitu.train.custom_loop.averaging import Share, share_scope
 from insitu.train.custom_loop.tracing import DeferredUpdates, VariableTracer, defer_apply
 
@@ -35,7 +36,7 @@ class BoundCall:
             next(remaining) if array else constant
             for array, constant in zip(self.is_array, self.constants, strict=True)
         ]
-        args, kwargs = keras.tree.pack_sequence_as(self.structure, leaves)
+        args, kwargs = pack_leaves(self.structure, leaves)
         return self.fn(*args, **kwargs)
 
 
@@ -258,7 +259,7 @@ class StepResult:
             next(remaining) if is_tensor else leaf
             for leaf, is_tensor in zip(self._leaves, self._is_tensor, strict=True)
         ]
-        return keras.tree.pack_sequence_as(self._structure, leaves)
+        return pack_leaves(self._structure, leaves)
 
 
 def _empty_like(tensor: Any) -> Any:

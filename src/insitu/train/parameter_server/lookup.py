@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from insitu.errors import InputError, TrainingError
+from insitu.train.collectives import pack_leaves
 from insitu.train.parameter_server.layers import Embedding
 
 Keys = NDArray[np.int64]
@@ -86,7 +87,7 @@ class TableLookup:
                 start += size
             rows = self._source.pull_rows(layer.name, keys, create=create)
             pulled.append(PulledRows(layer, keys, rows))
-        return IndexedBatch(keras.tree.pack_sequence_as(data, replaced), tuple(pulled))
+        return IndexedBatch(pack_leaves(data, replaced), tuple(pulled))
 
     @contextlib.contextmanager
     def rows_loaded(self, batch: IndexedBatch) -> Iterator[None]:
@@ -121,7 +122,7 @@ class TableLookup:
         for _, numbers in self._tables:
             for number in numbers:
                 leaves[number] = np.zeros(leaves[number].shape, np.int32)
-        return keras.tree.pack_sequence_as(data, leaves)
+        return pack_leaves(data, leaves)
 
 
 def _as_keys(layer: Embedding, leaf: NDArray[Any]) -> Keys:
@@ -149,7 +150,7 @@ def find_key_inputs(model: Any, layers: Sequence[Embedding], example: Any) -> li
 
     Raises TrainingError where a layer's keys aren't an input of the model, or something else reads it too.
     """
-    numbers = keras.tree.pack_sequence_as(example, list(range(len(keras.tree.flatten(example)))))
+    numbers = pack_leaves(example, list(range(len(keras.tree.flatten(example)))))
     x = keras.utils.unpack_x_y_sample_weight(numbers)[0]
     found = [tuple(sorted(set(_leaves_of(model, layer, x)))) for layer in layers]
     owners: dict[int, tuple[int, ...]] = {}

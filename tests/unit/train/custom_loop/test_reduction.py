@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from torch_tree import use_torch_tree
 
 from insitu.errors import TrainingError
 from insitu.train.custom_loop.per_replica import PerReplica
@@ -44,3 +45,14 @@ def test_reduce_and_gather(strategy_over):
     ]:
         with pytest.raises(TrainingError, match=message):
             wrong()
+
+
+@pytest.mark.torch
+def test_dictionaries_keep_the_order_of_their_keys(strategy_over, monkeypatch):
+    """PyTorch's tree gives them sorted."""
+    strategy = strategy_over(1)
+    values = {"loss": np.array([2.0]), "accuracy": np.array([0.5])}
+    use_torch_tree(monkeypatch)
+    for combined in (strategy.reduce("sum", values), strategy.gather(values)):
+        assert {name: float(value[0]) for name, value in combined.items()} == {"loss": 2.0, "accuracy": 0.5}
+        assert list(combined) == ["loss", "accuracy"]

@@ -6,6 +6,8 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
+from torch_tree import use_torch_tree
 
 from insitu.train.custom_loop.step_model import BoundCall, CombinedOptimizer, StepResult
 
@@ -40,3 +42,15 @@ def test_a_call_and_a_result_are_put_together_again() -> None:
     assert result.rebuild(["tensor"]) == {"sum": "tensor", "name": "a"}
     assert result.rebuild(None) == {"sum": None, "name": "a"}
     assert np.asarray(result.tensors[0]).tolist() == [2, 3, 4]
+
+
+@pytest.mark.torch
+def test_dictionaries_keep_the_order_of_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's tree gives them sorted, and a step may read values by position."""
+    use_torch_tree(monkeypatch)
+    structure = keras.tree.map_structure(lambda leaf: None, (({"b": 0, "a": 0},), {}))
+    call = BoundCall(dict.copy, structure, (None, None), (True, True), (False, False))
+    received = call([np.array([1.0]), np.array([2.0])])  # in Keras' order: a, then b
+    assert [(name, value.tolist()) for name, value in received.items()] == [("b", [2.0]), ("a", [1.0])]
+    returned = StepResult(received).rebuild(["value of a", "value of b"])
+    assert list(returned.items()) == [("b", "value of b"), ("a", "value of a")]

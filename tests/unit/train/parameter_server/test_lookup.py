@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from torch_tree import use_torch_tree
 
 import insitu
 from insitu.errors import InputError, TrainingError
@@ -72,3 +73,16 @@ def test_keys_come_from_inputs_that_nothing_else_reads() -> None:
     computed_keys = keras.Model({"key": key, "other": other}, layer(key + 1))
     with pytest.raises(TrainingError, match="take its keys from an input"):
         find_key_inputs(computed_keys, [layer], example)
+
+
+@pytest.mark.torch
+def test_dictionaries_keep_the_order_of_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's tree gives them sorted, and a model may read inputs by position."""
+    use_torch_tree(monkeypatch)
+    data = ({"keys": np.array([[7, 7]]), "age": np.array([30])},)
+    lookup = TableLookup(Source(), [attached(4)], [(1,)])  # age, then keys
+    for batch in (lookup.pull(data).data, lookup.example(data)):
+        assert [(name, value.tolist()) for name, value in batch[0].items()] == [
+            ("keys", [[0, 0]]),
+            ("age", [30]),
+        ]

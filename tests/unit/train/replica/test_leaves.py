@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from torch_tree import use_torch_tree
 
 from insitu.train.replica.leaves import count_rows, flatten_batch, map_batch, pack_batch
 
@@ -27,10 +28,7 @@ def test_leaves_are_those_of_keras_in_its_order(batch: Any) -> None:
 def tree(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keras' functions of structures; PyTorch's do otherwise with dictionaries."""
     if request.param == "PyTorch's tree":
-        from keras.src.tree import torchtree_impl
-
-        for name in ("flatten", "map_structure", "pack_sequence_as"):
-            monkeypatch.setattr(keras.tree, name, getattr(torchtree_impl, name))
+        use_torch_tree(monkeypatch)
 
 
 @pytest.mark.usefixtures("tree")

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from insitu.train.collectives import pack_leaves
 from insitu.train.replica.leaves import map_batch
 
 WHOLE = 5
@@ -27,7 +28,7 @@ def make_rows(example: Any, *, lowest: int) -> Any | None:
     made = [_make(rng, leaf, lowest if index < count else 0) for index, leaf in enumerate(leaves)]
     if any(each is None for each in made):
         return None
-    return keras.tree.pack_sequence_as(example, made)
+    return pack_leaves(example, made)
 
 
 def _make(rng: np.random.Generator, leaf: Any, lowest: int) -> Any:

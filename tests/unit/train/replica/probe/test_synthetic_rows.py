@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import pytest
+from torch_tree import use_torch_tree
 
 from insitu.train.replica.probe.synthetic_rows import PARTS, WHOLE, cut, double, make_rows, make_value
 
@@ -21,6 +23,15 @@ def test_rows_have_the_structure_and_kinds_of_the_example() -> None:
     again = make_rows(EXAMPLE, lowest=1)
     for one, other in zip(keras.tree.flatten(rows), keras.tree.flatten(again), strict=True):
         assert np.array_equal(one, other)
+
+
+@pytest.mark.torch
+def test_dictionaries_keep_the_order_of_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's tree gives them sorted, and a model may read inputs by position."""
+    use_torch_tree(monkeypatch)
+    rows = make_rows(({"b": np.zeros((1, 3)), "a": np.zeros((1, 2))},), lowest=0)
+    assert rows is not None
+    assert [(name, value.shape) for name, value in rows[0].items()] == [("b", (WHOLE, 3)), ("a", (WHOLE, 2))]
 
 
 def test_data_of_other_kinds_has_none() -> None:
