@@ -19,6 +19,8 @@ FACTORS = (1.0, 1e3, 1e-3)
 """By which gradients are scaled, to see what a step does with them."""
 _TINY = 1e-6
 """Of the largest gradient of a model. What is smaller is rounding."""
+_LEAST_OF_ROUNDING = 0.1
+"""Of a difference of gradients: what a rounding error must make of it, for it to be one of rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +99,29 @@ def are_finite(gradients: Gradients) -> bool:
     return all(np.isfinite(gradient).all() for gradient in gradients)
 
 
-def largest_difference(one: Gradients, other: Gradients) -> float:
-    """Return the largest difference of the gradients of a variable, relative to their size."""
+def find_differences(one: Gradients, other: Gradients) -> list[float]:
+    """Return the difference of the gradients of each variable, relative to their size."""
     sizes = [max(np.linalg.norm(a), np.linalg.norm(b)) for a, b in zip(one, other, strict=True)]
     floor = _TINY * max(sizes, default=0.0)
-    differences = [
-        np.linalg.norm(a - b) / size for a, b, size in zip(one, other, sizes, strict=True) if size > floor
+    return [
+        float(np.linalg.norm(a - b) / size) if size > floor else 0.0
+        for a, b, size in zip(one, other, sizes, strict=True)
     ]
-    return float(max(differences, default=0.0))
+
+
+def largest_difference(one: Gradients, other: Gradients) -> float:
+    """Return the largest difference of the gradients of a variable, relative to their size."""
+    return max(find_differences(one, other), default=0.0)
+
+
+def are_rounding(differences: Sequence[float], after_nudge: Sequence[float], tolerance: float) -> bool:
+    """Return True if rounding alone makes gradients differ so much: all that differ by more than `tolerance`
+    do nearly so where weights are changed by a rounding error."""
+    return all(
+        nudged > _LEAST_OF_ROUNDING * difference
+        for difference, nudged in zip(differences, after_nudge, strict=True)
+        if difference > tolerance
+    )
 
 
 def mean_by_rows(parts: Sequence[Gradients], shares: Array) -> list[Array]:

@@ -162,6 +162,19 @@ class Observer(AbstractContextManager["Observer"]):
             step, metrics, weights_moved, before, outcomes[0], after[0], tuple(outcomes[1:]), tuple(after[1:])
         )
 
+    def run_nudged(self, rows: Any, size: float) -> Outcome:
+        """Run a training step with weights that are changed by up to `size` of themselves."""
+        self.set_state()
+        before = [(variable, to_numpy(variable)) for variable in self._trainable]
+        for index, (variable, value) in enumerate(before):
+            nudge = np.random.default_rng([11, index]).uniform(-size, size, value.shape)
+            variable.assign((value * (1 + nudge)).astype(value.dtype))
+        try:
+            return self.run_once(TRAIN, rows)
+        finally:
+            for variable, value in before:
+                variable.assign(value)
+
     def values(self) -> dict[int, Array]:
         """Return the values of all candidates, by id."""
         return {id(c.variable): to_numpy(c.variable).astype(np.float64) for c in self.candidates}

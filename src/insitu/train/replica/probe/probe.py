@@ -25,6 +25,8 @@ from insitu.train.replica.probe.decisions import (
     Gradients,
     are_close,
     are_finite,
+    are_rounding,
+    find_differences,
     is_linear,
     largest_difference,
     mean_by_rows,
@@ -37,6 +39,8 @@ from insitu.train.replica.probe.synthetic_rows import PARTS, WHOLE, cut, double,
 from insitu.train.replica.state import check_trainable_by_shards
 
 SHARES = np.array([(part.stop - part.start) / WHOLE for part in PARTS])
+_NUDGES = (1e-6, 4e-3)
+"""Rounding errors of weights, relative to them: in single precision, and in half precision."""
 _log = logging.getLogger(__name__)
 
 
@@ -168,6 +172,9 @@ class _Probe:
         whole, parts = run.whole.gradients, [part.gradients for part in run.parts]
         difference = largest_difference(whole, mean_by_rows(parts, SHARES))
         if difference > self._tolerance and not self._is_excused(TRAIN):
+            if self._is_rounding(whole, mean_by_rows(parts, SHARES)):
+                self.unchecked.append(refusals.ROUNDING)
+                return None
             if self._is_sum(whole, parts):
                 return refusals.SUMS
             return refusals.of_coupled_rows(difference)
@@ -176,6 +183,12 @@ class _Probe:
     def _train(self, rows: Any, **options: float) -> Outcome:
         self._observer.set_state()
         return self._observer.run_once(TRAIN, rows, None, **options)
+
+    def _is_rounding(self, whole: Gradients, mean: Gradients) -> bool:
+        """Return True if gradients differ by rounding only, as where they would be 0."""
+        nudged = self._observer.run_nudged(self._rows, _NUDGES[_computes_in_halves(self._model)])
+        after_nudge = find_differences(whole, nudged.gradients)
+        return are_rounding(find_differences(whole, mean), after_nudge, self._tolerance)
 
     def _is_sum(self, whole: Gradients, parts: Sequence[Gradients]) -> bool:
         """Return True if the gradient is a mean, plus a sum over rows, which doubles with the rows."""

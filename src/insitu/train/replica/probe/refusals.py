@@ -78,6 +78,7 @@ def of_log(name: str, step: str) -> str:
 
 NO_NUMBERS = "The data holds other values than numbers, of which no rows can be made up"
 NOT_FINITE = "Gradients of made-up rows are not finite"
+ROUNDING = "Gradients of made-up rows are nothing but rounding errors"
 NOT_SCALED = (
     "The train_step takes its gradients otherwise than by the backend's usual functions, so that it isn't "
     "known whether it clips them"

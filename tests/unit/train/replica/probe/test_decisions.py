@@ -14,6 +14,7 @@ from insitu.train.replica.probe.decisions import (
     FACTORS,
     Movement,
     are_close,
+    are_rounding,
     find_operation,
     is_linear,
     largest_difference,
@@ -121,3 +122,8 @@ def test_gradients_may_be_scaled_and_added_up(change, linear: bool) -> None:
 
 def test_no_gradient_at_all_is_linear() -> None:
     assert is_linear([[np.zeros(2)]] * 3, 1e-2)
+
+
+def test_rounding_explains_differences_that_a_rounding_error_makes_too() -> None:
+    assert are_rounding([1.3, 1e-5], [0.9, 1e-6], 1e-3)
+    assert not are_rounding([1.3, 0.5], [0.9, 1e-5], 1e-3)  # a sum of rows in the second variable

@@ -140,6 +140,21 @@ def test_losses() -> None:
 WEIGHTED = (*EXAMPLE, np.zeros(1, "float32"))
 
 
+def test_gradients_of_rounding_errors_are_no_sums() -> None:
+    """The cosine of two numbers is a sign, and its gradient 0 but for rounding."""
+
+    def cosine(y, p):
+        return keras.losses.cosine_similarity(y, p)
+
+    found = plan(dense(), loss=cosine)
+    assert found.train_refusal is None
+    assert found.unchecked == ("Gradients of made-up rows are nothing but rounding errors",)
+    rows = (np.zeros((1, 3), "float32"), np.zeros((1, 2), "float32"))
+    summed = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, "tanh")])
+    found = plan(summed, rows, loss=lambda y, p: ops.sum(cosine(y, p)))
+    assert "sums over rows" in str(found.train_refusal)
+
+
 def test_losses_with_weights() -> None:
     def weighed(y, p):
         return ops.mean(ops.square(y - p))
