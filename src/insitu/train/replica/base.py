@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
 from insitu.train.replica.flat import Span, compute_spans, group_into_buckets
+from insitu.train.replica.gradient_capture import CapturedGradients, capture_gradients
 from insitu.train.replica.leaves import pack_batch
 from insitu.train.replica.loss_totals import NeedsTotals, demand_totals, divide_by_totals
 from insitu.train.replica.metric_results import LogPath, Source, flatten_logs, nest_logs, read_result
@@ -121,6 +122,14 @@ class BaseReplica:
         else:
             with demand_totals():
                 yield
+
+    def _captured_gradients(self) -> AbstractContextManager[CapturedGradients]:
+        """Return a scope that captures the gradients of a training step."""
+        return capture_gradients(
+            self._model.optimizer,
+            trains=bool(self._state.trainable),
+            loss_exponent=0 if self.losses[0].are_own else self._plan.loss_exponent,
+        )
 
     # Random numbers of predictions. See `Replica`
 

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
@@ -29,6 +30,8 @@ class CapturedGradients:
         self.gradients: list[Any] = []
         self.variables: list[Any] = []
         self.calls = 0
+        self.scaled = False
+        """True once the step has scaled its loss."""
         self.updated: list[Any] = []
         """What JAX' `stateless_apply` gave the step in place of the updated variables."""
 
@@ -39,16 +42,26 @@ class CapturedGradients:
 
 @contextlib.contextmanager
 def capture_gradients(
-    optimizer: Any, on_apply: Callable[[], None] | None = None, *, trains: bool = True
+    optimizer: Any,
+    on_apply: Callable[[], None] | None = None,
+    *,
+    trains: bool = True,
+    loss_exponent: int = 0,
 ) -> Iterator[CapturedGradients]:
     """While open, `optimizer.apply`, and JAX' `stateless_apply`, record their arguments and change
     nothing. They call `on_apply`. A step must call one of them once, or may call none unless it `trains`
-    anything."""
+    anything. Where the optimizer scales losses, they are scaled by 2**-loss_exponent too, and the recorded
+    gradients are scaled back: those in between are of float16 and overflow."""
     captured = CapturedGradients()
+    scale_loss: Any = getattr(optimizer, "scale_loss", None)
+
+    def scale_down(loss: Any) -> Any:
+        captured.scaled = True
+        return keras.ops.multiply(scale_loss(loss), 2.0**-loss_exponent)
 
     def apply(grads: Any, trainable_variables: Any = None) -> None:
         captured.calls += 1
-        captured.gradients = list(grads)
+        captured.gradients = [_scale_up(g, loss_exponent) if captured.scaled else g for g in grads]
         captured.variables = list(
             optimizer._trainable_variables if trainable_variables is None else trainable_variables
         )
@@ -68,17 +81,33 @@ def capture_gradients(
     # Around Keras' attribute tracking: this is no part of the optimizer's state.
     object.__setattr__(optimizer, "apply", apply)
     object.__setattr__(optimizer, "stateless_apply", stateless_apply)
+    if loss_exponent and _scales_losses(optimizer):
+        object.__setattr__(optimizer, "scale_loss", scale_down)
     try:
         with _refuse_other_optimizers():
             yield captured
     finally:
         object.__delattr__(optimizer, "apply")
         object.__delattr__(optimizer, "stateless_apply")
+        vars(optimizer).pop("scale_loss", None)
     if captured.calls != 1 and (trains or captured.calls):
         raise make_error(
             "A train_step must call its optimizer's apply() or apply_gradients() exactly once, so that the "
             f"gradient can be combined over shards. Received: {captured.calls} calls."
         )
+
+
+def _scales_losses(optimizer: Any) -> bool:
+    return isinstance(optimizer, LossScaleOptimizer) or bool(getattr(optimizer, "loss_scale_factor", None))
+
+
+def _scale_up(gradient: Any, exponent: int) -> Any:
+    if gradient is None:
+        return None
+    gradient = keras.ops.convert_to_tensor(gradient)
+    if keras.backend.standardize_dtype(gradient.dtype) == "float16":
+        gradient = keras.ops.cast(gradient, "float32")
+    return keras.ops.multiply(gradient, 2.0**exponent)
 
 
 @contextlib.contextmanager

@@ -201,7 +201,7 @@ class JaxReplica(BaseReplica):
         with (
             watch_step(self._model) as watch,
             self._dividing(totals, len(leaves[0]), training=True),
-            capture_gradients(self._model.optimizer, trains=bool(self._state.trainable)) as captured,
+            self._captured_gradients() as captured,
         ):
             logs, end = unpack_step(self._model.train_step(begin, self._pack(leaves)), 4)
         self._refuse_assigned(end[0], (*captured.updated, *trainable))

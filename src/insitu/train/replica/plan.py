@@ -24,6 +24,10 @@ class CombinationPlan:
     number: int = 0
     """A number below 2**32 that tells the plans of two processes apart."""
 
+    loss_exponent: int = 0
+    """Losses that are scaled for half precision are scaled by 2**-loss_exponent too, since those of a replica
+    are means over fewer rows than the batch has, so that their gradients are larger."""
+
     def check_train(self) -> None:
         """Raise TrainingError unless training can be combined."""
         if self.train_refusal is not None:

@@ -172,7 +172,7 @@ class TensorFlowReplica(BaseReplica):
                 self._shifted_seeds(shard),
                 watch_step(self._model) as watch,
                 self._dividing(self._totals_of(training=True), rows, training=True),
-                capture_gradients(self._model.optimizer, trains=bool(self._state.trainable)) as captured,
+                self._captured_gradients() as captured,
                 refuse_use_of_updated(self._model, captured.is_applied),
             ):
                 logs = self._model.train_step(self._pack(leaves))

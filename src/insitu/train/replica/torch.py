@@ -66,7 +66,7 @@ class TorchReplica(BaseReplica):
                 torch.enable_grad(),
                 watch_step(self._model) as watch,
                 self._dividing(self._totals(training=True), len(leaves[0]), training=True),
-                capture_gradients(self._model.optimizer, trains=bool(self._state.trainable)) as captured,
+                self._captured_gradients() as captured,
                 self._checked_step(captured),
             ):
                 logs = self._model.train_step(self._pack(leaves))

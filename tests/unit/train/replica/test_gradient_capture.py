@@ -57,3 +57,29 @@ def test_another_optimizer_is_refused_wherever_it_is_kept(kind: str) -> None:
     assert variable.numpy().tolist() == [1, 1]
     other.apply_gradients([(np.ones(2, "float32"), variable)])
     assert variable.numpy().tolist() != [1, 1]
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_a_scaled_loss_is_smaller_by_the_exponent_and_its_gradient_is_not(kind: str) -> None:
+    """Or else gradients of float16 overflow that do not on one device."""
+    makers = {
+        "dynamic": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=8.0),
+        "static": lambda: keras.optimizers.SGD(loss_scale_factor=8.0),
+    }
+    variable, optimizer = keras.Variable(np.ones(2, "float32")), makers[kind]()
+    optimizer.build([variable])
+    with capture_gradients(optimizer, loss_exponent=2) as captured:
+        assert float(optimizer.scale_loss(np.float32(3))) == 6
+        optimizer.apply([np.array([6.0, 60_000.0], "float16")], [variable])
+    gradient = keras.ops.convert_to_numpy(captured.gradients[0])
+    assert gradient.tolist() == [24, 240_000] and gradient.dtype == np.float32
+    assert float(optimizer.scale_loss(np.float32(3))) == 24
+
+
+def test_a_loss_that_is_not_scaled_stays() -> None:
+    variable, optimizer = keras.Variable(np.ones(2, "float32")), keras.optimizers.SGD()
+    optimizer.build([variable])
+    with capture_gradients(optimizer, loss_exponent=2) as captured:
+        assert optimizer.scale_loss(np.float32(3)) == 3
+        optimizer.apply([np.ones(2, "float32")], [variable])
+    assert captured.gradients[0].tolist() == [1, 1]

@@ -57,8 +57,10 @@ def plan_combination(
         TrainingError: where it is known without a probe that training can't be combined.
     """
     check_trainable_by_shards(model, num_shards, exchanges_totals=not weights_on_servers)
+    # What a step of the user's own does with scaled losses isn't known.
+    exponent = 0 if has_own_train_step(model) else (num_shards - 1).bit_length()
     if num_shards == 1 or not is_built_to_train(model) or not has_custom_parts(model):
-        return CombinationPlan()
+        return CombinationPlan(loss_exponent=exponent)
     with without_chance() as chance, Observer(model, chance) as observer:
         probe = _Probe(model, example, observer)
         try:
@@ -71,7 +73,8 @@ def plan_combination(
     if weights_on_servers and odd:
         plan = replace(plan, train_refusal=refusals.of_server_weight(odd[0]))
     number = _number_of(plan, [*model.variables, *model.metrics_variables])
-    return replace(plan, unchecked=tuple(dict.fromkeys(probe.unchecked)), number=number)
+    unchecked = tuple(dict.fromkeys(probe.unchecked))
+    return replace(plan, unchecked=unchecked, number=number, loss_exponent=exponent)
 
 
 def _number_of(plan: CombinationPlan, variables: Sequence[Any]) -> int:
