@@ -12,6 +12,7 @@ from insitu.train.parameter_server.custom_loop import (
     check_coordination,
     optimizer_of,
 )
+from insitu.train.parameter_server.data_check import DataCheck
 from insitu.train.parameter_server.hybrid import HybridReplica
 from insitu.train.parameter_server.layers import embeddings_of
 from insitu.train.parameter_server.lookup import TableLookup, find_key_inputs
@@ -27,6 +28,7 @@ from insitu.train.parameter_server.step import ServerStep
 __all__ = [
     "AssignmentGuard",
     "ClipNorms",
+    "DataCheck",
     "HybridReplica",
     "LossScale",
     "ParameterServerSession",

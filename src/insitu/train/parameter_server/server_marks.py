@@ -1,5 +1,5 @@
 """Marks that the servers keep, whichever task restarts: which fits have started and ended, which tables have
-their saved rows."""
+their saved rows, which data workers were given."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ MARKS = Table("insitu/ends of fits", 1, initializer={"name": "constant", "value"
 """Row (fit, shard) is 1 once the shard has ended the fit; row (fit, number of shards) once the variables are
 finalized; row (fit, number of shards + 1) once the chief has started the fit. A negative key, one for each
 table, is 1 once the table has its saved rows."""
+DATA = Table("insitu/data of fits", 1, "float64", initializer={"name": "constant", "value": 0.0})
+"""Row (fit, place in it, shard) is the fingerprint of what the shard's worker was given up to there."""
 _FIRST_MEETING = 1 << 30
 """Meetings are counted from here as fits are from 0."""
 _POLL_INTERVAL = 0.02
@@ -114,6 +116,21 @@ class ServerMarks:
             lambda: None,
         )
 
+    # Data
+
+    def set_data(self, fit: int, place: str, shards: Sequence[int], fingerprint: int) -> None:
+        """Keep the fingerprint of the data that the worker of `shards` was given up to a place of a fit."""
+        self._define()
+        rows = np.full((len(shards), 1), fingerprint, np.float64)
+        self._client.load_rows(DATA.name, _data_keys(fit, place, shards), rows).result()
+
+    def read_data(self, fit: int, place: str) -> list[int]:
+        """Return the fingerprint of each shard; 0 of those that haven't come to that place."""
+        self._define()
+        keys = _data_keys(fit, place, range(self._shards))
+        rows: NDArray[Any] = self._client.pull_rows(DATA.name, keys, create=False).result()
+        return [int(number) for number in rows[:, 0].tolist()]
+
     def _set(self, keys: NDArray[np.int64]) -> None:
         self._define()
         self._client.load_rows(MARKS.name, keys, np.ones((len(keys), 1), np.float32)).result()
@@ -126,7 +143,7 @@ class ServerMarks:
 
     def _define(self) -> None:
         if not self._is_defined:
-            self._client.define_tables([MARKS])
+            self._client.define_tables([MARKS, DATA])
             self._is_defined = True
 
     def _wait(
@@ -144,6 +161,10 @@ class ServerMarks:
 
 def _fit_keys(fit: int, shards: Sequence[int]) -> NDArray[np.int64]:
     return np.array([(fit << 32) + shard for shard in shards], np.int64)
+
+
+def _data_keys(fit: int, place: str, shards: Sequence[int]) -> NDArray[np.int64]:
+    return np.array([stable_hash("data", fit, place, shard) // 2 for shard in shards], np.int64)
 
 
 def _table_key(table: str) -> NDArray[np.int64]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from insitu.errors import TrainingError
 from insitu.parameters import copy_and_check
 from insitu.train.elastic import LoopPosition
+from insitu.train.parameter_server.data_check import DataCheck
 from insitu.train.parameter_server.lookup import TableLookup
 from insitu.train.parameter_server.loss_scale import LossScale
 from insitu.train.parameter_server.model_spec import ClipNorms
@@ -48,13 +49,16 @@ class ServerStep:
         norms: ClipNorms,
         scale: LossScale,
         adds: bool,
+        check: DataCheck | None = None,
     ) -> None:
+        """`check` compares what the workers were given."""
         self._replica = replica
         self._session = session
         self._lookup = lookup
         self._norms = norms
         self._scale = scale
         self._adds = adds
+        self._check = check
         self._records = np.zeros((shards, replica.train_record_size))
         self._test_records = np.zeros((shards, replica.test_record_size))
         self._gradients = [span for v, span in replica.float_spans() if v.trainable]
@@ -92,7 +96,11 @@ class ServerStep:
             )
         self._scale.end()
         report("push and pull")
+        if self._check is not None:
+            self._check.note(position, parts)
         values = self._session.exchange(pushes)
+        if self._check is not None:
+            self._check.compare()
         report("update")
         if self._records[:, 0].any():
             self._logs = self._replica.load(values, self._records)

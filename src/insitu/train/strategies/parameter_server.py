@@ -31,6 +31,7 @@ from insitu.train.fit import StepExecutor
 from insitu.train.parameter_server import (
     AssignmentGuard,
     ClipNorms,
+    DataCheck,
     LossScale,
     ParameterServerSession,
     ServerAggregation,
@@ -136,6 +137,8 @@ class ParameterServerStrategy(Strategy):
         self._coordinated = False
         #: True while a function that a coordinator has scheduled runs. Written by `run_closure`.
         self._in_closure = False
+        #: Compares what workers were given; None where they needn't be given the same.
+        self._data_check: DataCheck | None = None
         self._guard = AssignmentGuard(self.created_in_scope.summed)
         #: The group of this worker alone, for scheduled functions; None before one asks for it.
         self._own_group: Group | None = None
@@ -181,6 +184,8 @@ class ParameterServerStrategy(Strategy):
         replica = make_replica(model, rows, plan)
         # Each task evaluates by itself, and unless servers wait for all, each push is an update.
         replica.keep_own_losses(training=False)
+        if self._mode == "sync" and len(self.membership.context.workers) > 1 and self._data_check is None:
+            self._data_check = DataCheck(session.marks, self.membership.context.shards)
         if self._mode != "sync" or self.num_replicas_in_sync == 1:
             replica.keep_own_losses(training=True)
         return self._server_step(model, model.optimizer, replica, lookup)
@@ -194,7 +199,13 @@ class ParameterServerStrategy(Strategy):
         norms = ClipNorms() if exact or optimizer is None else clip_norms_of(inner)
         shards = len(self.membership.context.shards)
         scale = LossScale(optimizer)
-        self._step = ServerStep(replica, session, shards, lookup, norms=norms, scale=scale, adds=not exact)
+        options: dict[str, Any] = {
+            "norms": norms,
+            "scale": scale,
+            "adds": not exact,
+            "check": self._data_check,
+        }
+        self._step = ServerStep(replica, session, shards, lookup, **options)
         return self._step
 
     def _session_for(self, model: Any) -> ParameterServerSession:
@@ -217,9 +228,13 @@ class ParameterServerStrategy(Strategy):
     def loop_aggregation(self) -> LoopAggregation:
         """See `Strategy.run`. Unless a step takes the gradients of all replicas, each replica's is the mean
         over its own rows, and no call waits for those of other workers."""
+        return ServerAggregation(self._membership if self._waits_for_all else None)
+
+    @property
+    def _waits_for_all(self) -> bool:
+        """Whether a step takes the gradients of all replicas."""
         rules = self._server_config.rules
-        waits_for_all = rules.mode == "sync" and rules.pushes_per_step == rules.total_replicas
-        return ServerAggregation(self._membership if waits_for_all else None)
+        return rules.mode == "sync" and rules.pushes_per_step == rules.total_replicas
 
     def make_loop_step(self, model: StepModel, example: list[Any]) -> LoopStep:
         shards = len(self.membership.context.shards)
@@ -253,7 +268,8 @@ class ParameterServerStrategy(Strategy):
 
     @property
     def _compares_data(self) -> bool:
-        return False  # workers don't wait for each other
+        # Others don't wait for each other.
+        return self._waits_for_all and not self._coordinated and super()._compares_data
 
     def _after_step(self, index: int, last: bool) -> None:
         """Skip the check of equal replicas: workers' weights differ."""
@@ -392,6 +408,8 @@ class ParameterServerStrategy(Strategy):
                 "job again, on arrays or an insitu.Dataset."
             )
         place = divmod(done, steps) if done and steps else (0, 0)
+        if self._data_check is not None:
+            self._data_check.begin(fit_index, resumed=place != (0, 0))
         if place[1]:
             session.resume_epoch()
         return place
@@ -414,12 +432,16 @@ class ParameterServerStrategy(Strategy):
         fits = self._fits_that_ended()
         if fit_index < len(fits):
             return
+        if self._data_check is not None:
+            self._data_check.note_end()
         # In sync all have as many steps, unless one was stopped: none may be missed when the next fit begins.
         session.finish(
             fit_index,
             leave=self._mode != "sync" or session.sequence != self._planned,
             waiting=self._reporter.follow_generation,
         )
+        if self._data_check is not None:
+            self._data_check.compare()
         for step in executors:
             if isinstance(step, ServerStep):
                 step.refresh()

@@ -79,6 +79,18 @@ class TestSync:
         assert (layout.servers, {piece.server for piece in layout.pieces}) == (2, {0})
 
 
+def test_a_synchronous_fit_compares_what_workers_are_given(rows: Any) -> None:
+    workers = ("127.0.0.1:1", "127.0.0.1:2")
+    alone = dataclasses.replace(in_shards((0,), 2), workers=workers, shared_secret=b"0123456789abcdef")
+    config = ServerConfig(ConsistencyPolicy("sync", 2, 1), "refuse")
+    with config.server("127.0.0.1:0", alone) as server:
+        context = dataclasses.replace(alone, servers=(server.address,))
+        strategy = ParameterServerStrategy(context=context, mode="sync", replicas_to_aggregate=1)
+        strategy._open_session().marks.set_data(0, "0 0", [1], 7)  # as a worker with other data
+        with pytest.raises(InputError, match="the process of shard 1 has another batch than that of shard 0"):
+            trained(strategy, rows)
+
+
 @pytest.mark.parametrize("mode", ["async", "bounded"])
 def test_learns_without_a_common_step(rows: Any, mode: Any) -> None:
     model = trained(over(1, mode=mode), rows)
