@@ -104,6 +104,9 @@ def _scales_losses(optimizer: Any) -> bool:
 def _scale_up(gradient: Any, exponent: int) -> Any:
     if gradient is None:
         return None
+    if hasattr(gradient, "dense_shape"):  # TensorFlow's gradient of a few rows
+        values = _scale_up(gradient.values, exponent)
+        return type(gradient)(values, gradient.indices, gradient.dense_shape)
     gradient = keras.ops.convert_to_tensor(gradient)
     if keras.backend.standardize_dtype(gradient.dtype) == "float16":
         gradient = keras.ops.cast(gradient, "float32")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from insitu.errors import TrainingError
 from insitu.train.replica.gradient_capture import capture_gradients
@@ -74,6 +75,18 @@ def test_a_scaled_loss_is_smaller_by_the_exponent_and_its_gradient_is_not(kind: 
     gradient = keras.ops.convert_to_numpy(captured.gradients[0])
     assert gradient.tolist() == [24, 240_000] and gradient.dtype == np.float32
     assert float(optimizer.scale_loss(np.float32(3))) == 24
+
+
+def test_the_gradient_of_a_few_rows_is_scaled_back_too() -> None:
+    table = keras.Variable(np.zeros((3, 2), "float32"))
+    optimizer = keras.optimizers.SGD(loss_scale_factor=8.0)
+    optimizer.build([table])
+    with capture_gradients(optimizer, loss_exponent=2) as captured:
+        optimizer.scale_loss(np.float32(3))
+        rows = tf.IndexedSlices(tf.ones((2, 2), "float16"), tf.constant([2, 2]), tf.constant([3, 2]))
+        optimizer.apply([rows], [table])
+    gradient = tf.convert_to_tensor(captured.gradients[0])
+    assert gradient.numpy().tolist() == [[0, 0], [0, 0], [8, 8]] and gradient.dtype == tf.float32
 
 
 def test_a_loss_that_is_not_scaled_stays() -> None:
