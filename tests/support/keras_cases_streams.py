@@ -24,10 +24,12 @@ from keras_case_tools import (
 QUIET: dict[str, Any] = {"epochs": 2, "verbose": 0}
 
 
-def fit_on(run: Run, data: Any, *, fit: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    """Trains the small network on data that comes in batches."""
+def fit_on(
+    run: Run, data: Any, *, fit: dict[str, Any] | None = None, make: Any = dense, **more: Any
+) -> dict[str, Any]:
+    """Trains a small network on data that comes in batches."""
     with run.scope():
-        model = compiled(dense(), metrics=[SumOf()])
+        model = compiled(make(), metrics=[SumOf()])
     history = model.fit(data, **{**QUIET, **(fit or {})}, callbacks=[Limit()])
     return outcome(model, history, **more)
 
@@ -319,6 +321,25 @@ def generator_endless_with_steps(run: Run) -> dict[str, Any]:
 def generator_for_validation(run: Run) -> dict[str, Any]:
     held_out = {"validation_data": Batches(run.rows(20)).forever(), "validation_steps": 2}
     return fit_on(run, Batches(run.rows()).forever(), fit={"steps_per_epoch": 3, **held_out})
+
+
+class Turned(keras.Model):
+    """Multiplies rows with an array that all of them share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = keras.layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        return self.out(keras.ops.matmul(inputs["rows"], inputs["shared"]))
+
+
+@case(apart=["iterations"])
+def array_that_all_rows_share(run: Run) -> dict[str, Any]:
+    """A batch may hold an array that has no rows."""
+    shared = np.eye(4, dtype="float32")[::-1].copy()
+    batches = (({"rows": x, "shared": shared}, y) for x, y in Batches(run.rows()).once())
+    return fit_on(run, batches, fit={"epochs": 1}, make=Turned)
 
 
 @case()

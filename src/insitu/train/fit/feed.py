@@ -21,7 +21,7 @@ from insitu.errors import InputError, TrainingError
 from insitu.grid import Batch, Dataset
 from insitu.train.fit.arrays import refuse_ragged
 from insitu.train.fit.streams import Source
-from insitu.train.replica import ShardBatch, StepBatch, count_rows, map_batch
+from insitu.train.replica import ShardBatch, StepBatch, count_rows, flatten_batch, map_batch
 
 StepReader = Callable[[int, int], Iterator[StepBatch]]
 """Gives the steps of an epoch of the data, from a step on. Called once."""
@@ -214,6 +214,8 @@ class StreamFeed:
         batch = _as_arrays(self.source.peek())
         if not count_rows(batch):
             raise InputError("A batch must have at least one row. Received: a first batch of none.")
+        if self._num_shards > 1:
+            _check_rows(batch, count_rows(batch))
         return map_batch(partial(_first_rows, rows), batch)
 
     def begin(self) -> StepReader:
@@ -239,6 +241,7 @@ class StreamFeed:
         count = self._num_shards
         if count == 1:
             return StepBatch(epoch, (ShardBatch(self._shards[0], rows, batch, (), fingerprint),))
+        _check_rows(batch, rows)
         return StepBatch(
             epoch,
             tuple(
@@ -272,6 +275,19 @@ def check_global_batch(rows: int, replicas: int) -> None:
             f"The global batch must have at least one row for each of the {replicas} replicas. Received: a "
             f"batch of {rows}. Make the batches larger, or use fewer workers or devices."
         )
+
+
+def _check_rows(batch: Any, rows: int) -> None:
+    """Raise InputError unless all arrays of a batch have this number of rows."""
+    leaves = flatten_batch(batch)
+    if all(leaf.shape[:1] == (rows,) for leaf in leaves):
+        return
+    shapes = ", ".join(str(leaf.shape) for leaf in leaves)
+    raise InputError(
+        "With several replicas each takes its rows of every array of a batch, so all arrays must have as "
+        f"many rows. Received: a batch with arrays of the shapes {shapes}. Repeat what all rows share for "
+        "each of them, or train on one device."
+    )
 
 
 def _slice(

@@ -134,6 +134,19 @@ def test_sparse_batches_become_dense_on_any_backend(kind: str, monkeypatch: pyte
     np.testing.assert_array_equal(example.parts[0].data[0], dense)
 
 
+@pytest.mark.parametrize("shared", [np.eye(3), np.float32(0.5)])
+def test_arrays_without_rows_of_their_own_can_not_be_cut(shared: Any) -> None:
+    rows, both = (np.zeros((4, 2)),), (np.zeros((4, 2)), shared)
+    whole = Batches(both)
+    assert [part.data for step in StreamFeed(whole, (0,), 1).steps(0, 0) for part in step.parts] == [both]
+    for source in (whole, Batches(rows, both)):  # the first batch, or a later one
+        feed = StreamFeed(source, (0,), 2)
+        with pytest.raises(
+            InputError, match=r"as many rows.*of the shapes \(4, 2\), \(.*Repeat what all rows"
+        ):
+            [feed.example(), *feed.steps(0, 0)]
+
+
 def test_keras_sees_strings_as_tensors():
     source = ArraySource((np.array(["a", "b", "c"], object),), 2)
     feed = StreamFeed(source, (0,), 1)
