@@ -179,7 +179,7 @@ def embedding(run: Run) -> dict[str, Any]:
 @case(apart=["weights", "history", "evaluated", "predicted"])
 def embedding_with_adam(run: Run) -> dict[str, Any]:
     """On TensorFlow Keras squares the gradient of each occurrence of a row of the table, instead of their
-    sum, so that one replica moves the table otherwise than several."""
+    sum, as on other backends. In a scope they are added up."""
     x = run.rng().integers(0, 6, (37, 3))
     layers = keras.layers
     make = lambda: stack((3,), layers.Embedding(6, 4), layers.Flatten(), layers.Dense(1))  # noqa: E731

@@ -209,7 +209,7 @@ class SuiteRun:
             environment["KERAS_SUITE_CHOSEN"] = str(chosen_file)
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                self._command(folders),
+                self._command(folders, done),
                 cwd=self.folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -235,7 +235,7 @@ class SuiteRun:
         """Whether a test that fails may leave another process of the group waiting."""
         return self.strategy == "mirrored" and self.backend == "torch"
 
-    def _command(self, folders: Sequence[str]) -> list[str]:
+    def _command(self, folders: Sequence[str], done: Results) -> list[str]:
         settings = self.folder / "pytest.ini"
         settings.write_text(PYTEST_SETTINGS)
         options = ["-p", "keras_suite_plugin", "-p", "no:cacheprovider", "--timeout", str(TEST_TIMEOUT)]
@@ -244,8 +244,11 @@ class SuiteRun:
         if self._stops_at_failures:
             options.append("--exitfirst")
         root = self.source / "keras" / "src"
+        # Where the first failure ends the process, a file that can't be imported would end each.
+        ignored = [name for name, result in done.items() if result.status == "not collected"]
         if self.backend != "torch":
-            options += [f"--ignore={root / path}" for path in TORCH_ONLY]
+            ignored += TORCH_ONLY
+        options += [f"--ignore={root / path}" for path in ignored]
         return [sys.executable, "-m", "pytest", *options, *(str(root / folder) for folder in folders)]
 
     def _environment(self) -> dict[str, str]:

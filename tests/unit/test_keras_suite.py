@@ -117,6 +117,16 @@ def test_the_installed_package_holds_the_tests():
     keras_suite.check_sources(installed, metadata.version("keras"))
 
 
+def test_a_file_that_can_not_be_imported_is_tried_once(tmp_path: Path):
+    """On PyTorch with two devices the first error ends the process."""
+    run = keras_suite.SuiteRun(tmp_path, "torch", "mirrored", tmp_path)
+    command = run._command(
+        ["export"], {"export/onnx_test.py": Result("not collected"), "export/a.py::b": PASSED}
+    )
+    ignored = [option for option in command if option.startswith("--ignore")]
+    assert ignored == [f"--ignore={tmp_path / 'keras' / 'src' / 'export/onnx_test.py'}"]
+
+
 def test_processes_that_get_no_further_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run = keras_suite.SuiteRun(tmp_path, "jax", "one", tmp_path)
 
