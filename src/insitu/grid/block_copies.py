@@ -19,8 +19,12 @@ logger = logging.getLogger("insitu.grid")
 class BlockCopies:
     """Copies of one partition, equal byte for byte. May be used by several threads."""
 
-    def __init__(self, openers: Sequence[Callable[[], BlockReader]]) -> None:
-        """`openers` open the copies, the best one first. Raises CorruptPartition where none can be opened."""
+    def __init__(self, name: str, openers: Sequence[Callable[[], BlockReader]]) -> None:
+        """`openers` open the copies of the partition that users know as `name`, the best one first.
+
+        Raises CorruptPartition where none can be opened.
+        """
+        self._name = name
         self._openers = openers
         self._readers: dict[int, BlockReader] = {}
         self._lock = threading.Lock()
@@ -34,7 +38,7 @@ class BlockCopies:
                 return self._reader(number)
             except CorruptPartition as error:
                 failures.append(error)
-        raise _join(failures)
+        raise make_no_copy_error(self._name, failures)
 
     def _reader(self, number: int) -> BlockReader:
         with self._lock:
@@ -70,12 +74,16 @@ class BlockCopies:
                 if number + 1 < len(self._openers) and (number, block) not in self._reported:
                     self._reported.add((number, block))
                     logger.warning("%s. Trying the copy on another node.", error)
-        raise _join(failures)
+        raise make_no_copy_error(self._name, failures)
 
 
-def _join(failures: Sequence[CorruptPartition]) -> CorruptPartition:
+def make_no_copy_error(name: str, failures: Sequence[CorruptPartition]) -> CorruptPartition:
+    """Return the error for a partition of which no copy can be read, with what is wrong with each."""
     if len(failures) == 1:
         return failures[0]
-    return CorruptPartition(
-        f"None of the {len(failures)} copies can be read. " + ". ".join(str(error) for error in failures)
+    error = CorruptPartition(
+        f"None of the {len(failures)} copies of {name} can be read. "
+        + ". ".join(str(failure) for failure in failures)
     )
+    error.__cause__ = failures[0]
+    return error

@@ -12,7 +12,6 @@ import numpy as np
 from insitu.errors import CorruptPartition, UnknownCache
 from insitu.grid.catalog import Catalog
 from insitu.grid.layout import Rows, ShuffledPlan, WindowedOrder
-from insitu.grid.partitions import Partition
 from insitu.grid.read_ahead import ReadAhead, ShardSource, WindowedColumns
 from insitu.grid.reads import READS
 from insitu.grid.shard_columns import ShardColumns
@@ -30,10 +29,8 @@ Read = tuple[Structure, int, tuple[tuple[int, Rows], ...]]
 class _Opened:
     """A partition, and the bytes that a row of the chosen columns takes."""
 
-    #: The partition, mapped into memory.
-    partition: Partition
-    #: Whether the copy lies in the store of this task's node.
-    local: bool
+    #: The copy that is read.
+    copy: Copy
     #: Bytes of the file that a row of the chosen columns takes; a mean where there is text.
     row_bytes: float
     #: Whether the whole file was verified.
@@ -67,6 +64,7 @@ class CacheReader:
         columns = {column.name: column for column in cache.columns}
         self._columns = [columns[name] for name in self.names]
         self._opened: dict[int, _Opened] = {}
+        self._prefaulted: set[int] = set()
         self._shards: dict[int, ShardColumns] = {}
         self._ahead: ReadAhead | None = None
         self._prepared: dict[int, WindowedColumns] = {}
@@ -92,7 +90,7 @@ class CacheReader:
         """Return the columns of a shard, mapped into memory. Raises CorruptPartition."""
         if shard not in self._shards:
             held = self.shard_map.shards[shard]
-            partitions = [self._open(index).partition for index in held]
+            partitions = [self._open(index).copy.partition for index in held]
             with self._opening:
                 if shard not in self._shards:
                     self._shards[shard] = ShardColumns(partitions, self.cache.columns, self._columns)
@@ -124,20 +122,19 @@ class CacheReader:
 
     def _shard_source(self, shard: int) -> ShardSource:
         held = self.shard_map.shards[shard]
-        for index in held:
-            self._open(index, verify=False)
-        blocks = [open_blocks(self._paths, self.cache, index, self._node, self._columns) for index in held]
+        copies = [self._open(index, verify=False).copy for index in held]
+        blocks = [open_blocks(self._paths, self.cache, copy, self._columns) for copy in copies]
         starts = np.array(self.starts(shard))
         return ShardSource(blocks, starts, self.cache.block_rows, self.cache.columns, self._columns)
 
     def read_ranges(self, shard: int, ranges: Sequence[tuple[int, int, int]]) -> Read:
         """Return rows [start, stop) of the shard's k-th partitions; in place where they lie in one."""
         held = self.shard_map.shards[shard]
-        opened = [self._open(held[k]) for k, _, _ in ranges]
+        opened = [self._open_in_order(shard, held[k]) for k, _, _ in ranges]
         arrays = []
         for column in self._columns:
             parts = [
-                source.partition.values[column.name].slice(start, stop)
+                source.copy.partition.values[column.name].slice(start, stop)
                 for source, (_, start, stop) in zip(opened, ranges, strict=True)
             ]
             arrays.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
@@ -153,13 +150,22 @@ class CacheReader:
         rows = min(2, partition.rows)
         return self._structure([np.array(partition.values[name].slice(0, rows)) for name in self.names]), rows
 
+    def _open_in_order(self, shard: int, index: int) -> _Opened:
+        """Open a partition, all of whose pages are about to be read, like the others of its shard."""
+        opened = self._open(index)
+        if index not in self._prefaulted:
+            self._prefaulted.add(index)
+            held = self.shard_map.shards[shard]
+            opened.copy.partition.prefault(sum(self.cache.partitions[other].bytes for other in held))
+        return opened
+
     def _open(self, index: int, *, verify: bool = True) -> _Opened:
         with self._opening:
             opened = self._opened.get(index)
             if opened is None or (verify and not opened.verified):
                 copy = self._open_copy(index, verify)
                 row_bytes = sum(copy.partition.bytes_per_row(name) for name in self.names)
-                opened = self._opened[index] = _Opened(copy.partition, copy.local, row_bytes, verify)
+                opened = self._opened[index] = _Opened(copy, row_bytes, verify)
             return opened
 
     def _open_copy(self, index: int, verify: bool) -> Copy:
@@ -179,7 +185,7 @@ class CacheReader:
         for source, length in zip(opened, lengths, strict=True):
             rows += length
             size += length * source.row_bytes
-            if source.local:
+            if source.copy.local:
                 local_rows += length
                 local += length * source.row_bytes
         READS.count(round(local), round(size - local), int(local_rows), int(rows - local_rows))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from insitu.errors import CorruptPartition
-from insitu.grid.block_copies import BlockCopies
+from insitu.grid.block_copies import BlockCopies, make_no_copy_error
 from insitu.grid.partitions import BlockReader, Partition
 from insitu.grid.verification import check_size, verify_file, verify_once
 from insitu.paths import Paths
@@ -59,35 +59,34 @@ def open_copy(
                 logger.warning("%s. Trying the copy on another node.", error)
             continue
         return Copy(partition, info, owner, local=node is None or owner == node)
-    if len(failures) == 1:
-        raise failures[0]
-    raise CorruptPartition(
-        f"None of the {len(failures)} copies of partition {index} of {cache.name} version {cache.version} "
-        f"can be read. " + ". ".join(str(error) for error in failures)
-    ) from failures[0]
+    raise make_no_copy_error(_describe(cache, index), failures)
 
 
-def open_blocks(
-    paths: Paths, cache: CacheSpec, index: int, node: NodeId | None, columns: Sequence[Column]
-) -> BlockCopies:
-    """Return the blocks of a partition with the chosen `columns`, each to be read from the best copy.
+def _describe(cache: CacheSpec, index: int) -> str:
+    return f"partition {index} of {cache.name} version {cache.version}"
+
+
+def open_blocks(paths: Paths, cache: CacheSpec, opened: Copy, columns: Sequence[Column]) -> BlockCopies:
+    """Return the blocks of a partition with the chosen `columns`, each read from `opened` or, where it is
+    damaged there, from another copy.
 
     Nothing is verified but what is read. Raises CorruptPartition where no copy can be opened.
     """
-    info = cache.partitions[index]
+    info = opened.info
 
     def opener(owner: NodeId) -> Callable[[], BlockReader]:
-        path = paths.partition(owner, cache.name, cache.version, index)
+        path = paths.partition(owner, cache.name, cache.version, info.index)
 
         def open_reader() -> BlockReader:
             check_size(path, info)
-            return BlockReader(
-                Partition(path, cache.columns, info.rows, cache.block_rows), cache.columns, columns
-            )
+            partition = Partition(path, cache.columns, info.rows, cache.block_rows)
+            return BlockReader(partition, cache.columns, columns)
 
         return open_reader
 
-    return BlockCopies([opener(owner) for owner in sorted(info.owners, key=lambda owner: owner != node)])
+    others = [opener(owner) for owner in info.owners if owner != opened.node]
+    openers = [lambda: BlockReader(opened.partition, cache.columns, columns), *others]
+    return BlockCopies(_describe(cache, info.index), openers)
 
 
 def verify_copies(paths: Paths, cache: CacheSpec) -> list[tuple[int, NodeId, CorruptPartition | None]]:

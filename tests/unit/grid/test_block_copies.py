@@ -47,7 +47,7 @@ def test_a_bad_block_comes_from_the_next_copy_and_others_from_the_first(
         opened.append(path)
         return open_copy(path)
 
-    copies = BlockCopies([lambda path=path: open_and_note(path) for path in paths])
+    copies = BlockCopies("it", [lambda path=path: open_and_note(path) for path in paths])
     memory = np.empty(copies.size(0), np.uint8)
     copies.read(0, memory)
     assert opened == paths[:1]
@@ -62,17 +62,17 @@ def test_a_bad_block_comes_from_the_next_copy_and_others_from_the_first(
 
 def test_a_copy_that_cannot_be_opened_is_passed_over(paths: list[Path]) -> None:
     paths[0].write_bytes(b"not a partition")
-    copies = BlockCopies([lambda path=path: open_copy(path) for path in paths])
+    copies = BlockCopies("it", [lambda path=path: open_copy(path) for path in paths])
     copies.read(2, np.empty(copies.size(2), np.uint8))
 
 
 def test_all_failures_are_named_where_no_copy_is_whole(paths: list[Path]) -> None:
     for path in paths:
         damage(path, 1)
-    copies = BlockCopies([lambda path=path: open_copy(path) for path in paths])
-    with pytest.raises(CorruptPartition, match=r"None of the 2 copies can be read.*first.*second"):
+    copies = BlockCopies("it", [lambda path=path: open_copy(path) for path in paths])
+    with pytest.raises(CorruptPartition, match=r"None of the 2 copies of it can be read.*first.*second"):
         copies.read(1, np.empty(copies.size(1), np.uint8))
     for path in paths:
         path.write_bytes(b"not a partition")
     with pytest.raises(CorruptPartition, match="None of the 2 copies"):
-        BlockCopies([lambda path=path: open_copy(path) for path in paths])
+        BlockCopies("it", [lambda path=path: open_copy(path) for path in paths])

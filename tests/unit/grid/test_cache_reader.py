@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
 from insitu.grid import Catalog
 from insitu.grid.cache_reader import CacheReader
-from insitu.grid.layout import ShuffledPlan
+from insitu.grid.layout import ShuffledPlan, WindowedOrder
+from insitu.grid.partitions import Partition
 from insitu.grid.reads import READS
 from insitu.paths import Paths
 from insitu.spec import ShardMap
@@ -51,3 +55,30 @@ def test_a_probe_counts_as_no_read(reader: CacheReader) -> None:
     before = READS.reads
     (features, label), rows = reader.probe()
     assert rows == 2 and len(features["id"]) == len(label) == 2 and READS.reads == before
+
+
+def test_pages_read_in_order_are_mapped_once_ahead(
+    reader: CacheReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Path, int]] = []
+    monkeypatch.setattr(Partition, "prefault", lambda self, most: asked.append((self.path, most)))
+    for _ in range(2):
+        reader.read_ranges(1, [(0, 0, 2), (1, 0, 3)])
+    held = sum(reader.cache.partitions[index].bytes for index in (1, 3, 5))
+    assert [(path.stem, most) for path, most in asked] == [("part-00001", held), ("part-00003", held)]
+
+
+def test_windows_open_each_partition_once(reader: CacheReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Path] = []
+    original = Partition.__init__
+
+    def open_and_note(self: Partition, path: Path, *arguments: Any) -> None:
+        opened.append(path)
+        original(self, path, *arguments)
+
+    monkeypatch.setattr(Partition, "__init__", open_and_note)
+    order = WindowedOrder(reader.starts(0), reader.cache.block_rows, 2, seed=1, epoch=0, shard=0)
+    columns = reader.read_windows(0, order, lambda: order)
+    reader.read_rows(0, columns, ShuffledPlan(reader.starts(0), 3, order), 0)
+    columns.close()
+    assert len(opened) == 3 == len(set(opened))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
 import mmap
@@ -57,19 +56,20 @@ class AddressSpace:
                 flags = mmap.MAP_SHARED | _MAP_FIXED
                 _map(self._address + offset, size, mmap.PROT_READ, flags, file.fileno())
 
-    def prefault(self) -> None:
+    def prefault(self, most: int | None = None) -> None:
         """Map all pages at once, large ones where the kernel has them: some 20 GB/s of cached file.
 
-        Taken one by one on first use they make the first epoch several times slower. Left out where the files
-        would fill half of the memory, or the kernel is older than 5.14.
+        Taken one by one on first use they make the first epoch several times slower. Left out where `most`,
+        the bytes of all files that are read together, would fill half of the memory, or the kernel is older
+        than 5.14. By default these are the files mapped here.
         """
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if sum(self._sizes) >= memory // 2:
+        if (sum(self._sizes) if most is None else most) >= memory // 2:
             return
         for size, offset in zip(self._sizes, self.offsets.tolist(), strict=True):
             for advice in (mmap.MADV_HUGEPAGE, _MADV_POPULATE_READ):
-                with contextlib.suppress(OSError):
-                    _LIBC.madvise(self._address + offset, size, advice)
+                # A kernel that refuses the advice maps pages as they are used.
+                _LIBC.madvise(self._address + offset, size, advice)
 
 
 def _map(address: int | None, size: int, protection: int, flags: int, descriptor: int) -> int:

@@ -1,8 +1,8 @@
-"""One partition as it is read: its file, mapped into memory."""
+"""One partition as it is read: its file, mapped into memory. No file stays open."""
 
 from __future__ import annotations
 
-import mmap
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,20 +11,25 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from insitu.errors import CorruptPartition
+from insitu.errors import CorruptPartition, GridError
+from insitu.grid.partitions.address_space import AddressSpace
 from insitu.grid.partitions.format import TEXT, arrow_schema, row_bytes
 from insitu.grid.partitions.ipc_footer import TAIL_BYTES, footer_bytes, read_places
 from insitu.grid.partitions.values import BlockedValues, TextValues
 from insitu.spec import Column
 
+_LIMITS = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+"""The system's errors for a process that has too many files, or a system that has."""
+
 
 class Partition:
     """The columns of one file, mapped. `values[name]` gives rows of a column by `take` and `slice`."""
 
-    __slots__ = ("_columns", "_mapping", "block_rows", "path", "places", "rows", "values")
+    __slots__ = ("_columns", "_memory", "_space", "block_rows", "path", "places", "rows", "values")
 
     def __init__(self, path: Path, columns: tuple[Column, ...], rows: int, block_rows: int = 0) -> None:
-        """Map `path`, after a check of its footer, schema and rows. Raises CorruptPartition.
+        """Map `path`, after a check of its footer, schema and rows. Raises CorruptPartition, and GridError
+        where the process may map no more files.
 
         `block_rows` are the rows of each block but the last; 0: there is one block.
         """
@@ -33,9 +38,9 @@ class Partition:
         self._columns = columns
         self.block_rows = block_rows or max(1, rows)
         try:
-            with path.open("rb") as file:
-                self._mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-            buffer = pa.py_buffer(self._mapping)
+            self._space = AddressSpace([path], [path.stat().st_size], 1)
+            self._memory = self._space.memory[: path.stat().st_size]
+            buffer = pa.py_buffer(self._memory)
             reader = pa.ipc.open_file(buffer)
             self.places = self._find_places()
             """The places of the blocks in the file, as in `ipc_footer.PLACE`."""
@@ -51,12 +56,18 @@ class Partition:
                 for column in columns
             }
         except (OSError, ValueError, pa.ArrowException) as error:
+            if getattr(error, "errno", None) in _LIMITS:
+                raise GridError(
+                    f"Partition {path} can't be mapped ({error}): this process has reached a limit of the "
+                    f"system on open files or mappings. Raise it (`ulimit -n 65536`, `sysctl -w "
+                    f"vm.max_map_count=262144`), or import the cache again with fewer --partitions"
+                ) from error
             raise make_corrupt_error(path, f"it can't be read as an Arrow file ({error})") from error
 
     def _find_places(self) -> npt.NDArray[Any]:
-        end = max(0, len(self._mapping) - TAIL_BYTES)
-        start = end - footer_bytes(self._mapping[end:], len(self._mapping))
-        return read_places(self._mapping[start:end], start)
+        end = max(0, len(self._memory) - TAIL_BYTES)
+        start = end - footer_bytes(self._memory[end:].tobytes(), len(self._memory))
+        return read_places(self._memory[start:end].tobytes(), start)
 
     def _read_ends(self, reader: Any) -> list[Any]:
         """Return the first block and the last, after a check of their number and rows. Raises ValueError."""
@@ -80,7 +91,7 @@ class Partition:
         bodies = self.places["offset"] + self.places["metadata_bytes"]
         starts = bodies - bodies[0] + first
         starts[-1] = last
-        return BlockedValues(np.frombuffer(self._mapping, np.uint8), column, self.block_rows, starts)
+        return BlockedValues(self._memory, column, self.block_rows, starts)
 
     def _text(self, reader: Any, column: Column) -> TextValues:
         return TextValues(_Texts(self.path, reader, column.name, len(self.places)), self.block_rows)
@@ -88,7 +99,11 @@ class Partition:
     @property
     def bytes(self) -> int:
         """The size of the file."""
-        return len(self._mapping)
+        return len(self._memory)
+
+    def prefault(self, most: int) -> None:
+        """Map all pages at once, unless `most`, the bytes of all files read together, are too many."""
+        self._space.prefault(most)
 
     def bytes_per_row(self, name: str) -> float:
         """Return the bytes of the file that a row of this column takes; a mean for text."""
