@@ -164,6 +164,11 @@ class StagedPaths:
     def partition(self, node: str, index: int) -> Path:
         return self.store(node) / partition_file_name(index)
 
+    @property
+    def journal(self) -> Path:
+        """Says how far the import is, if it can be continued."""
+        return self.root / "journal"
+
 
 @dataclass(frozen=True, slots=True)
 class JobPaths:

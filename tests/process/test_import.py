@@ -34,11 +34,11 @@ POINTS = {
 
 CHILD = """
 import os, signal, sys
-import insitu.grid.importer as importer, insitu.grid.partitions.writer, insitu.grid
+import insitu.grid.importer as importer, insitu.grid.partitions.writer, insitu.grid.import_plan
 from insitu.paths import Paths
 
 importer.BLOCK_BYTES = 4000
-importer.BUFFER_BYTES = 0  # so that partitions have several blocks
+insitu.grid.import_plan.BUFFER_BYTES = 0  # so that partitions have several blocks
 
 def kill_at(owner, name, calls_before):
     original, calls = getattr(owner, name), []

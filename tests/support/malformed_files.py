@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from insitu.errors import SourceError
-from insitu.grid.importer import _blocks
+from insitu.grid.source_blocks import read_blocks
 from insitu.grid.sources import open_sources
 from insitu.grid.sources.base import SourceOptions
 
@@ -105,7 +105,7 @@ def read_all(path: Path, format: str) -> int:
     rows = 0
     try:
         for source in open_sources([(path, format)], SourceOptions()):
-            for block in _blocks(source):
+            for block in read_blocks(source, 8 << 20):
                 rows += block.rows
                 for values in block.columns.values():
                     if isinstance(values, np.ndarray):

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from insitu.grid.conversion import register_converter
     from insitu.grid.datasets import Batch, Dataset, dataset
     from insitu.grid.files import publish_file
-    from insitu.grid.importer import import_cache, sweep
+    from insitu.grid.importer import import_cache
     from insitu.grid.layout import owners_of_partition, shard_partitions
     from insitu.grid.ledger import EpochAudit, PartitionAudit, ShardLedger, audit, read_ledgers
+    from insitu.grid.leftovers import sweep
     from insitu.grid.store import verify_copies
     from insitu.grid.structure import map_leaves
     from insitu.grid.topology import bring_up, load_topology, take_down
@@ -28,7 +29,8 @@ __getattr__, __dir__ = lazy_door(
         "conversion": ("register_converter",),
         "datasets": ("Batch", "Dataset", "dataset"),
         "files": ("publish_file",),
-        "importer": ("import_cache", "sweep"),
+        "importer": ("import_cache",),
+        "leftovers": ("sweep",),
         "layout": ("owners_of_partition", "shard_partitions"),
         "ledger": ("EpochAudit", "PartitionAudit", "ShardLedger", "audit", "read_ledgers"),
         "structure": ("map_leaves",),

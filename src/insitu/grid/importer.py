@@ -15,23 +15,38 @@ on the cache, which ends with its process.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import shutil
 import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from insitu.access import apply_modes, make_folder
-from insitu.durable import NO_ROOM, sync_folder
+from insitu.durable import sync_folder
 from insitu.errors import CacheBusy, CacheExists, GridError, InputError, SourceError
+from insitu.grid.appending import check_base, check_columns, join_labels, options_of_base, share_partitions
 from insitu.grid.catalog import Catalog
 from insitu.grid.files import cache_locks, full_disk_as_error, home_errors
+from insitu.grid.import_journal import ImportJournal, Place, find_resumable
+from insitu.grid.import_plan import (
+    LABEL,
+    LEAST_PARTITIONS,
+    ImportOptions,
+    ImportPlan,
+    check_key,
+    check_partitions_in_all,
+    check_room,
+    choose_block_rows,
+    choose_partitions,
+    columns_of_caches,
+    measure_rows,
+)
 from insitu.grid.layout import (
     check_split,
     hash_integers,
@@ -41,60 +56,21 @@ from insitu.grid.layout import (
     partition_of_rows,
     split_of_rows,
 )
-from insitu.grid.partition_builder import BUFFER_BYTES, PartitionBuilders
-from insitu.grid.partitions import TEXT, rows_per_block, text_buffers
-from insitu.grid.sources import (
-    Block,
-    Source,
-    SourceOptions,
-    describe_columns,
-    find_sources,
-    malformed_as_error,
-    open_sources,
-    stem,
-)
+from insitu.grid.leftovers import host_mark, sweep
+from insitu.grid.partition_builder import PartitionBuilders
+from insitu.grid.partitions import TEXT, text_buffers
+from insitu.grid.source_blocks import FileState, SourceBlocks
+from insitu.grid.sources import Block, Source, SourceOptions, find_sources, open_sources, stem
 from insitu.grid.topology import load_topology
 from insitu.grid.verification import record_written
-from insitu.paths import Paths, StagedPaths, cache_name_of_folder
-from insitu.processes import read_host
-from insitu.spec import CacheSpec, Column, PartitionInfo, Topology, check_cache_name
+from insitu.paths import Paths, StagedPaths
+from insitu.spec import CacheSpec, PartitionInfo, check_cache_name
 
-LABEL = "label"
-LEAST_PARTITIONS = 8
-"""The default number of partitions, rounded up to the same number on each node."""
-MAX_PARTITIONS = 1 << 16
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 4 << 20
+"""Bytes of sources that are read, and passed on, at once."""
 
 ProgressCallback = Callable[[int, int, int | None], None]
 """Called with (rows done, bytes of the sources done, bytes of the sources in all)."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImportPlan:
-    """What one import reads and makes."""
-
-    #: The caches that are made: one, or one for each part of a split.
-    names: tuple[str, ...]
-    #: `names[i]` takes about `fractions[i]` of the rows.
-    fractions: tuple[float, ...]
-    #: The source files, in the order of their rows.
-    sources: tuple[Source, ...]
-    #: The columns that all caches get.
-    columns: tuple[Column, ...]
-    #: The classes of column `label`, if file names make it; else empty.
-    labels: tuple[str, ...]
-    #: Of each cache.
-    partitions: int
-    #: Further copies of each partition.
-    backups: int
-    #: The column whose hash chooses a row's partition; None: the row's index in all sources.
-    key: str | None
-    #: The nodes that partitions are spread over.
-    topology: Topology
-    #: Bytes of all source files, for the progress.
-    source_bytes: int
-    #: Rows of each block of a partition but its last.
-    block_rows: int
 
 
 def import_cache(
@@ -110,47 +86,118 @@ def import_cache(
     label_from_filename: bool = False,
     overwrite: bool = False,
     split: Mapping[str, float] | None = None,
+    append: bool = False,
+    resume: bool = False,
     progress: ProgressCallback | None = None,
 ) -> list[CacheSpec]:
     """Import `sources` as a new version of cache `name`; return what was published.
 
-    `partitions` defaults to 8 or more, the same number on each node. `column` names the values of `.npy`
-    files, "x" unless given. `key` is the column whose hash chooses a row's partition; None: its index in
-    all sources, in the order of their paths. `label_from_filename` adds an int64 column `label`, the index of
-    the file's name (without suffix) among all of them, sorted. `split` such as {"train": 0.9, "test": 0.1}
-    makes NAME/train and NAME/test instead, by a hash of the same, published together.
+    `partitions` defaults to 8 or, of larger data, to one for each GiB, the same number on each node.
+    `column` names the values of `.npy` files, "x" unless given. `key` is the column whose hash chooses a
+    row's partition; None: its index in all sources, in the order of their paths. `label_from_filename` adds
+    an int64 column `label`, the index of the file's name (without suffix) among all of them, sorted. `split`
+    such as {"train": 0.9, "test": 0.1} makes NAME/train and NAME/test instead, by a hash of the same,
+    published together. `append` makes a version with the partitions of the latest one and new ones for the
+    rows of `sources`. `resume` goes on with what an interrupted call with the same arguments has done, if
+    there is one, and keeps what it has done itself where it is interrupted.
 
     Raises InputError or SourceError for bad input, CacheExists, CacheBusy while another process imports
     into the cache, StorageFull; after any of them all is as it was before.
     """
-    names, fractions = _names_and_fractions(name, split)
+    options = ImportOptions(
+        partitions, backups, format, column, key, label_from_filename, overwrite, split, append, resume
+    )
     with home_errors(paths.home):
         catalog = Catalog(paths)
-        _refuse_existing(catalog, names, overwrite)
-        files = find_sources(sources, format)
-        opened = open_sources(files, _source_options(files, column))
-        topology = load_topology(paths)
-        columns = _columns(opened[0], label_from_filename)
-        partitions = _check_partitions(partitions, topology)
-        plan = ImportPlan(
-            names=names,
-            fractions=fractions,
-            sources=tuple(opened),
-            columns=columns,
-            labels=tuple(sorted({stem(path) for path, _ in files})) if label_from_filename else (),
-            partitions=partitions,
-            backups=backups,
-            key=key,
-            topology=topology,
-            source_bytes=sum(path.stat().st_size for path, _ in files),
-            block_rows=_choose_block_rows(opened, columns, len(names) * partitions),
+        plan = _make_plan(paths, catalog, name, sources, options)
+        with cache_locks(paths, plan.names):
+            _refuse_caches(catalog, plan, options)
+            token, plan = _choose_token(paths, plan, resume)
+            sweep(paths, plan.names, kept=token)
+            return _import(paths, catalog, plan, options, token, progress or (lambda rows, done, total: None))
+
+
+def _make_plan(
+    paths: Paths, catalog: Catalog, name: str, sources: Sequence[str], options: ImportOptions
+) -> ImportPlan:
+    """Return what is to be done. Nothing is written yet. Raises what `import_cache` does."""
+    names, fractions = _names_and_fractions(name, options.split)
+    base = _find_base(catalog, name, options)
+    if base is None:
+        _refuse_existing(catalog, names, options.overwrite)
+    files = find_sources(sources, options.format)
+    states = tuple(FileState.of(path) for path, _ in files)
+    read_by = _source_options(files, options.column)
+    opened = open_sources(files, read_by if base is None else options_of_base(base, read_by))
+    topology = load_topology(paths)
+    labels = (
+        {stem(path) for path, _ in files} if options.label_from_filename or (base and base.labels) else set()
+    )
+    columns = columns_of_caches(opened[0], bool(labels))
+    if base is not None:
+        check_columns(base, columns)
+    check_key(options.key, columns)
+    backups = options.backups if base is None else base.backups
+    owners_of_partition(0, topology, backups)
+    sizes = measure_rows(opened, columns)
+    least = LEAST_PARTITIONS if base is None else 1
+    partitions = choose_partitions(options.partitions, topology, sizes.bytes * max(fractions), least)
+    check_partitions_in_all(partitions, base)
+    return ImportPlan(
+        names=names,
+        fractions=fractions,
+        sources=tuple(opened),
+        states=states,
+        columns=columns,
+        labels=tuple(sorted(labels)) if base is None else join_labels(base, labels),
+        partitions=partitions,
+        backups=backups,
+        key=options.key,
+        topology=topology,
+        block_rows=base.block_rows if base else choose_block_rows(columns, sizes, len(names) * partitions),
+        sizes=sizes,
+        base=base,
+    )
+
+
+def _find_base(catalog: Catalog, name: str, options: ImportOptions) -> CacheSpec | None:
+    """Return the version that rows are appended to, if any. Raises InputError and UnknownCache."""
+    if not options.append:
+        return None
+    base = catalog.get(name)
+    given = {
+        "--overwrite": options.overwrite,
+        "--split": options.split is not None,
+        "--key": options.key is not None,
+        "--backups": options.backups not in (0, base.backups),
+        "--label-from-filename": options.label_from_filename and not base.labels,
+    }
+    check_base(base, given)
+    return base
+
+
+def _refuse_caches(catalog: Catalog, plan: ImportPlan, options: ImportOptions) -> None:
+    """Raise CacheExists or CacheBusy where other imports have come between the plan and the lock."""
+    if plan.base is None:
+        _refuse_existing(catalog, plan.names, options.overwrite)
+    elif (latest := catalog.get(plan.base.name)) != plan.base:
+        raise CacheBusy(
+            f"Another process has made version {latest.version} of {latest.name} since this import began. "
+            f"Append to it by giving the command again"
         )
-        _check_key(plan)
-        owners_of_partition(0, topology, backups)
-        with cache_locks(paths, names):
-            _refuse_existing(catalog, names, overwrite)
-            sweep(paths, names)
-            return _import(paths, catalog, plan, overwrite, progress or (lambda rows, done, total: None))
+
+
+def _choose_token(paths: Paths, plan: ImportPlan, resume: bool) -> tuple[str, ImportPlan]:
+    """Return the name of the staged folders, and the plan, as they were if there is something to go on with.
+
+    Raises StorageFull where the import won't fit.
+    """
+    found = find_resumable(paths, plan) if resume else None
+    if found is not None:
+        token, block_rows = found
+        return token, replace(plan, block_rows=block_rows)
+    check_room(paths, plan.sizes, plan.backups)
+    return f"{host_mark()}-{os.getpid()}-{secrets.token_hex(4)}", plan
 
 
 def _source_options(files: Sequence[tuple[Path, str]], column: str | None) -> SourceOptions:
@@ -175,60 +222,6 @@ def _names_and_fractions(
     return tuple(check_cache_name(f"{name}/{part}") for part in split), tuple(split.values())
 
 
-def sweep(paths: Paths, locked: Sequence[str] = ()) -> int:
-    """Remove what dead imports left: staging, and version folders that the catalogue doesn't know.
-
-    Leaves alone what belongs to an import that is alive. `locked` are caches that the caller has locked;
-    others are locked for the instant that it takes to rename what is dead. Returns the bytes removed.
-    """
-    caches = {cache_name_of_folder(store.name) for node in _folders(paths.nodes) for store in _folders(node)}
-    caches |= {cache_name_of_folder(folder.name) for folder in _folders(paths.staging)}
-    for cache in sorted(caches - {""}):
-        if not _dead_folders(paths, cache):
-            continue
-        with contextlib.suppress(CacheBusy, InputError), contextlib.ExitStack() as stack:
-            if cache not in locked:
-                stack.enter_context(cache_locks(paths, [cache]))
-            make_folder(paths.home, paths.staging)
-            for folder in _dead_folders(paths, cache):
-                folder.rename(paths.trash(secrets.token_hex(8)))
-    removed = 0
-    for folder in _folders(paths.staging):
-        if not cache_name_of_folder(folder.name):
-            removed += sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
-            shutil.rmtree(folder, ignore_errors=True)
-    return removed
-
-
-def _dead_folders(paths: Paths, cache: str) -> list[Path]:
-    """Return the folders that dead imports into `cache` left, provided that nobody imports into it now."""
-    known = {f"v{spec.version}" for spec in Catalog(paths).stored() if spec.name == cache}
-    staged = [
-        f
-        for f in _folders(paths.staging)
-        if cache_name_of_folder(f.name) == cache and not _is_of_another_host(f)
-    ]
-    stores = [
-        s for node in _folders(paths.nodes) for s in _folders(node) if cache_name_of_folder(s.name) == cache
-    ]
-    return [*staged, *(v for store in stores for v in _folders(store) if v.name not in known)]
-
-
-def _host_mark() -> str:
-    """Return the beginning of the names of folders in staging that imports of this host make."""
-    return f"{zlib.crc32(read_host().encode()):08x}"
-
-
-def _is_of_another_host(staged: Path) -> bool:
-    """Return whether an import of another host made the folder: its lock may not be seen here."""
-    mark, dash, _ = staged.name.partition("~")[2].partition("-")
-    return bool(dash) and len(mark) == 8 and mark != _host_mark()
-
-
-def _folders(parent: Path) -> list[Path]:
-    return [p for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
-
-
 def _refuse_existing(catalog: Catalog, names: Sequence[str], overwrite: bool) -> None:
     existing = [] if overwrite else [name for name in names if catalog.find(name)]
     if existing:
@@ -237,89 +230,59 @@ def _refuse_existing(catalog: Catalog, names: Sequence[str], overwrite: bool) ->
         )
 
 
-def _columns(source: Source, label_from_filename: bool) -> tuple[Column, ...]:
-    if not label_from_filename:
-        return source.columns
-    if any(column.name == LABEL for column in source.columns):
-        raise SourceError(
-            f"{source.path} has a column {LABEL!r} of its own, so --label-from-filename can't add one"
-        )
-    return (*source.columns, Column(LABEL, "int64"))
-
-
-def _check_partitions(partitions: int | None, topology: Topology) -> int:
-    if partitions is None:
-        nodes = len(topology.nodes)
-        return -(-LEAST_PARTITIONS // nodes) * nodes
-    if not 1 <= partitions <= MAX_PARTITIONS:
-        raise InputError(f"--partitions must be in [1, {MAX_PARTITIONS}]. Received: {partitions}")
-    return partitions
-
-
-def _choose_block_rows(opened: Sequence[Source], columns: tuple[Column, ...], destinations: int) -> int:
-    """Return the rows of a block. How long texts are is judged by the first rows of the first source."""
-    text_bytes = 0.0
-    texts = [column.name for column in columns if column.dtype == TEXT]
-    if texts and (block := next(iter(_blocks(opened[0])), None)) is not None:
-        for name in texts:
-            offsets, _ = text_buffers(block.columns[name])
-            text_bytes += float(offsets[-1] - offsets[0]) / max(1, block.rows)
-    return rows_per_block(columns, text_bytes, limit=BUFFER_BYTES // destinations)
-
-
-def _check_key(plan: ImportPlan) -> None:
-    if plan.key is None:
-        return
-    column = next((c for c in plan.columns if c.name == plan.key), None)
-    if column is None:
-        raise InputError(
-            f"--key {plan.key} is no column of the sources, which have {describe_columns(plan.columns)}"
-        )
-    if column.shape or (column.dtype != TEXT and np.dtype(column.dtype).kind not in "iub"):
-        raise InputError(
-            f"--key must be a column of whole numbers or text, one a row. Received: {plan.key} of "
-            f"{column.dtype}{list(column.shape) if column.shape else ''}"
-        )
-
-
 def _import(
-    paths: Paths, catalog: Catalog, plan: ImportPlan, overwrite: bool, progress: ProgressCallback
+    paths: Paths,
+    catalog: Catalog,
+    plan: ImportPlan,
+    options: ImportOptions,
+    token: str,
+    progress: ProgressCallback,
 ) -> list[CacheSpec]:
-    token = f"{_host_mark()}-{os.getpid()}-{secrets.token_hex(4)}"
-    staged = paths.staged(plan.names[0], token)
     published = False
     versions: list[CacheSpec] = []
     try:
         with full_disk_as_error(paths.home):
-            make_folder(paths.home, paths.staging)
-            make_folder(paths.home, paths.nodes)
-            staged.root.mkdir()
-            targets = _make_targets(paths, plan, token)
-            builders = PartitionBuilders(plan.columns, plan.block_rows, targets)
-            try:
-                _build(plan, builders, progress)
-                for index, name in enumerate(plan.names):
-                    versions.append(_complete(paths, catalog, plan, builders, token, index, name))
-            finally:
-                builders.stop()
+            versions += _write_partitions(paths, catalog, plan, options.resume, token, progress)
             for cache in versions:
-                _move_into_stores(paths, paths.staged(cache.name, token), cache)
-            dropped = catalog.publish(versions, overwrite=overwrite)
+                _move_into_stores(paths, plan, paths.staged(cache.name, token), cache)
+            dropped = catalog.publish(versions, overwrite=options.overwrite or options.append)
             published = True
-            _record_as_verified(paths, versions)
+            _record_as_verified(paths, plan, versions)
     finally:
         for name in plan.names:
-            shutil.rmtree(paths.staged(name, token).root, ignore_errors=True)
+            if published or not options.resume:
+                shutil.rmtree(paths.staged(name, token).root, ignore_errors=True)
         if not published:
             _remove_unpublished(catalog, versions)
     catalog.remove_files(dropped)
     return versions
 
 
-def _record_as_verified(paths: Paths, caches: Sequence[CacheSpec]) -> None:
+def _write_partitions(
+    paths: Paths, catalog: Catalog, plan: ImportPlan, resume: bool, token: str, progress: ProgressCallback
+) -> list[CacheSpec]:
+    """Write the staged partitions (steps B and C). Returns the versions that they make."""
+    make_folder(paths.home, paths.staging)
+    make_folder(paths.home, paths.nodes)
+    for name in plan.names:
+        paths.staged(name, token).root.mkdir(exist_ok=True)
+    journal = ImportJournal(paths, plan, token) if resume else None
+    targets = _make_targets(paths, plan, token)
+    builders = PartitionBuilders(plan.columns, plan.block_rows, targets, drop_pages=not plan.fits_into_memory)
+    try:
+        _build(plan, builders, journal, progress)
+        return [
+            _complete(paths, catalog, plan, builders, token, index, name)
+            for index, name in enumerate(plan.names)
+        ]
+    finally:
+        builders.stop()
+
+
+def _record_as_verified(paths: Paths, plan: ImportPlan, caches: Sequence[CacheSpec]) -> None:
     """Spare the first training the reading of what this import wrote; copies by the system are read then."""
     for cache in caches:
-        for info in cache.partitions:
+        for info in cache.partitions[plan.first_partition :]:
             place = (info.owners[0], cache.name, cache.version, info.index)
             record_written(paths.partition(*place), info, paths.verified(*place))
 
@@ -334,7 +297,7 @@ def _make_targets(paths: Paths, plan: ImportPlan, token: str) -> list[Path]:
     """Return each destination's file in the staged store of its primary owner; the first name's first."""
     targets = []
     for name in plan.names:
-        for partition in range(plan.partitions):
+        for partition in plan.new_partitions:
             primary, *_ = owners_of_partition(partition, plan.topology, plan.backups)
             target = paths.staged(name, token).partition(primary, partition)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -342,19 +305,36 @@ def _make_targets(paths: Paths, plan: ImportPlan, token: str) -> list[Path]:
     return targets
 
 
-def _build(plan: ImportPlan, builders: PartitionBuilders, progress: ProgressCallback) -> None:
+def _build(
+    plan: ImportPlan, builders: PartitionBuilders, journal: ImportJournal | None, progress: ProgressCallback
+) -> None:
     """Read all sources into the blocks of partitions (step B)."""
-    rows = bytes_before = 0
+    place = Place(0, 0, 0, ())
+    if journal is not None:
+        adopted = builders.adopt()
+        place = journal.find_place(adopted)
+        builders.begin_at(np.array(place.counts), adopted)
+    rows, first_row = place.rows, plan.first_row
+    bytes_before = [0, *itertools.accumulate(state.size for state in plan.states)]
     label_type = next((np.dtype(c.dtype) for c in plan.columns if c.name == LABEL and c.dtype != TEXT), None)
-    for source in plan.sources:
-        for block in _blocks(source):
-            block = _labelled(plan, source, block)
+    numbers = {label: number for number, label in enumerate(plan.labels)}
+    with SourceBlocks(plan.sources, plan.states, BLOCK_BYTES, (place.source, place.start)) as blocks:
+        for item in blocks:
+            source = plan.sources[item.source]
+            block = _labelled(numbers, source, item.block)
             if label_type is not None and label_type.kind == "f":
                 _refuse_nan_labels(source, block, rows)
-            builders.append(block, _destinations(plan, block, rows))
+            builders.append(block, _destinations(plan, block, first_row + rows))
             rows += block.rows
-            progress(rows, bytes_before + block.source_bytes, plan.source_bytes)
-        bytes_before += source.path.stat().st_size
+            bytes_done = bytes_before[item.source] + block.source_bytes
+            progress(rows, bytes_done, plan.source_bytes)
+            if journal is not None:
+                journal.note(item.source, block.next_start, rows, builders.rows, bytes_done)
+    _refuse_empty_caches(plan, builders)
+
+
+def _refuse_empty_caches(plan: ImportPlan, builders: PartitionBuilders) -> None:
+    rows = int(builders.rows.sum())
     per_name = builders.rows.reshape(len(plan.names), -1).sum(axis=1)
     for name, count in zip(plan.names, per_name, strict=True):
         if not count:
@@ -364,29 +344,11 @@ def _build(plan: ImportPlan, builders: PartitionBuilders, progress: ProgressCall
             )
 
 
-def _blocks(source: Source) -> Iterator[Block]:
-    """Yield the blocks of a source. Raises SourceError where it is malformed or the system refuses to read
-    it."""
-    try:
-        blocks = iter(source.blocks(BLOCK_BYTES))
-        while True:
-            # Not around the `yield`: what the consumer raises isn't the file's.
-            with malformed_as_error(source.path):
-                block = next(blocks, None)
-            if block is None:
-                return
-            yield block
-    except OSError as error:
-        if error.errno in NO_ROOM:  # of a temporary file that the source unpacks into
-            raise
-        raise SourceError(f"{source.path} can't be read: {error.strerror or error}") from error
-
-
-def _labelled(plan: ImportPlan, source: Source, block: Block) -> Block:
-    if not plan.labels:
+def _labelled(numbers: Mapping[str, int], source: Source, block: Block) -> Block:
+    if not numbers:
         return block
-    label = np.full(block.rows, plan.labels.index(stem(source.path)), dtype=np.int64)
-    return Block({**block.columns, LABEL: label}, block.rows, block.source_bytes)
+    label = np.full(block.rows, numbers[stem(source.path)], dtype=np.int64)
+    return replace(block, columns={**block.columns, LABEL: label})
 
 
 def _refuse_nan_labels(source: Source, block: Block, first_row: int) -> None:
@@ -426,10 +388,10 @@ def _complete(
 ) -> CacheSpec:
     """Complete the partitions of one of the names, and copy them to their backups (step C)."""
     staged = paths.staged(name, token)
-    infos = []
-    for partition in range(plan.partitions):
+    infos = [] if plan.base is None else list(plan.base.partitions)
+    for number, partition in enumerate(plan.new_partitions):
         owners = owners_of_partition(partition, plan.topology, plan.backups)
-        destination = index * plan.partitions + partition
+        destination = index * plan.partitions + number
         size, checksum = builders.finish(destination)
         for backup in owners[1:]:
             copy = staged.partition(backup, partition)
@@ -452,11 +414,16 @@ def _complete(
     )
 
 
-def _move_into_stores(paths: Paths, staged: StagedPaths, cache: CacheSpec) -> None:
+def _move_into_stores(paths: Paths, plan: ImportPlan, staged: StagedPaths, cache: CacheSpec) -> None:
     """Rename the staged stores into the stores of their nodes (step D)."""
-    for node in sorted({owner for p in cache.partitions for owner in p.owners}):
+    nodes = sorted({owner for p in cache.partitions for owner in p.owners})
+    for node in nodes:
+        make_folder(paths.home, staged.store(node))
+        apply_modes(paths.home, staged.store(node))
+    if plan.base is not None:
+        share_partitions(paths, plan.base, staged)
+    for node in nodes:
         source = staged.store(node)
-        apply_modes(paths.home, source)
         sync_folder(source)
         target = paths.version(node, cache.name, cache.version)
         make_folder(paths.home, target.parent)

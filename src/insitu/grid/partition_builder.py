@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +13,68 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from insitu.grid.partitions import TEXT, PartitionWriter
-from insitu.grid.sources import Block
+from insitu.grid.partitions import TEXT, PartitionWriter, WritePacing
+from insitu.grid.sources import Block, count_threads
 from insitu.spec import Column
 
-BUFFER_BYTES = 256 << 20
+BUFFER_BYTES = 128 << 20
 """What the blocks that are being collected may take, over all partitions."""
-_WAITING_BLOCKS = 8
-"""Blocks that wait to be written. More would take memory and save no time."""
+_WAITING_BLOCKS = 2
+"""Blocks of sources that wait for a thread. More would take memory and save no time."""
+
+Rows = npt.NDArray[np.int64]
 
 
 class PartitionBuilders:
     """Partitions that grow as rows come: one for each of `targets`, the files that they become.
 
-    `rows[d]` counts what destination d has so far. Full blocks are written by a thread, while the next ones
-    are read. Errors of writing are raised by the next call. Call `stop` at the end, also after an error.
+    `rows[d]` counts what destination d has so far. Rows are collected and full blocks written by threads,
+    each for partitions of its own, while the next ones are read. Their errors are raised by the next call.
+    Call `stop` at the end, also after an error.
     """
 
-    def __init__(self, columns: tuple[Column, ...], block_rows: int, targets: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        columns: tuple[Column, ...],
+        block_rows: int,
+        targets: Sequence[Path],
+        *,
+        drop_pages: bool = False,
+    ) -> None:
+        """With `drop_pages`, for data that doesn't fit there, what is written leaves the system's cache."""
         self.rows = np.zeros(len(targets), dtype=np.int64)
         self._columns = columns
         self._block_rows = block_rows
-        self._writers = [PartitionWriter(target, columns) for target in targets]
+        threads = min(len(targets), max(2, count_threads()))
+        self._threads = [_Background() for _ in range(threads)]
+        pacings = [WritePacing(drop=drop_pages) for _ in range(threads)]
+        self._writers = [
+            PartitionWriter(target, columns, pacings[number % threads])
+            for number, target in enumerate(targets)
+        ]
         self._collected: list[_Collected | None] = [None] * len(targets)
-        self._background = _Background()
+        self._passed_over = np.zeros(len(targets), dtype=np.int64)
 
-    def append(self, block: Block, destinations: npt.NDArray[np.int64] | None) -> None:
+    def adopt(self) -> Rows:
+        """Take over what lies in the targets. Returns the rows of each. Raises OSError and GridError."""
+        blocks = np.zeros(len(self.rows), dtype=np.int64)
+
+        def adopt(destination: int) -> None:
+            blocks[destination] = self._writers[destination].adopt(self._block_rows)
+
+        for destination in range(len(self.rows)):
+            thread = self._threads[destination % len(self._threads)]
+            thread.run(partial(adopt, destination))
+        for thread in self._threads:
+            thread.wait()
+        return blocks * self._block_rows
+
+    def begin_at(self, rows: Rows, adopted: Rows) -> None:
+        """Go on behind `rows` rows of each destination, and pass over those that were adopted, too."""
+        self.rows[:] = rows
+        self._passed_over[:] = adopted - rows
+
+    def append(self, block: Block, destinations: Rows | None) -> None:
         """Add the rows of `block`, row i to `destinations[i]`, or all to destination 0 where it is None."""
         if destinations is None:
             order, counts = np.arange(block.rows), np.array([block.rows])
@@ -45,12 +82,21 @@ class PartitionBuilders:
             narrow = destinations.astype(np.uint16 if len(self.rows) <= 1 << 16 else np.int64)
             order = np.argsort(narrow, kind="stable")
             counts = np.bincount(destinations, minlength=len(self.rows))
-        bounds = np.concatenate(([0], np.cumsum(counts)))
-        for destination in np.flatnonzero(counts).tolist():
-            self._append(destination, block, order[bounds[destination] : bounds[destination + 1]])
+        ends = np.cumsum(counts)
+        for number, thread in enumerate(self._threads):
+            thread.run(partial(self._append_part, number, block, order, ends))
         self.rows += counts
 
-    def _append(self, destination: int, block: Block, rows: npt.NDArray[np.int64]) -> None:
+    def _append_part(self, thread: int, block: Block, order: Rows, ends: Rows) -> None:
+        """Add the rows of one thread's partitions: rows order[ends[d - 1] : ends[d]] to destination d."""
+        for destination in range(thread, len(ends), len(self._threads)):
+            start, stop = int(ends[destination - 1]) if destination else 0, int(ends[destination])
+            passed_over = min(stop - start, int(self._passed_over[destination]))
+            self._passed_over[destination] -= passed_over
+            if start + passed_over < stop:
+                self._append(destination, block, order[start + passed_over : stop])
+
+    def _append(self, destination: int, block: Block, rows: Rows) -> None:
         while len(rows):
             collected = self._collected[destination]
             if collected is None:
@@ -63,18 +109,19 @@ class PartitionBuilders:
     def _write(self, destination: int) -> None:
         collected, self._collected[destination] = self._collected[destination], None
         if collected is not None:
-            writer = self._writers[destination]
-            self._background.run(lambda: writer.write(collected.rows, collected.values()))
+            self._writers[destination].write(collected.rows, collected.values())
 
     def finish(self, destination: int) -> tuple[int, str]:
         """Complete the target of `destination`. Returns (bytes, checksum). Raises OSError."""
+        for thread in self._threads:
+            thread.wait()
         self._write(destination)
-        self._background.wait()
         return self._writers[destination].close()
 
     def stop(self) -> None:
-        """End the thread that writes. What it has not written yet is dropped."""
-        self._background.stop()
+        """End the threads. What they have not written yet is dropped."""
+        for thread in self._threads:
+            thread.stop()
 
 
 class _Collected:
@@ -89,7 +136,7 @@ class _Collected:
         }
         self._texts: dict[str, list[Any]] = {c.name: [] for c in columns if c.dtype == TEXT}
 
-    def add(self, block: Block, rows: npt.NDArray[np.int64]) -> None:
+    def add(self, block: Block, rows: Rows) -> None:
         """Copy the given rows of `block`, for which there is room."""
         stop = self.rows + len(rows)
         for name, room in self._room.items():
@@ -141,3 +188,4 @@ class _Background:
                 self._error = error
             finally:
                 self._calls.task_done()
+                del call

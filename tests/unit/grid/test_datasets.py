@@ -232,7 +232,7 @@ def test_outside_a_job_nothing_is_written(paths: Paths, cache: str) -> None:
 @pytest.fixture
 def blocks(paths: Paths, source: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a cache with several blocks in each of its 3 partitions, on two nodes with a backup."""
-    monkeypatch.setattr("insitu.grid.importer.BUFFER_BYTES", 0)
+    monkeypatch.setattr("insitu.grid.import_plan.BUFFER_BYTES", 0)
     bring_up(paths, 2)
     import_cache(paths, "blocks", [str(source)], partitions=3, backups=1)
     return "blocks"

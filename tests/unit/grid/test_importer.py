@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from insitu.errors import CacheBusy, CacheExists, InputError, SourceError, StorageFull
 from insitu.grid import Catalog, bring_up, import_cache
-from insitu.grid.importer import sweep
 from insitu.grid.layout.affinity import hash_integers, hash_rows, partition_of_rows, split_of_rows
+from insitu.grid.leftovers import sweep
 from insitu.grid.partitions import Partition, file_checksum
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, Column

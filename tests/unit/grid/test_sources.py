@@ -107,6 +107,14 @@ def write_csv_gz(path: Path) -> dict[str, Any]:
     return values
 
 
+def write_csv_zst(path: Path) -> dict[str, Any]:
+    values = write_csv(path)
+    text = path.read_bytes()
+    with pa.output_stream(str(path), compression="zstd") as file:
+        file.write(text)
+    return values
+
+
 WRITERS: dict[str, tuple[str, Callable[[Path], dict[str, Any]]]] = {
     "npy": ("a.npy", write_npy),
     "npy, column order, big-endian": ("a.npy", write_npy_columns),
@@ -119,6 +127,7 @@ WRITERS: dict[str, tuple[str, Callable[[Path], dict[str, Any]]]] = {
     "arrow stream": ("a.arrows", write_arrow_stream),
     "csv": ("a.csv", write_csv),
     "csv, compressed": ("a.csv.gz", write_csv_gz),
+    "csv, compressed by zstd": ("a.csv.zst", write_csv_zst),
 }
 
 

@@ -116,6 +116,21 @@ def make_batch(columns: tuple[Column, ...], rows: int, values: Mapping[str, Any]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+def values_of_batch(columns: tuple[Column, ...], batch: Any) -> dict[str, Any]:
+    """Return what `make_batch` was given for a batch, in place."""
+    values: dict[str, Any] = {}
+    for column in columns:
+        array = batch.column(column.name)
+        if column.dtype != TEXT:
+            storage = array.storage.values if column.shape else array
+            memory = np.frombuffer(
+                storage.buffers()[1], column.dtype, batch.num_rows * math.prod(column.shape)
+            )
+            array = memory.reshape(batch.num_rows, *column.shape)
+        values[column.name] = array
+    return values
+
+
 def _make_array(column: Column, rows: int, values: Any) -> Any:
     if column.dtype == TEXT:
         return values

@@ -7,11 +7,12 @@ import os
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 
+from insitu.errors import GridError
 from insitu.grid.partitions.checksum import checksum_text, combined
 from insitu.grid.partitions.format import (
     TEXT,
@@ -19,12 +20,17 @@ from insitu.grid.partitions.format import (
     arrow_schema,
     body_alignment,
     column_sums,
+    find_mark,
     make_batch,
     make_mark,
+    values_of_batch,
     write_options,
 )
+from insitu.grid.partitions.pacing import WritePacing
 from insitu.spec import Column
 
+_FILE_START = 8
+"""Bytes before the first message: Arrow's magic word and padding."""
 _MOST_PIECES = 512
 """Pieces of memory that are given to the system at once; it takes 1,024 at most."""
 
@@ -35,9 +41,13 @@ class PartitionWriter:
     No file is open between calls, since an import may write thousands of partitions.
     """
 
-    def __init__(self, path: Path, columns: tuple[Column, ...]) -> None:
-        """The file at `path`, which must not be there, is made by the first `write`, or by `close`."""
+    def __init__(self, path: Path, columns: tuple[Column, ...], pacing: WritePacing | None = None) -> None:
+        """The file at `path`, which must not be there, is made by the first `write`, or by `close`.
+
+        `pacing` hears of each write of whole blocks.
+        """
         self._path = path
+        self._pacing = pacing
         self._columns = columns
         self._sink = _PieceSink()
         self._file = pa.PythonFile(self._sink, "w")
@@ -48,7 +58,51 @@ class PartitionWriter:
 
     def write(self, rows: int, values: Mapping[str, Any]) -> None:
         """Append a block of `rows` rows, one at least. `values` are as for `make_batch`. Raises OSError."""
-        sums = column_sums(self._columns, values)
+        self._append(self._encode(rows, values, column_sums(self._columns, values)), is_block=True)
+
+    def adopt(self, block_rows: int) -> int:
+        """Take over the blocks of `block_rows` rows that lie in the file already, and cut off what follows.
+
+        Call it before the first `write`. Each is verified, by its checksum and byte by byte by what would be
+        written in its place. Returns how many there are. Raises OSError and GridError.
+        """
+        if not self._path.exists():
+            return 0
+        with self._path.open("r+b") as file:
+            self._adopt_blocks(file, block_rows)
+            file.truncate(self._sink.position if self._blocks else 0)
+        if not self._blocks:
+            self._path.unlink()
+        self._sink.appended = self._blocks > 0
+        return self._blocks
+
+    def _adopt_blocks(self, file: IO[bytes], block_rows: int) -> None:
+        file.seek(_FILE_START)
+        if _read_message(file) is None:  # the schema
+            return
+        while (message := _read_message(file)) is not None:
+            try:
+                batch = pa.ipc.read_record_batch(message, arrow_schema(self._columns))
+                batch.validate(full=True)
+            except (pa.ArrowException, ValueError, OSError):
+                return
+            values = values_of_batch(self._columns, batch)
+            sums = column_sums(self._columns, values)
+            mark = BlockMark(self._blocks, tuple(crc32 for crc32, _ in sums))
+            if batch.num_rows != block_rows or find_mark(message.metadata.to_pybytes()) != mark:
+                return
+            start, end = self._sink.start_of_pieces, file.tell()
+            written = b"".join(self._encode(block_rows, values, sums))
+            if os.pread(file.fileno(), end - start, start) != written:
+                raise GridError(
+                    f"Block {mark.number} of {self._path} isn't as this insitu writes it. Import again "
+                    f"without --resume"
+                )
+
+    def _encode(
+        self, rows: int, values: Mapping[str, Any], sums: Sequence[tuple[int, int]]
+    ) -> list[memoryview]:
+        """Return the bytes of the next block, with these (CRC-32, bytes) by column, for the file."""
         mark = BlockMark(self._blocks, tuple(crc32 for crc32, _ in sums))
         padding = 0
         if self._blocks:
@@ -59,27 +113,45 @@ class PartitionWriter:
         if not self._blocks:
             self._first_body = self._sink.body_start
         self._blocks += 1
-        self._append(sums)
+        return self._take_pieces(sums)
 
     def close(self) -> tuple[int, str]:
         """Complete the file, make it survive a power cut, and return (bytes, checksum). Raises OSError."""
         self._writer.close()
-        self._append([])
+        self._append(self._take_pieces([]), is_block=False)
         with self._path.open("rb") as file:
             os.fsync(file.fileno())
         return self._sink.position, checksum_text(self._crc32)
 
-    def _append(self, column_sums: Sequence[tuple[int, int]]) -> None:
-        """Append what Arrow has written: a body with these (CRC-32, bytes) by column, or none."""
+    def _take_pieces(self, column_sums: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Return what Arrow has written: a body with these (CRC-32, bytes) by column, or none."""
         pieces, body = self._sink.take_pieces()
         for piece in pieces[:body] if column_sums else pieces:
             self._crc32 = zlib.crc32(piece, self._crc32)
         for crc32, size in column_sums:
             self._crc32 = combined(self._crc32, crc32, size)
+        return pieces
+
+    def _append(self, pieces: list[memoryview], *, is_block: bool) -> None:
+        size = sum(map(len, pieces))
         with self._path.open("ab" if self._sink.appended else "xb", buffering=0) as file:
             for start in range(0, len(pieces), _MOST_PIECES):
                 _write_all(file.fileno(), pieces[start : start + _MOST_PIECES])
+            if self._pacing is not None and is_block:
+                self._pacing.add(self._path, file.fileno(), self._sink.position - size, size)
         self._sink.appended = True
+
+
+def _read_message(file: IO[bytes]) -> Any:
+    """Return the next message of a file; None where no whole one follows."""
+    try:
+        return pa.ipc.read_message(file)
+    except (pa.ArrowException, EOFError, ValueError):
+        return None
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        return None
 
 
 def _write_all(descriptor: int, pieces: list[memoryview]) -> None:
@@ -100,13 +172,14 @@ class _PieceSink:
         self.position = 0
         self.body_start = 0
         self.appended = False
+        self.start_of_pieces = 0
         self._pieces: list[memoryview] = []
         self._body = -1
 
     def take_pieces(self) -> tuple[list[memoryview], int]:
         """Return the pieces since the last call, and the number of the first that belongs to a body."""
         taken = self._pieces, self._body
-        self._pieces, self._body = [], -1
+        self._pieces, self._body, self.start_of_pieces = [], -1, self.position
         return taken
 
     def write(self, data: Any) -> int:

@@ -25,12 +25,14 @@ from insitu.grid.sources.base import (
     malformed_as_error,
     raw_bytes,
 )
+from insitu.grid.sources.parallel import count_threads
 
 __all__ = [
     "FORMATS",
     "Block",
     "Source",
     "SourceOptions",
+    "count_threads",
     "describe_columns",
     "find_sources",
     "malformed_as_error",
@@ -43,7 +45,7 @@ FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "npy": ("npy", "NpySource", (".npy",)),
     "npz": ("npz", "NpzSource", (".npz",)),
     "parquet": ("parquet", "ParquetSource", (".parquet", ".pq")),
-    "csv": ("csv", "CsvSource", (".csv", ".csv.gz")),
+    "csv": ("csv", "CsvSource", (".csv", ".csv.gz", ".csv.zst")),
     "arrow": ("ipc", "IpcSource", (".arrow", ".feather", ".ipc", ".arrows")),
 }
 """Format -> (module, class, suffixes). A test checks it against the classes."""

@@ -57,7 +57,7 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some consecutive rows. Valid until the next block is asked for."""
+    """Some consecutive rows. Their memory is used for nothing else."""
 
     #: By name: a NumPy array [rows, *shape] in native byte order; for text an Arrow array of large strings.
     columns: Mapping[str, Any]
@@ -65,6 +65,8 @@ class Block:
     rows: int
     #: Bytes of the file that have been read by the end of the block.
     source_bytes: int
+    #: What `Source.blocks` takes to begin with the row that follows.
+    next_start: int
 
 
 class Source(Protocol):
@@ -77,11 +79,16 @@ class Source(Protocol):
     suffixes: ClassVar[tuple[str, ...]]
     path: Path
     columns: tuple[Column, ...]
+    #: How many rows there are, by the header, or else about so many.
+    expected_rows: int
 
     def __init__(self, path: Path, options: SourceOptions) -> None: ...
 
-    def blocks(self, block_bytes: int) -> Iterator[Block]:
-        """Yield all rows in order, in blocks of about `block_bytes` bytes, one row at least."""
+    def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
+        """Yield all rows in order, in blocks of about `block_bytes` bytes, one row at least.
+
+        `start` is 0 or the `next_start` of a block: the rows after that one are yielded.
+        """
         ...
 
 

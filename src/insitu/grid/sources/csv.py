@@ -1,4 +1,6 @@
-"""CSV with a header line, read block by block; `.csv.gz` is unpacked on the way.
+"""CSV with a header line. `.csv.gz` and `.csv.zst` are unpacked on the way.
+
+A file is cut into chunks of whole rows, which threads parse. Quoted fields may hold line ends.
 
 Types follow from the first 2 MiB of each file, as Arrow infers them: whole numbers are int64, other
 numbers float64, `true` and `false` bool, all else text (dates too). Where files differ, int64 gives way
@@ -10,9 +12,9 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import gzip
-import zlib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -22,11 +24,20 @@ import pyarrow.csv as pa_csv
 from insitu.errors import SourceError
 from insitu.grid.partitions import TEXT
 from insitu.grid.sources.base import Block, SourceOptions
+from insitu.grid.sources.parallel import map_ordered
 from insitu.grid.sources.tables import arrow_errors, is_of_the_system, values_of_batch
 from insitu.spec import Column
 
 _BLOCK_BYTES = 2 << 20
-"""Read at once at the most, since Arrow reads several blocks ahead; 8 MiB take three times the memory."""
+"""Bytes from which types follow."""
+_CHUNK_BYTES = 4 << 20
+"""Bytes of text that are parsed at once, unless a row is longer."""
+MOST_ROW_BYTES = 1 << 30
+"""Arrow parses less than 2 GiB at once."""
+_PACKED = {".gz": "gzip", ".zst": "zstd"}
+_FIELD = rb'(?>"(?>[^"]++|"")*+"[^,\r\n]*+|[^",\r\n][^,\r\n]*+|)'
+_WHOLE_ROWS = re.compile(rb"(?>(?>" + _FIELD + rb",)*+" + _FIELD + rb"(?>\r\n?|\n))*+")
+"""Rows to their line ends, which quoted fields may hold, too. A quote within an unquoted field is text."""
 _BEGINNING = 64 << 10
 """Bytes of a file that are looked at before Arrow reads it."""
 _DTYPES = {pa.int64(): "int64", pa.float64(): "float64", pa.bool_(): "bool", pa.large_utf8(): TEXT}
@@ -34,67 +45,173 @@ _DTYPES = {pa.int64(): "int64", pa.float64(): "float64", pa.bool_(): "bool", pa.
 
 class CsvSource:
     format: ClassVar[str] = "csv"
-    suffixes: ClassVar[tuple[str, ...]] = (".csv", ".csv.gz")
+    suffixes: ClassVar[tuple[str, ...]] = (".csv", ".csv.gz", ".csv.zst")
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path
         _check_text(path)
-        with arrow_errors(path), self._opened(_BLOCK_BYTES, {}) as (reader, _):
+        with arrow_errors(path), self._inferring() as (reader, file):
             self._types = {field.name: _kept_type(field.type) for field in reader.schema}
             if len(self._types) != len(reader.schema) or "" in self._types:
                 raise SourceError(
                     f"{path}: each column needs a name of its own. Received: {reader.schema.names}"
                 )
-            if not next((batch.num_rows for batch in reader if batch.num_rows), 0):
+            rows = next((batch.num_rows for batch in reader if batch.num_rows), 0)
+            if not rows:
                 raise SourceError(f"{path} has no rows below its header. Leave it out")
+            unpacked = _BLOCK_BYTES / max(1, file.tell()) if self._packing else 1.0
+            text_bytes = path.stat().st_size * max(1.0, unpacked)
+            self.expected_rows = round(rows * max(1.0, text_bytes / _BLOCK_BYTES))
         for name in options.float_columns & self._types.keys():
             self._types[name] = pa.float64()
         self.columns: tuple[Column, ...] = tuple(
             Column(name, _DTYPES[kind]) for name, kind in self._types.items()
         )
 
-    def blocks(self, block_bytes: int) -> Iterator[Block]:
-        with self._explained(), self._opened(min(block_bytes, _BLOCK_BYTES), self._types) as (reader, file):
-            for batch in reader:
-                if batch.num_rows:
+    @property
+    def _packing(self) -> str | None:
+        return _packing(self.path)
+
+    def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
+        rows_before: int | None = None if start else 0
+        with contextlib.ExitStack() as stack:
+            chunks = self._chunks(min(block_bytes, _CHUNK_BYTES), start)
+            stack.enter_context(contextlib.closing(chunks))
+            parsed = stack.enter_context(contextlib.closing(map_ordered(self._parse, chunks)))
+            for chunk, found in parsed:
+                if isinstance(found, Exception):
+                    raise self._explain(found, rows_before) from found
+                for batch in found:
                     values = values_of_batch(batch, self.columns, self.path)
-                    yield Block(values, batch.num_rows, file.tell())
+                    yield Block(values, batch.num_rows, chunk.source_bytes, chunk.end)
+                    rows_before = None if rows_before is None else rows_before + batch.num_rows
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _parse(self, chunk: _Chunk) -> tuple[_Chunk, list[Any] | Exception]:
+        """Return the rows of a chunk as a record batch, none where there are none, or what parsing raised."""
+        names = list(self._types) if chunk.start else None
+        read = pa_csv.ReadOptions(use_threads=False, block_size=len(chunk.text) + 1, column_names=names)
+        convert = pa_csv.ConvertOptions(column_types=self._types, timestamp_parsers=[])
+        parse = pa_csv.ParseOptions(newlines_in_values=True)
+        if not chunk.text.strip():
+            return chunk, []
         try:
-            yield
+            with pa.BufferReader(chunk.text) as stream:
+                table = pa_csv.read_csv(stream, read, parse, convert)
         except (pa.ArrowException, OSError) as error:
-            if is_of_the_system(error):
-                raise
-            if "invalid UTF8" in str(error):
-                raise _not_utf8(self.path, "bytes that no UTF-8 text has", "LATIN1") from error
-            raise SourceError(
-                f"{self.path}: {error}. The types of columns follow from the first "
-                f"{_BLOCK_BYTES >> 20} MiB of each file; where later rows don't fit them, correct "
-                f"those rows or convert the file to Parquet with the types that you want"
-            ) from error
+            return chunk, error
+        return chunk, [batch for batch in table.combine_chunks().to_batches() if batch.num_rows]
+
+    def _chunks(self, chunk_bytes: int, start: int) -> Generator[_Chunk, None, None]:
+        """Yield the file from byte `start` of its text on, in chunks of whole rows."""
+        with arrow_errors(self.path), self._unpacked() as (stream, file):
+            _skip(stream, file, start, self._packing is not None)
+            rest = b""
+            while True:
+                more = stream.read(min(max(chunk_bytes, len(rest)), MOST_ROW_BYTES - len(rest) + 1))
+                text = rest + more
+                end = _end_of_rows(text) if more else len(text)
+                if more and not start and not text[:end].strip():
+                    end = 0  # the header is still to come
+                if end:
+                    yield _Chunk(text[:end], start, start + end, file.tell())
+                elif len(text) > MOST_ROW_BYTES:
+                    raise SourceError(
+                        f"{self.path}: a row must have at most {MOST_ROW_BYTES} bytes. Received: one of more "
+                        f"from byte {start} on. A quote that isn't closed makes the rest of a file one row"
+                    )
+                if not more:
+                    return
+                start, rest = start + end, text[end:]
+
+    def _explain(self, error: Exception, rows_before: int | None) -> Exception:
+        """Return what to raise for an error of parsing, with the row's number in the file, not the chunk."""
+        if isinstance(error, OSError) and is_of_the_system(error):
+            return error
+        if "invalid UTF8" in str(error):
+            return _not_utf8(self.path, "bytes that no UTF-8 text has", "LATIN1")
+        before = None if rows_before is None else rows_before + bool(rows_before)
+
+        def number(found: re.Match[str]) -> str:
+            return "" if before is None else f"Row #{int(found[1]) + before}: "
+
+        return SourceError(
+            f"{self.path}: {re.sub('Row #([0-9]+): ', number, str(error))}. The types of columns follow from "
+            f"the first {_BLOCK_BYTES >> 20} MiB of each file; where later rows don't fit them, correct "
+            f"those rows or convert the file to Parquet with the types that you want"
+        )
 
     @contextlib.contextmanager
-    def _opened(self, block_bytes: int, types: Mapping[str, Any]) -> Iterator[tuple[Any, IO[bytes]]]:
-        """Yield (reader of batches, the file below it, whose position shows how much has been read)."""
-        convert = pa_csv.ConvertOptions(column_types=dict(types), timestamp_parsers=[])
+    def _inferring(self) -> Iterator[tuple[Any, IO[bytes]]]:
+        """Yield (reader of batches with the types that Arrow infers, the file below it)."""
+        convert = pa_csv.ConvertOptions(timestamp_parsers=[])
+        read = pa_csv.ReadOptions(block_size=_BLOCK_BYTES)
+        parse = pa_csv.ParseOptions(newlines_in_values=True)
+        with self._unpacked() as (stream, file), pa_csv.open_csv(stream, read, parse, convert) as reader:
+            yield reader, file
+
+    @contextlib.contextmanager
+    def _unpacked(self) -> Iterator[tuple[Any, IO[bytes]]]:
+        """Yield (stream of the text, the file below it, whose position shows how much has been read)."""
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(self.path.open("rb"))
             stream: Any = stack.enter_context(pa.PythonFile(file, "r"))
-            if self.path.name.lower().endswith(".gz"):
-                stream = stack.enter_context(pa.CompressedInputStream(stream, "gzip"))
-            read = pa_csv.ReadOptions(block_size=block_bytes)
-            yield stack.enter_context(pa_csv.open_csv(stream, read, convert_options=convert)), file
+            if self._packing:
+                stream = stack.enter_context(pa.CompressedInputStream(stream, self._packing))
+            yield stream, file
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Whole rows of a file."""
+
+    #: The rows as they are in the file; in the first chunk with the header before them.
+    text: bytes
+    #: The byte of the unpacked file at which the text begins.
+    start: int
+    #: The byte of the unpacked file at which the text ends.
+    end: int
+    #: Bytes of the file that have been read.
+    source_bytes: int
+
+
+def _packing(path: Path) -> str | None:
+    """Return how a file is packed, in Arrow's word; None: not at all."""
+    return _PACKED.get(path.suffix.lower())
+
+
+def _end_of_rows(text: bytes) -> int:
+    """Return the byte behind the last row that is whole; 0 where none is."""
+    if b'"' not in text:
+        # A "\r" at the end may belong to a "\n" that follows.
+        return max(text.rfind(b"\n"), text.rfind(b"\r", 0, -1)) + 1
+    found = _WHOLE_ROWS.match(text)
+    return found.end() if found else 0
+
+
+def _skip(stream: Any, file: IO[bytes], size: int, packed: bool) -> None:
+    """Move on by `size` bytes of text."""
+    if not packed:
+        file.seek(size)
+        return
+    while size:
+        part = len(stream.read(min(size, _CHUNK_BYTES)))
+        if not part:
+            return
+        size -= part
 
 
 def _check_text(path: Path) -> None:
     """Raise SourceError where the beginning of a file shows that it isn't text, or not in UTF-8."""
-    with path.open("rb") as raw:
-        packed = path.name.lower().endswith(".gz")
+    with path.open("rb") as raw, pa.PythonFile(raw, "r") as stream, contextlib.ExitStack() as stack:
+        text: Any = stream
+        packing = _packing(path)
         try:
-            beginning = (gzip.GzipFile(fileobj=raw) if packed else raw).read(_BEGINNING)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            if packing:
+                text = stack.enter_context(pa.CompressedInputStream(stream, packing))
+            beginning = text.read(_BEGINNING)
+        except (pa.ArrowException, OSError, EOFError) as error:
+            if is_of_the_system(error):
+                raise
             raise SourceError(f"{path} can't be unpacked: {error}. It may be truncated") from error
     if beginning.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise _not_utf8(path, "the mark of UTF-16", "UTF-16")

@@ -34,15 +34,19 @@ class IpcSource:
             if first is None:
                 raise SourceError(f"{path} has no rows. Leave it out")
             self.columns: tuple[Column, ...] = columns_of_batch(first, path)
+            self.expected_rows = int(path.stat().st_size * first.num_rows / max(1, first.nbytes)) + 1
 
-    def blocks(self, block_bytes: int) -> Iterator[Block]:
+    def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
+        done = 0
         with arrow_errors(self.path):
             for batch, source_bytes, drop_pages in self._batches():
                 rows = rows_per_block(batch.nbytes / max(1, batch.num_rows), block_bytes)
-                for start in range(0, batch.num_rows, rows):
-                    part = batch.slice(start, rows)
-                    yield Block(values_of_batch(part, self.columns, self.path), part.num_rows, source_bytes)
+                for first in range(max(0, start - done), batch.num_rows, rows):
+                    part = batch.slice(first, rows)
+                    values = values_of_batch(part, self.columns, self.path)
+                    yield Block(values, part.num_rows, source_bytes, done + first + part.num_rows)
                     drop_pages()
+                done += batch.num_rows
 
     def _batches(self) -> Iterator[tuple[Any, int, Callable[[], None]]]:
         """Yield (batch, bytes of the file so far, a function that drops the pages read so far).

@@ -88,18 +88,18 @@ class NpySource:
             held = file.seek(0, 2) - header.start
         column = check_column(path, options.column, header.dtype, header.shape[1:])
         self.columns: tuple[Column, ...] = (column,)
+        self.expected_rows = header.rows
         refuse_truncated(path, header, held)
 
-    def blocks(self, block_bytes: int) -> Iterator[Block]:
+    def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
         header, (column,) = self._header, self.columns
+        rows = rows_per_block(header.row_bytes, block_bytes)
         with self.path.open("rb", buffering=0) as file:
-            done = 0
-            for values in array_blocks(
-                file, header, rows_per_block(header.row_bytes, block_bytes), self.path
-            ):
+            done = start
+            for values in array_blocks(file, header, rows, self.path, start):
                 done += len(values)
                 source_bytes = header.start + header.value_bytes * done // header.rows
-                yield Block({column.name: values_of_column(values, column)}, len(values), source_bytes)
+                yield Block({column.name: values_of_column(values, column)}, len(values), source_bytes, done)
 
 
 def values_of_column(values: npt.NDArray[Any], column: Column) -> Any:
@@ -112,18 +112,16 @@ def values_of_column(values: npt.NDArray[Any], column: Column) -> Any:
     return texts
 
 
-def array_blocks(file: IO[bytes], header: ArrayHeader, rows: int, path: object) -> Iterator[npt.NDArray[Any]]:
-    """Yield the values of a `.npy`, `rows` rows at a time, from `file`, which can seek.
-
-    The same memory holds each block in turn.
-    """
+def array_blocks(
+    file: IO[bytes], header: ArrayHeader, rows: int, path: object, first: int = 0
+) -> Iterator[npt.NDArray[Any]]:
+    """Yield the values of a `.npy` from row `first` on, `rows` rows at a time. `file` can seek."""
     if header.fortran:
-        yield from _column_major_blocks(file, header, rows)
+        yield from _column_major_blocks(file, header, rows, first)
         return
-    file.seek(header.start)
-    room = np.empty((min(rows, header.rows), *header.shape[1:]), header.dtype)
-    for start in range(0, header.rows, rows):
-        block = room[: min(rows, header.rows - start)]
+    file.seek(header.start + first * header.row_bytes)
+    for start in range(first, header.rows, rows):
+        block = np.empty((min(rows, header.rows - start), *header.shape[1:]), header.dtype)
         rest = raw_bytes(block)
         while rest:
             size = file.readinto(rest)  # type: ignore[attr-defined]
@@ -133,7 +131,9 @@ def array_blocks(file: IO[bytes], header: ArrayHeader, rows: int, path: object) 
         yield block
 
 
-def _column_major_blocks(file: IO[bytes], header: ArrayHeader, rows: int) -> Iterator[npt.NDArray[Any]]:
+def _column_major_blocks(
+    file: IO[bytes], header: ArrayHeader, rows: int, first: int
+) -> Iterator[npt.NDArray[Any]]:
     mapped = np.memmap(file, header.dtype, "r", header.start, header.shape, order="F")
-    for start in range(0, header.rows, rows):
+    for start in range(first, header.rows, rows):
         yield np.ascontiguousarray(mapped[start : start + rows])

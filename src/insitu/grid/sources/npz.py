@@ -49,10 +49,10 @@ class NpzSource:
             counts = ", ".join(f"{name} has {count}" for name, count in rows.items())
             raise SourceError(f"{path}: all arrays must have the same number of rows. Received: {counts}")
         self._headers = headers
-        self._rows = next(iter(rows.values()))
+        self.expected_rows = next(iter(rows.values()))
         self.columns: tuple[Column, ...] = _columns(path, headers)
 
-    def blocks(self, block_bytes: int) -> Iterator[Block]:
+    def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
         size = self.path.stat().st_size
         rows = rows_per_block(sum(header.row_bytes for header in self._headers.values()), block_bytes)
         done = 0
@@ -63,12 +63,15 @@ class NpzSource:
                 member = _member(members, archive, column.name, header)
                 streams.append(_checked_blocks(member, header, rows, f"{self.path}:{column.name}"))
             for parts in zip(*streams, strict=True):
-                done += len(parts[0])
+                before, done = done, done + len(parts[0])
+                if done <= start:  # what is packed can only be read from its beginning
+                    continue
                 values = {
-                    column.name: values_of_column(part, column)
+                    column.name: values_of_column(part[max(0, start - before) :], column)
                     for column, part in zip(self.columns, parts, strict=True)
                 }
-                yield Block(values, len(parts[0]), size * done // self._rows)
+                rows_left = done - max(start, before)
+                yield Block(values, rows_left, size * done // self.expected_rows, done)
 
 
 def _columns(path: Path, headers: Mapping[str, ArrayHeader]) -> tuple[Column, ...]:

@@ -1,19 +1,27 @@
-"""Parquet, read row group by row group."""
+"""Parquet: small row groups in several threads, large ones batch by batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import threading
+from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pyarrow.parquet as pq
 
 from insitu.errors import SourceError
 from insitu.grid.partitions import row_bytes
 from insitu.grid.sources.base import Block, SourceOptions, rows_per_block
+from insitu.grid.sources.parallel import map_ordered
 from insitu.grid.sources.tables import arrow_errors, columns_of_batch, values_of_batch
 from insitu.spec import Column
+
+_WHOLE_GROUP_BYTES = 16 << 20
+"""Bytes of a row group up to which it is decoded as a whole, while others are."""
+# Arrow's pre-buffering would read ahead the whole file into memory.
+_open = partial(pq.ParquetFile, buffer_size=1 << 20, pre_buffer=False)
 
 
 class ParquetSource:
@@ -23,21 +31,57 @@ class ParquetSource:
     def __init__(self, path: Path, options: SourceOptions) -> None:
         self.path = path
         with arrow_errors(path), pq.ParquetFile(path) as file:
-            self._rows = file.metadata.num_rows
-            if not self._rows:
+            self.expected_rows = file.metadata.num_rows
+            if not self.expected_rows:
                 raise SourceError(f"{path} has no rows. Leave it out")
             groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-            self._row_bytes = sum(group.total_byte_size for group in groups) / self._rows
+            self._group_rows = [group.num_rows for group in groups]
+            self._row_bytes = sum(group.total_byte_size for group in groups) / self.expected_rows
             self.columns: tuple[Column, ...] = columns_of_batch(next(file.iter_batches(batch_size=1)), path)
 
-    def blocks(self, block_bytes: int) -> Iterator[Block]:
-        size, done = self.path.stat().st_size, 0
+    def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
+        size = self.path.stat().st_size
         width = max(self._row_bytes, sum(row_bytes(column) for column in self.columns))
         rows = rows_per_block(width, block_bytes)
-        # Arrow's pre-buffering would read ahead the whole file into memory.
-        opened = partial(pq.ParquetFile, buffer_size=1 << 20, pre_buffer=False)
-        with arrow_errors(self.path), opened(self.path) as file:
-            for batch in file.iter_batches(batch_size=rows):
-                done += batch.num_rows
+        whole = len(self._group_rows) > 1 and max(self._group_rows) * width <= _WHOLE_GROUP_BYTES
+        groups, done = self._groups_from(start)
+        read = _read_groups if whole else _stream_groups
+        with arrow_errors(self.path), contextlib.closing(read(self.path, groups, rows)) as batches:
+            for batch in batches:
+                before, done = done, done + batch.num_rows
+                if done <= start:
+                    continue
+                batch = batch.slice(max(0, start - before))
                 values = values_of_batch(batch, self.columns, self.path)
-                yield Block(values, batch.num_rows, size * done // self._rows)
+                yield Block(values, batch.num_rows, size * done // self.expected_rows, done)
+
+    def _groups_from(self, start: int) -> tuple[list[int], int]:
+        """Return the row groups that hold row `start` and those after it, and the rows before them."""
+        before = 0
+        for number, rows in enumerate(self._group_rows):
+            if before + rows > start:
+                return list(range(number, len(self._group_rows))), before
+            before += rows
+        return [], before
+
+
+def _stream_groups(path: Path, groups: list[int], rows: int) -> Generator[Any, None, None]:
+    with _open(path) as file:
+        yield from file.iter_batches(batch_size=rows, row_groups=groups)
+
+
+def _read_groups(path: Path, groups: list[int], rows: int) -> Generator[Any, None, None]:
+    """Yield the batches of row groups, each decoded by one of several threads."""
+    with contextlib.ExitStack() as stack:
+        files = threading.local()
+        lock = threading.Lock()
+
+        def read(group: int) -> Any:
+            if not hasattr(files, "own"):
+                with lock:
+                    files.own = stack.enter_context(_open(path))
+            return files.own.read_row_group(group, use_threads=False)
+
+        with contextlib.closing(map_ordered(read, groups)) as tables:
+            for table in tables:
+                yield from table.combine_chunks().to_batches(max_chunksize=rows)

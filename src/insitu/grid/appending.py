@@ -1,0 +1,81 @@
+"""`insitu import --append`: a new version of a cache that shares the partitions of the one before it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+
+from insitu.errors import InputError, SourceError
+from insitu.grid.import_plan import LABEL
+from insitu.grid.sources import SourceOptions, describe_columns
+from insitu.paths import Paths, StagedPaths
+from insitu.spec import CacheSpec, Column
+
+
+def check_base(base: CacheSpec, conflicting: dict[str, bool]) -> None:
+    """Raise InputError where rows can't be appended to `base`.
+
+    `conflicting` says which of the options that `base` decides are given.
+    """
+    given = [option for option, is_given in conflicting.items() if is_given]
+    if given:
+        raise InputError(
+            f"--append takes all but the rows from the cache as it is. Received: {' and '.join(given)}. "
+            f"Leave {'it' if len(given) == 1 else 'them'} out, or import all rows again with --overwrite"
+        )
+    if base.key is not None:
+        raise InputError(
+            f"--append puts new rows into new partitions, but rows with equal keys belong together. "
+            f"Received: cache {base.name}, placed by --key {base.key}. Import all rows again with --overwrite"
+        )
+    if not base.block_rows:
+        raise InputError(
+            f"--append needs a cache that was imported in blocks. Received: version {base.version} of "
+            f"{base.name}, which is older. Import all rows again with --overwrite"
+        )
+
+
+def options_of_base(base: CacheSpec, options: SourceOptions) -> SourceOptions:
+    """Return how sources are read whose types are only inferred, so that they agree with `base`."""
+    own = [column.name for column in base.columns if not (base.labels and column.name == LABEL)]
+    floats = frozenset(column.name for column in base.columns if column.dtype == "float64")
+    name = own[0] if len(own) == 1 and options == SourceOptions() else options.column
+    return SourceOptions(column=name, float_columns=floats)
+
+
+def check_columns(base: CacheSpec, columns: tuple[Column, ...]) -> None:
+    """Raise SourceError unless the new rows have the columns of `base`."""
+    if columns != base.columns:
+        raise SourceError(
+            f"What is appended must have the columns of the cache: {describe_columns(base.columns)}. "
+            f"Received: {describe_columns(columns)}"
+        )
+
+
+def join_labels(base: CacheSpec, found: set[str]) -> tuple[str, ...]:
+    """Return the classes of all rows: those of `base` keep their numbers, new ones follow, sorted."""
+    return (*base.labels, *sorted(found - set(base.labels)))
+
+
+def share_partitions(paths: Paths, base: CacheSpec, staged: StagedPaths) -> None:
+    """Put the partitions of `base` into a staged version, too, where possible as further names of the files.
+
+    Either version can be dropped without harm to the other. Raises OSError.
+    """
+    for info in base.partitions:
+        for owner in info.owners:
+            target = staged.partition(owner, info.index)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source = paths.partition(owner, base.name, base.version, info.index)
+            try:
+                os.link(source, target)
+            except OSError:  # a file system without links, or a file with too many
+                shutil.copyfile(source, target)
+                with target.open("rb") as file:
+                    os.fsync(file.fileno())
+            else:
+                # The record says at which time and inode the file was right: these are the same.
+                record = paths.verified(owner, base.name, base.version, info.index)
+                with contextlib.suppress(OSError):
+                    shutil.copyfile(record, target.with_suffix(record.suffix))

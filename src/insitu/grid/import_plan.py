@@ -1,0 +1,223 @@
+"""What an import is about to do, worked out from its arguments and the headers of its sources."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from insitu.errors import InputError, SourceError, StorageFull
+from insitu.grid.partition_builder import BUFFER_BYTES
+from insitu.grid.partitions import TEXT, row_bytes, rows_per_block, text_buffers
+from insitu.grid.source_blocks import FileState, read_blocks
+from insitu.grid.sources import Source, describe_columns
+from insitu.paths import Paths
+from insitu.spec import CacheSpec, Column, Topology
+
+LABEL = "label"
+LEAST_PARTITIONS = 8
+"""The default number of partitions of small data, rounded up to the same number on each node."""
+PARTITION_BYTES = 1 << 30
+"""About the size of a partition of larger data, unless `--partitions` is given."""
+MAX_PARTITIONS = 1 << 16
+_SAMPLE_BYTES = 4 << 20
+"""Bytes of a source whose texts are looked at before it is imported."""
+_HEADERS_BYTES = 1.02
+"""Bytes of partitions for each byte of their rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """The options of `insitu import`, as they are given."""
+
+    #: Partitions of each cache; None: by size.
+    partitions: int | None
+    #: Further copies of each partition.
+    backups: int
+    #: The format of all sources; None: by their suffixes.
+    format: str | None
+    #: The name of the column that `.npy` files make; None: "x".
+    column: str | None
+    #: The column whose hash chooses a row's partition; None: the row's index.
+    key: str | None
+    #: Whether file names make a column `label`.
+    label_from_filename: bool
+    #: Whether a cache that is there gets a new version.
+    overwrite: bool
+    #: The fraction of each part; None: the cache isn't split.
+    split: Mapping[str, float] | None
+    #: Whether the new version has the rows of the latest one, too.
+    append: bool
+    #: Whether an import that was interrupted is continued, and this one kept where it is interrupted.
+    resume: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RowSizes:
+    """How large rows and all of them together are, as far as it is known before they are read."""
+
+    #: Rows of all sources.
+    rows: int
+    #: Bytes of a row's texts, all columns together; a mean of some rows.
+    text_bytes: float
+    #: Bytes of all rows in partitions.
+    bytes: int
+    #: Whether that is more than a guess.
+    is_known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ImportPlan:
+    """What one import reads and makes."""
+
+    #: The caches that are made: one, or one for each part of a split.
+    names: tuple[str, ...]
+    #: `names[i]` takes about `fractions[i]` of the rows.
+    fractions: tuple[float, ...]
+    #: The source files, in the order of their rows.
+    sources: tuple[Source, ...]
+    #: The state of each source file when its header was read.
+    states: tuple[FileState, ...]
+    #: The columns that all caches get.
+    columns: tuple[Column, ...]
+    #: The classes of column `label`, if file names make it; else empty.
+    labels: tuple[str, ...]
+    #: Of each cache.
+    partitions: int
+    #: Further copies of each partition.
+    backups: int
+    #: The column whose hash chooses a row's partition; None: the row's index in all sources.
+    key: str | None
+    #: The nodes that partitions are spread over.
+    topology: Topology
+    #: Rows of each block of a partition but its last.
+    block_rows: int
+    #: How large the rows of the sources are.
+    sizes: RowSizes
+    #: The version that rows are appended to, whose partitions the new one shares; None: none.
+    base: CacheSpec | None = None
+
+    @property
+    def first_partition(self) -> int:
+        """The number of the first new partition."""
+        return 0 if self.base is None else len(self.base.partitions)
+
+    @property
+    def new_partitions(self) -> range:
+        """The numbers of the partitions that the rows of the sources go to, in each cache."""
+        return range(self.first_partition, self.first_partition + self.partitions)
+
+    @property
+    def first_row(self) -> int:
+        """The index of the first row of the sources, for the hash that chooses its partition."""
+        return 0 if self.base is None else self.base.rows
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes of all source files."""
+        return sum(state.size for state in self.states)
+
+    @property
+    def fits_into_memory(self) -> bool:
+        """Whether the system's cache may keep what is written, beside all else, for those who read it."""
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return self.sizes.bytes <= memory // 4
+
+
+def measure_rows(sources: Sequence[Source], columns: tuple[Column, ...]) -> RowSizes:
+    """Return how large rows are. Of texts, the first ones of the largest source are looked at."""
+    rows = sum(source.expected_rows for source in sources)
+    texts = [column.name for column in columns if column.dtype == TEXT]
+    text_bytes = 0.0
+    if texts:
+        largest = max(sources, key=lambda source: source.expected_rows)
+        with contextlib.closing(read_blocks(largest, _SAMPLE_BYTES)) as blocks:
+            block = next(blocks)
+        for name in texts:
+            offsets, _ = text_buffers(block.columns[name])
+            text_bytes += float(offsets[-1] - offsets[0]) / max(1, block.rows)
+    each = sum(row_bytes(column) for column in columns) + 8 * len(texts) + text_bytes
+    known = not texts and all(source.format in ("npy", "npz", "parquet") for source in sources)
+    return RowSizes(rows, text_bytes, int(rows * each * _HEADERS_BYTES), known)
+
+
+def choose_partitions(
+    partitions: int | None, topology: Topology, size: float, least: int = LEAST_PARTITIONS
+) -> int:
+    """Return the number of partitions of a cache of about `size` bytes. Raises InputError.
+
+    Where none is given they are of about PARTITION_BYTES each, `least` at least, the same number on each
+    node.
+    """
+    if partitions is None:
+        nodes = len(topology.nodes)
+        wanted = max(least, min(MAX_PARTITIONS - nodes, -(-int(size) // PARTITION_BYTES)))
+        return -(-wanted // nodes) * nodes
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        raise InputError(
+            f"--partitions must be in [1, {MAX_PARTITIONS}]. Received: {partitions}. Leave it out for "
+            f"partitions of about 1 GiB"
+        )
+    return partitions
+
+
+def check_partitions_in_all(partitions: int, base: CacheSpec | None) -> None:
+    """Raise InputError where a cache would get too many partitions by appending to it."""
+    held = 0 if base is None else len(base.partitions)
+    if held + partitions > MAX_PARTITIONS:
+        raise InputError(
+            f"A cache has at most {MAX_PARTITIONS} partitions. Received: {partitions} more for one of "
+            f"{held}. Import all rows again with --overwrite"
+        )
+
+
+def choose_block_rows(columns: tuple[Column, ...], sizes: RowSizes, destinations: int) -> int:
+    """Return the rows of a block, so that the blocks of all destinations fit into memory together."""
+    return rows_per_block(columns, sizes.text_bytes, limit=BUFFER_BYTES // destinations)
+
+
+def check_key(key: str | None, columns: tuple[Column, ...]) -> None:
+    """Raise InputError unless `key` is None or a column whose hash can choose partitions."""
+    if key is None:
+        return
+    column = next((c for c in columns if c.name == key), None)
+    if column is None:
+        raise InputError(f"--key {key} is no column of the sources, which have {describe_columns(columns)}")
+    if column.shape or (column.dtype != TEXT and np.dtype(column.dtype).kind not in "iub"):
+        raise InputError(
+            f"--key must be a column of whole numbers or text, one a row. Received: {key} of "
+            f"{column.dtype}{list(column.shape) if column.shape else ''}"
+        )
+
+
+def check_room(paths: Paths, sizes: RowSizes, backups: int) -> None:
+    """Raise StorageFull where the partitions won't fit beside what is there. A guess counts half."""
+    folder = _nearest_folder(paths.home)
+    need, free = sizes.bytes * (1 + backups), shutil.disk_usage(folder).free
+    if free < (need if sizes.is_known else need // 2):
+        copies = f", {1 + backups} copies of each" if backups else ""
+        raise StorageFull(
+            f"An import must fit on the disk of INSITU_HOME. Received: about {need} bytes of {sizes.rows} "
+            f"rows{copies}, where {free} are free in {folder}. Free some space, such as of caches that "
+            f"aren't used any more, or put INSITU_HOME on a larger device"
+        )
+
+
+def _nearest_folder(path: Path) -> Path:
+    return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+
+
+def columns_of_caches(source: Source, label_from_filename: bool) -> tuple[Column, ...]:
+    """Return the columns that the caches get. Raises SourceError where there is a label already."""
+    if not label_from_filename:
+        return source.columns
+    if any(column.name == LABEL for column in source.columns):
+        raise SourceError(
+            f"{source.path} has a column {LABEL!r} of its own, so --label-from-filename can't add one"
+        )
+    return (*source.columns, Column(LABEL, "int64"))

@@ -1,0 +1,95 @@
+"""What imports that died have left: tells it from what belongs to an import that is alive, and removes it."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from insitu.access import make_folder
+from insitu.errors import CacheBusy, InputError
+from insitu.grid.catalog import Catalog
+from insitu.grid.files import cache_locks
+from insitu.paths import Paths, cache_name_of_folder
+from insitu.processes import read_host
+
+
+def sweep(paths: Paths, locked: Sequence[str] = (), *, kept: str | None = None) -> int:
+    """Remove what dead imports left: staging, and version folders that the catalogue doesn't know.
+
+    Leaves alone what belongs to an import that is alive. `locked` are caches that the caller has locked;
+    others are locked for the instant that it takes to rename what is dead. What can be continued with
+    --resume is removed for `locked` caches only, unless its token is `kept`. Returns the bytes removed.
+    """
+    caches = {cache_name_of_folder(store.name) for node in _folders(paths.nodes) for store in _folders(node)}
+    caches |= {cache_name_of_folder(folder.name) for folder in _folders(paths.staging)}
+    for cache in sorted(caches - {""}):
+        spared = (kept,) if cache in locked else _resumable(paths, cache)
+        if not _dead_folders(paths, cache, spared):
+            continue
+        with contextlib.suppress(CacheBusy, InputError), contextlib.ExitStack() as stack:
+            if cache not in locked:
+                stack.enter_context(cache_locks(paths, [cache]))
+            make_folder(paths.home, paths.staging)
+            for folder in _dead_folders(paths, cache, spared):
+                folder.rename(paths.trash(secrets.token_hex(8)))
+    removed = 0
+    for folder in _folders(paths.staging):
+        if not cache_name_of_folder(folder.name):
+            removed += sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+            shutil.rmtree(folder, ignore_errors=True)
+    return removed
+
+
+def _resumable(paths: Paths, cache: str) -> tuple[str, ...]:
+    """Return the tokens of dead or living imports into `cache` that --resume continues."""
+    folders = [f for f in _folders(paths.staging) if cache_name_of_folder(f.name) == cache]
+    tokens = [folder.name.partition("~")[2] for folder in folders]
+    return tuple(token for token in tokens if paths.staged(cache, token).journal.exists())
+
+
+def list_resumable(paths: Paths) -> dict[str, int]:
+    """Return the bytes that imports which were interrupted keep for --resume, by the name of the cache."""
+    found: dict[str, int] = {}
+    for folder in _folders(paths.staging):
+        cache, token = cache_name_of_folder(folder.name), folder.name.partition("~")[2]
+        if not cache or not paths.staged(cache, token).journal.exists():
+            continue
+        with contextlib.suppress(CacheBusy, InputError), cache_locks(paths, [cache]):
+            size = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+            found[cache] = found.get(cache, 0) + size
+    return found
+
+
+def _dead_folders(paths: Paths, cache: str, spared: Sequence[str | None]) -> list[Path]:
+    """Return the folders that dead imports into `cache` left, provided that nobody imports into it now."""
+    known = {f"v{spec.version}" for spec in Catalog(paths).stored() if spec.name == cache}
+    staged = [
+        f
+        for f in _folders(paths.staging)
+        if cache_name_of_folder(f.name) == cache
+        and f.name.partition("~")[2] not in spared
+        and not is_of_another_host(f)
+    ]
+    stores = [
+        s for node in _folders(paths.nodes) for s in _folders(node) if cache_name_of_folder(s.name) == cache
+    ]
+    return [*staged, *(v for store in stores for v in _folders(store) if v.name not in known)]
+
+
+def host_mark() -> str:
+    """Return the beginning of the names of folders in staging that imports of this host make."""
+    return f"{zlib.crc32(read_host().encode()):08x}"
+
+
+def is_of_another_host(staged: Path) -> bool:
+    """Return whether an import of another host made the folder: its lock may not be seen here."""
+    mark, dash, _ = staged.name.partition("~")[2].partition("-")
+    return bool(dash) and len(mark) == 8 and mark != host_mark()
+
+
+def _folders(parent: Path) -> list[Path]:
+    return [p for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
