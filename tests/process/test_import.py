@@ -35,6 +35,7 @@ POINTS = {
 CHILD = """
 import os, signal, sys
 import insitu.grid.importer as importer, insitu.grid.partitions.writer, insitu.grid.import_plan
+import insitu.grid.import_journal
 from insitu.paths import Paths
 
 importer.BLOCK_BYTES = 4000
@@ -109,6 +110,33 @@ def test_killed_anywhere_the_cache_is_whole_and_the_next_import_cleans_up(
     assert listed["rows"] == 5000
     succeed("import", "a", source, "--backups", "1", "--overwrite")
     check_whole(paths, listed["version"] + 1)
+    assert len(files(paths)) == 16
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "insitu.grid.partitions.writer, '_write_all', 30",
+        *(POINTS[name] for name in POINTS if "transaction" not in name and "second block" not in name),
+    ],
+)
+def test_killed_anywhere_an_import_goes_on_and_makes_the_same_files(
+    point: str, paths: Paths, source: str
+) -> None:
+    succeed("up", "--nodes", "2")
+    child = CHILD.replace("{point}", point).replace("backups=1", "backups=1, resume=True")
+    child = child.replace("def kill_at", "insitu.grid.import_journal.JOURNAL_BYTES = 1\n\ndef kill_at")
+    killed = subprocess.run([sys.executable, "-c", child, source], capture_output=True, timeout=DEADLINE)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    listed = insitu("caches")
+    assert "An interrupted import into a keeps" in listed.stderr and "--resume" in listed.stderr
+    resumed = insitu("import", "a", source, "--backups", "1", "--overwrite", "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    check_whole(paths, 1)
+    sums = [info.checksum for info in Catalog(paths).get("a").partitions]
+    unbroken = CHILD.replace("kill_at({point})", "")
+    subprocess.run([sys.executable, "-c", unbroken, source], check=True, timeout=DEADLINE)
+    assert [info.checksum for info in Catalog(paths).get("a").partitions] == sums
     assert len(files(paths)) == 16
 
 

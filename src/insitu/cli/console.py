@@ -118,3 +118,11 @@ class OutputPrinter:
         for line in lines:
             sys.stdout.buffer.write(line + b"\n")
         sys.stdout.buffer.flush()
+
+
+def format_size(size: int) -> str:
+    """Return a number of bytes in the largest fitting unit, such as 24.9 MB."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size} B"

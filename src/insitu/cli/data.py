@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from insitu.cli.console import print_json, print_notice, print_table
+from insitu.cli.console import format_size, print_json, print_notice, print_table
+from insitu.cli.import_progress import shown_progress
 from insitu.errors import GridError, InputError, JobEnded
 from insitu.paths import Paths
 
@@ -31,6 +31,8 @@ Examples:
     insitu import digits digits.npz
     insitu import quickdraw data/quickdraw --label-from-filename --split train=0.9,test=0.1
     insitu import clicks 'clicks/*.parquet' --key user --partitions 32 --backups 1 --overwrite
+    insitu import photos photos-*.npy --resume     # again after a kill: goes on where it was
+    insitu import photos today.npy --append        # the rows so far stay where they are
 """
 
 
@@ -47,7 +49,7 @@ def import_command(
     cache: Annotated[str, typer.Argument(metavar="CACHE", help="The cache's name, such as quickdraw/train.")],
     sources: Annotated[list[str], typer.Argument(metavar="SOURCE...", help="Files, folders or globs.")],
     partitions: Annotated[
-        int | None, typer.Option(help="Number of partitions.", show_default="8 or more, equal on all nodes")
+        int | None, typer.Option(help="Number of partitions.", show_default="one a GiB, 8 at least")
     ] = None,
     backups: Annotated[int, typer.Option(help="Copies of each partition on further nodes.")] = 0,
     format: Annotated[
@@ -71,13 +73,20 @@ def import_command(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Put a new version in the place of an existing one.")
     ] = False,
+    append: Annotated[
+        bool, typer.Option("--append", help="Make a version with the rows of the latest one and these.")
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on where this command was interrupted; keep what it does."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     from insitu.grid import import_cache
 
     paths = Paths.default()
     started = time.monotonic()
-    with _interruption_explained(paths), _shown_progress(cache) as progress:
+    with _interruption_explained(paths, resume), shown_progress(cache) as progress:
         published = import_cache(
             paths,
             cache,
@@ -90,17 +99,19 @@ def import_command(
             label_from_filename=label_from_filename,
             split=None if split is None else parse_split(split),
             overwrite=overwrite,
+            append=append,
+            resume=resume,
             progress=progress.report,
         )
     seconds = max(1e-9, time.monotonic() - started)
-    speed = progress.bytes_done / 1e6 / seconds
-    print_notice(f"Imported {sum(c.rows for c in published):,} rows in {seconds:.1f} s ({speed:.0f} MB/s)")
+    speed = progress.bytes_read / 1e6 / seconds
+    print_notice(f"Imported {progress.rows_read:,} rows in {seconds:.1f} s ({speed:.0f} MB/s)")
     _print_caches(published, as_json)
 
 
 @contextlib.contextmanager
-def _interruption_explained(paths: Paths) -> Iterator[None]:
-    """Print what has become of an import that the user interrupts."""
+def _interruption_explained(paths: Paths, resume: bool = False) -> Iterator[None]:
+    """Print what has become of an import that the user interrupts. With `resume` it can be continued."""
     from insitu.grid import Catalog
 
     def versions() -> dict[str, int]:
@@ -117,6 +128,7 @@ def _interruption_explained(paths: Paths) -> Iterator[None]:
             "\nInterrupted just after the import was complete: the new version stands."
             if changed
             else "\nInterrupted: nothing was imported, all caches are as they were before."
+            + (" The same command goes on where it was." if resume else "")
         )
         raise
 
@@ -136,50 +148,6 @@ def parse_split(text: str) -> dict[str, float]:
                 f"Received: {text!r}"
             ) from None
     return split
-
-
-class _Progress:
-    """Keeps how much of the sources has been read, and passes it on to `show`."""
-
-    def __init__(self, show: Callable[[int, int, int | None], None] = lambda rows, done, total: None) -> None:
-        self.bytes_done = 0
-        self._show = show
-
-    def report(self, rows: int, bytes_done: int, bytes_total: int | None) -> None:
-        self.bytes_done = bytes_done
-        self._show(rows, bytes_done, bytes_total)
-
-
-@contextlib.contextmanager
-def _shown_progress(cache: str) -> Iterator[_Progress]:
-    """Show a progress bar on stderr where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield _Progress()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TextColumn("{task.fields[rows]:,} rows"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(f"import {cache}", rows=0, total=None)
-
-        def show(rows: int, bytes_done: int, bytes_total: int | None) -> None:
-            done = bytes_total is not None and bytes_done >= bytes_total
-            bar.update(
-                task,
-                completed=bytes_done,
-                total=bytes_total,
-                rows=rows,
-                description=f"write {cache}" if done else f"import {cache}",
-            )
-
-        yield _Progress(show)
 
 
 def caches(as_json: JsonOption = False) -> None:
@@ -316,14 +284,6 @@ def format_column(column: Column) -> str:
     return f"{column.name}: {'text' if column.dtype == 'str' else column.dtype}{shape}"
 
 
-def format_size(size: int) -> str:
-    """Return a number of bytes in the largest fitting unit, such as 24.9 MB."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= factor:
-            return f"{size / factor:.1f} {unit}"
-    return f"{size} B"
-
-
 def up(
     nodes: Annotated[int | None, typer.Option(help="How many simulated nodes.", show_default="1")] = None,
     shared: Annotated[
@@ -408,13 +368,18 @@ def _stop_jobs(paths: Paths, *, force: bool) -> None:
 
 
 def _remove_leftovers(paths: Paths) -> None:
-    from insitu.grid import sweep
+    from insitu.grid import list_resumable, sweep
 
     with contextlib.suppress(OSError):  # such as a home that this user may only read
         removed = sweep(paths)
         if removed:
             print_notice(
                 f"Removed {format_size(removed)} in {paths.staging} that an interrupted import had left."
+            )
+        for cache, size in list_resumable(paths).items():
+            print_notice(
+                f"An interrupted import into {cache} keeps {format_size(size)}. The same command with "
+                f"--resume goes on with it; an import into {cache} without --resume removes it."
             )
 
 

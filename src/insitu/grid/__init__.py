@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from insitu.grid.importer import import_cache
     from insitu.grid.layout import owners_of_partition, shard_partitions
     from insitu.grid.ledger import EpochAudit, PartitionAudit, ShardLedger, audit, read_ledgers
-    from insitu.grid.leftovers import sweep
+    from insitu.grid.leftovers import list_resumable, sweep
     from insitu.grid.store import verify_copies
     from insitu.grid.structure import map_leaves
     from insitu.grid.topology import bring_up, load_topology, take_down
@@ -30,7 +30,7 @@ __getattr__, __dir__ = lazy_door(
         "datasets": ("Batch", "Dataset", "dataset"),
         "files": ("publish_file",),
         "importer": ("import_cache",),
-        "leftovers": ("sweep",),
+        "leftovers": ("list_resumable", "sweep"),
         "layout": ("owners_of_partition", "shard_partitions"),
         "ledger": ("EpochAudit", "PartitionAudit", "ShardLedger", "audit", "read_ledgers"),
         "structure": ("map_leaves",),
@@ -50,6 +50,7 @@ __all__ = [
     "bring_up",
     "dataset",
     "import_cache",
+    "list_resumable",
     "load_topology",
     "map_leaves",
     "owners_of_partition",

@@ -43,6 +43,8 @@ class Place:
     start: int
     #: The rows of all sources before it.
     rows: int
+    #: The bytes of all source files before it.
+    bytes: int
     #: The rows of each destination before it.
     counts: tuple[int, ...]
 
@@ -60,11 +62,11 @@ class ImportJournal:
             make_file(paths.home, self._path)
             self._append({"format": _FORMAT, "plan": fingerprint(plan), "block_rows": plan.block_rows})
 
-    def note(self, source: int, start: int, rows: int, counts: Counts, source_bytes: int) -> None:
-        """Write down a `Place`, after `source_bytes` of all sources, if it is far from the last."""
-        if source_bytes - self._last_bytes >= JOURNAL_BYTES:
-            self._last_bytes = source_bytes
-            self._append(asdict(Place(source, start, rows, tuple(counts.tolist()))))
+    def note(self, source: int, start: int, rows: int, size: int, counts: Counts) -> None:
+        """Write down a place, of which `Place` says the parts, if it is far from the last one."""
+        if size - self._last_bytes >= JOURNAL_BYTES:
+            self._last_bytes = size
+            self._append(asdict(Place(source, start, rows, size, tuple(counts.tolist()))))
 
     def _append(self, state: Any) -> None:
         with self._path.open("ab", buffering=0) as file:
@@ -73,10 +75,10 @@ class ImportJournal:
     def find_place(self, adopted: Counts) -> Place:
         """Return the newest place before which each destination has no more rows than `adopted` says."""
         for state in reversed(_read(self._path)[1:]):
-            place = Place(state["source"], state["start"], state["rows"], tuple(state["counts"]))
+            place = Place(**{**state, "counts": tuple(state["counts"])})
             if (np.array(place.counts) <= adopted).all():
                 return place
-        return Place(0, 0, 0, (0,) * len(adopted))
+        return Place(0, 0, 0, 0, (0,) * len(adopted))
 
 
 def fingerprint(plan: ImportPlan) -> str:

@@ -202,9 +202,9 @@ def check_room(paths: Paths, sizes: RowSizes, backups: int) -> None:
     if free < (need if sizes.is_known else need // 2):
         copies = f", {1 + backups} copies of each" if backups else ""
         raise StorageFull(
-            f"An import must fit on the disk of INSITU_HOME. Received: about {need} bytes of {sizes.rows} "
-            f"rows{copies}, where {free} are free in {folder}. Free some space, such as of caches that "
-            f"aren't used any more, or put INSITU_HOME on a larger device"
+            f"No room is left for {folder}: an import must fit there beside what is there. Received: about "
+            f"{need} bytes of {sizes.rows} rows{copies}, where {free} are free. Free some space, such as of "
+            f"caches that aren't used any more, or put INSITU_HOME on a larger device"
         )
 
 

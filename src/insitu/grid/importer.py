@@ -57,7 +57,7 @@ from insitu.grid.layout import (
     split_of_rows,
 )
 from insitu.grid.leftovers import host_mark, sweep
-from insitu.grid.partition_builder import PartitionBuilders
+from insitu.grid.partition_builder import PartitionBuilders, TextsTooLong
 from insitu.grid.partitions import TEXT, text_buffers
 from insitu.grid.source_blocks import FileState, SourceBlocks
 from insitu.grid.sources import Block, Source, SourceOptions, find_sources, open_sources, stem
@@ -68,6 +68,8 @@ from insitu.spec import CacheSpec, PartitionInfo, check_cache_name
 
 BLOCK_BYTES = 4 << 20
 """Bytes of sources that are read, and passed on, at once."""
+_FEWER_ROWS = 8
+"""By how much a block gets fewer rows where texts turn out to be too long."""
 
 ProgressCallback = Callable[[int, int, int | None], None]
 """Called with (rows done, bytes of the sources done, bytes of the sources in all)."""
@@ -242,7 +244,8 @@ def _import(
     versions: list[CacheSpec] = []
     try:
         with full_disk_as_error(paths.home):
-            versions += _write_partitions(paths, catalog, plan, options.resume, token, progress)
+            plan, written = _write_in_blocks(paths, catalog, plan, options.resume, token, progress)
+            versions += written
             for cache in versions:
                 _move_into_stores(paths, plan, paths.staged(cache.name, token), cache)
             dropped = catalog.publish(versions, overwrite=options.overwrite or options.append)
@@ -256,6 +259,28 @@ def _import(
             _remove_unpublished(catalog, versions)
     catalog.remove_files(dropped)
     return versions
+
+
+def _write_in_blocks(
+    paths: Paths, catalog: Catalog, plan: ImportPlan, resume: bool, token: str, progress: ProgressCallback
+) -> tuple[ImportPlan, list[CacheSpec]]:
+    """Write the staged partitions, from the beginning again with fewer rows a block if texts are too long.
+
+    Returns the plan with the rows that a block got, and the versions.
+    """
+    while True:
+        try:
+            return plan, _write_partitions(paths, catalog, plan, resume, token, progress)
+        except TextsTooLong:
+            if plan.base is not None:
+                raise SourceError(
+                    f"What is appended must be like the rows of the cache, whose blocks are of "
+                    f"{plan.block_rows} rows. Received: texts so much longer that a block doesn't fit into "
+                    f"memory. Import all rows again with --overwrite"
+                ) from None
+            plan = replace(plan, block_rows=max(1, plan.block_rows // _FEWER_ROWS))
+            for name in plan.names:
+                shutil.rmtree(paths.staged(name, token).root)
 
 
 def _write_partitions(
@@ -309,12 +334,13 @@ def _build(
     plan: ImportPlan, builders: PartitionBuilders, journal: ImportJournal | None, progress: ProgressCallback
 ) -> None:
     """Read all sources into the blocks of partitions (step B)."""
-    place = Place(0, 0, 0, ())
+    place = Place(0, 0, 0, 0, ())
     if journal is not None:
         adopted = builders.adopt()
         place = journal.find_place(adopted)
         builders.begin_at(np.array(place.counts), adopted)
     rows, first_row = place.rows, plan.first_row
+    progress(rows, place.bytes, plan.source_bytes)
     bytes_before = [0, *itertools.accumulate(state.size for state in plan.states)]
     label_type = next((np.dtype(c.dtype) for c in plan.columns if c.name == LABEL and c.dtype != TEXT), None)
     numbers = {label: number for number, label in enumerate(plan.labels)}
@@ -329,7 +355,7 @@ def _build(
             bytes_done = bytes_before[item.source] + block.source_bytes
             progress(rows, bytes_done, plan.source_bytes)
             if journal is not None:
-                journal.note(item.source, block.next_start, rows, builders.rows, bytes_done)
+                journal.note(item.source, block.next_start, rows, bytes_done, builders.rows)
     _refuse_empty_caches(plan, builders)
 
 

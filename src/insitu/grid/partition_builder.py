@@ -19,10 +19,16 @@ from insitu.spec import Column
 
 BUFFER_BYTES = 128 << 20
 """What the blocks that are being collected may take, over all partitions."""
+MOST_TEXT_BYTES = 2 * BUFFER_BYTES
+"""What the texts of these blocks may take, which can't be known before."""
 _WAITING_BLOCKS = 2
 """Blocks of sources that wait for a thread. More would take memory and save no time."""
 
 Rows = npt.NDArray[np.int64]
+
+
+class TextsTooLong(Exception):
+    """Raised where blocks need fewer rows, since their texts are longer than the first ones were."""
 
 
 class PartitionBuilders:
@@ -54,6 +60,8 @@ class PartitionBuilders:
         ]
         self._collected: list[_Collected | None] = [None] * len(targets)
         self._passed_over = np.zeros(len(targets), dtype=np.int64)
+        self._text_bytes = [0] * threads
+        """Of the texts that each thread has collected."""
 
     def adopt(self) -> Rows:
         """Take over what lies in the targets. Returns the rows of each. Raises OSError and GridError."""
@@ -97,14 +105,18 @@ class PartitionBuilders:
                 self._append(destination, block, order[start + passed_over : stop])
 
     def _append(self, destination: int, block: Block, rows: Rows) -> None:
+        thread = destination % len(self._threads)
         while len(rows):
             collected = self._collected[destination]
             if collected is None:
                 collected = self._collected[destination] = _Collected(self._columns, self._block_rows)
             fitting, rows = np.split(rows, [self._block_rows - collected.rows])
-            collected.add(block, fitting)
+            self._text_bytes[thread] += collected.add(block, fitting)
             if collected.rows == self._block_rows:
+                self._text_bytes[thread] -= collected.text_bytes
                 self._write(destination)
+        if self._block_rows > 1 and self._text_bytes[thread] > MOST_TEXT_BYTES // len(self._threads):
+            raise TextsTooLong
 
     def _write(self, destination: int) -> None:
         collected, self._collected[destination] = self._collected[destination], None
@@ -129,6 +141,7 @@ class _Collected:
 
     def __init__(self, columns: tuple[Column, ...], block_rows: int) -> None:
         self.rows = 0
+        self.text_bytes = 0
         self._columns = columns
         # Pages that no row has come to take no memory.
         self._room: dict[str, npt.NDArray[Any]] = {
@@ -136,15 +149,17 @@ class _Collected:
         }
         self._texts: dict[str, list[Any]] = {c.name: [] for c in columns if c.dtype == TEXT}
 
-    def add(self, block: Block, rows: Rows) -> None:
-        """Copy the given rows of `block`, for which there is room."""
-        stop = self.rows + len(rows)
+    def add(self, block: Block, rows: Rows) -> int:
+        """Copy the given rows of `block`, for which there is room. Returns the bytes of their texts."""
+        before, stop = self.text_bytes, self.rows + len(rows)
         for name, room in self._room.items():
             # "clip" spares NumPy a buffer of its own; the rows are within bounds.
             block.columns[name].take(rows, 0, room[self.rows : stop], "clip")
         for name, texts in self._texts.items():
             texts.append(block.columns[name].take(pa.array(rows)))
+            self.text_bytes += texts[-1].nbytes
         self.rows = stop
+        return self.text_bytes - before
 
     def values(self) -> Mapping[str, Any]:
         """Return the rows as `PartitionWriter.write` takes them."""

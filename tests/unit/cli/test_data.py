@@ -13,6 +13,7 @@ import typer.testing
 
 from insitu.access import is_shared
 from insitu.cli import build_app, data
+from insitu.cli.import_progress import ProgressLines, format_seconds
 from insitu.errors import InputError
 from insitu.grid import Catalog, import_cache, load_topology
 from insitu.paths import Paths
@@ -63,6 +64,26 @@ def test_an_interrupted_import_says_what_became_of_it(
             import_cache(Paths(home), "a", [source], overwrite=True)
         raise KeyboardInterrupt
     assert message in capsys.readouterr().err
+
+
+def test_rows_are_appended_and_counted_by_call(home: Path, source: str, tmp_path: Path) -> None:
+    run("import", "a", source)
+    np.save(tmp_path / "b.npy", np.arange(7))
+    result = run("import", "a", str(tmp_path / "b.npy"), "--append", "--resume")
+    assert "Imported 7 rows" in result.stderr
+    assert Catalog(Paths(home)).get("a").rows == 107
+
+
+def test_lines_tell_rate_and_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ProgressLines("a", started=100.0)
+    for now, size in ((100.0, 1e9), (110.0, 2e9), (131.0, 4.1e9), (140.0, 5e9), (190.0, 10e9)):
+        lines.show(1000, int(size), int(20e9), now)
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        "import a: 1,000 rows, 4.1 GB of 20.0 GB, 100.0 MB/s, about 2:39 left",
+        "import a: 1,000 rows, 10.0 GB of 20.0 GB, 100.0 MB/s, about 1:40 left",
+    ]
+    assert format_seconds(3725) == "1:02:05"
 
 
 @pytest.mark.parametrize("text", ["train", "train=x", "a=0.5,a=0.5", ""])

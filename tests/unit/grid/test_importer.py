@@ -7,6 +7,7 @@ import fcntl
 import os
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,13 @@ from hypothesis import strategies as st
 
 from insitu.errors import CacheBusy, CacheExists, InputError, SourceError, StorageFull
 from insitu.grid import Catalog, bring_up, import_cache
+from insitu.grid.import_plan import choose_partitions, measure_rows
 from insitu.grid.layout.affinity import hash_integers, hash_rows, partition_of_rows, split_of_rows
 from insitu.grid.leftovers import sweep
 from insitu.grid.partitions import Partition, file_checksum
+from insitu.grid.sources import SourceOptions, find_sources, open_sources
 from insitu.paths import Paths
-from insitu.spec import CacheSpec, Column
+from insitu.spec import CacheSpec, Column, NodeId, Topology
 
 
 def partition_files(paths: Paths, cache: CacheSpec) -> list[Partition]:
@@ -315,3 +318,61 @@ def test_sweeping_spares_imports_of_other_hosts(paths: Paths) -> None:
         folder.mkdir(parents=True)
     sweep(paths)
     assert far.exists() and not old.exists()
+
+
+@pytest.mark.parametrize("size", [10, -10])
+def test_a_source_that_changes_while_it_is_read_is_an_error(paths: Paths, images: Path, size: int) -> None:
+    def change(rows: int, done: int, total: int | None) -> None:
+        path = images / "ant.npy"
+        os.truncate(path, path.stat().st_size + size) if not rows else None
+
+    with pytest.raises(SourceError, match=r"ant.npy (must stay as it is.*has changed since|is truncated)"):
+        import_cache(paths, "images", [str(images)], progress=change)
+    assert everything(paths) == [] and Catalog(paths).caches() == []
+
+
+def test_a_source_that_vanishes_is_named(paths: Paths, images: Path) -> None:
+    def remove(rows: int, done: int, total: int | None) -> None:
+        (images / "dog.npy").unlink(missing_ok=True)
+
+    with pytest.raises(SourceError, match=r"dog.npy can't be read"):
+        import_cache(paths, "images", [str(images)], progress=remove)
+
+
+def test_what_cannot_fit_is_refused_before_it_is_read(
+    paths: Paths, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = [1500 * 30 + 900]  # all rows, and no more
+    usage = "insitu.grid.import_plan.shutil.disk_usage"
+    monkeypatch.setattr(usage, lambda folder: SimpleNamespace(free=free[0]))
+    (cache,) = import_cache(paths, "images", [str(images)], partitions=1)
+    assert cache.bytes < free[0] + 2000
+    free[0] = 44_999
+    with pytest.raises(StorageFull, match=r"about 45900 bytes of 1500 rows, where 44999 are free"):
+        import_cache(paths, "images", [str(images)], overwrite=True)
+    assert Catalog(paths).get("images").version == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "nodes", "partitions"),
+    [
+        (0, 1, 8),
+        (8 << 30, 1, 8),
+        (9 << 30, 1, 9),
+        (100 << 30, 3, 102),
+        (1 << 50, 1, 65535),
+        (1 << 50, 3, 65535),
+    ],
+)
+def test_partitions_are_of_a_gibibyte(size: int, nodes: int, partitions: int) -> None:
+    topology = Topology(tuple(NodeId(f"node-{i}") for i in range(nodes)))
+    assert choose_partitions(None, topology, size) == partitions
+
+
+def test_the_size_of_text_is_judged_by_its_beginning(paths: Paths, tmp_path: Path) -> None:
+    text = "t\n" + "x" * 99 + "\n"
+    (tmp_path / "a.csv").write_text(text * 1 + ("x" * 99 + "\n") * 39_999)
+    opened = open_sources(find_sources([str(tmp_path / "a.csv")], None), SourceOptions())
+    sizes = measure_rows(opened, opened[0].columns)
+    assert sizes.rows == pytest.approx(40_000, rel=0.01) and sizes.text_bytes == pytest.approx(99)
+    assert not sizes.is_known and sizes.bytes == pytest.approx(40_000 * 107 * 1.02, rel=0.01)

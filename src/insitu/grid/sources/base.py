@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ DTYPES = (
 )
 """The dtypes of NumPy that a column may have, besides text."""
 
+MOST_ROW_VALUES = 2**31 - 1
+"""Values of one row of a column: Arrow counts those of a list of fixed size by 32 bits."""
 
 _MALFORMED = (
     *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError, MemoryError, RecursionError),
@@ -111,6 +114,11 @@ def check_column(path: Path, name: str, dtype: np.dtype[Any], shape: tuple[int, 
         raise SourceError(
             f"{path}: column {name!r} has dtype {dtype}, which a cache can't hold. Convert it to one of "
             f"{', '.join(DTYPES)} or text"
+        )
+    if math.prod(shape) > MOST_ROW_VALUES:
+        raise SourceError(
+            f"{path}: a row of a column has at most {MOST_ROW_VALUES} values. Received: column {name!r} with "
+            f"rows of shape {shape}. Split it into several columns, or its rows into several rows"
         )
     if 0 in shape:
         raise SourceError(f"{path}: column {name!r} has rows of shape {shape}, which hold no values")

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
@@ -35,6 +37,9 @@ _CHUNK_BYTES = 4 << 20
 MOST_ROW_BYTES = 1 << 30
 """Arrow parses less than 2 GiB at once."""
 _PACKED = {".gz": "gzip", ".zst": "zstd"}
+_QUOTE = ord('"')
+_BESIDE_QUOTES = np.isin(np.arange(256), list(b'",\r\n'))
+"""The bytes that may come before an opening quote and after a closing one."""
 _FIELD = rb'(?>"(?>[^"]++|"")*+"[^,\r\n]*+|[^",\r\n][^,\r\n]*+|)'
 _WHOLE_ROWS = re.compile(rb"(?>(?>" + _FIELD + rb",)*+" + _FIELD + rb"(?>\r\n?|\n))*+")
 """Rows to their line ends, which quoted fields may hold, too. A quote within an unquoted field is text."""
@@ -181,11 +186,28 @@ def _packing(path: Path) -> str | None:
 
 def _end_of_rows(text: bytes) -> int:
     """Return the byte behind the last row that is whole; 0 where none is."""
-    if b'"' not in text:
+    quotes = _plain_quotes(np.frombuffer(text, np.uint8))
+    if quotes is None:
+        found = _WHOLE_ROWS.match(text)
+        return found.end() if found else 0
+    # Rows end where no quote is open: before the first one, and between a closing and an opening one.
+    for number in range(len(quotes) - len(quotes) % 2, -1, -2):
+        start = int(quotes[number - 1]) if number else 0
+        stop = int(quotes[number]) if number < len(quotes) else len(text)
         # A "\r" at the end may belong to a "\n" that follows.
-        return max(text.rfind(b"\n"), text.rfind(b"\r", 0, -1)) + 1
-    found = _WHOLE_ROWS.match(text)
-    return found.end() if found else 0
+        end = max(text.rfind(b"\n", start, stop), text.rfind(b"\r", start, min(stop, len(text) - 1)))
+        if end >= 0:
+            return end + 1
+    return 0
+
+
+def _plain_quotes(text: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64] | None:
+    """Return where quotes are, if by turns they open and close fields, doubled ones both; None for others."""
+    quotes = np.flatnonzero(text == _QUOTE)
+    opening, closing = quotes[::2], quotes[1::2]
+    before = text[opening[opening > 0] - 1]
+    after = text[closing[closing < len(text) - 1] + 1]
+    return quotes if _BESIDE_QUOTES[before].all() and _BESIDE_QUOTES[after].all() else None
 
 
 def _skip(stream: Any, file: IO[bytes], size: int, packed: bool) -> None:

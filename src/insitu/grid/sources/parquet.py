@@ -20,6 +20,8 @@ from insitu.spec import Column
 
 _WHOLE_GROUP_BYTES = 16 << 20
 """Bytes of a row group up to which it is decoded as a whole, while others are."""
+_SAMPLE_ROWS, _SAMPLE_BYTES = 64, 1 << 20
+"""Rows, and about how many bytes of them, that tell how large rows are."""
 # Arrow's pre-buffering would read ahead the whole file into memory.
 _open = partial(pq.ParquetFile, buffer_size=1 << 20, pre_buffer=False)
 
@@ -37,7 +39,11 @@ class ParquetSource:
             groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
             self._group_rows = [group.num_rows for group in groups]
             self._row_bytes = sum(group.total_byte_size for group in groups) / self.expected_rows
-            self.columns: tuple[Column, ...] = columns_of_batch(next(file.iter_batches(batch_size=1)), path)
+            few = min(_SAMPLE_ROWS, rows_per_block(self._row_bytes, _SAMPLE_BYTES))
+            first = next(file.iter_batches(batch_size=few))
+            # What a dictionary packs may be much larger than the file.
+            self._row_bytes = max(self._row_bytes, first.nbytes / max(1, first.num_rows))
+            self.columns: tuple[Column, ...] = columns_of_batch(first, path)
 
     def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
         size = self.path.stat().st_size

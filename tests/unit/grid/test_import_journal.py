@@ -1,0 +1,158 @@
+"""Imports that are interrupted anywhere and continued: the same files come out."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from insitu.errors import InputError, SourceError
+from insitu.grid import Catalog, import_cache, sweep
+from insitu.grid.leftovers import list_resumable
+from insitu.grid.partitions import PartitionWriter
+from insitu.paths import Paths
+
+ROWS = 3000
+
+
+def table(start: int) -> dict[str, Any]:
+    ids = np.arange(start, start + ROWS)
+    return {"id": ids, "half": ids / 2, "name": np.array([f"row {i}" for i in ids])}
+
+
+def write_sources(folder: Path, kind: str) -> str:
+    """Write two files of a format. Returns a glob."""
+    for number in range(2):
+        path, rows = folder / f"{number}.{kind}", table(number * ROWS)
+        if kind == "npz":
+            np.savez(path, **rows)
+        elif kind == "npy":
+            np.save(path, rows["id"].reshape(-1, 2))
+        elif kind == "parquet":
+            pq.write_table(pa.table(rows), path, row_group_size=700)
+        elif kind == "arrow":
+            with pa.ipc.new_file(str(path), pa.table(rows).schema) as file:
+                file.write_table(pa.table(rows), max_chunksize=700)
+        else:
+            text = "id,half,name\n" + "".join(f"{i},{i / 2},row {i}\n" for i in rows["id"])
+            path.write_bytes(gzip.compress(text.encode()) if kind == "csv.gz" else text.encode())
+    return str(folder / f"*.{kind}")
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("insitu.grid.importer.BLOCK_BYTES", 4000)
+    monkeypatch.setattr("insitu.grid.import_plan.BUFFER_BYTES", 0)
+    monkeypatch.setattr("insitu.grid.import_journal.JOURNAL_BYTES", 1)
+
+
+class Stop(Exception):
+    """Ends an import in its middle."""
+
+
+def import_until(paths: Paths, source: str, rows: int, **options: Any) -> None:
+    """Import until so many rows have been read, then stop."""
+
+    def stop(done: int, *rest: Any) -> None:
+        if done >= rows:
+            raise Stop
+
+    with pytest.raises(Stop):
+        import_cache(paths, "a", [source], partitions=3, resume=True, progress=stop, **options)
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "parquet", "arrow", "csv", "csv.gz"])
+@pytest.mark.usefixtures("small_blocks")
+def test_what_was_written_is_kept_and_the_same_files_come_out(
+    kind: str, paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_sources(tmp_path, kind)
+    (whole,) = import_cache(paths, "whole", [source], partitions=3)
+    for rows in (1, whole.rows // 3, whole.rows * 2 // 3, whole.rows):
+        import_until(paths, source, rows)
+    began: list[int] = []
+    written: list[int] = []
+    original = PartitionWriter.write
+    monkeypatch.setattr(
+        PartitionWriter,
+        "write",
+        lambda self, rows, values: (written.append(rows), original(self, rows, values)),
+    )
+    (cache,) = import_cache(
+        paths, "a", [source], partitions=3, resume=True, progress=lambda rows, *rest: began.append(rows)
+    )
+    assert cache.partitions == whole.partitions
+    assert sum(written) < whole.rows / 2 and began[0] > whole.rows / 2
+    assert not list(paths.staging.iterdir())
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_blocks_that_were_damaged_or_cut_are_written_again(paths: Paths, tmp_path: Path) -> None:
+    source = write_sources(tmp_path, "csv")
+    (whole,) = import_cache(paths, "whole", [source], partitions=3)
+    import_until(paths, source, whole.rows)
+    first, second, third = sorted(paths.staging.rglob("*.arrow"))
+    data = bytearray(first.read_bytes())
+    data[len(data) // 2] ^= 255
+    first.write_bytes(data)
+    second.write_bytes(second.read_bytes()[:-100])
+    third.write_bytes(b"")
+    (cache,) = import_cache(paths, "a", [source], partitions=3, resume=True)
+    assert cache.partitions == whole.partitions
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_journal_that_was_cut_counts_as_far_as_it_goes(paths: Paths, tmp_path: Path) -> None:
+    source = write_sources(tmp_path, "npz")
+    (whole,) = import_cache(paths, "whole", [source], partitions=3)
+    import_until(paths, source, whole.rows)
+    (journal,) = paths.staging.rglob("journal")
+    journal.write_bytes(journal.read_bytes()[:-30])
+    (cache,) = import_cache(paths, "a", [source], partitions=3, resume=True)
+    assert cache.partitions == whole.partitions
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_splits_and_appended_rows_are_continued(paths: Paths, tmp_path: Path) -> None:
+    source = write_sources(tmp_path, "parquet")
+    split = {"train": 0.7, "test": 0.3}
+    whole = import_cache(paths, "whole", [source], partitions=3, split=split)
+    import_until(paths, source, 4000, split=split)
+    parts = import_cache(paths, "a", [source], partitions=3, split=split, resume=True)
+    assert [part.partitions for part in parts] == [part.partitions for part in whole]
+    import_cache(paths, "a", [source], partitions=3)
+    import_until(paths, source, 4000, append=True)
+    (cache,) = import_cache(paths, "a", [source], partitions=3, append=True, resume=True)
+    assert cache.rows == 4 * ROWS
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_other_sources_and_options_are_refused(paths: Paths, tmp_path: Path) -> None:
+    source = write_sources(tmp_path, "csv")
+    import_until(paths, source, 4000)
+    with pytest.raises(InputError, match="--resume goes on with an import of the same files"):
+        import_cache(paths, "a", [source], partitions=4, resume=True)
+    with (tmp_path / "1.csv").open("a") as file:
+        file.write("1,0.5,more\n")
+    with pytest.raises(InputError, match="unchanged since"):
+        import_cache(paths, "a", [source], partitions=3, resume=True)
+    assert import_cache(paths, "a", [source], partitions=4)[0].rows == 2 * ROWS + 1
+    assert not list(paths.staging.iterdir())
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_what_can_be_continued_is_not_swept(paths: Paths, tmp_path: Path) -> None:
+    source = write_sources(tmp_path, "csv")
+    import_until(paths, source, 4000)
+    assert sweep(paths) == 0 and list(list_resumable(paths)) == ["a"] and list_resumable(paths)["a"] > 50_000
+    import_cache(paths, "other", [source])
+    assert list(list_resumable(paths)) == ["a"]
+    with pytest.raises(SourceError):
+        import_cache(paths, "a", [source], split={"test": 1 - 1e-9, "train": 1e-9})
+    import_cache(paths, "a", [source])
+    assert not list_resumable(paths) and Catalog(paths).get("a").rows == 2 * ROWS
