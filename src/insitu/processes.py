@@ -185,3 +185,11 @@ def read_available_bytes() -> int:
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
         free = min(free, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
     return free
+
+
+def memory_bytes() -> int:
+    """Return the bytes of memory of this machine, or of the cgroup of this process where it has fewer."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):
+        total = min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return total

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from insitu.grid.layout import owners_of_partition, shard_partitions
     from insitu.grid.ledger import EpochAudit, PartitionAudit, ShardLedger, audit, read_ledgers
     from insitu.grid.leftovers import list_resumable, sweep
-    from insitu.grid.store import verify_copies
+    from insitu.grid.scrubbing import CopyCheck, scrub_cache, verify_copies
     from insitu.grid.structure import map_leaves
     from insitu.grid.topology import bring_up, load_topology, take_down
 
@@ -34,7 +34,7 @@ __getattr__, __dir__ = lazy_door(
         "layout": ("owners_of_partition", "shard_partitions"),
         "ledger": ("EpochAudit", "PartitionAudit", "ShardLedger", "audit", "read_ledgers"),
         "structure": ("map_leaves",),
-        "store": ("verify_copies",),
+        "scrubbing": ("CopyCheck", "scrub_cache", "verify_copies"),
         "topology": ("bring_up", "load_topology", "take_down"),
     },
 )
@@ -42,6 +42,7 @@ __getattr__, __dir__ = lazy_door(
 __all__ = [
     "Batch",
     "Catalog",
+    "CopyCheck",
     "Dataset",
     "EpochAudit",
     "PartitionAudit",
@@ -57,6 +58,7 @@ __all__ = [
     "publish_file",
     "read_ledgers",
     "register_converter",
+    "scrub_cache",
     "shard_partitions",
     "sweep",
     "take_down",

@@ -50,6 +50,15 @@ class BlockCopies:
         """Return the bytes of memory that the block takes."""
         return self._any.size(block)
 
+    @property
+    def direct(self) -> bool:
+        """Whether blocks are read past the page cache."""
+        return self._any.direct
+
+    def offset(self, block: int) -> int:
+        """Return the byte of the file at which the block begins."""
+        return self._any.offset(block)
+
     def body_start(self, block: int) -> int:
         """Return where in this memory the body begins."""
         return self._any.body_start(block)
@@ -62,12 +71,12 @@ class BlockCopies:
         """Return a column of text of a block that has been read into `memory`, in place."""
         return self._any.texts(block, memory, name)
 
-    def read(self, block: int, memory: npt.NDArray[np.uint8]) -> None:
-        """Read and verify a block of the first copy that has it whole. Raises CorruptPartition."""
+    def read(self, block: int, memory: npt.NDArray[np.uint8], start: int = 0) -> None:
+        """Read and verify a block of the first copy that has it whole. See `BlockReader.read`."""
         failures: list[CorruptPartition] = []
         for number in range(len(self._openers)):
             try:
-                self._reader(number).read(block, memory)
+                self._reader(number).read(block, memory, start)
                 return
             except CorruptPartition as error:
                 failures.append(error)

@@ -11,13 +11,16 @@ import numpy as np
 
 from insitu.errors import CorruptPartition, UnknownCache
 from insitu.grid.catalog import Catalog
-from insitu.grid.layout import Rows, ShuffledPlan, WindowedOrder
-from insitu.grid.read_ahead import ReadAhead, ShardSource, WindowedColumns
+from insitu.grid.layout import Rows, ShuffledPlan, WindowOrder
+from insitu.grid.partitions import TEXT
+from insitu.grid.read_ahead import ReadAhead, ShardSource, WindowedColumns, read_rows
 from insitu.grid.reads import READS
 from insitu.grid.shard_columns import ShardColumns
 from insitu.grid.store import Copy, open_blocks, open_copy
 from insitu.grid.structure import Structure
+from insitu.grid.verification import is_verified
 from insitu.paths import Paths
+from insitu.processes import memory_bytes
 from insitu.spec import CacheSpec, NodeId, ShardMap
 
 AnyColumns = ShardColumns | WindowedColumns
@@ -66,6 +69,7 @@ class CacheReader:
         self._opened: dict[int, _Opened] = {}
         self._prefaulted: set[int] = set()
         self._shards: dict[int, ShardColumns] = {}
+        self._sources: dict[int, ShardSource] = {}
         self._ahead: ReadAhead | None = None
         self._prepared: dict[int, WindowedColumns] = {}
         self._opening = threading.Lock()
@@ -97,7 +101,7 @@ class CacheReader:
         return self._shards[shard]
 
     def read_windows(
-        self, shard: int, order: WindowedOrder, following: Callable[[], WindowedOrder]
+        self, shard: int, order: WindowOrder, following: Callable[[], WindowOrder]
     ) -> WindowedColumns:
         """Return the columns of a shard, read in the windows of `order`, then the first one of `following()`.
 
@@ -111,7 +115,9 @@ class CacheReader:
         else:
             if prepared is not None:
                 prepared.close()
-            columns = WindowedColumns(self._shard_source(shard), order, self._ahead)
+            if shard not in self._sources:
+                self._sources[shard] = self._shard_source(shard)
+            columns = WindowedColumns(self._sources[shard], order, self._ahead)
 
         def prepare() -> None:
             self._prepared[shard] = WindowedColumns(columns.shard, following(), columns.ahead)
@@ -123,7 +129,9 @@ class CacheReader:
     def _shard_source(self, shard: int) -> ShardSource:
         held = self.shard_map.shards[shard]
         copies = [self._open(index, verify=False).copy for index in held]
-        blocks = [open_blocks(self._paths, self.cache, copy, self._columns) for copy in copies]
+        # What fits stays in the page cache for the next epoch. Other tasks here may read the other shards.
+        direct = self.cache.bytes >= memory_bytes() // 2
+        blocks = [open_blocks(self._paths, self.cache, c, self._columns, direct=direct) for c in copies]
         starts = np.array(self.starts(shard))
         return ShardSource(blocks, starts, self.cache.block_rows, self.cache.columns, self._columns)
 
@@ -142,6 +150,39 @@ class CacheReader:
         lengths = [stop - start for _, start, stop in ranges]
         self._count(opened, lengths)
         return self._structure(arrays), sum(lengths), origins
+
+    def read_positions(self, shard: int, positions: Rows) -> Structure:
+        """Copy the rows at some positions of a shard, in their order. Reads little else.
+
+        Files that were verified before are read row by row, others by blocks, which are verified. They don't
+        count as read. Raises CorruptPartition.
+        """
+        starts, held = np.array(self.starts(shard)), self.shard_map.shards[shard]
+        parts = np.searchsorted(starts, positions, side="right") - 1
+        arrays: list[Any] = [
+            np.empty((len(positions), *c.shape), object if c.dtype == TEXT else c.dtype)
+            for c in self._columns
+        ]
+        for part in np.unique(parts).tolist():
+            here = np.flatnonzero(parts == part)
+            rows = positions[here] - starts[part]
+            for array, found in zip(arrays, self._read_few(held[part], rows), strict=True):
+                array[here] = found
+        return self._structure(arrays)
+
+    def _read_few(self, index: int, rows: Rows) -> list[Any]:
+        """Return the given rows of each column of a partition."""
+        copy, info = self._open(index, verify=False).copy, self.cache.partitions[index]
+        record = self._paths.verified(copy.node, self.cache.name, self.cache.version, index)
+        if not self.cache.block_rows or is_verified(copy.partition.path, info, record):
+            values = self._open(index).copy.partition.values
+            return [values[name].pick(rows) for name in self.names]
+        blocks = open_blocks(self._paths, self.cache, copy, self._columns)
+        shard = ShardSource(
+            [blocks], np.array([0, info.rows]), self.cache.block_rows, self.cache.columns, self._columns
+        )
+        self._ahead = self._ahead or ReadAhead()
+        return read_rows(shard, rows, self._ahead)
 
     def probe(self) -> tuple[Structure, int]:
         """Read (structure, rows) of the first rows of the cache, two at most. They don't count as read."""

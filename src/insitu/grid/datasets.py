@@ -16,10 +16,12 @@ from insitu.grid.cache_reader import CacheReader
 from insitu.grid.conversion import convert_to_tensorflow
 from insitu.grid.layout import (
     BatchPlan,
+    FileOrder,
     Rows,
     ShuffledPlan,
     WindowedOrder,
     batch_sizes,
+    draw_rows,
     shuffled,
     steps_of_shard,
 )
@@ -105,9 +107,7 @@ class Dataset:
         The default is exact for caches of up to 1 GiB, on any machine, and for what `filter` and `take`
         leave. Orders follow from these arguments and the cache alone. Raises InputError.
         """
-        seed = self._context.seed if seed is None else seed
-        if not 0 <= seed < 2**63:
-            raise InputError(f"The seed of shuffle must be in [0, 2**63). Received: {seed}")
+        seed = self._check_seed(seed, "shuffle")
         if not window_bytes > 0:
             raise InputError(f"window_bytes must be positive. Received: {window_bytes}")
         block_rows = self.cache.block_rows
@@ -123,9 +123,20 @@ class Dataset:
                 f"shuffle(exact=False) needs a cache that was imported in blocks. Received: version "
                 f"{self.cache.version} of {self.cache.name}, which is older. Import it again with --overwrite"
             )
-        block_bytes = block_rows * self.cache.bytes / max(1, self.cache.rows)
-        blocks = None if exact else max(1, round(window_bytes / max(1.0, block_bytes)))
-        return self._chained(replace(self._chain, seed=int(seed), window_blocks=blocks))
+        blocks = None if exact else self._count_blocks(window_bytes)
+        return self._chained(replace(self._chain, seed=seed, window_blocks=blocks))
+
+    def _check_seed(self, seed: int | None, name: str) -> int:
+        """Return the seed, or that of the job where it is None. Raises InputError."""
+        seed = self._context.seed if seed is None else seed
+        if not 0 <= seed < 2**63:
+            raise InputError(f"The seed of {name} must be in [0, 2**63). Received: {seed}")
+        return int(seed)
+
+    def _count_blocks(self, window_bytes: int) -> int:
+        """Return the number of blocks that have about so many bytes; 1 at least."""
+        block_bytes = self.cache.block_rows * self.cache.bytes / max(1, self.cache.rows)
+        return max(1, round(window_bytes / max(1.0, block_bytes)))
 
     def batch(self, global_size: int, *, pad: Any = None, length: int | None = None) -> Dataset:
         """Take `global_size` rows a step over all shards together, spread as evenly as can be.
@@ -173,6 +184,25 @@ class Dataset:
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:
             raise InputError(f"Dataset.take takes a number of rows, 0 or more. Received: {count!r}")
         return self._selected("take", Take(int(count)))
+
+    def sample(self, count: int, seed: int | None = None) -> Structure:
+        """Return `count` rows that are drawn at random from all shards, as one batch after all maps.
+
+        No row comes twice; where there are fewer, all come. `seed` in [0, 2**63); None: the job's. Nothing
+        but these rows is read, or the blocks that hold them. Raises InputError, CorruptPartition.
+        """
+        if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
+            raise InputError(f"Dataset.sample takes a number of rows, 1 or more. Received: {count!r}")
+        counts = [self.rows_of_shard(shard) for shard in range(self.num_shards)]
+        if not sum(counts):
+            raise InputError(f"filter and take must leave a row. Received: none of {self.cache.rows:,} rows")
+        parts, places = [], []
+        for shard, here, rows in draw_rows(counts, int(count), self._check_seed(seed, "sample")):
+            positions = self._selection.positions(shard)
+            parts.append(self._reader.read_positions(shard, rows if positions is None else positions[rows]))
+            places.append(here)
+        order = np.argsort(np.concatenate(places))
+        return self._finish(map_leaves(lambda leaf: leaf[order], concatenate(parts)), len(order))
 
     def repeat(self, count: int | None = None) -> Dataset:
         """Make `count` passes over the rows in each epoch; None: without end, so that `fit` needs
@@ -315,7 +345,7 @@ class Dataset:
         starts, order = reader.starts(shard), self._order(shard, epoch)
         plan = BatchPlan(starts, size) if order is None else ShuffledPlan(starts, size, order)
         columns: ShardColumns | WindowedColumns | None = None
-        if isinstance(order, WindowedOrder):
+        if isinstance(order, (WindowedOrder, FileOrder)):
             columns = reader.read_windows(shard, order, lambda: self._order(shard, epoch + 1))
         try:
             for step in range(start_step, self.num_steps):
@@ -340,9 +370,15 @@ class Dataset:
         return data if pad is None else map_leaves(pad.fill, data)
 
     def _order(self, shard: int, epoch: int) -> Any:
-        """Return the positions of the shard's rows in the order of an epoch; None for all as they lie."""
+        """Return the positions of the shard's rows in the order of an epoch.
+
+        None: all as they lie, in a cache that isn't read in windows.
+        """
         positions, chain = self._selection.positions(shard), self._chain
         if chain.seed is None:
+            if positions is None and self.cache.block_rows and self.cache.bytes > EXACT_BYTES:
+                blocks = self._count_blocks(WINDOW_BYTES)
+                return FileOrder(self._reader.starts(shard), self.cache.block_rows, blocks)
             return positions
         if chain.window_blocks is None:
             order = shuffled(self.rows_of_shard(shard), chain.seed, epoch, shard)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,21 +14,28 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from insitu.grid.layout import Rows, ShuffledPlan, WindowBlocks, WindowedOrder, count_blocks_before
-from insitu.grid.partitions import TEXT, BlockedValues, body_alignment
+from insitu.grid.layout import Rows, ShuffledPlan, WindowBlocks, WindowOrder, count_blocks_before
+from insitu.grid.partitions import DIRECT_ALIGNMENT, TEXT, BlockedValues, body_alignment
+from insitu.grid.reading_threads import ReadingThreads
 from insitu.spec import Column
 
 _THREADS = 4
 """Reads under way at once. Fewer leave a disk idle that serves several at a time."""
+_LARGE_PAGE = 2 << 20
+_MOST_DIRECT_ALIGNMENT = 256 << 10
+"""Blocks that could be read directly at multiples of more bytes only go through the page cache."""
 
 
 class BlockSource(Protocol):
     """One partition, whose blocks are read one by one. See `BlockReader`."""
 
+    @property
+    def direct(self) -> bool: ...
     def size(self, block: int) -> int: ...
+    def offset(self, block: int) -> int: ...
     def body_start(self, block: int) -> int: ...
     def column_starts(self, block: int) -> dict[str, int]: ...
-    def read(self, block: int, memory: npt.NDArray[np.uint8]) -> None: ...
+    def read(self, block: int, memory: npt.NDArray[np.uint8], start: int) -> None: ...
     def texts(self, block: int, memory: npt.NDArray[np.uint8], name: str) -> Any: ...
 
 
@@ -50,27 +59,36 @@ class ReadAhead:
     """The threads and the memory in which windows are read. Shared by all shards of a process."""
 
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="insitu-read-ahead")
+        self._threads = ReadingThreads(_THREADS)
+        #: Memory that nobody uses now.
         self._free: list[npt.NDArray[np.uint8]] = []
         self._lock = threading.Lock()
 
-    def submit(self, source: BlockSource, block: int, memory: npt.NDArray[np.uint8]) -> Future[None]:
-        """Begin to read a block into `memory`."""
-        return self._executor.submit(source.read, block, memory)
+    def submit(
+        self, source: BlockSource, block: int, memory: npt.NDArray[np.uint8], start: int
+    ) -> Future[None]:
+        """Begin to read a block into `memory`, from byte `start` on."""
+        return self._threads.submit(source.read, block, memory, start)
 
     def take_memory(self, size: int) -> npt.NDArray[np.uint8]:
-        """Return `size` bytes or more, which may have been used before."""
+        """Return `size` bytes or more, which may have been used before. They begin at a page."""
         with self._lock:
             fitting = [number for number, free in enumerate(self._free) if len(free) >= size]
             if fitting:
                 return self._free.pop(fitting[0])
             self._free.clear()
-        return np.empty(size, np.uint8)
+        pages = mmap.mmap(-1, -(-max(1, size) // _LARGE_PAGE) * _LARGE_PAGE, _PRIVATE)
+        # Rows are taken from all over it: with small pages, most of them miss the table of addresses.
+        pages.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(pages, np.uint8)
 
     def give_back(self, memory: npt.NDArray[np.uint8]) -> None:
         """Let `memory` be used again. Nobody may read it any more."""
         with self._lock:
             self._free.append(memory)
+
+
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 class Window:
@@ -80,48 +98,49 @@ class Window:
         self._shard = shard
         self._held = held
         self._ahead = ahead
-        self._blocks_before = count_blocks_before(np.diff(shard.starts), shard.block_rows)
-        self._numbers = self._blocks_before[held.parts] + held.blocks
+        self._sources = [
+            (shard.partitions[part], block)
+            for part, block in zip(held.parts.tolist(), held.blocks.tolist(), strict=True)
+        ]
         self._rows_before = np.cumsum(held.rows) - held.rows
-        self._places = self._arrange()
-        self._memory = ahead.take_memory(self._places[-1][1])
+        self._starts, size = self._arrange()
+        self._memory = ahead.take_memory(size)
         self._reads = [
-            ahead.submit(source, block, self._memory[start:stop])
-            for (source, block), (start, stop) in zip(self._sources(), self._places, strict=True)
+            ahead.submit(source, block, self._memory, start)
+            for (source, block), start in zip(self._sources, self._starts, strict=True)
         ]
         self._values: dict[str, Any] | None = None
 
-    def _sources(self) -> list[tuple[BlockSource, int]]:
-        held = self._held
-        return [
-            (self._shard.partitions[part], block)
-            for part, block in zip(held.parts.tolist(), held.blocks.tolist(), strict=True)
-        ]
+    def _arrange(self) -> tuple[list[int], int]:
+        """Return where in memory each block begins, and the bytes of all.
 
-    def _arrange(self) -> list[tuple[int, int]]:
-        """Return where in memory each block lies, so that bodies are a multiple of the alignment apart."""
-        alignment, places, end = body_alignment(self._shard.all_columns), [], 0
-        for source, block in self._sources():
-            body = source.body_start(block)
-            start = -(-(end + body) // alignment) * alignment - body
-            end = start + source.size(block)
-            places.append((start, end))
-        return places
-
-    def find(self, positions: Rows) -> tuple[Rows, Rows]:
-        """Return (block in the window, row in the block) of rows by their positions in the shard.
-
-        The block is -1 for rows that are elsewhere.
+        Bodies lie a multiple of the alignment apart, which makes rows of all blocks one array. For direct
+        reads, a block also begins as many bytes after a page as in its file, and has its pages for itself.
         """
-        starts = self._shard.starts
-        parts = np.searchsorted(starts, positions, side="right") - 1
-        blocks, rows = np.divmod(positions - starts[parts], self._shard.block_rows)
-        numbers = self._blocks_before[parts] + blocks
-        found = np.minimum(np.searchsorted(self._numbers, numbers), len(self._numbers) - 1)
-        return np.where(self._numbers[found] == numbers, found, -1), rows
+        alignment = body_alignment(self._shard.all_columns)
+        joint = math.lcm(alignment, DIRECT_ALIGNMENT)
+        direct = self._sources[0][0].direct and joint <= _MOST_DIRECT_ALIGNMENT
+        step, page = (joint, DIRECT_ALIGNMENT) if direct else (alignment, 1)
+        starts: list[int] = []
+        end = 0
+        for source, block in self._sources:
+            body = source.body_start(block)
+            # The body's place in memory modulo `step` is that in the file, seen from the first one's.
+            before = source.offset(block) + body
+            if not starts:
+                base = before % alignment
+            wanted = before % step if (before - base) % alignment == 0 else base
+            earliest = -(-end // page) * page + (source.offset(block) % page) + body
+            start = earliest + (wanted - earliest) % step - body
+            starts.append(start)
+            end = start + source.size(block)
+        return starts, end + page
 
     def take(self, blocks: Rows, rows: Rows) -> list[npt.NDArray[Any]]:
-        """Return the columns of some rows, once they have been read. Raises CorruptPartition."""
+        """Return the columns of some rows, by block of the window and row in it, once they have been read.
+
+        Raises CorruptPartition.
+        """
         if self._values is None:
             for read in self._reads:
                 read.result()
@@ -134,28 +153,67 @@ class Window:
                 arrays.append(values.take(wanted).to_numpy(zero_copy_only=False))
             else:
                 out = np.empty((len(rows), *column.shape), column.dtype)
-                values.take(blocks * self._shard.block_rows + rows, out)
+                values.take_of_blocks(blocks, rows, out)
                 arrays.append(out)
         return arrays
 
     def _collect(self, column: Column) -> Any:
-        blocks = list(zip(self._sources(), self._places, strict=True))
+        blocks = list(zip(self._sources, self._starts, strict=True))
         if column.dtype == TEXT:
             return pa.concat_arrays(
-                [source.texts(block, self._memory[a:b], column.name) for (source, block), (a, b) in blocks]
+                [
+                    source.texts(block, self._memory[start : start + source.size(block)], column.name)
+                    for (source, block), start in blocks
+                ]
             )
-        starts = [a + source.column_starts(block)[column.name] for (source, block), (a, _) in blocks]
+        starts = [start + source.column_starts(block)[column.name] for (source, block), start in blocks]
         return BlockedValues(self._memory, column, self._shard.block_rows, np.array(starts))
 
     def release(self) -> None:
-        """Give the memory back, once nothing is read into it any more."""
-        for read in self._reads:
-            read.cancel()
-        for read in self._reads:
-            if not read.cancelled():
-                read.exception()
+        """Give the memory back, once nothing is read into it any more. Waits for nothing."""
         self._values = None
-        self._ahead.give_back(self._memory)
+        under_way = [read for read in self._reads if not read.cancel() and not read.done()]
+        memory, ahead, self._reads = self._memory, self._ahead, []
+        left = _Countdown(len(under_way) + 1, lambda: ahead.give_back(memory))
+        for read in under_way:
+            read.add_done_callback(left)
+        left(None)
+
+
+class _Countdown:
+    """Calls `last` when it has been called `count` times itself, by any threads."""
+
+    def __init__(self, count: int, last: Callable[[], None]) -> None:
+        self._left = count
+        self._last = last
+        self._lock = threading.Lock()
+
+    def __call__(self, ended: Future[None] | None) -> None:
+        with self._lock:
+            self._left -= 1
+            done = not self._left
+        if done:
+            self._last()
+
+
+_ROWS_AT_ONCE = 256
+
+
+def read_rows(shard: ShardSource, rows: Rows, ahead: ReadAhead) -> list[npt.NDArray[Any]]:
+    """Return the columns of rows of a shard with one partition, in their order; one row at least.
+
+    Only their blocks are read. Raises CorruptPartition.
+    """
+    parts = []
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        some = rows[start : start + _ROWS_AT_ONCE]
+        blocks, within = np.divmod(some, shard.block_rows)
+        numbers, of_row = np.unique(blocks, return_inverse=True)
+        counts = np.minimum(shard.block_rows, shard.starts[-1] - numbers * shard.block_rows)
+        window = Window(shard, WindowBlocks(np.zeros_like(numbers), numbers, counts), ahead)
+        parts.append(window.take(of_row, within))
+        window.release()
+    return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
 
 
 class WindowedColumns:
@@ -164,13 +222,14 @@ class WindowedColumns:
     Two windows are in memory: one is used, the next one is being read.
     """
 
-    def __init__(self, shard: ShardSource, order: WindowedOrder, ahead: ReadAhead) -> None:
+    def __init__(self, shard: ShardSource, order: WindowOrder, ahead: ReadAhead) -> None:
         self.shard = shard
         self.order = order
         self.ahead = ahead
         self.at_last_window: Callable[[], None] | None = None
         """Called once, when there is no further window to read."""
         self._windows: dict[int, Window] = {}
+        self._blocks_before = count_blocks_before(np.diff(shard.starts), shard.block_rows)
 
     def begin(self, window: int) -> None:
         """Begin to read a window, unless there is no such window, or it has begun."""
@@ -181,22 +240,38 @@ class WindowedColumns:
             call, self.at_last_window = self.at_last_window, None
             call()
 
+    def _locate(self, positions: Rows, place: int) -> list[Rows]:
+        """Return (window, block in it, row in the block) for rows by their positions in the shard.
+
+        They are those that come from `place` of the epoch on, in any order.
+        """
+        windows = range(self.order.window_of(place), self.order.window_of(place + len(positions) - 1) + 1)
+        held = [self.order.blocks_of_window(window) for window in windows]
+        numbers = np.concatenate([self._blocks_before[each.parts] + each.blocks for each in held])
+        within = np.concatenate([np.arange(len(each.blocks)) for each in held])
+        of_window = np.repeat(np.array(windows), [len(each.blocks) for each in held])
+        by_number = np.argsort(numbers)
+        starts = self.shard.starts
+        parts = np.searchsorted(starts, positions, side="right") - 1
+        blocks, rows = np.divmod(positions - starts[parts], self.shard.block_rows)
+        found = by_number[np.searchsorted(numbers, self._blocks_before[parts] + blocks, sorter=by_number)]
+        return [of_window[found], within[found], rows]
+
     def take_batch(self, plan: ShuffledPlan, step: int) -> list[npt.NDArray[Any]]:
         """Return the columns of the batch of `step`, in the order of its rows. Raises CorruptPartition."""
-        (positions,) = plan.locate_batch(step, lambda rows: [rows])
+        of_window, blocks, rows = plan.locate_batch(step, self._locate)
         first = self.order.window_of(step * plan.size)
-        last = self.order.window_of(step * plan.size + len(positions) - 1)
+        last = self.order.window_of(step * plan.size + len(rows) - 1)
         for window in [window for window in self._windows if not first <= window <= last + 1]:
             self._windows.pop(window).release()
+        for window in range(first, last + 2):
+            self.begin(window)
+        if first == last:
+            return self._windows[first].take(blocks, rows)
         parts = []
         for window in range(first, last + 1):
-            self.begin(window)
-            self.begin(window + 1)
-            blocks, rows = self._windows[window].find(positions)
-            here = np.flatnonzero(blocks >= 0)
+            here = np.flatnonzero(of_window == window)
             parts.append((here, self._windows[window].take(blocks[here], rows[here])))
-        if len(parts) == 1:
-            return parts[0][1]
         order = np.argsort(np.concatenate([here for here, _ in parts]), kind="stable")
         return [
             np.concatenate(arrays)[order] for arrays in zip(*(arrays for _, arrays in parts), strict=True)

@@ -37,7 +37,7 @@ class ShardColumns:
             starts.append(offset + values.starts[: -(-partition.rows // self._block_rows)])
         return BlockedValues(space.memory, column, self._block_rows, np.concatenate(starts))
 
-    def _locate(self, positions: Rows) -> list[Rows]:
+    def _locate(self, positions: Rows, place: int) -> list[Rows]:
         """Return where the rows at the given positions lie: int64 of as many, for each column but texts."""
         parts = np.searchsorted(self._starts, positions, side="right") - 1
         rows = positions - self._starts[parts] + self._first_blocks[parts] * self._block_rows

@@ -7,6 +7,7 @@ fails is passed over for one on a backup owner, with a warning.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from insitu.errors import CorruptPartition
 from insitu.grid.block_copies import BlockCopies, make_no_copy_error
 from insitu.grid.partitions import BlockReader, Partition
-from insitu.grid.verification import check_size, verify_file, verify_once
+from insitu.grid.verification import check_size, verify_once
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, Column, NodeId, PartitionInfo
 
@@ -66,9 +67,11 @@ def _describe(cache: CacheSpec, index: int) -> str:
     return f"partition {index} of {cache.name} version {cache.version}"
 
 
-def open_blocks(paths: Paths, cache: CacheSpec, opened: Copy, columns: Sequence[Column]) -> BlockCopies:
+def open_blocks(
+    paths: Paths, cache: CacheSpec, opened: Copy, columns: Sequence[Column], *, direct: bool = False
+) -> BlockCopies:
     """Return the blocks of a partition with the chosen `columns`, each read from `opened` or, where it is
-    damaged there, from another copy.
+    damaged there, from another copy. `direct`: past the page cache, where that is possible.
 
     Nothing is verified but what is read. Raises CorruptPartition where no copy can be opened.
     """
@@ -80,29 +83,10 @@ def open_blocks(paths: Paths, cache: CacheSpec, opened: Copy, columns: Sequence[
         def open_reader() -> BlockReader:
             check_size(path, info)
             partition = Partition(path, cache.columns, info.rows, cache.block_rows)
-            return BlockReader(partition, cache.columns, columns)
+            return BlockReader(partition, cache.columns, columns, direct=direct)
 
         return open_reader
 
     others = [opener(owner) for owner in info.owners if owner != opened.node]
-    openers = [lambda: BlockReader(opened.partition, cache.columns, columns), *others]
-    return BlockCopies(_describe(cache, info.index), openers)
-
-
-def verify_copies(paths: Paths, cache: CacheSpec) -> list[tuple[int, NodeId, CorruptPartition | None]]:
-    """Return (partition, owner, what is wrong with the copy or None) for every copy of a version of a cache.
-
-    Reads every file, whatever has been verified before.
-    """
-    checks: list[tuple[int, NodeId, CorruptPartition | None]] = []
-    for info in cache.partitions:
-        for owner in info.owners:
-            path = paths.partition(owner, cache.name, cache.version, info.index)
-            try:
-                verify_file(path, info, paths.verified(owner, cache.name, cache.version, info.index))
-                Partition(path, cache.columns, info.rows, cache.block_rows)
-            except CorruptPartition as error:
-                checks.append((info.index, owner, error))
-            else:
-                checks.append((info.index, owner, None))
-    return checks
+    first = functools.partial(BlockReader, opened.partition, cache.columns, columns, direct=direct)
+    return BlockCopies(_describe(cache, info.index), [first, *others])

@@ -13,6 +13,7 @@ import json
 import os
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,18 @@ _verified: dict[Path, dict[str, Any]] = {}
 """The record of each file that this process has read and found right."""
 
 
-def verify_file(path: Path, info: PartitionInfo, record: Path) -> None:
+def verify_file(
+    path: Path, info: PartitionInfo, record: Path, on_read: Callable[[int], None] | None = None
+) -> None:
     """Read a whole file, compare its checksum with the one expected, and write or remove its `record`.
 
-    Raises CorruptPartition.
+    `on_read` is as for `file_checksum`. Raises CorruptPartition.
     """
     check_size(path, info)
     started = time.time_ns()
     try:
         before = _stat_record(path, info)
-        found = file_checksum(path)
+        found = file_checksum(path, on_read)
         unchanged = _stat_record(path, info) == before
     except OSError as error:
         raise make_corrupt_error(path, f"it can't be read ({error.strerror})") from error
@@ -59,11 +62,15 @@ def verify_once(path: Path, info: PartitionInfo, record: Path) -> None:
     Raises CorruptPartition.
     """
     check_size(path, info)
+    if not is_verified(path, info, record):
+        verify_file(path, info, record)
+
+
+def is_verified(path: Path, info: PartitionInfo, record: Path) -> bool:
+    """Return whether a file is unchanged since an earlier verification or its import."""
     with contextlib.suppress(OSError):
-        present = _stat_record(path, info)
-        if present in (_verified.get(path), _read(record)):
-            return
-    verify_file(path, info, record)
+        return _stat_record(path, info) in (_verified.get(path), _read(record))
+    return False
 
 
 def record_written(path: Path, info: PartitionInfo, record: Path) -> None:

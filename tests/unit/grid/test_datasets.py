@@ -296,3 +296,82 @@ def test_a_bad_block_is_read_from_a_backup(
     ds = dataset(blocks, context=Context(paths=paths)).shuffle(3, exact=False).batch(100)
     with pytest.raises(CorruptPartition, match=r"block 1 is damaged.*can't be found"):
         list(ds)
+
+
+@pytest.mark.parametrize("backup", [True, False])
+@pytest.mark.parametrize("harm", ["damaged", "cut short", "unreadable"])
+def test_harm_while_training_is_made_good_by_a_backup_or_named(
+    harm: str, backup: bool, paths: Paths, blocks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("insitu.grid.cache_reader.memory_bytes", lambda: 0)  # direct reads
+    spec = Catalog(paths).get(blocks)
+    infos = spec.partitions
+    paths_of = [paths.partition(info.owners[0], blocks, 1, info.index) for info in infos]
+    places = Partition(paths_of[1], spec.columns, infos[1].rows, spec.block_rows).places
+    ds = dataset(blocks, context=Context(paths=paths)).shuffle(3, exact=False, window_bytes=1).batch(20)
+    batches = ds.shard_batches(0, 0)
+    seen = next(batches).data[0]["id"].tolist()  # the files are open
+    if not backup:
+        paths.partition(infos[1].owners[1], blocks, 1, 1).unlink()
+    if harm == "cut short":
+        os.truncate(paths_of[1], int(places[1]["offset"]))
+    elif harm == "damaged":
+        with paths_of[1].open("r+b") as file:
+            for place in places:
+                file.seek(int(place["offset"] + place["metadata_bytes"]))
+                file.write(b"damage")
+    else:
+        preadv, inode = os.preadv, paths_of[1].stat().st_ino
+
+        def fail(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+            if os.fstat(descriptor).st_ino == inode:
+                raise OSError(5, "Input/output error")
+            return preadv(descriptor, buffers, offset)
+
+        monkeypatch.setattr("insitu.grid.partitions.block_reader.os.preadv", fail)
+    if backup:
+        seen += [i for batch in batches for i in batch.data[0]["id"].tolist()]
+        assert sorted(seen) == list(range(ROWS))
+        return
+    why = {"damaged": "damaged", "cut short": "ends within its block", "unreadable": "Input/output error"}
+    with pytest.raises(CorruptPartition, match=rf"{infos[1].owners[0]}.*part-00001.*block \d.*") as caught:
+        list(batches)
+    assert why[harm] in str(caught.value)
+
+
+def test_large_caches_are_read_in_order_in_windows_too(
+    paths: Paths, blocks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ds = dataset(blocks, context=Context(paths=paths)).batch(70)
+    plain = list(ds.shard_batches(0, 0))
+    monkeypatch.setattr("insitu.grid.datasets.EXACT_BYTES", 1000)
+    monkeypatch.setattr("insitu.grid.datasets.WINDOW_BYTES", 9000)
+    for start in (0, 6):
+        found = list(ds.shard_batches(0, 0, start))
+        for left, right in zip(found, plain[start:], strict=True):
+            np.testing.assert_array_equal(left.data[0]["id"], right.data[0]["id"])
+            assert left.data[0]["name"].tolist() == right.data[0]["name"].tolist()
+            origins = [[(k, row) for k, rows in b.origins for row in rows.tolist()] for b in (left, right)]
+            assert origins[0] == origins[1]
+
+
+@pytest.mark.parametrize("verified", [True, False])
+def test_a_sample_has_each_row_at_most_once_and_reads_little(
+    verified: bool, paths: Paths, blocks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not verified:
+        monkeypatch.setattr("insitu.grid.cache_reader.is_verified", lambda *arguments: False)
+    monkeypatch.setattr("insitu.grid.store.verify_once", lambda *arguments: None)
+    ds = dataset(blocks, context=context(paths, num_shards=2))
+    features, label = ds.sample(30, seed=1)
+    found = features["id"].tolist()
+    assert len(set(found)) == 30 and (label == features["id"] % 10).all()
+    assert features["name"].tolist() == [f"row {i}" for i in found]
+    assert ds.sample(40, seed=1)[0]["id"].tolist()[:30] == found
+    assert sorted(ds.sample(5000)[0]["id"].tolist()) == list(range(ROWS))
+    kept = ds.filter(lambda features, label: label == 3).map(lambda features, label: features["id"])
+    assert (kept.sample(7) % 10 == 3).all()
+    with pytest.raises(InputError, match=r"1 or more\. Received: 0"):
+        ds.sample(0)
+    with pytest.raises(InputError, match=r"The seed of sample must be in .*Received: -1"):
+        ds.sample(1, seed=-1)

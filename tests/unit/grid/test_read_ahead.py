@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import wait
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,14 @@ from hypothesis import strategies as st
 from partition_rows import columns, make_rows, write_rows
 
 from insitu.errors import CorruptPartition
-from insitu.grid.layout import ShuffledPlan, WindowedOrder
+from insitu.grid.layout import FileOrder, ShuffledPlan, WindowedOrder, WindowOrder
 from insitu.grid.partitions import BlockReader, Partition
-from insitu.grid.read_ahead import ReadAhead, ShardSource, WindowedColumns
+from insitu.grid.read_ahead import ReadAhead, ShardSource, WindowedColumns, read_rows
 from insitu.spec import Column
 
 
 def make_shard(
-    folder: Path, columns: tuple[Column, ...], lengths: list[int], block_rows: int
+    folder: Path, columns: tuple[Column, ...], lengths: list[int], block_rows: int, direct: bool = False
 ) -> tuple[ShardSource, dict[str, np.ndarray]]:
     """Return a shard of partitions of so many rows, and all rows of each column."""
     readers, parts = [], []
@@ -28,7 +29,8 @@ def make_shard(
         path.unlink(missing_ok=True)
         parts.append(make_rows(columns, rows, seed=number))
         write_rows(path, columns, parts[-1], rows, block_rows)
-        readers.append(BlockReader(Partition(path, columns, rows, block_rows), columns, columns))
+        partition = Partition(path, columns, rows, block_rows)
+        readers.append(BlockReader(partition, columns, columns, direct=direct))
     whole = {c.name: np.concatenate([part[c.name] for part in parts]) for c in columns}
     return ShardSource(readers, np.array([0, *np.cumsum(lengths)]), block_rows, columns, columns), whole
 
@@ -41,6 +43,8 @@ def make_shard(
     st.integers(1, 5),
     st.integers(1, 50),
     st.integers(0, 3),
+    st.booleans(),
+    st.booleans(),
 )
 def test_rows_come_in_the_order_of_the_windows(
     tmp_path: Path,
@@ -50,9 +54,13 @@ def test_rows_come_in_the_order_of_the_windows(
     window_blocks: int,
     size: int,
     start: int,
+    in_order: bool,
+    direct: bool,
 ) -> None:
-    shard, whole = make_shard(tmp_path, columns, lengths, block_rows)
-    order = WindowedOrder(shard.starts, block_rows, window_blocks, seed=1, epoch=2, shard=0)
+    shard, whole = make_shard(tmp_path, columns, lengths, block_rows, direct)
+    order: WindowOrder = WindowedOrder(shard.starts, block_rows, window_blocks, seed=1, epoch=2, shard=0)
+    if in_order:
+        order = FileOrder(shard.starts, block_rows, window_blocks)
     plan = ShuffledPlan(shard.starts, size, order)
     read = WindowedColumns(shard, order, ReadAhead())
     for step in range(start, plan.steps):
@@ -70,16 +78,18 @@ class Held:
 
     def __init__(self, reader: BlockReader) -> None:
         self.may_go_on = threading.Event()
+        self.began = threading.Event()
         self.asked: list[int] = []
         self._reader = reader
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._reader, name)
 
-    def read(self, block: int, memory: np.ndarray) -> None:
+    def read(self, block: int, memory: np.ndarray, start: int) -> None:
         self.asked.append(block)
+        self.began.set()
         assert self.may_go_on.wait(20)
-        self._reader.read(block, memory)
+        self._reader.read(block, memory, start)
 
 
 def make_held(folder: Path) -> tuple[Held, ShardSource, WindowedOrder, ShuffledPlan]:
@@ -127,6 +137,34 @@ def test_closing_ends_reads_that_have_not_begun(tmp_path: Path) -> None:
     closing.join(20)
     assert not closing.is_alive() and len(held.asked) <= 6
     assert len(ahead.take_memory(1)) > 1
+
+
+def test_closing_waits_for_no_read(tmp_path: Path) -> None:
+    held, shard, order, _ = make_held(tmp_path)
+    ahead = ReadAhead()
+    read = WindowedColumns(shard, order, ahead)
+    read.begin(0)
+    memory = read._windows[0]._memory
+    reads = list(read._windows[0]._reads)
+    assert held.began.wait(20)
+    read.close()
+    assert not any(free is memory for free in ahead._free), "something is still read into it"
+    held.may_go_on.set()
+    wait([each for each in reads if not each.cancelled()], 20)
+    for _ in range(400):  # the thread gives it back after that
+        if any(free is memory for free in ahead._free):
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError("the memory wasn't given back")
+
+
+@pytest.mark.parametrize("count", [1, 700])
+def test_some_rows_are_read(tmp_path: Path, count: int) -> None:
+    columns = (Column("x", "int16", (3,)), Column("t", "str"))
+    shard, whole = make_shard(tmp_path, columns, [995], 10)
+    rows = np.random.default_rng(0).integers(0, 995, count)
+    for column, found in zip(columns, read_rows(shard, rows, ReadAhead()), strict=True):
+        np.testing.assert_array_equal(found, whole[column.name][rows])
 
 
 def test_errors_of_a_thread_come_to_the_one_who_asks(tmp_path: Path) -> None:

@@ -30,7 +30,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that have been read whole."""
     files: list[Path] = []
     checksum = verification.file_checksum
-    monkeypatch.setattr(verification, "file_checksum", lambda path: (files.append(path), checksum(path))[1])
+    monkeypatch.setattr(
+        verification, "file_checksum", lambda path, *rest: (files.append(path), checksum(path))[1]
+    )
     return files
 
 
@@ -134,7 +136,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_recorded(
 ) -> None:
     forget(imported)
     checksum = verification.file_checksum
-    monkeypatch.setattr(verification, "file_checksum", lambda path: (checksum(path), touch(path))[0])
+    monkeypatch.setattr(verification, "file_checksum", lambda path, *rest: (checksum(path), touch(path))[0])
     train()
     assert not any(record(file).exists() for file in imported)
 
@@ -177,7 +179,7 @@ def test_a_store_that_cannot_be_written_to_is_read_all_the_same(
 def test_a_file_that_cannot_be_read_is_corrupt(
     imported: list[Path], train: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(path: Path) -> str:
+    def fail(path: Path, *rest: object) -> str:
         raise OSError(5, "Input/output error")
 
     forget(imported)

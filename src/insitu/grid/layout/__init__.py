@@ -23,18 +23,28 @@ from insitu.grid.layout.order import (
     steps_of_shard,
 )
 from insitu.grid.layout.permutation import Permutation
-from insitu.grid.layout.windows import WindowBlocks, WindowedOrder, count_blocks_before
+from insitu.grid.layout.sampling import draw_rows
+from insitu.grid.layout.windows import (
+    FileOrder,
+    WindowBlocks,
+    WindowedOrder,
+    WindowOrder,
+    count_blocks_before,
+)
 
 __all__ = [
     "BatchPlan",
+    "FileOrder",
     "Permutation",
     "Rows",
     "ShuffledPlan",
     "WindowBlocks",
+    "WindowOrder",
     "WindowedOrder",
     "batch_sizes",
     "check_split",
     "count_blocks_before",
+    "draw_rows",
     "hash_integers",
     "hash_rows",
     "hash_texts",

@@ -111,15 +111,15 @@ class ShuffledPlan(BatchPlan):
         within = self._plan(step)
         return self._batches[within]
 
-    def locate_batch(self, step: int, locate: Callable[[Rows], list[Rows]]) -> list[Rows]:
+    def locate_batch(self, step: int, locate: Callable[[Rows, int], list[Rows]]) -> list[Rows]:
         """Return what `locate` gives for the positions of the batch of `step`, in the order of its rows.
 
-        `locate` takes positions in the shard and returns arrays with an entry for each. It is called once
-        for many batches, and must be the same function for all.
+        `locate` takes positions in the shard, and the place of the first one in the order, and returns arrays
+        with an entry for each. It is called once for many batches, and must be the same function for all.
         """
         start = self._plan(step) * self.size
         if self._located is None:
-            self._located = locate(self._positions)
+            self._located = locate(self._positions, self._planned * self.window_steps * self.size)
         return [rows[start : start + self.size] for rows in self._located]
 
     def _plan(self, step: int) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +32,17 @@ class WindowBlocks:
     blocks: npt.NDArray[np.int64]
     #: int64[n]: rows of block i.
     rows: npt.NDArray[np.int64]
+
+
+class WindowOrder(Protocol):
+    """An order of a shard's rows whose windows are read one after the other. See `WindowedOrder`."""
+
+    @property
+    def num_windows(self) -> int: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, positions: slice, /) -> npt.NDArray[np.int64]: ...
+    def window_of(self, place: int) -> int: ...
+    def blocks_of_window(self, window: int) -> WindowBlocks: ...
 
 
 class WindowedOrder:
@@ -64,6 +77,7 @@ class WindowedOrder:
         self._order = Permutation(blocks, *self._key, _BLOCKS)
         self.num_windows = -(-blocks // window_blocks)
         self._window_starts = self._count_rows_before(blocks, part_rows)
+        self._window_list: list[int] = self._window_starts.tolist()
         self._planned: tuple[int, npt.NDArray[np.int64]] = (-1, np.empty(0, np.int64))
 
     def __len__(self) -> int:
@@ -99,19 +113,14 @@ class WindowedOrder:
 
     def window_of(self, place: int) -> int:
         """Return the window of the row that comes at `place` of the epoch."""
-        return int(np.searchsorted(self._window_starts, place, side="right")) - 1
+        return bisect_right(self._window_list, place) - 1
 
     def blocks_of_window(self, window: int) -> WindowBlocks:
         """Return the blocks of a window in [0, num_windows)."""
         first = window * self._window_blocks
         stop = min(first + self._window_blocks, self._order.size)
         numbers = np.sort(self._order.apply(np.arange(first, stop)))
-        parts = np.searchsorted(self._first_blocks, numbers, side="right") - 1
-        blocks = numbers - self._first_blocks[parts]
-        part_rows = self._starts[parts + 1] - self._starts[parts]
-        return WindowBlocks(
-            parts, blocks, np.minimum(self._block_rows, part_rows - blocks * self._block_rows)
-        )
+        return _find_blocks(numbers, self._first_blocks, self._starts, self._block_rows)
 
     def _rows_of_window(self, window: int) -> npt.NDArray[np.int64]:
         if self._planned[0] != window:
@@ -124,6 +133,58 @@ class WindowedOrder:
             mixed = shuffled(len(positions), _window_seed(seed, shard, window), epoch, _ROWS)
             self._planned = (window, positions[mixed])
         return self._planned[1]
+
+
+class FileOrder:
+    """The rows of a shard as they lie, in windows of as many blocks in a row. See `WindowedOrder`."""
+
+    def __init__(self, starts: Sequence[int], block_rows: int, window_blocks: int) -> None:
+        """`starts[k]` is the position of the first row of the k-th partition, `starts[-1]` all rows."""
+        self._starts = np.asarray(starts, dtype=np.int64)
+        self._block_rows = block_rows
+        self._window_blocks = window_blocks
+        self._first_blocks = count_blocks_before(np.diff(self._starts), block_rows)
+        self.num_windows = -(-int(self._first_blocks[-1]) // window_blocks)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FileOrder) and self._identity() == other._identity()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _identity(self) -> tuple[object, ...]:
+        return (self._block_rows, self._window_blocks, tuple(self._starts.tolist()))
+
+    def __getitem__(self, positions: slice) -> npt.NDArray[np.int64]:
+        start, stop, _ = positions.indices(len(self))
+        return np.arange(start, stop)
+
+    def window_of(self, place: int) -> int:
+        """Return the window of the row at `place`."""
+        part = int(np.searchsorted(self._starts, place, side="right")) - 1
+        block = int(self._first_blocks[part]) + (place - int(self._starts[part])) // self._block_rows
+        return block // self._window_blocks
+
+    def blocks_of_window(self, window: int) -> WindowBlocks:
+        """Return the blocks of a window in [0, num_windows)."""
+        first = window * self._window_blocks
+        stop = min(first + self._window_blocks, int(self._first_blocks[-1]))
+        return _find_blocks(np.arange(first, stop), self._first_blocks, self._starts, self._block_rows)
+
+
+def _find_blocks(
+    numbers: npt.NDArray[np.int64],
+    first_blocks: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.int64],
+    block_rows: int,
+) -> WindowBlocks:
+    """Return blocks by their ascending numbers in the shard."""
+    parts = np.searchsorted(first_blocks, numbers, side="right") - 1
+    blocks = numbers - first_blocks[parts]
+    part_rows = starts[parts + 1] - starts[parts]
+    return WindowBlocks(parts, blocks, np.minimum(block_rows, part_rows - blocks * block_rows))
 
 
 def _window_seed(seed: int, shard: int, window: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import struct
 import weakref
@@ -20,15 +22,28 @@ from insitu.spec import Column
 
 _WORTH_SKIPPING = 64 << 10
 """Bytes between two columns from which on two reads cost less than one."""
+DIRECT_ALIGNMENT = 4096
+"""Direct reads begin and end at multiples of so many bytes, in the file and in memory."""
 
 
 class BlockReader:
-    """Chosen columns of the blocks of one partition, read by `pread`. May be used by several threads."""
+    """Chosen columns of the blocks of one partition, read by `pread`. May be used by several threads.
+
+    Direct reads go past the page cache, straight into the memory that they are for. They spare the system a
+    copy, and the cache what won't be read again before it is thrown out.
+    """
 
     def __init__(
-        self, partition: Partition, all_columns: tuple[Column, ...], columns: Sequence[Column]
+        self,
+        partition: Partition,
+        all_columns: tuple[Column, ...],
+        columns: Sequence[Column],
+        *,
+        direct: bool = False,
     ) -> None:
-        """`columns` are chosen out of `all_columns`. Raises OSError."""
+        """`columns` are chosen out of `all_columns`. `direct`: read past the page cache, where the file
+        system can and memory is aligned like the file. Raises OSError.
+        """
         self.path: Path = partition.path
         self._places = partition.places
         self._rows = partition.rows
@@ -36,14 +51,32 @@ class BlockReader:
         self._all = all_columns
         self._chosen = [column.name for column in columns]
         self._has_text = any(column.dtype == TEXT for column in columns)
-        self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        ending: Any = weakref.finalize(self, os.close, self._descriptor)
+        self._descriptor = self._open(os.O_RDONLY)
+        #: A descriptor for direct reads; -1: none. Set to -1 by the first one that the file system refuses.
+        self._direct = -1
+        if direct:
+            with contextlib.suppress(OSError):
+                self._direct = self._open(os.O_RDONLY | os.O_DIRECT)
+
+    def _open(self, flags: int) -> int:
+        descriptor = os.open(self.path, flags | os.O_CLOEXEC)
+        ending: Any = weakref.finalize(self, os.close, descriptor)
         ending.atexit = False  # other threads may still read
+        return descriptor
+
+    @property
+    def direct(self) -> bool:
+        """Whether blocks are read past the page cache."""
+        return self._direct >= 0
+
+    def offset(self, block: int) -> int:
+        """Return the byte of the file at which the block begins."""
+        return int(self._places[block]["offset"])
 
     def size(self, block: int) -> int:
         """Return the bytes of memory that the block takes."""
         place = self._places[block]
-        return int(place["metadata_bytes"] + place["body_bytes"])
+        return int(place["metadata_bytes"]) + int(place["body_bytes"])
 
     def body_start(self, block: int) -> int:
         """Return where in this memory the body begins."""
@@ -57,23 +90,51 @@ class BlockReader:
     def _rows_of(self, block: int) -> int:
         return min(self._block_rows, self._rows - block * self._block_rows)
 
-    def read(self, block: int, memory: npt.NDArray[np.uint8]) -> None:
-        """Read the chosen columns of a block into `memory`, which has `size(block)` bytes, and verify them.
+    def read(self, block: int, memory: npt.NDArray[np.uint8], start: int = 0) -> None:
+        """Read the chosen columns of a block into `memory`, from byte `start` on, and verify them.
 
-        What lies between them may be read, too. Raises CorruptPartition.
+        It takes `size(block)` bytes. What lies between columns may be read, too. Where reads are direct, the
+        bytes around it may be overwritten up to the next multiples of DIRECT_ALIGNMENT. Raises
+        CorruptPartition.
         """
-        place = self._places[block]
-        view = _view(memory)
-        for start, stop in self._ranges(block):
-            self._read(view[start:stop], int(place["offset"]) + start, block)
+        offset, view = self.offset(block), _view(memory)
+        for first, end in self._ranges(block):
+            if not self._read_directly(memory, start + first, start + end, offset + first):
+                self._read(view[start + first : start + end], offset + first, block)
+        view = view[start : start + self.size(block)]
         mark = find_mark(bytes(view[: self.body_start(block)]))
         if mark is None or mark.number != block or len(mark.crc32) != len(self._all):
             raise make_corrupt_error(self.path, f"the metadata of its block {block} is damaged")
-        for column, crc32, (start, stop) in zip(
+        for column, crc32, (first, end) in zip(
             file_order(self._all), mark.crc32, self._column_ranges(block, view), strict=True
         ):
-            if column.name in self._chosen and zlib.crc32(view[start:stop]) != crc32:
+            if column.name in self._chosen and zlib.crc32(view[first:end]) != crc32:
                 raise make_corrupt_error(self.path, f"column {column.name!r} of its block {block} is damaged")
+
+    def _read_directly(self, memory: npt.NDArray[np.uint8], start: int, end: int, offset: int) -> bool:
+        """Read bytes of the file into [start, end) of memory; return whether that was possible.
+
+        Whatever goes wrong is left to a read through the page cache, whose error says what it was.
+        """
+        before = offset % DIRECT_ALIGNMENT
+        after = -(before + end - start) % DIRECT_ALIGNMENT
+        if self._direct < 0 or start < before or end + after > len(memory):
+            return False
+        if (memory.ctypes.data + start - before) % DIRECT_ALIGNMENT:
+            return False
+        view, wanted = _view(memory)[start - before : end + after], before + end - start
+        done = 0
+        try:
+            while done < wanted:
+                size = os.preadv(self._direct, [view[done:]], offset - before + done)
+                done += size
+                if done < wanted and (not size or size % DIRECT_ALIGNMENT):
+                    return False
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                self._direct = -1
+            return False
+        return True
 
     def texts(self, block: int, memory: npt.NDArray[np.uint8], name: str) -> Any:
         """Return a column of text of a block that was read into `memory`, in place, as an Arrow array.

@@ -14,6 +14,9 @@ from insitu.spec import Column
 
 Rows = npt.NDArray[np.int64]
 
+_WIDE = 16 << 10
+"""Bytes of a row from which on rows are copied one by one: the calls of NumPy then cost next to nothing."""
+
 
 class BlockedValues:
     """The rows of a column of fixed size. Row r is row `r % block_rows` of block `r // block_rows`.
@@ -34,7 +37,8 @@ class BlockedValues:
         self._starts = starts.copy()
         self._column = column
         self._flat = self._view(first, (len(memory) - first) // size)
-        self._shifts = (starts - first) // size - np.arange(len(starts)) * block_rows
+        self._firsts = (starts - first) // size
+        self._shifts = self._firsts - np.arange(len(starts)) * block_rows
         self._odd = (starts - first) % size != 0
         self._any_odd = bool(self._odd.any())
 
@@ -43,6 +47,7 @@ class BlockedValues:
         size = row_bytes(self._column)
         first = int(self._starts[0]) % size
         self._starts[block] = start
+        self._firsts[block] = (start - first) // size
         self._shifts[block] = (start - first) // size - block * self._block_rows
         self._odd[block] = (start - first) % size != 0
         self._any_odd = bool(self._odd.any())
@@ -67,13 +72,32 @@ class BlockedValues:
     def take(self, rows: Rows, out: npt.NDArray[Any]) -> None:
         """Copy the given rows into `out`, in their order."""
         blocks = rows // self._block_rows
+        self.take_of_blocks(blocks, rows - blocks * self._block_rows, out)
+
+    def pick(self, rows: Rows) -> npt.NDArray[Any]:
+        """Return the given rows, in their order."""
+        out = np.empty((len(rows), *self._column.shape), self._column.dtype)
+        self.take(rows, out)
+        return out
+
+    def take_of_blocks(self, blocks: Rows, rows: Rows, out: npt.NDArray[Any]) -> None:
+        """Copy rows, counted in their blocks, into `out`, in their order."""
+        if self._any_odd and row_bytes(self._column) >= _WIDE:
+            self._take_one_by_one(blocks, rows, out)
+            return
         # Rows of odd blocks, which may be beyond the end, follow.
-        self._flat.take(rows + self._shifts[blocks], 0, out, "clip")
+        self._flat.take(rows + self._firsts[blocks], 0, out, "clip")
         if self._any_odd:
             for block in np.unique(blocks[self._odd[blocks]]).tolist():
                 of_block = np.flatnonzero(blocks == block)
                 values = self._view(int(self._starts[block]), self._block_rows)
-                out[of_block] = values[rows[of_block] - block * self._block_rows]
+                out[of_block] = values[rows[of_block]]
+
+    def _take_one_by_one(self, blocks: Rows, rows: Rows, out: npt.NDArray[Any]) -> None:
+        size = row_bytes(self._column)
+        to: npt.NDArray[np.uint8] = out.reshape(len(rows), -1).view(np.uint8)
+        for number, start in enumerate((self._starts[blocks] + rows * size).tolist()):
+            to[number] = self._memory[start : start + size]
 
     def slice(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Return rows [start, stop), in place where they lie in one block."""
@@ -110,6 +134,15 @@ class TextValues:
             # Arrow takes from chunks by putting them together each time.
             self._whole = pa.concat_arrays(list(self._blocks))
         out[:] = self._whole.take(pa.array(rows)).to_numpy(zero_copy_only=False)
+
+    def pick(self, rows: Rows) -> npt.NDArray[Any]:
+        """Return the given rows, in their order, from their blocks only."""
+        out = np.empty(len(rows), object)
+        of_rows, within = np.divmod(rows, self._block_rows)
+        for block in np.unique(of_rows).tolist():
+            here = np.flatnonzero(of_rows == block)
+            out[here] = self._blocks[block].take(pa.array(within[here])).to_numpy(zero_copy_only=False)
+        return out
 
     def slice(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Return rows [start, stop) as an array of objects."""

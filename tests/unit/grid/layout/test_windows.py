@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.grid.layout.order import ShuffledPlan
-from insitu.grid.layout.windows import WindowedOrder
+from insitu.grid.layout.windows import FileOrder, WindowedOrder
 
 
 def make_order(lengths: list[int], block_rows: int, window_blocks: int, **key: int) -> WindowedOrder:
@@ -55,6 +55,18 @@ def test_rows_of_a_window_are_those_of_its_blocks(
         assert sorted(found.tolist()) == expected
         assert {order.window_of(place) for place in range(seen, seen + len(expected))} == {window}
         seen += len(expected)
+    assert seen == sum(lengths)
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=6), st.integers(1, 12), st.integers(1, 9))
+def test_windows_of_rows_as_they_lie(lengths: list[int], block_rows: int, window_blocks: int) -> None:
+    starts, seen = [0, *np.cumsum(lengths).tolist()], 0
+    order = FileOrder(starts, block_rows, window_blocks)
+    assert np.array_equal(order[:], np.arange(sum(lengths)))
+    for window in range(order.num_windows):
+        rows = int(order.blocks_of_window(window).rows.sum())
+        assert {order.window_of(place) for place in range(seen, seen + rows)} == {window}
+        seen += rows
     assert seen == sum(lengths)
 
 

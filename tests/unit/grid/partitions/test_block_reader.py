@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from partition_rows import columns, make_rows, write_rows
 
 from insitu.errors import CorruptPartition
-from insitu.grid.partitions import TEXT, BlockReader, Partition, row_bytes
+from insitu.grid.partitions import DIRECT_ALIGNMENT, TEXT, BlockReader, Partition, row_bytes
 from insitu.grid.partitions import block_reader as module
 from insitu.spec import Column
 
@@ -50,6 +52,56 @@ def test_chosen_columns_of_each_block_are_read(
                 start = reader.column_starts(block)[column.name]
                 raw = memory[start : start + count * row_bytes(column)].view(column.dtype)
                 np.testing.assert_array_equal(raw.reshape(-1, *column.shape), values[column.name][expected])
+
+
+@ANY
+@given(columns(), st.integers(1, 60), st.integers(1, 40), st.integers(0, 5000), st.data())
+def test_direct_reads_give_the_same_bytes(
+    tmp_path: Path,
+    columns: tuple[Column, ...],
+    rows: int,
+    block_rows: int,
+    place: int,
+    data: st.DataObject,
+) -> None:
+    path = tmp_path / "part"
+    path.unlink(missing_ok=True)
+    write_rows(path, columns, make_rows(columns, rows), rows, block_rows)
+    chosen = data.draw(st.lists(st.sampled_from(columns), unique=True, min_size=1))
+    partition = Partition(path, columns, rows, block_rows)
+    plain = BlockReader(partition, columns, chosen)
+    direct = BlockReader(partition, columns, chosen, direct=True)
+    pages = np.frombuffer(mmap.mmap(-1, 1 << 20), np.uint8)
+    # As in the file, seen from a page, and anywhere else.
+    for start in (DIRECT_ALIGNMENT + plain.offset(0) % DIRECT_ALIGNMENT, place):
+        expected = np.full(plain.size(0), 7, np.uint8)
+        plain.read(0, expected)
+        direct.read(0, pages, start)
+        for column in chosen:
+            if column.dtype != TEXT:
+                first = plain.column_starts(0)[column.name]
+                stop = first + min(rows, block_rows) * row_bytes(column)
+                np.testing.assert_array_equal(pages[start + first : start + stop], expected[first:stop])
+
+
+def test_a_file_system_without_direct_reads_is_read_plainly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_reader(tmp_path / "part", "n")
+    reader = BlockReader(Partition(tmp_path / "part", COLUMNS, 50, 20), COLUMNS, COLUMNS[1:2], direct=True)
+    refused, preadv = [], os.preadv
+
+    def refuse(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        if descriptor == reader._direct:
+            refused.append(offset)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return preadv(descriptor, buffers, offset)
+
+    monkeypatch.setattr(module.os, "preadv", refuse)
+    pages = np.frombuffer(mmap.mmap(-1, 1 << 16), np.uint8)
+    for _ in range(2):
+        reader.read(0, pages, reader.offset(0) % DIRECT_ALIGNMENT)
+    assert len(refused) <= 1 and not reader.direct
 
 
 COLUMNS = (Column("x", "uint8", (40,)), Column("n", "int64"), Column("t", TEXT))
