@@ -21,6 +21,7 @@ COMMANDS = [
     "ps",
     "resume",
     "scale",
+    "scrub",
     "start",
     "stop",
     "up",
