@@ -19,6 +19,8 @@ BENCHMARKS = {
     "communication": "Ring beside XLA",
     "read_speed": "Reading",
     "import_speed": "Import",
+    "large_data": "Data larger than memory",
+    "shuffle_quality": "Quality of shuffles",
     "start_speed": "Start",
     "recovery": "Recovery",
     "checkpoint": "Checkpoints",
