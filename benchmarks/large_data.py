@@ -236,7 +236,7 @@ def make_parquet(bench: Bench) -> list[Path]:
             kind = pa.list_(pa.uint8(), ROW_BYTES)
             schema = pa.schema([pa.field("x", kind)])
             path = target / f"{number}.parquet"
-            with parquet.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
+            with parquet.ParquetWriter(path, schema) as writer:
                 for start in range(0, len(rows), CHUNK_ROWS):
                     flat = pa.array(np.ascontiguousarray(rows[start : start + CHUNK_ROWS]).reshape(-1))
                     lists = pa.FixedSizeListArray.from_arrays(flat, ROW_BYTES)

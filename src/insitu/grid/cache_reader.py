@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 from insitu.errors import CorruptPartition, UnknownCache
 from insitu.grid.catalog import Catalog
 from insitu.grid.layout import Rows, ShuffledPlan, WindowOrder
+from insitu.grid.order_ahead import OrdersAhead
 from insitu.grid.partitions import TEXT
 from insitu.grid.read_ahead import ReadAhead, ShardSource, WindowedColumns, read_rows
 from insitu.grid.reads import READS
@@ -69,9 +71,11 @@ class CacheReader:
         self._opened: dict[int, _Opened] = {}
         self._prefaulted: set[int] = set()
         self._shards: dict[int, ShardColumns] = {}
+        self.orders = OrdersAhead()
         self._sources: dict[int, ShardSource] = {}
         self._ahead: ReadAhead | None = None
-        self._prepared: dict[int, WindowedColumns] = {}
+        #: The first window of the next epoch of each shard, and the process that reads it.
+        self._prepared: dict[int, tuple[int, WindowedColumns]] = {}
         self._opening = threading.Lock()
 
     def starts(self, shard: int) -> list[int]:
@@ -90,14 +94,17 @@ class CacheReader:
         self._count([self._opened[index] for index, _ in origins], lengths)
         return self._structure(arrays), sum(lengths), origins
 
-    def map_shard(self, shard: int) -> ShardColumns:
-        """Return the columns of a shard, mapped into memory. Raises CorruptPartition."""
+    def map_shard(self, shard: int, *, few: bool = False) -> ShardColumns:
+        """Return the columns of a shard, mapped into memory. `few`: most rows won't be read.
+
+        Raises CorruptPartition.
+        """
         if shard not in self._shards:
             held = self.shard_map.shards[shard]
             partitions = [self._open(index).copy.partition for index in held]
             with self._opening:
                 if shard not in self._shards:
-                    self._shards[shard] = ShardColumns(partitions, self.cache.columns, self._columns)
+                    self._shards[shard] = ShardColumns(partitions, self.cache.columns, self._columns, few=few)
         return self._shards[shard]
 
     def read_windows(
@@ -109,7 +116,9 @@ class CacheReader:
         """
         with self._opening:
             self._ahead = self._ahead or ReadAhead()
-            prepared = self._prepared.pop(shard, None)
+            process, prepared = self._prepared.pop(shard, (0, None))
+        if process != os.getpid():
+            prepared = None  # threads of another process read it, from which this one was forked
         if prepared is not None and prepared.order == order:
             columns = prepared
         else:
@@ -120,8 +129,9 @@ class CacheReader:
             columns = WindowedColumns(self._sources[shard], order, self._ahead)
 
         def prepare() -> None:
-            self._prepared[shard] = WindowedColumns(columns.shard, following(), columns.ahead)
-            self._prepared[shard].begin(0)
+            first = WindowedColumns(columns.shard, following(), columns.ahead)
+            first.begin(0)
+            self._prepared[shard] = (os.getpid(), first)
 
         columns.at_last_window = prepare
         return columns

@@ -22,7 +22,6 @@ from insitu.grid.layout import (
     WindowedOrder,
     batch_sizes,
     draw_rows,
-    shuffled,
     steps_of_shard,
 )
 from insitu.grid.partitions import TEXT
@@ -352,8 +351,10 @@ class Dataset:
                 if step >= plan.steps:
                     yield NO_ROWS
                     continue
+                if step == plan.steps // 2 and self._chain.window_blocks is None and self.seed is not None:
+                    reader.orders.prepare(self.rows_of_shard(shard), self.seed, epoch + 1, shard)
                 if isinstance(plan, ShuffledPlan):
-                    columns = columns or reader.map_shard(shard)
+                    columns = columns or reader.map_shard(shard, few=2 * plan.rows < starts[-1])
                     data, rows, origins = reader.read_rows(shard, columns, plan, step)
                 else:
                     data, rows, origins = reader.read_ranges(shard, plan.ranges(step))
@@ -381,7 +382,7 @@ class Dataset:
                 return FileOrder(self._reader.starts(shard), self.cache.block_rows, blocks)
             return positions
         if chain.window_blocks is None:
-            order = shuffled(self.rows_of_shard(shard), chain.seed, epoch, shard)
+            order = self._reader.orders.get(self.rows_of_shard(shard), chain.seed, epoch, shard)
             return order if positions is None else positions[order]
         starts, key = self._reader.starts(shard), {"seed": chain.seed, "epoch": epoch, "shard": shard}
         return WindowedOrder(starts, self.cache.block_rows, chain.window_blocks, **key)

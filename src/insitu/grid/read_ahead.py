@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -105,11 +106,15 @@ class Window:
         self._rows_before = np.cumsum(held.rows) - held.rows
         self._starts, size = self._arrange()
         self._memory = ahead.take_memory(size)
+        self._values: dict[str, Any] | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
         self._reads = [
-            ahead.submit(source, block, self._memory, start)
+            self._ahead.submit(source, block, self._memory, start)
             for (source, block), start in zip(self._sources, self._starts, strict=True)
         ]
-        self._values: dict[str, Any] | None = None
 
     def _arrange(self) -> tuple[list[int], int]:
         """Return where in memory each block begins, and the bytes of all.
@@ -142,6 +147,8 @@ class Window:
         Raises CorruptPartition.
         """
         if self._values is None:
+            if self._process != os.getpid():
+                self._begin()  # the threads stayed in the process from which this one was forked
             for read in self._reads:
                 read.result()
             self._values = {column.name: self._collect(column) for column in self._shard.columns}
@@ -240,7 +247,7 @@ class WindowedColumns:
             call, self.at_last_window = self.at_last_window, None
             call()
 
-    def _locate(self, positions: Rows, place: int) -> list[Rows]:
+    def _locate(self, positions: Rows, parts: Rows, place: int) -> list[Rows]:
         """Return (window, block in it, row in the block) for rows by their positions in the shard.
 
         They are those that come from `place` of the epoch on, in any order.
@@ -251,9 +258,9 @@ class WindowedColumns:
         within = np.concatenate([np.arange(len(each.blocks)) for each in held])
         of_window = np.repeat(np.array(windows), [len(each.blocks) for each in held])
         by_number = np.argsort(numbers)
-        starts = self.shard.starts
-        parts = np.searchsorted(starts, positions, side="right") - 1
-        blocks, rows = np.divmod(positions - starts[parts], self.shard.block_rows)
+        positions = positions - self.shard.starts[parts]
+        blocks = positions // self.shard.block_rows
+        rows = positions - blocks * self.shard.block_rows
         found = by_number[np.searchsorted(numbers, self._blocks_before[parts] + blocks, sorter=by_number)]
         return [of_window[found], within[found], rows]
 
@@ -264,7 +271,8 @@ class WindowedColumns:
         last = self.order.window_of(step * plan.size + len(rows) - 1)
         for window in [window for window in self._windows if not first <= window <= last + 1]:
             self._windows.pop(window).release()
-        for window in range(first, last + 2):
+        # Never a third one: a batch in two windows waits for the next to be read until the first is done.
+        for window in range(first, max(last, first + 1) + 1):
             self.begin(window)
         if first == last:
             return self._windows[first].take(blocks, rows)

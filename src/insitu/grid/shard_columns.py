@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from insitu.grid.layout import Rows, ShuffledPlan, count_blocks_before
-from insitu.grid.partitions import TEXT, AddressSpace, BlockedValues, Partition, body_alignment
+from insitu.grid.partitions import (
+    TEXT,
+    AddressSpace,
+    BlockedValues,
+    Partition,
+    body_alignment,
+    row_bytes,
+)
 from insitu.spec import Column
 
 
@@ -17,18 +24,38 @@ class ShardColumns:
     """Chosen columns of all partitions of a shard, by the position of a row in the shard."""
 
     def __init__(
-        self, partitions: Sequence[Partition], all_columns: tuple[Column, ...], columns: Sequence[Column]
+        self,
+        partitions: Sequence[Partition],
+        all_columns: tuple[Column, ...],
+        columns: Sequence[Column],
+        *,
+        few: bool = False,
     ) -> None:
-        """`partitions` are open and not empty. `columns` are chosen out of `all_columns`. Raises OSError."""
+        """`partitions` are open and not empty. `columns` are chosen out of `all_columns`. `few`: most rows
+        won't be read. Raises OSError.
+        """
         sizes = [partition.bytes for partition in partitions]
         space = AddressSpace([p.path for p in partitions], sizes, body_alignment(all_columns))
-        space.prefault()
         self._starts = np.concatenate(([0], np.cumsum([p.rows for p in partitions])))
         self._block_rows = max(p.block_rows for p in partitions)
-        self._first_blocks = count_blocks_before(np.diff(self._starts), self._block_rows)
+        first_blocks = count_blocks_before(np.diff(self._starts), self._block_rows)
+        #: What is added to the position of a row, by its partition, to count rows as `BlockedValues` does.
+        self._shifts = first_blocks * self._block_rows - self._starts
         self._columns = columns
         self._fixed = {c.name: self._join(space, partitions, c) for c in columns if c.dtype != TEXT}
         self._texts = {c.name: [p.values[c.name] for p in partitions] for c in columns if c.dtype == TEXT}
+        if not few:
+            pieces = list(self._pieces())
+            used = sum(size for _, size in pieces)
+            # Where texts lie isn't known here, and one large piece is mapped faster than many small ones.
+            space.prefault(pieces=None if self._texts or 2 * used > sum(sizes) else pieces)
+
+    def _pieces(self) -> Iterator[tuple[int, int]]:
+        """Yield (first byte of memory, bytes) for each block of each column of fixed size."""
+        for column in self._columns:
+            if column.dtype != TEXT:
+                size = self._block_rows * row_bytes(column)
+                yield from ((start, size) for start in self._fixed[column.name].starts.tolist())
 
     def _join(self, space: AddressSpace, partitions: Sequence[Partition], column: Column) -> BlockedValues:
         starts = []
@@ -37,10 +64,9 @@ class ShardColumns:
             starts.append(offset + values.starts[: -(-partition.rows // self._block_rows)])
         return BlockedValues(space.memory, column, self._block_rows, np.concatenate(starts))
 
-    def _locate(self, positions: Rows, place: int) -> list[Rows]:
+    def _locate(self, positions: Rows, parts: Rows, place: int) -> list[Rows]:
         """Return where the rows at the given positions lie: int64 of as many, for each column but texts."""
-        parts = np.searchsorted(self._starts, positions, side="right") - 1
-        rows = positions - self._starts[parts] + self._first_blocks[parts] * self._block_rows
+        rows = positions + self._shifts[parts]
         return [values.locate(rows) for values in self._fixed.values()]
 
     def take_batch(self, plan: ShuffledPlan, step: int) -> list[npt.NDArray[Any]]:

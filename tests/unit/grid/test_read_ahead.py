@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import wait
 from pathlib import Path
@@ -156,6 +157,24 @@ def test_closing_waits_for_no_read(tmp_path: Path) -> None:
             return
         threading.Event().wait(0.05)
     raise AssertionError("the memory wasn't given back")
+
+
+def test_a_forked_process_reads_what_was_under_way(tmp_path: Path) -> None:
+    held, shard, order, plan = make_held(tmp_path)
+    read = WindowedColumns(shard, order, ReadAhead())
+    read.begin(0)
+    assert held.began.wait(20)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            held.may_go_on.set()
+            code = 0 if len(read.take_batch(plan, 0)[0]) == 30 else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    held.may_go_on.set()
+    assert len(read.take_batch(plan, 0)[0]) == 30
 
 
 @pytest.mark.parametrize("count", [1, 700])

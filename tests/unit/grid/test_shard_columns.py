@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from partition_rows import columns, make_rows, write_rows
 
 from insitu.grid.layout import ShuffledPlan
-from insitu.grid.partitions import Partition
+from insitu.grid.partitions import AddressSpace, Partition
 from insitu.grid.shard_columns import ShardColumns
 from insitu.spec import Column
 
@@ -41,3 +42,18 @@ def test_rows_come_as_they_were_written(
         assert sorted(positions) == sorted(order[step * size : (step + 1) * size])
         for column, values in zip(columns, taken, strict=True):
             np.testing.assert_array_equal(values, whole[column.name][positions])
+
+
+@pytest.mark.parametrize(("names", "few", "expected"), [("a", False, 3), ("ab", False, None), ("a", True, 0)])
+def test_only_pages_that_will_be_used_are_mapped_ahead(
+    tmp_path: Path, names: str, few: bool, expected: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = (Column("a", "int64"), Column("b", "uint8", (100,)))
+    write_rows(tmp_path / "p", columns, make_rows(columns, 50), 50, 20)
+    asked: list[int | None] = []
+    monkeypatch.setattr(
+        AddressSpace, "prefault", lambda self, pieces: asked.append(None if pieces is None else len(pieces))
+    )
+    chosen = [column for column in columns if column.name in names]
+    ShardColumns([Partition(tmp_path / "p", columns, 50, 20)], columns, chosen, few=few)
+    assert asked == ([] if few else [expected])

@@ -56,8 +56,11 @@ class AddressSpace:
                 flags = mmap.MAP_SHARED | _MAP_FIXED
                 _map(self._address + offset, size, mmap.PROT_READ, flags, file.fileno())
 
-    def prefault(self, most: int | None = None) -> None:
+    def prefault(self, most: int | None = None, pieces: Sequence[tuple[int, int]] | None = None) -> None:
         """Map all pages at once, large ones where the kernel has them: some 20 GB/s of cached file.
+
+        `pieces` are (first byte, bytes) of memory that is used; None: all of it. What is not in the page
+        cache is read.
 
         Taken one by one on first use they make the first epoch several times slower. Left out where `most`,
         the bytes of all files that are read together, would fill half of the memory, or the kernel is older
@@ -67,9 +70,13 @@ class AddressSpace:
         if (sum(self._sizes) if most is None else most) >= memory // 2:
             return
         for size, offset in zip(self._sizes, self.offsets.tolist(), strict=True):
-            for advice in (mmap.MADV_HUGEPAGE, _MADV_POPULATE_READ):
-                # A kernel that refuses the advice maps pages as they are used.
-                _LIBC.madvise(self._address + offset, size, advice)
+            # A kernel that refuses an advice maps pages as they are used.
+            _LIBC.madvise(self._address + offset, size, mmap.MADV_HUGEPAGE)
+            if pieces is None:
+                _LIBC.madvise(self._address + offset, size, _MADV_POPULATE_READ)
+        for start, size in pieces or ():
+            page = start // mmap.PAGESIZE * mmap.PAGESIZE
+            _LIBC.madvise(self._address + page, start - page + size, _MADV_POPULATE_READ)
 
 
 def _map(address: int | None, size: int, protection: int, flags: int, descriptor: int) -> int:

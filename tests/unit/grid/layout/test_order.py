@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.errors import InputError
+from insitu.grid.layout import order as module
 from insitu.grid.layout.order import BatchPlan, ShuffledPlan, batch_sizes, shuffled, steps_of_shard
 
 
@@ -82,3 +83,17 @@ def test_any_step_can_be_the_first() -> None:
         assert [(k, rows.tolist()) for k, rows in pieces] == [
             (k, rows.tolist()) for k, rows in expected[step]
         ]
+
+
+@given(
+    st.lists(st.integers(0, 60), min_size=1, max_size=12).filter(sum), st.integers(1, 30), st.integers(1, 13)
+)
+def test_a_plan_finds_the_partition_of_each_row(lengths: list[int], size: int, bits: int) -> None:
+    starts = [0, *np.cumsum(lengths).tolist()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_FINDER_BITS", bits)
+        plan = ShuffledPlan(starts, size, np.random.default_rng(0).permutation(starts[-1]))
+        found = [
+            (k, row) for step in range(plan.steps) for k, rows in plan.rows_of_batch(step) for row in rows
+        ]
+    assert sorted(found) == [(k, row) for k, count in enumerate(lengths) for row in range(count)]

@@ -1,0 +1,52 @@
+"""Orders that are computed in advance."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from insitu.grid import order_ahead
+from insitu.grid.layout import shuffled
+from insitu.grid.order_ahead import OrdersAhead
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """The (epoch, thread) of each order that was computed."""
+    found: list[tuple[int, str]] = []
+
+    def note(rows: int, seed: int, epoch: int, shard: int) -> np.ndarray:
+        found.append((epoch, threading.current_thread().name))
+        return shuffled(rows, seed, epoch, shard)
+
+    monkeypatch.setattr(order_ahead, "shuffled", note)
+    monkeypatch.setattr(order_ahead, "LEAST_ROWS", 100)
+    return found
+
+
+def test_a_prepared_order_is_the_same_and_computed_once(computed: list[tuple[int, str]]) -> None:
+    orders = OrdersAhead()
+    orders.prepare(200, 1, 2, 0)
+    orders.prepare(200, 1, 2, 0)
+    np.testing.assert_array_equal(orders.get(200, 1, 2, 0), shuffled(200, 1, 2, 0))
+    assert [epoch for epoch, _ in computed] == [2] and computed[0][1] != threading.current_thread().name
+    np.testing.assert_array_equal(orders.get(200, 1, 2, 0), shuffled(200, 1, 2, 0))
+    assert len(computed) == 2, "it isn't kept after its use"
+
+
+def test_one_that_is_not_used_goes_with_the_next(computed: list[tuple[int, str]]) -> None:
+    orders = OrdersAhead()
+    orders.prepare(200, 1, 2, 0)
+    orders.prepare(200, 1, 2, 1)
+    orders.get(200, 1, 7, 0)
+    assert [key[1][3] for key in orders._prepared] == [1]
+
+
+def test_few_rows_need_no_thread(computed: list[tuple[int, str]]) -> None:
+    orders = OrdersAhead()
+    orders.prepare(99, 1, 2, 0)
+    assert not orders._prepared
+    orders.get(99, 1, 2, 0)
+    assert computed == [(2, threading.current_thread().name)]
