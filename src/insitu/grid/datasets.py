@@ -22,6 +22,7 @@ from insitu.grid.layout import (
     WindowedOrder,
     batch_sizes,
     draw_rows,
+    rows_before,
     steps_of_shard,
 )
 from insitu.grid.partitions import TEXT
@@ -387,24 +388,23 @@ class Dataset:
         starts, key = self._reader.starts(shard), {"seed": chain.seed, "epoch": epoch, "shard": shard}
         return WindowedOrder(starts, self.cache.block_rows, chain.window_blocks, **key)
 
-    def shard_origins(self, shard: int, epoch: int, stop_step: int) -> tuple[tuple[int, Rows], ...]:
-        """Return the origins of the rows of the shard's first `stop_step` batches of `epoch`.
+    def shard_origins(self, shard: int, epoch: int, stop_step: int) -> Iterator[tuple[int, Rows]]:
+        """Yield the origins of the rows of the shard's first `stop_step` batches of `epoch`.
 
         They are pairs of a partition's index and int64 row indices in it. They follow from (seed, epoch,
         shard) alone; no rows are read.
         """
-        starts = self._reader.starts(shard)
-        held = self.shard_map.shards[shard]
+        starts, held = self._reader.starts(shard), self.shard_map.shards[shard]
         whole = self.rows_of_shard(shard)
         rows = min(whole, stop_step * batch_sizes(self.batch_size, self.num_shards)[shard])
-        if rows <= 0:
-            return ()
-        order = self._order(shard, epoch)
-        if order is None:
-            return tuple(
-                (held[k], np.arange(start, stop)) for k, start, stop in BatchPlan(starts, rows).ranges(0)
-            )
-        return tuple((held[k], found) for k, found in ShuffledPlan(starts, rows, order).rows_of_batch(0))
+        order = self._order(shard, epoch) if rows > 0 else None
+        if isinstance(order, (WindowedOrder, FileOrder)):
+            yield from ((held[k], found) for k, found in rows_before(order, starts, rows))
+        elif order is not None:
+            yield from ((held[k], found) for k, found in ShuffledPlan(starts, rows, order).rows_of_batch(0))
+        elif rows > 0:
+            ranges = BatchPlan(starts, rows).ranges(0)
+            yield from ((held[k], np.arange(start, stop)) for k, start, stop in ranges)
 
     def __iter__(self) -> Iterator[Structure]:
         """Yield this task's batches of one epoch: each step's rows of its shards, in their order."""

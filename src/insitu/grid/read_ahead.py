@@ -24,7 +24,7 @@ _THREADS = 4
 """Reads under way at once. Fewer leave a disk idle that serves several at a time."""
 _LARGE_PAGE = 2 << 20
 _MOST_DIRECT_ALIGNMENT = 256 << 10
-"""Blocks that could be read directly at multiples of more bytes only go through the page cache."""
+"""Blocks that could be read in place at multiples of more bytes only are copied once, which saves memory."""
 
 
 class BlockSource(Protocol):
@@ -216,8 +216,9 @@ def read_rows(shard: ShardSource, rows: Rows, ahead: ReadAhead) -> list[npt.NDAr
         some = rows[start : start + _ROWS_AT_ONCE]
         blocks, within = np.divmod(some, shard.block_rows)
         numbers, of_row = np.unique(blocks, return_inverse=True)
-        counts = np.minimum(shard.block_rows, shard.starts[-1] - numbers * shard.block_rows)
-        window = Window(shard, WindowBlocks(np.zeros_like(numbers), numbers, counts), ahead)
+        firsts = numbers * shard.block_rows
+        counts = np.minimum(shard.block_rows, shard.starts[-1] - firsts)
+        window = Window(shard, WindowBlocks(np.zeros_like(numbers), numbers, counts, firsts), ahead)
         parts.append(window.take(of_row, within))
         window.release()
     return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]

@@ -30,6 +30,7 @@ from insitu.grid.layout.windows import (
     WindowedOrder,
     WindowOrder,
     count_blocks_before,
+    rows_before,
 )
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "hash_texts",
     "owners_of_partition",
     "partition_of_rows",
+    "rows_before",
     "shard_partitions",
     "shuffled",
     "split_of_rows",

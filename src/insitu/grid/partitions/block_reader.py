@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import struct
+import threading
 import weakref
 import zlib
 from collections.abc import Sequence
@@ -22,6 +24,8 @@ from insitu.spec import Column
 
 _WORTH_SKIPPING = 64 << 10
 """Bytes between two columns from which on two reads cost less than one."""
+_MOST_OPEN = 256
+"""Files that stay open in a process. A shard may have thousands; many systems allow 1,024 at a time."""
 DIRECT_ALIGNMENT = 4096
 """Direct reads begin and end at multiples of so many bytes, in the file and in memory."""
 
@@ -41,8 +45,9 @@ class BlockReader:
         *,
         direct: bool = False,
     ) -> None:
-        """`columns` are chosen out of `all_columns`. `direct`: read past the page cache, where the file
-        system can and memory is aligned like the file. Raises OSError.
+        """`columns` are chosen out of `all_columns`. `direct`: read past the page cache, if the system can.
+
+        Raises OSError.
         """
         self.path: Path = partition.path
         self._places = partition.places
@@ -51,23 +56,17 @@ class BlockReader:
         self._all = all_columns
         self._chosen = [column.name for column in columns]
         self._has_text = any(column.dtype == TEXT for column in columns)
-        self._descriptor = self._open(os.O_RDONLY)
-        #: A descriptor for direct reads; -1: none. Set to -1 by the first one that the file system refuses.
-        self._direct = -1
+        self._file = _File(self.path, os.O_RDONLY)
+        #: None where reads aren't direct. Set to None by the first one that the file system refuses.
+        self._direct: _File | None = None
         if direct:
             with contextlib.suppress(OSError):
-                self._direct = self._open(os.O_RDONLY | os.O_DIRECT)
-
-    def _open(self, flags: int) -> int:
-        descriptor = os.open(self.path, flags | os.O_CLOEXEC)
-        ending: Any = weakref.finalize(self, os.close, descriptor)
-        ending.atexit = False  # other threads may still read
-        return descriptor
+                self._direct = _File(self.path, os.O_RDONLY | os.O_DIRECT)
 
     @property
     def direct(self) -> bool:
         """Whether blocks are read past the page cache."""
-        return self._direct >= 0
+        return self._direct is not None
 
     def offset(self, block: int) -> int:
         """Return the byte of the file at which the block begins."""
@@ -114,26 +113,30 @@ class BlockReader:
     def _read_directly(self, memory: npt.NDArray[np.uint8], start: int, end: int, offset: int) -> bool:
         """Read bytes of the file into [start, end) of memory; return whether that was possible.
 
-        Whatever goes wrong is left to a read through the page cache, whose error says what it was.
+        Where memory isn't aligned like the file they are copied once. Whatever goes wrong is left to a read
+        through the page cache, whose error says what it was.
         """
+        file, size = self._direct, end - start
+        if file is None:
+            return False
         before = offset % DIRECT_ALIGNMENT
-        after = -(before + end - start) % DIRECT_ALIGNMENT
-        if self._direct < 0 or start < before or end + after > len(memory):
-            return False
-        if (memory.ctypes.data + start - before) % DIRECT_ALIGNMENT:
-            return False
-        view, wanted = _view(memory)[start - before : end + after], before + end - start
-        done = 0
+        after = -(before + size) % DIRECT_ALIGNMENT
+        in_place = start >= before and end + after <= len(memory)
+        in_place = in_place and (memory.ctypes.data + start - before) % DIRECT_ALIGNMENT == 0
+        target = memory[start - before : end + after] if in_place else _scratch(before + size + after)
+        view, done = _view(target), 0
         try:
-            while done < wanted:
-                size = os.preadv(self._direct, [view[done:]], offset - before + done)
-                done += size
-                if done < wanted and (not size or size % DIRECT_ALIGNMENT):
+            while done < before + size:
+                came = file.read(view[done:], offset - before + done)
+                done += came
+                if done < before + size and (not came or came % DIRECT_ALIGNMENT):
                     return False
         except OSError as error:
             if error.errno == errno.EINVAL:
-                self._direct = -1
+                self._direct = None
             return False
+        if not in_place:
+            memory[start:end] = target[before : before + size]
         return True
 
     def texts(self, block: int, memory: npt.NDArray[np.uint8], name: str) -> Any:
@@ -183,13 +186,62 @@ class BlockReader:
     def _read(self, memory: memoryview, offset: int, block: int) -> None:
         while memory:
             try:
-                size = os.preadv(self._descriptor, [memory], offset)
+                size = self._file.read(memory, offset)
             except OSError as error:
                 why = f"its block {block} can't be read ({error.strerror})"
                 raise make_corrupt_error(self.path, why) from error
             if not size:
                 raise make_corrupt_error(self.path, f"it ends within its block {block}")
             memory, offset = memory[size:], offset + size
+
+
+class _File:
+    """A file that is read from. The first ones of a process stay open, others are opened for each read."""
+
+    _open = 0
+    """Files that stay open."""
+
+    def __init__(self, path: Path, flags: int) -> None:
+        """Raises OSError where the file can't be opened."""
+        self._path = path
+        self._flags = flags | os.O_CLOEXEC
+        descriptor = os.open(path, self._flags)
+        #: -1 where it doesn't stay open.
+        self._descriptor = -1
+        if _File._open >= _MOST_OPEN:
+            os.close(descriptor)
+            return
+        self._descriptor = descriptor
+        _File._open += 1
+        ending: Any = weakref.finalize(self, _close, descriptor)
+        ending.atexit = False  # other threads may still read
+
+    def read(self, memory: memoryview, offset: int) -> int:
+        """Read into `memory` from byte `offset` on; return the bytes that came. Raises OSError."""
+        if self._descriptor >= 0:
+            return os.preadv(self._descriptor, [memory], offset)
+        descriptor = os.open(self._path, self._flags)
+        try:
+            return os.preadv(descriptor, [memory], offset)
+        finally:
+            os.close(descriptor)
+
+
+_OF_THREAD = threading.local()
+
+
+def _scratch(size: int) -> npt.NDArray[np.uint8]:
+    """Return `size` bytes of memory of this thread that begin at a page."""
+    pages = getattr(_OF_THREAD, "pages", None)
+    if pages is None or len(pages) < size:
+        pages = _OF_THREAD.pages = np.frombuffer(mmap.mmap(-1, size), np.uint8)
+    found: npt.NDArray[np.uint8] = pages[:size]
+    return found
+
+
+def _close(descriptor: int) -> None:
+    _File._open -= 1
+    os.close(descriptor)
 
 
 def _view(memory: npt.NDArray[np.uint8]) -> memoryview:

@@ -6,7 +6,7 @@ datasets with `AutoShardPolicy.OFF`, whose batches are global ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any
@@ -73,7 +73,7 @@ class WorkerFeed:
     def assign_shards(self, shards: Sequence[int]) -> None:
         self._shards = tuple(shards)
 
-    def origins(self, shard: int, epoch: int, stop_step: int) -> tuple[tuple[int, Any], ...]:
+    def origins(self, shard: int, epoch: int, stop_step: int) -> Iterable[tuple[int, Any]]:
         return ()
 
 

@@ -8,7 +8,7 @@ takes its slice. In both, every row enters the model once.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any, Protocol
@@ -68,7 +68,7 @@ class Feed(Protocol):
     def assign_shards(self, shards: Sequence[int]) -> None:
         """Read these shards from the next step on that is asked for."""
 
-    def origins(self, shard: int, epoch: int, stop_step: int) -> tuple[tuple[int, Any], ...]:
+    def origins(self, shard: int, epoch: int, stop_step: int) -> Iterable[tuple[int, Any]]:
         """Return where the rows of the shard's first `stop_step` steps of pass `epoch` come from: pairs of a
         partition's index and int64 row indices. Empty for sources without partitions. Reads no rows."""
 
@@ -171,7 +171,7 @@ class DatasetFeed:
         """Return the dataset's shards that the replicas `shards` of a strategy take their rows from."""
         return tuple(dict.fromkeys(shard // self._replicas for shard in shards))
 
-    def origins(self, shard: int, epoch: int, stop_step: int) -> tuple[tuple[int, Any], ...]:
+    def origins(self, shard: int, epoch: int, stop_step: int) -> Iterable[tuple[int, Any]]:
         return self._dataset.shard_origins(shard, epoch, stop_step)
 
 
@@ -263,7 +263,7 @@ class StreamFeed:
     def assign_shards(self, shards: Sequence[int]) -> None:
         self._shards = tuple(shards)
 
-    def origins(self, shard: int, epoch: int, stop_step: int) -> tuple[tuple[int, Any], ...]:
+    def origins(self, shard: int, epoch: int, stop_step: int) -> Iterable[tuple[int, Any]]:
         return ()
 
 

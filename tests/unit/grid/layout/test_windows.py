@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from insitu.grid.layout.order import ShuffledPlan
-from insitu.grid.layout.windows import FileOrder, WindowedOrder
+from insitu.grid.layout.windows import FileOrder, WindowedOrder, WindowOrder, rows_before
 
 
 def make_order(lengths: list[int], block_rows: int, window_blocks: int, **key: int) -> WindowedOrder:
@@ -68,6 +68,25 @@ def test_windows_of_rows_as_they_lie(lengths: list[int], block_rows: int, window
         assert {order.window_of(place) for place in range(seen, seen + rows)} == {window}
         seen += rows
     assert seen == sum(lengths)
+
+
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=6),
+    st.integers(1, 12),
+    st.integers(1, 9),
+    st.integers(0, 300),
+    st.booleans(),
+)
+def test_rows_before_a_place_are_those_of_the_order(
+    lengths: list[int], block_rows: int, window_blocks: int, stop: int, in_order: bool
+) -> None:
+    starts = [0, *np.cumsum(lengths).tolist()]
+    order: WindowOrder = make_order(lengths, block_rows, window_blocks)
+    if in_order:
+        order = FileOrder(starts, block_rows, window_blocks)
+    stop = min(stop, sum(lengths))
+    found = [starts[k] + row for k, rows in rows_before(order, starts, stop) for row in rows.tolist()]
+    assert sorted(found) == sorted(order[0:stop].tolist())
 
 
 def test_orders_differ_by_seed_epoch_and_shard() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import mmap
 import os
 from pathlib import Path
@@ -92,7 +93,7 @@ def test_a_file_system_without_direct_reads_is_read_plainly(
     refused, preadv = [], os.preadv
 
     def refuse(descriptor: int, buffers: list[memoryview], offset: int) -> int:
-        if descriptor == reader._direct:
+        if reader._direct is not None and descriptor == reader._direct._descriptor:
             refused.append(offset)
             raise OSError(errno.EINVAL, "Invalid argument")
         return preadv(descriptor, buffers, offset)
@@ -201,3 +202,22 @@ def test_a_block_that_the_footer_makes_too_short_is_damaged(tmp_path: Path) -> N
     reader._places["body_bytes"][1] = 16
     with pytest.raises(CorruptPartition, match="block 1"):
         reader.read(1, np.zeros(reader.size(1), np.uint8))
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_thousands_of_partitions_keep_few_files_open(
+    tmp_path: Path, direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gc.collect()
+    monkeypatch.setattr(module, "_MOST_OPEN", module._File._open + 2)
+    make_reader(tmp_path / "part", "n")
+    partition = Partition(tmp_path / "part", COLUMNS, 50, 20)
+    before = len(os.listdir("/proc/self/fd"))
+    readers = [BlockReader(partition, COLUMNS, COLUMNS[:1], direct=direct) for _ in range(5)]
+    assert len(os.listdir("/proc/self/fd")) == before + 2
+    pages = np.frombuffer(mmap.mmap(-1, 1 << 16), np.uint8)
+    for reader in readers:
+        reader.read(1, pages, reader.offset(1) % DIRECT_ALIGNMENT)
+    del readers, reader
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before

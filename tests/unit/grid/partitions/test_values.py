@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from insitu.grid.partitions.address_space import AddressSpace
 from insitu.grid.partitions.values import BlockedValues, split_range
 from insitu.spec import Column
 
@@ -66,3 +67,19 @@ def test_a_range_is_split_where_blocks_end(start: int, length: int, block_rows: 
         for row in range(first, end)
     ]
     assert found == list(range(start, start + length))
+
+
+def test_rows_beyond_2_to_the_32_bytes_are_found(tmp_path: Path) -> None:
+    size, block_rows = 6 << 30, 1 << 20
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.truncate(size)
+        for row in (5, 600_000_000, size // 8 - 1):
+            file.seek(8 * row)
+            file.write(row.to_bytes(8, "little"))
+    space = AddressSpace([path], [size], 8)
+    starts = np.arange(size // 8 // block_rows) * block_rows * 8
+    values = BlockedValues(space.memory, Column("x", "int64"), block_rows, starts)
+    rows = np.array([size // 8 - 1, 5, 600_000_000, 600_000_001])
+    assert values.pick(rows).tolist() == [size // 8 - 1, 5, 600_000_000, 0]
+    assert values.slice(600_000_000, 600_000_002).tolist() == [600_000_000, 0]
