@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from insitu.access import apply_modes, make_folder
-from insitu.durable import sync_folder
+from insitu.durable import sync_folder, sync_tree
 from insitu.errors import CacheBusy, CacheExists, GridError, InputError, SourceError
 from insitu.grid.appending import check_base, check_columns, join_labels, options_of_base, share_partitions
 from insitu.grid.catalog import Catalog
@@ -68,6 +68,8 @@ from insitu.spec import CacheSpec, PartitionInfo, check_cache_name
 
 BLOCK_BYTES = 4 << 20
 """Bytes of sources that are read, and passed on, at once."""
+_SYNCED_ONE_BY_ONE = 100
+"""Files up to which each is made to survive a power cut alone; with more, all are at once."""
 _FEWER_ROWS = 8
 """By how much a block gets fewer rows where texts turn out to be too long."""
 
@@ -414,18 +416,22 @@ def _complete(
 ) -> CacheSpec:
     """Complete the partitions of one of the names, and copy them to their backups (step C)."""
     staged = paths.staged(name, token)
+    one_by_one = plan.partitions * (1 + plan.backups) <= _SYNCED_ONE_BY_ONE
     infos = [] if plan.base is None else list(plan.base.partitions)
     for number, partition in enumerate(plan.new_partitions):
         owners = owners_of_partition(partition, plan.topology, plan.backups)
         destination = index * plan.partitions + number
-        size, checksum = builders.finish(destination)
+        size, checksum = builders.finish(destination, sync=one_by_one)
         for backup in owners[1:]:
             copy = staged.partition(backup, partition)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(staged.partition(owners[0], partition), copy)
-            with copy.open("rb") as file:
-                os.fsync(file.fileno())
+            if one_by_one:
+                with copy.open("rb") as file:
+                    os.fsync(file.fileno())
         infos.append(PartitionInfo(partition, int(builders.rows[destination]), size, checksum, owners))
+    if not one_by_one:
+        sync_tree(staged.root)
     version = max([0, *(spec.version for spec in catalog.stored() if spec.name == name)]) + 1
     return CacheSpec(
         name,

@@ -123,12 +123,15 @@ class PartitionBuilders:
         if collected is not None:
             self._writers[destination].write(collected.rows, collected.values())
 
-    def finish(self, destination: int) -> tuple[int, str]:
-        """Complete the target of `destination`. Returns (bytes, checksum). Raises OSError."""
+    def finish(self, destination: int, *, sync: bool = True) -> tuple[int, str]:
+        """Complete the target of `destination`. Returns (bytes, checksum). Raises OSError.
+
+        Without `sync` the caller must see that it survives a power cut.
+        """
         for thread in self._threads:
             thread.wait()
         self._write(destination)
-        return self._writers[destination].close()
+        return self._writers[destination].close(sync=sync)
 
     def stop(self) -> None:
         """End the threads. What they have not written yet is dropped."""

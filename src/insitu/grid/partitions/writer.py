@@ -115,12 +115,16 @@ class PartitionWriter:
         self._blocks += 1
         return self._take_pieces(sums)
 
-    def close(self) -> tuple[int, str]:
-        """Complete the file, make it survive a power cut, and return (bytes, checksum). Raises OSError."""
+    def close(self, *, sync: bool = True) -> tuple[int, str]:
+        """Complete the file and return (bytes, checksum). Raises OSError.
+
+        With `sync` it survives a power cut; without, the caller must see to it.
+        """
         self._writer.close()
         self._append(self._take_pieces([]), is_block=False)
-        with self._path.open("rb") as file:
-            os.fsync(file.fileno())
+        if sync:
+            with self._path.open("rb") as file:
+                os.fsync(file.fileno())
         return self._sink.position, checksum_text(self._crc32)
 
     def _take_pieces(self, column_sums: Sequence[tuple[int, int]]) -> list[memoryview]:

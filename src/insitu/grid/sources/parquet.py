@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Generator, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,8 +21,8 @@ _WHOLE_GROUP_BYTES = 16 << 20
 """Bytes of a row group up to which it is decoded as a whole, while others are."""
 _SAMPLE_ROWS, _SAMPLE_BYTES = 64, 1 << 20
 """Rows, and about how many bytes of them, that tell how large rows are."""
-# Arrow's pre-buffering would read ahead the whole file into memory.
-_open = partial(pq.ParquetFile, buffer_size=1 << 20, pre_buffer=False)
+_MOST_BUFFER_BYTES, _BUFFERS_BYTES = 1 << 20, 32 << 20
+"""What is read at once from one column, and from all columns of a row group together."""
 
 
 class ParquetSource:
@@ -52,7 +51,10 @@ class ParquetSource:
         whole = len(self._group_rows) > 1 and max(self._group_rows) * width <= _WHOLE_GROUP_BYTES
         groups, done = self._groups_from(start)
         read = _read_groups if whole else _stream_groups
-        with arrow_errors(self.path), contextlib.closing(read(self.path, groups, rows)) as batches:
+        with (
+            arrow_errors(self.path),
+            contextlib.closing(read(self.path, len(self.columns), groups, rows)) as batches,
+        ):
             for batch in batches:
                 before, done = done, done + batch.num_rows
                 if done <= start:
@@ -71,12 +73,19 @@ class ParquetSource:
         return [], before
 
 
-def _stream_groups(path: Path, groups: list[int], rows: int) -> Generator[Any, None, None]:
-    with _open(path) as file:
+def _open(path: Path, columns: int) -> Any:
+    """Open a file of so many columns."""
+    size = max(1 << 14, min(_MOST_BUFFER_BYTES, _BUFFERS_BYTES // columns))
+    # Arrow's pre-buffering would read ahead the whole file into memory.
+    return pq.ParquetFile(path, buffer_size=size, pre_buffer=False)
+
+
+def _stream_groups(path: Path, columns: int, groups: list[int], rows: int) -> Generator[Any, None, None]:
+    with _open(path, columns) as file:
         yield from file.iter_batches(batch_size=rows, row_groups=groups)
 
 
-def _read_groups(path: Path, groups: list[int], rows: int) -> Generator[Any, None, None]:
+def _read_groups(path: Path, columns: int, groups: list[int], rows: int) -> Generator[Any, None, None]:
     """Yield the batches of row groups, each decoded by one of several threads."""
     with contextlib.ExitStack() as stack:
         files = threading.local()
@@ -85,7 +94,7 @@ def _read_groups(path: Path, groups: list[int], rows: int) -> Generator[Any, Non
         def read(group: int) -> Any:
             if not hasattr(files, "own"):
                 with lock:
-                    files.own = stack.enter_context(_open(path))
+                    files.own = stack.enter_context(_open(path, columns))
             return files.own.read_row_group(group, use_threads=False)
 
         with contextlib.closing(map_ordered(read, groups)) as tables:
