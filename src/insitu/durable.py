@@ -6,13 +6,16 @@ import contextlib
 import errno
 import fcntl
 import itertools
+import json
 import mmap
 import os
 import re
 import shutil
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """The system's numbers for "no room": of the device, of the user's quota, of the limit on a file's size."""
@@ -253,6 +256,20 @@ def write_synced(path: Path, data: bytes, mode: int | None = None, *, sync: bool
         file.flush()
         if sync:
             os.fsync(file.fileno())
+
+
+def seal(state: Any) -> bytes:
+    """Return `state` as JSON, with a checksum of it."""
+    text = json.dumps(state)
+    return json.dumps({"crc32": zlib.crc32(text.encode()), "state": text}).encode()
+
+
+def unseal(data: bytes) -> Any:
+    """Return what `seal` was given. Raises ValueError, KeyError or TypeError if `data` is anything else."""
+    outer = json.loads(data)
+    if zlib.crc32(outer["state"].encode()) != outer["crc32"]:
+        raise ValueError("its checksum doesn't match")
+    return json.loads(outer["state"])
 
 
 def _set_direct_io(descriptor: int, enabled: bool) -> bool:

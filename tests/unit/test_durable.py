@@ -75,6 +75,13 @@ def test_a_folder_is_published_whole_or_not_at_all(tmp_path: Path):
     assert os.listdir(tmp_path) == ["name"]
 
 
+def test_a_sealed_state_that_was_changed_is_not_believed():
+    sealed = durable.seal({"step": 12, "names": ["a"]})
+    assert durable.unseal(sealed) == {"step": 12, "names": ["a"]}
+    with pytest.raises(ValueError, match="checksum"):
+        durable.unseal(sealed.replace(b"12", b"13"))
+
+
 def test_a_file_is_written_piece_by_piece(tmp_path: Path):
     data = pages(3 << 20)
     file = durable.PageFile(tmp_path / "file", 3 << 20)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from insitu.cli.console import print_json, print_notice
-from insitu.cli.data import format_size
+from insitu.cli.console import format_size, print_json, print_notice
 from insitu.cli.jobs import complete_cache
 from insitu.errors import InputError
 from insitu.paths import Paths
