@@ -6,14 +6,16 @@ up there is one, `node-0`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 
 from insitu.access import file_mode, make_folder
-from insitu.errors import GridError, InputError
+from insitu.errors import CacheBusy, GridError, InputError
 from insitu.grid.catalog import Catalog
 from insitu.grid.files import cache_locks, home_errors, publish_file
+from insitu.grid.leftovers import list_resumable, sweep
 from insitu.paths import Paths
 from insitu.spec import NodeId, Topology
 
@@ -62,7 +64,7 @@ def bring_up(paths: Paths, nodes: int) -> Topology:
 
 
 def take_down(paths: Paths, *, force: bool = False) -> Topology:
-    """Drop the nodes and their stores; return what they were.
+    """Drop the nodes and their stores, and what interrupted imports keep; return what the nodes were.
 
     Raises InputError where stores hold caches and `force` is not given, CacheBusy during an import.
     """
@@ -82,4 +84,7 @@ def take_down(paths: Paths, *, force: bool = False) -> Topology:
             paths.nodes.rename(dropped)
             shutil.rmtree(dropped)
         paths.topology.unlink(missing_ok=True)
+    for cache in list_resumable(paths):
+        with contextlib.suppress(CacheBusy), cache_locks(paths, [cache]):
+            sweep(paths, [cache])
     return topology

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from insitu.errors import InputError, SourceError
-from insitu.grid import Catalog, import_cache, sweep
+from insitu.grid import Catalog, import_cache, sweep, take_down
 from insitu.grid.leftovers import list_resumable
 from insitu.grid.partitions import PartitionWriter
 from insitu.paths import Paths
@@ -143,6 +143,14 @@ def test_other_sources_and_options_are_refused(paths: Paths, tmp_path: Path) -> 
         import_cache(paths, "a", [source], partitions=3, resume=True)
     assert import_cache(paths, "a", [source], partitions=4)[0].rows == 2 * ROWS + 1
     assert not list(paths.staging.iterdir())
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_what_can_be_continued_goes_with_the_nodes(paths: Paths, tmp_path: Path) -> None:
+    source = write_sources(tmp_path, "csv")
+    import_until(paths, source, 4000)
+    take_down(paths, force=True)
+    assert not list_resumable(paths) and not list(paths.staging.iterdir())
 
 
 @pytest.mark.usefixtures("small_blocks")

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from partition_rows import columns, make_rows, write_rows
 
-from insitu.grid.partitions import TEXT, Partition, file_checksum
+from insitu.errors import GridError
+from insitu.grid.partitions import TEXT, Partition, PartitionWriter, file_checksum
 from insitu.grid.partitions import writer as writer_module
 from insitu.grid.partitions.format import body_alignment, column_offsets, find_mark
 from insitu.spec import Column
@@ -81,3 +82,49 @@ def test_a_system_that_writes_a_part_at_a_time(tmp_path: Path, monkeypatch: pyte
     np.testing.assert_array_equal(
         Partition(tmp_path / "a", columns, 50, 20).values["x"].slice(0, 50), values["x"]
     )
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(columns(), st.integers(1, 60), st.integers(1, 12), st.integers(0, 20_000), st.booleans(), st.data())
+def test_a_file_that_was_cut_or_damaged_anywhere_is_completed_to_the_same(
+    tmp_path: Path,
+    columns: tuple[Column, ...],
+    rows: int,
+    block_rows: int,
+    where: int,
+    cut: bool,
+    data: st.DataObject,
+) -> None:
+    values, whole, path = make_rows(columns, rows), tmp_path / "whole", tmp_path / "torn"
+    for file in (whole, path):
+        file.unlink(missing_ok=True)
+    write_rows(whole, columns, values, rows, block_rows)
+    torn = bytearray(whole.read_bytes())
+    if cut:
+        torn = torn[: where % (len(torn) + 1)]
+    else:
+        torn[where % len(torn)] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(torn)
+    writer = PartitionWriter(path, columns)
+    try:
+        adopted = writer.adopt(block_rows)
+    except GridError as error:
+        # Metadata that Arrow can read, and that isn't what is written.
+        assert not cut and "without --resume" in str(error)
+        return
+    assert adopted <= rows // block_rows
+    for start in range(adopted * block_rows, rows, block_rows):
+        stop = min(rows, start + block_rows)
+        part = {name: column[start:stop] for name, column in values.items()}
+        texts = {c.name: pa.array(part[c.name], pa.large_utf8()) for c in columns if c.dtype == TEXT}
+        writer.write(stop - start, {**part, **texts})
+    size, checksum = writer.close()
+    assert path.read_bytes() == whole.read_bytes()
+    assert size == path.stat().st_size and checksum == file_checksum(path)
+
+
+def test_a_whole_file_is_adopted_but_for_its_last_short_block(tmp_path: Path) -> None:
+    columns = (Column("x", "int64"), Column("t", TEXT))
+    write_rows(tmp_path / "a", columns, make_rows(columns, 20), 20, 8)
+    assert PartitionWriter(tmp_path / "a", columns).adopt(8) == 2
+    assert PartitionWriter(tmp_path / "none", columns).adopt(8) == 0

@@ -54,3 +54,31 @@ def test_a_file_that_is_cut_off_after_it_was_opened_is_noticed(tmp_path: Path):
         list(source.blocks(12))
     with pytest.raises(SourceError, match="is truncated: its header promises 120 bytes"):
         NpySource(source.path, SourceOptions())
+
+
+def test_rows_and_bytes_beyond_two_to_the_32(tmp_path: Path) -> None:
+    """A file with a hole of 16 GiB, of which the end is read."""
+    rows = 2**33 + 5
+    with (tmp_path / "a.npy").open("wb") as file:
+        header = {"descr": "<u2", "fortran_order": False, "shape": (rows,)}
+        np.lib.format.write_array_header_1_0(file, header)
+        start = file.tell()
+        file.truncate(start + 2 * rows)
+        file.seek(start + 2 * (rows - 3))
+        file.write(np.array([7, 8, 9], np.uint16).tobytes())
+    source = NpySource(tmp_path / "a.npy", SourceOptions())
+    assert source.expected_rows == rows
+    (block,) = source.blocks(1 << 20, start=rows - 4)
+    assert block.columns["x"].tolist() == [0, 7, 8, 9] and block.next_start == rows
+    assert block.source_bytes == (tmp_path / "a.npy").stat().st_size
+
+
+def test_a_row_has_at_most_as_many_values_as_arrow_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((2, 5, 4)))
+    monkeypatch.setattr("insitu.grid.sources.base.MOST_ROW_VALUES", 20)
+    NpySource(tmp_path / "a.npy", SourceOptions())
+    monkeypatch.setattr("insitu.grid.sources.base.MOST_ROW_VALUES", 19)
+    with pytest.raises(SourceError, match=r"at most 19 values. Received: column 'x' with rows of shape"):
+        NpySource(tmp_path / "a.npy", SourceOptions())
