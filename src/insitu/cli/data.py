@@ -383,6 +383,21 @@ def _remove_leftovers(paths: Paths) -> None:
             )
 
 
+def _bytes_on_node(paths: Paths, stored: Sequence[CacheSpec], node: str) -> int:
+    """Return the bytes of all partitions on a node. Those that versions share count once."""
+    sizes: dict[Any, int] = {}
+    for cache in stored:
+        for info in cache.partitions:
+            if node in info.owners:
+                path = paths.partition(node, cache.name, cache.version, info.index)
+                try:
+                    found = path.stat()
+                    sizes[found.st_dev, found.st_ino] = info.bytes
+                except OSError:  # a damaged store; `describe --verify` names what is missing
+                    sizes[path] = info.bytes
+    return sum(sizes.values())
+
+
 def nodes(as_json: JsonOption = False) -> None:
     """List the nodes, with what they store. Removes what imports that were killed have left.
 
@@ -404,7 +419,7 @@ def nodes(as_json: JsonOption = False) -> None:
                 "primaries": sum(p.owners[0] == node for p in owned),
                 "backups": sum(p.owners[0] != node for p in owned),
                 "rows": sum(p.rows for p in owned if p.owners[0] == node),
-                "bytes": sum(p.bytes for p in owned),
+                "bytes": _bytes_on_node(paths, stored, node),
                 "store": str(paths.node(node)),
             }
         )

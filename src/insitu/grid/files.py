@@ -34,16 +34,19 @@ _CLEANING_SECONDS = 0.5
 
 
 @contextlib.contextmanager
-def full_disk_as_error(where: Path) -> Iterator[None]:
-    """Turn the system's errors for "no room" (device, quota, file size limit) into StorageFull."""
+def full_disk_as_error(where: Path, left: str = "Nothing of it was kept") -> Iterator[None]:
+    """Turn the system's errors for "no room" (device, quota, file size limit) into StorageFull.
+
+    `left` says what has become of what was written.
+    """
     try:
         yield
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
         raise StorageFull(
-            f"No room is left for {where} ({os.strerror(error.errno or 0)}). Nothing of it was kept. Free "
-            f"some space, or put INSITU_HOME on a larger device"
+            f"No room is left for {where} ({os.strerror(error.errno or 0)}). {left}. Free some space, or "
+            f"put INSITU_HOME on a larger device"
         ) from error
 
 

@@ -245,7 +245,8 @@ def _import(
     published = False
     versions: list[CacheSpec] = []
     try:
-        with full_disk_as_error(paths.home):
+        kept = "What was written is kept: the same command goes on with it, one without --resume removes it"
+        with full_disk_as_error(paths.home, kept if options.resume else "Nothing of it was kept"):
             plan, written = _write_in_blocks(paths, catalog, plan, options.resume, token, progress)
             versions += written
             for cache in versions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,14 @@ def test_rows_are_appended_and_counted_by_call(home: Path, source: str, tmp_path
     result = run("import", "a", str(tmp_path / "b.npy"), "--append", "--resume")
     assert "Imported 7 rows" in result.stderr
     assert Catalog(Paths(home)).get("a").rows == 107
+
+
+def test_what_versions_share_counts_once(home: Path, source: str) -> None:
+    run("import", "a", source)
+    Catalog(Paths(home)).pin("a", 1, "job")
+    run("import", "a", source, "--append")
+    (node,) = json.loads(run("nodes", "--json").stdout)
+    assert node["bytes"] == Catalog(Paths(home)).get("a").bytes
 
 
 def test_lines_tell_rate_and_time_left(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from insitu.errors import InputError, SourceError
+from insitu.errors import InputError, SourceError, StorageFull
 from insitu.grid import Catalog, import_cache, sweep, take_down
 from insitu.grid.leftovers import list_resumable
 from insitu.grid.partitions import PartitionWriter
+from insitu.grid.partitions import writer as writer_module
 from insitu.paths import Paths
 
 ROWS = 3000
@@ -143,6 +146,27 @@ def test_other_sources_and_options_are_refused(paths: Paths, tmp_path: Path) -> 
         import_cache(paths, "a", [source], partitions=3, resume=True)
     assert import_cache(paths, "a", [source], partitions=4)[0].rows == 2 * ROWS + 1
     assert not list(paths.staging.iterdir())
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_full_disk_says_what_is_kept(paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_sources(tmp_path, "csv")
+    calls: list[int] = []
+
+    def fill(descriptor: int, pieces: list[memoryview]) -> None:
+        calls.append(descriptor)
+        if len(calls) > 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        original(descriptor, pieces)
+
+    original = writer_module._write_all
+    monkeypatch.setattr(writer_module, "_write_all", fill)
+    with pytest.raises(StorageFull, match=r"What was written is kept: .* --resume removes it. Free some"):
+        import_cache(paths, "a", [source], partitions=3, resume=True)
+    monkeypatch.setattr(writer_module, "_write_all", original)
+    (whole,) = import_cache(paths, "whole", [source], partitions=3)
+    (cache,) = import_cache(paths, "a", [source], partitions=3, resume=True)
+    assert cache.partitions == whole.partitions
 
 
 @pytest.mark.usefixtures("small_blocks")

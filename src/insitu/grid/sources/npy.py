@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from insitu.errors import SourceError
 from insitu.grid.partitions import TEXT
 from insitu.grid.sources.base import Block, SourceOptions, check_column, native, raw_bytes, rows_per_block
 from insitu.spec import Column
+
+_WORTH_DROPPING = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+"""Bytes of a file from which on the system's cache needn't keep what has been read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +99,14 @@ class NpySource:
         header, (column,) = self._header, self.columns
         rows = rows_per_block(header.row_bytes, block_bytes)
         with self.path.open("rb", buffering=0) as file:
-            done = start
+            done, dropped = start, 0
             for values in array_blocks(file, header, rows, self.path, start):
                 done += len(values)
                 source_bytes = header.start + header.value_bytes * done // header.rows
+                if header.value_bytes > _WORTH_DROPPING:
+                    # It won't be there for a second reader anyway, and others keep their place.
+                    os.posix_fadvise(file.fileno(), dropped, source_bytes - dropped, os.POSIX_FADV_DONTNEED)
+                    dropped = source_bytes
                 yield Block({column.name: values_of_column(values, column)}, len(values), source_bytes, done)
 
 
