@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -76,7 +77,7 @@ class ImportJournal:
         """Return the newest place before which each destination has no more rows than `adopted` says."""
         for state in reversed(_read(self._path)[1:]):
             place = Place(**{**state, "counts": tuple(state["counts"])})
-            if (np.array(place.counts) <= adopted).all():
+            if sum(place.counts) == place.rows and (np.array(place.counts) <= adopted).all():
                 return place
         return Place(0, 0, 0, 0, (0,) * len(adopted))
 
@@ -103,7 +104,7 @@ def _files(plan: ImportPlan) -> list[tuple[Any, Any]]:
 
 
 def find_resumable(paths: Paths, plan: ImportPlan) -> tuple[str, int] | None:
-    """Return (token, rows of a block) of a dead import that `plan` can go on with; None where there is none.
+    """Return (token, rows of a block) of a dead import of this user that `plan` can go on with, or None.
 
     The caller holds the lock on the caches. Raises InputError where there is one of another plan.
     """
@@ -111,7 +112,7 @@ def find_resumable(paths: Paths, plan: ImportPlan) -> tuple[str, int] | None:
     for root in sorted(paths.staged(name, "").root.parent.glob(f"{paths.staged(name, '').root.name}*")):
         token = root.name.partition("~")[2]
         journal = paths.staged(name, token).journal
-        if is_of_another_host(root) or not journal.exists():
+        if is_of_another_host(root) or not journal.exists() or root.stat().st_uid != os.getuid():
             continue
         begun = next(iter(_read(journal)), None)
         if begun is not None and begun.get("format") == _FORMAT and begun["plan"] == fingerprint(plan):

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from insitu.errors import GridError
 from insitu.grid.partitions import TEXT, PartitionWriter, WritePacing
 from insitu.grid.sources import Block, count_threads
 from insitu.spec import Column
@@ -124,12 +125,17 @@ class PartitionBuilders:
             self._writers[destination].write(collected.rows, collected.values())
 
     def finish(self, destination: int, *, sync: bool = True) -> tuple[int, str]:
-        """Complete the target of `destination`. Returns (bytes, checksum). Raises OSError.
+        """Complete the target of `destination`. Returns (bytes, checksum). Raises OSError and GridError.
 
         Without `sync` the caller must see that it survives a power cut.
         """
         for thread in self._threads:
             thread.wait()
+        if self._passed_over[destination]:
+            raise GridError(
+                f"What an interrupted import has left holds {int(self._passed_over[destination])} rows more "
+                f"than the sources have for one of its partitions. Import again without --resume"
+            )
         self._write(destination)
         return self._writers[destination].close(sync=sync)
 

@@ -13,12 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from insitu.errors import InputError, SourceError, StorageFull
+from insitu.durable import unseal
+from insitu.errors import GridError, InputError, SourceError, StorageFull
 from insitu.grid import Catalog, import_cache, sweep, take_down
 from insitu.grid.leftovers import list_resumable
 from insitu.grid.partitions import PartitionWriter
 from insitu.grid.partitions import writer as writer_module
 from insitu.paths import Paths
+from insitu.spec import Column
 
 ROWS = 3000
 
@@ -146,6 +148,20 @@ def test_other_sources_and_options_are_refused(paths: Paths, tmp_path: Path) -> 
         import_cache(paths, "a", [source], partitions=3, resume=True)
     assert import_cache(paths, "a", [source], partitions=4)[0].rows == 2 * ROWS + 1
     assert not list(paths.staging.iterdir())
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_blocks_that_the_sources_have_no_rows_for_are_refused(paths: Paths, tmp_path: Path) -> None:
+    source = write_sources(tmp_path, "npy")
+    import_until(paths, source, ROWS)
+    writer = PartitionWriter(next(paths.staging.rglob("*.arrow")), (Column("x", "int64", (2,)),))
+    (journal,) = paths.staging.rglob("journal")
+    block_rows = unseal(journal.read_bytes().split(b"\n")[0])["block_rows"]
+    writer.adopt(block_rows)
+    for _ in range(50):
+        writer.write(block_rows, {"x": np.zeros((block_rows, 2), np.int64)})
+    with pytest.raises(GridError, match="rows more than the sources have"):
+        import_cache(paths, "a", [source], partitions=3, resume=True)
 
 
 @pytest.mark.usefixtures("small_blocks")

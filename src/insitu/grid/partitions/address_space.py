@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import math
 import mmap
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from insitu.errors import GridError
+
+_LIMITS = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+"""The system's errors for a process that has too many files or mappings, or a system that has."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -35,14 +41,16 @@ class AddressSpace:
     """
 
     def __init__(self, paths: Sequence[Path], sizes: Sequence[int], alignment: int) -> None:
-        """Map the first `sizes[i]` bytes of `paths[i]`. Raises OSError."""
+        """Map the first `sizes[i]` bytes of `paths[i]`. Raises OSError, and GridError where this process may
+        map no more."""
         unit = math.lcm(mmap.PAGESIZE, alignment)
         room = [-(-size // unit) * unit for size in sizes]
         self.offsets = np.concatenate(([0], np.cumsum(room[:-1], dtype=np.int64))).astype(np.int64)
         self._sizes = list(sizes)
         length = max(unit, sum(room))
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-        self._address = _map(None, length, _PROT_NONE, flags, -1)
+        with _limits_explained(len(paths)):
+            self._address = _map(None, length, _PROT_NONE, flags, -1)
         buffer = (ctypes.c_ubyte * length).from_address(self._address)
         # Arrays over it keep `buffer`; when the last one is gone, so is the mapping.
         ending: Any = weakref.finalize(buffer, _LIBC.munmap, self._address, length)
@@ -50,7 +58,7 @@ class AddressSpace:
         self.memory: npt.NDArray[np.uint8] = np.ctypeslib.as_array(buffer)
         self.memory.flags.writeable = False
         for path, size, offset in zip(paths, sizes, self.offsets.tolist(), strict=True):
-            with path.open("rb") as file:
+            with _limits_explained(len(paths)), path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < size:
                     raise OSError(f"{path} has less than {size} bytes")
                 flags = mmap.MAP_SHARED | _MAP_FIXED
@@ -77,6 +85,21 @@ class AddressSpace:
         for start, size in pieces or ():
             page = start // mmap.PAGESIZE * mmap.PAGESIZE
             _LIBC.madvise(self._address + page, start - page + size, _MADV_POPULATE_READ)
+
+
+@contextlib.contextmanager
+def _limits_explained(files: int) -> Iterator[None]:
+    """Raise GridError where a process has reached what the system allows."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _LIMITS:
+            raise
+        raise GridError(
+            f"A process must be allowed to map all partitions that it reads. Received: {error}, for {files} "
+            f"of them beside those that are mapped already. Allow it more (`ulimit -n 65536`, `sysctl -w "
+            f"vm.max_map_count=262144`), or import the cache again with fewer --partitions"
+        ) from error
 
 
 def _map(address: int | None, size: int, protection: int, flags: int, descriptor: int) -> int:

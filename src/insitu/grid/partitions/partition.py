@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from insitu.errors import CorruptPartition, GridError
+from insitu.errors import CorruptPartition
 from insitu.grid.partitions.address_space import AddressSpace
 from insitu.grid.partitions.format import TEXT, arrow_schema, row_bytes
 from insitu.grid.partitions.ipc_footer import TAIL_BYTES, footer_bytes, read_places
 from insitu.grid.partitions.values import BlockedValues, TextValues
 from insitu.spec import Column
-
-_LIMITS = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE})
-"""The system's errors for a process that has too many files, or a system that has."""
 
 
 class Partition:
@@ -56,12 +52,6 @@ class Partition:
                 for column in columns
             }
         except (OSError, ValueError, pa.ArrowException) as error:
-            if getattr(error, "errno", None) in _LIMITS:
-                raise GridError(
-                    f"Partition {path} can't be mapped ({error}): this process has reached a limit of the "
-                    f"system on open files or mappings. Raise it (`ulimit -n 65536`, `sysctl -w "
-                    f"vm.max_map_count=262144`), or import the cache again with fewer --partitions"
-                ) from error
             raise make_corrupt_error(path, f"it can't be read as an Arrow file ({error})") from error
 
     def _find_places(self) -> npt.NDArray[Any]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import mmap
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from partition_rows import make_rows, write_rows
 
+from insitu.errors import GridError
+from insitu.grid.partitions import Partition, address_space
 from insitu.grid.partitions.address_space import AddressSpace
+from insitu.spec import Column
 
 
 def make_files(folder: Path, sizes: list[int]) -> list[Path]:
@@ -47,3 +54,28 @@ def test_a_file_that_is_shorter_than_it_should_be_is_refused(tmp_path: Path) -> 
     with pytest.raises(OSError, match="less than 101 bytes"):
         AddressSpace([path], [101], 8)
     assert str(path) not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize(("call", "code"), [(1, errno.ENOMEM), (2, errno.ENOMEM), (2, errno.EMFILE)])
+def test_limits_of_the_system_are_named(
+    call: int, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, calls = address_space._map, []
+
+    def refuse(*arguments: Any) -> int:
+        calls.append(arguments)
+        if len(calls) == call:
+            raise OSError(code, os.strerror(code))
+        return original(*arguments)
+
+    monkeypatch.setattr(address_space, "_map", refuse)
+    with pytest.raises(GridError, match=r"Received: .*for 1 of them.*max_map_count.*fewer --partitions"):
+        AddressSpace(make_files(tmp_path, [100]), [100], 8)
+
+
+def test_a_partition_keeps_no_file_open(tmp_path: Path) -> None:
+    columns = (Column("x", "int64"),)
+    write_rows(tmp_path / "a", columns, make_rows(columns, 20), 20, 8)
+    before = len(os.listdir("/proc/self/fd"))
+    partition = Partition(tmp_path / "a", columns, 20, 8)
+    assert len(os.listdir("/proc/self/fd")) == before and partition.values["x"].slice(3, 4).tolist()
