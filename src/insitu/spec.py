@@ -55,9 +55,10 @@ class Column:
 
     #: Unique among the columns of a cache.
     name: str
-    #: NumPy's name, such as "uint8", "float32" or "bool", or "str" for text.
+    #: NumPy's name, such as "uint8", "float32" or "bool", or "str" for text. "int64[*]" is ragged: a list of
+    #: any number of such values in each row.
     dtype: str
-    #: The shape of a row's tensor: () for a scalar and for text.
+    #: The shape of a row's tensor: () for a scalar, for text and for a list.
     shape: tuple[int, ...] = ()
 
 

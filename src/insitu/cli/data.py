@@ -70,6 +70,10 @@ def import_command(
         str | None,
         typer.Option(help="Make CACHE/train and CACHE/test instead, by train=0.9,test=0.1.", metavar="PARTS"),
     ] = None,
+    ragged: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="A column of lists of different lengths, such as token ids."),
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Put a new version in the place of an existing one.")
     ] = False,
@@ -98,6 +102,7 @@ def import_command(
             key=key,
             label_from_filename=label_from_filename,
             split=None if split is None else parse_split(split),
+            ragged=ragged or (),
             overwrite=overwrite,
             append=append,
             resume=resume,

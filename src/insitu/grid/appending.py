@@ -8,6 +8,7 @@ import shutil
 
 from insitu.errors import InputError, SourceError
 from insitu.grid.import_plan import LABEL
+from insitu.grid.partitions import is_ragged
 from insitu.grid.sources import SourceOptions, describe_columns
 from insitu.paths import Paths, StagedPaths
 from insitu.spec import CacheSpec, Column
@@ -40,8 +41,9 @@ def options_of_base(base: CacheSpec, options: SourceOptions) -> SourceOptions:
     """Return how sources are read whose types are only inferred, so that they agree with `base`."""
     own = [column.name for column in base.columns if not (base.labels and column.name == LABEL)]
     floats = frozenset(column.name for column in base.columns if column.dtype == "float64")
-    name = own[0] if len(own) == 1 and options == SourceOptions() else options.column
-    return SourceOptions(column=name, float_columns=floats)
+    ragged = frozenset(column.name for column in base.columns if is_ragged(column))
+    name = own[0] if len(own) == 1 and options.column == SourceOptions().column else options.column
+    return SourceOptions(name, floats, ragged | options.ragged_columns)
 
 
 def check_columns(base: CacheSpec, columns: tuple[Column, ...]) -> None:

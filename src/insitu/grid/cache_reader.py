@@ -14,7 +14,7 @@ from insitu.errors import CorruptPartition, UnknownCache
 from insitu.grid.catalog import Catalog
 from insitu.grid.layout import Rows, ShuffledPlan, WindowOrder
 from insitu.grid.order_ahead import OrdersAhead
-from insitu.grid.partitions import TEXT
+from insitu.grid.partitions import is_variable
 from insitu.grid.read_ahead import ReadAhead, ShardSource, WindowedColumns, read_rows
 from insitu.grid.reads import READS
 from insitu.grid.shard_columns import ShardColumns
@@ -170,8 +170,7 @@ class CacheReader:
         starts, held = np.array(self.starts(shard)), self.shard_map.shards[shard]
         parts = np.searchsorted(starts, positions, side="right") - 1
         arrays: list[Any] = [
-            np.empty((len(positions), *c.shape), object if c.dtype == TEXT else c.dtype)
-            for c in self._columns
+            np.empty((len(positions), *c.shape), object if is_variable(c) else c.dtype) for c in self._columns
         ]
         for part in np.unique(parts).tolist():
             here = np.flatnonzero(parts == part)

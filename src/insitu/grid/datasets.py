@@ -31,7 +31,15 @@ from insitu.grid.reads import READS
 from insitu.grid.selection import Filter, Selection, Take
 from insitu.grid.shard_columns import ShardColumns
 from insitu.grid.shards import resolve
-from insitu.grid.structure import Pad, Structure, apply_maps, concatenate, map_leaves, spec_of
+from insitu.grid.structure import (
+    Pad,
+    Structure,
+    apply_maps,
+    concatenate,
+    has_lists,
+    map_leaves,
+    spec_of,
+)
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, ShardMap
 
@@ -95,6 +103,7 @@ class Dataset:
         self._chain = chain or _Chain()
         self._epochs = itertools.count()
         self._element_spec: Structure = None
+        self._has_lists = False
 
     def shuffle(
         self, seed: int | None = None, *, exact: bool | None = None, window_bytes: int = WINDOW_BYTES
@@ -141,10 +150,10 @@ class Dataset:
     def batch(self, global_size: int, *, pad: Any = None, length: int | None = None) -> Dataset:
         """Take `global_size` rows a step over all shards together, spread as evenly as can be.
 
-        The last batch of each shard holds what is left. With `pad` and `length`, rows of different lengths
-        that a map makes, as an object array of lists or arrays, are filled up with `pad` to `length` values,
-        the same in each batch and shard. Raises InputError where a shard would get no row, and in an
-        iteration where a row is longer.
+        The last batch of each shard holds what is left. With `pad` and `length`, rows of different lengths,
+        of ragged columns or as an object array of lists or arrays that a map makes, are filled up with `pad`
+        to `length` values, the same in each batch and shard. Raises InputError where a shard would get no
+        row, and in an iteration where a row is longer.
         """
         if isinstance(global_size, bool) or not isinstance(global_size, (int, np.integer)):
             raise InputError(f"The global batch is a whole number of rows. Received: {global_size!r}")
@@ -325,8 +334,18 @@ class Dataset:
         """
         if self._element_spec is None:
             data, rows = self._reader.probe()
-            self._element_spec = spec_of(self._finish(data, rows))
+            found = self._finish(data, rows)
+            self._has_lists = has_lists(found)
+            self._element_spec = spec_of(found)
         return self._element_spec
+
+    def refuse_lists(self) -> None:
+        """Raise InputError where rows are lists of different lengths, of which no tensor can be made."""
+        if self.element_spec is not None and self._has_lists:
+            raise InputError(
+                f"Rows of a tensor have one length. Received: {self!r}, whose rows are lists. Give batch() a "
+                f"length and what fills rows up, such as .batch(64, pad=0, length=128)"
+            )
 
     def shard_batches(self, shard: int, epoch: int, start_step: int = 0) -> Iterator[Batch]:
         """Yield the batches of one shard in one epoch, from `start_step` on. Reads no others.

@@ -13,7 +13,7 @@ import numpy as np
 
 from insitu.errors import InputError, SourceError, StorageFull
 from insitu.grid.partition_builder import BUFFER_BYTES
-from insitu.grid.partitions import TEXT, row_bytes, rows_per_block, text_buffers
+from insitu.grid.partitions import TEXT, is_ragged, is_variable, row_bytes, rows_per_block, text_buffers
 from insitu.grid.source_blocks import FileState, read_blocks
 from insitu.grid.sources import Source, describe_columns
 from insitu.paths import Paths
@@ -51,6 +51,8 @@ class ImportOptions:
     overwrite: bool
     #: The fraction of each part; None: the cache isn't split.
     split: Mapping[str, float] | None
+    #: Columns whose rows are lists of different lengths.
+    ragged: tuple[str, ...]
     #: Whether the new version has the rows of the latest one, too.
     append: bool
     #: Whether an import that was interrupted is continued, and this one kept where it is interrupted.
@@ -132,7 +134,7 @@ class ImportPlan:
 def measure_rows(sources: Sequence[Source], columns: tuple[Column, ...]) -> RowSizes:
     """Return how large rows are. Of texts, the first ones of the largest source are looked at."""
     rows = sum(source.expected_rows for source in sources)
-    texts = [column.name for column in columns if column.dtype == TEXT]
+    texts = [column.name for column in columns if is_variable(column)]
     text_bytes = 0.0
     if texts:
         largest = max(sources, key=lambda source: source.expected_rows)
@@ -188,7 +190,11 @@ def check_key(key: str | None, columns: tuple[Column, ...]) -> None:
     column = next((c for c in columns if c.name == key), None)
     if column is None:
         raise InputError(f"--key {key} is no column of the sources, which have {describe_columns(columns)}")
-    if column.shape or (column.dtype != TEXT and np.dtype(column.dtype).kind not in "iub"):
+    if (
+        column.shape
+        or is_ragged(column)
+        or (column.dtype != TEXT and np.dtype(column.dtype).kind not in "iub")
+    ):
         raise InputError(
             f"--key must be a column of whole numbers or text, one a row. Received: {key} of "
             f"{column.dtype}{list(column.shape) if column.shape else ''}"

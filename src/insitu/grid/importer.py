@@ -58,7 +58,7 @@ from insitu.grid.layout import (
 )
 from insitu.grid.leftovers import host_mark, sweep
 from insitu.grid.partition_builder import PartitionBuilders, TextsTooLong
-from insitu.grid.partitions import TEXT, text_buffers
+from insitu.grid.partitions import is_variable, text_buffers
 from insitu.grid.source_blocks import FileState, SourceBlocks
 from insitu.grid.sources import Block, Source, SourceOptions, find_sources, open_sources, stem
 from insitu.grid.topology import load_topology
@@ -90,6 +90,7 @@ def import_cache(
     label_from_filename: bool = False,
     overwrite: bool = False,
     split: Mapping[str, float] | None = None,
+    ragged: Sequence[str] = (),
     append: bool = False,
     resume: bool = False,
     progress: ProgressCallback | None = None,
@@ -101,15 +102,17 @@ def import_cache(
     row's partition; None: its index in all sources, in the order of their paths. `label_from_filename` adds
     an int64 column `label`, the index of the file's name (without suffix) among all of them, sorted. `split`
     such as {"train": 0.9, "test": 0.1} makes NAME/train and NAME/test instead, by a hash of the same,
-    published together. `append` makes a version with the partitions of the latest one and new ones for the
-    rows of `sources`. `resume` goes on with what an interrupted call with the same arguments has done, if
-    there is one, and keeps what it has done itself where it is interrupted.
+    published together. `ragged` are columns whose rows are lists of different lengths. `append` makes a
+    version with the partitions of the latest one and new ones for the rows of `sources`. `resume` goes on
+    with what an interrupted call with the same arguments has done, if there is one, and keeps what it has
+    done itself where it is interrupted.
 
     Raises InputError or SourceError for bad input, CacheExists, CacheBusy while another process imports
     into the cache, StorageFull; after any of them all is as it was before.
     """
     options = ImportOptions(
-        partitions, backups, format, column, key, label_from_filename, overwrite, split, append, resume
+        *(partitions, backups, format, column, key, label_from_filename, overwrite, split),
+        *(tuple(ragged), append, resume),
     )
     with home_errors(paths.home):
         catalog = Catalog(paths)
@@ -131,7 +134,7 @@ def _make_plan(
         _refuse_existing(catalog, names, options.overwrite)
     files = find_sources(sources, options.format)
     states = tuple(FileState.of(path) for path, _ in files)
-    read_by = _source_options(files, options.column)
+    read_by = _source_options(files, options.column, options.ragged)
     opened = open_sources(files, read_by if base is None else options_of_base(base, read_by))
     topology = load_topology(paths)
     labels = (
@@ -204,16 +207,18 @@ def _choose_token(paths: Paths, plan: ImportPlan, resume: bool) -> tuple[str, Im
     return f"{host_mark()}-{os.getpid()}-{secrets.token_hex(4)}", plan
 
 
-def _source_options(files: Sequence[tuple[Path, str]], column: str | None) -> SourceOptions:
+def _source_options(
+    files: Sequence[tuple[Path, str]], column: str | None, ragged: Sequence[str]
+) -> SourceOptions:
     if column is None:
-        return SourceOptions()
+        return SourceOptions(ragged_columns=frozenset(ragged))
     other = next((f"{path} of format {kind}" for path, kind in files if kind != "npy"), None)
     if other is not None:
         raise InputError(
             f"--column names the values of .npy files; other files name their columns themselves. Received: "
             f"--column {column} for {other}. Leave it out"
         )
-    return SourceOptions(column=column)
+    return SourceOptions(column=column, ragged_columns=frozenset(ragged))
 
 
 def _names_and_fractions(
@@ -345,7 +350,8 @@ def _build(
     rows, first_row = place.rows, plan.first_row
     progress(rows, place.bytes, plan.source_bytes)
     bytes_before = [0, *itertools.accumulate(state.size for state in plan.states)]
-    label_type = next((np.dtype(c.dtype) for c in plan.columns if c.name == LABEL and c.dtype != TEXT), None)
+    labels = [np.dtype(c.dtype) for c in plan.columns if c.name == LABEL and not is_variable(c)]
+    label_type = labels[0] if labels else None
     numbers = {label: number for number, label in enumerate(plan.labels)}
     with SourceBlocks(plan.sources, plan.states, BLOCK_BYTES, (place.source, place.start)) as blocks:
         for item in blocks:

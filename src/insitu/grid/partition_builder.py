@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from insitu.errors import GridError
-from insitu.grid.partitions import TEXT, PartitionWriter, WritePacing
+from insitu.grid.partitions import PartitionWriter, WritePacing, is_variable
 from insitu.grid.sources import Block, count_threads
 from insitu.spec import Column
 
@@ -154,9 +154,9 @@ class _Collected:
         self._columns = columns
         # Pages that no row has come to take no memory.
         self._room: dict[str, npt.NDArray[Any]] = {
-            c.name: np.empty((block_rows, *c.shape), c.dtype) for c in columns if c.dtype != TEXT
+            c.name: np.empty((block_rows, *c.shape), c.dtype) for c in columns if not is_variable(c)
         }
-        self._texts: dict[str, list[Any]] = {c.name: [] for c in columns if c.dtype == TEXT}
+        self._texts: dict[str, list[Any]] = {c.name: [] for c in columns if is_variable(c)}
 
     def add(self, block: Block, rows: Rows) -> int:
         """Copy the given rows of `block`, for which there is room. Returns the bytes of their texts."""

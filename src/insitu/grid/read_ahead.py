@@ -16,7 +16,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from insitu.grid.layout import Rows, ShuffledPlan, WindowBlocks, WindowOrder, count_blocks_before
-from insitu.grid.partitions import DIRECT_ALIGNMENT, TEXT, BlockedValues, body_alignment
+from insitu.grid.partitions import (
+    DIRECT_ALIGNMENT,
+    BlockedValues,
+    body_alignment,
+    is_ragged,
+    is_variable,
+    ragged_rows,
+    value_dtype,
+)
 from insitu.grid.reading_threads import ReadingThreads
 from insitu.spec import Column
 
@@ -155,9 +163,12 @@ class Window:
         arrays = []
         for column in self._shard.columns:
             values = self._values[column.name]
-            if column.dtype == TEXT:
-                wanted = pa.array(self._rows_before[blocks] + rows)
-                arrays.append(values.take(wanted).to_numpy(zero_copy_only=False))
+            if is_variable(column):
+                found = values.take(pa.array(self._rows_before[blocks] + rows))
+                if is_ragged(column):
+                    arrays.append(ragged_rows(found, value_dtype(column)))
+                else:
+                    arrays.append(found.to_numpy(zero_copy_only=False))
             else:
                 out = np.empty((len(rows), *column.shape), column.dtype)
                 values.take_of_blocks(blocks, rows, out)
@@ -166,7 +177,7 @@ class Window:
 
     def _collect(self, column: Column) -> Any:
         blocks = list(zip(self._sources, self._starts, strict=True))
-        if column.dtype == TEXT:
+        if is_variable(column):
             return pa.concat_arrays(
                 [
                     source.texts(block, self._memory[start : start + source.size(block)], column.name)

@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from insitu.grid.layout import Rows, ShuffledPlan, count_blocks_before
 from insitu.grid.partitions import (
-    TEXT,
     AddressSpace,
     BlockedValues,
     Partition,
     body_alignment,
+    is_variable,
     row_bytes,
 )
 from insitu.spec import Column
@@ -42,8 +42,8 @@ class ShardColumns:
         #: What is added to the position of a row, by its partition, to count rows as `BlockedValues` does.
         self._shifts = first_blocks * self._block_rows - self._starts
         self._columns = columns
-        self._fixed = {c.name: self._join(space, partitions, c) for c in columns if c.dtype != TEXT}
-        self._texts = {c.name: [p.values[c.name] for p in partitions] for c in columns if c.dtype == TEXT}
+        self._fixed = {c.name: self._join(space, partitions, c) for c in columns if not is_variable(c)}
+        self._texts = {c.name: [p.values[c.name] for p in partitions] for c in columns if is_variable(c)}
         if not few:
             pieces = list(self._pieces())
             used = sum(size for _, size in pieces)
@@ -53,7 +53,7 @@ class ShardColumns:
     def _pieces(self) -> Iterator[tuple[int, int]]:
         """Yield (first byte of memory, bytes) for each block of each column of fixed size."""
         for column in self._columns:
-            if column.dtype != TEXT:
+            if not is_variable(column):
                 size = self._block_rows * row_bytes(column)
                 yield from ((start, size) for start in self._fixed[column.name].starts.tolist())
 
@@ -76,8 +76,8 @@ class ShardColumns:
         fixed = iter(located)
         arrays = []
         for column in self._columns:
-            out = np.empty((count, *column.shape), object if column.dtype == TEXT else column.dtype)
-            if column.dtype == TEXT:
+            out = np.empty((count, *column.shape), object if is_variable(column) else column.dtype)
+            if is_variable(column):
                 self._take_texts(column.name, selection, out)
             else:
                 self._fixed[column.name].take_located(next(fixed), out)

@@ -41,18 +41,43 @@ class Pad:
         if array.dtype != object or not len(array) or isinstance(array[0], str | bytes):
             return array
         # NumPy makes two axes of rows that happen to be of one length.
-        rows = [np.asarray(row.tolist() if isinstance(row, np.ndarray) else row) for row in array]
+        rows = [_to_array(row) for row in array]
         wrong = next((row for row in rows if row.ndim != 1 or len(row) > self.length), None)
         if wrong is not None:
             raise InputError(
                 f"Rows must be lists of at most length={self.length} values. Received: one of shape "
                 f"{wrong.shape}. Cut it in a map, or pass a larger length to batch"
             )
-        kind = np.result_type(np.asarray(self.value), *(row for row in rows if len(row)))
+        kind = self._choose_dtype(array, rows)
         filled = np.full((len(rows), self.length), self.value, object if kind.kind in "SU" else kind)
         for target, row in zip(filled, rows, strict=True):
             target[: len(row)] = row
         return filled
+
+    def _choose_dtype(self, array: Any, rows: Sequence[Any]) -> np.dtype[Any]:
+        """Return the dtype of the values of all rows, and of the value that fills them up."""
+        # A plain number takes the kind of the others, as in arithmetic.
+        value = self.value if type(self.value) in (bool, int, float) else np.asarray(self.value)
+        kinds = {row.dtype for row in rows if len(row)}
+        if not kinds:  # NumPy makes float64 of an empty list
+            kinds = {row.dtype for row in array if _is_typed(row) and row.dtype != np.float64}
+        return np.result_type(value, *kinds)
+
+
+def _is_typed(row: Any) -> bool:
+    return isinstance(row, np.ndarray) and not row.dtype.hasobject
+
+
+def _to_array(row: Any) -> Any:
+    if _is_typed(row):
+        return row
+    return np.asarray(row.tolist() if isinstance(row, np.ndarray) else row)
+
+
+def has_lists(structure: Structure) -> bool:
+    """Return whether an array of the structure has lists or arrays for rows."""
+    arrays = [array for array in leaves(structure) if array.dtype.hasobject and len(array)]
+    return any(isinstance(array.reshape(-1)[0], list | tuple | np.ndarray) for array in arrays)
 
 
 def map_leaves(fn: Callable[[Any], Any], structure: Structure) -> Structure:

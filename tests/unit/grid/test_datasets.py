@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from grid_jobs import ROWS, context, job_context, write_own_map
 from hypothesis import HealthCheck, given, settings
@@ -375,3 +378,66 @@ def test_a_sample_has_each_row_at_most_once_and_reads_little(
         ds.sample(0)
     with pytest.raises(InputError, match=r"The seed of sample must be in .*Received: -1"):
         ds.sample(1, seed=-1)
+
+
+def tokens_of(row: int) -> list[int]:
+    return list(range(row, row + row % 5))
+
+
+@pytest.fixture
+def ragged(paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a cache with columns of lists, in several blocks in each of its 3 partitions."""
+    monkeypatch.setattr("insitu.grid.import_plan.BUFFER_BYTES", 0)
+    tokens = pa.array([tokens_of(row) for row in range(ROWS)], pa.list_(pa.int32()))
+    marks = pa.array([[row % 3 == 0] * (row % 2) for row in range(ROWS)])
+    names = pa.array([f"row {row}" for row in range(ROWS)])
+    table = pa.table({"tokens": tokens, "id": range(ROWS), "name": names, "marks": marks})
+    pq.write_table(table, tmp_path / "lists.parquet", row_group_size=300)
+    import_cache(paths, "lists", [str(tmp_path)], partitions=3, ragged=["tokens", "marks"])
+    return "lists"
+
+
+@pytest.mark.parametrize("order", ["as they lie", "whole", "windows"])
+def test_rows_may_be_lists_of_any_length(order: str, paths: Paths, ragged: str) -> None:
+    ds = dataset(ragged, context=context(paths, num_shards=2))
+    assert "tokens: int32[*]" in repr(ds) and ds.cache.block_rows < ROWS // 3
+    if order != "as they lie":
+        ds = ds.shuffle(3, exact=order == "whole", window_bytes=9000)
+    seen = []
+    for shard in range(2):
+        for batch in ds.batch(70).shard_batches(shard, 0):
+            for row in range(batch.rows):
+                tokens, number, name, marks = (batch.data[c][row] for c in ("tokens", "id", "name", "marks"))
+                seen.append(int(number))
+                assert tokens.dtype == np.int32 and tokens.tolist() == tokens_of(number)
+                assert marks.dtype == np.bool_ and marks.tolist() == [number % 3 == 0] * (number % 2)
+                assert name == f"row {number}"
+    assert sorted(seen) == list(range(ROWS))
+
+
+def test_lists_are_filled_up_chosen_and_refused_where_a_tensor_is_needed(paths: Paths, ragged: str) -> None:
+    ds = dataset(ragged, features="tokens", context=context(paths))
+    padded = ds.filter(lambda tokens: np.array([len(row) > 1 for row in tokens])).shuffle(1)
+    batches = list(padded.batch(64, pad=-1, length=4))
+    assert {batch.dtype for batch in batches} == {np.dtype("int32")}
+    wanted = [tokens_of(row) + [-1] * (4 - row % 5) for row in range(ROWS) if row % 5 > 1]
+    assert sorted(np.concatenate(batches).tolist()) == sorted(wanted)
+    padded.batch(64, pad=-1, length=4).refuse_lists()
+    with pytest.raises(InputError, match=r"rows are lists\..*\.batch\(64, pad=0, length=128\)"):
+        ds.batch(64).refuse_lists()
+    with pytest.raises(InputError, match="at most length=3 values"):
+        list(ds.batch(64, pad=0, length=3))
+
+
+def test_a_list_that_ends_within_a_value_is_corruption(paths: Paths, ragged: str) -> None:
+    spec = Catalog(paths).get(ragged)
+    info = spec.partitions[0]
+    path = paths.partition(info.owners[0], ragged, 1, 0)
+    wider = tuple(replace(c, dtype=c.dtype.replace("int32[", "int64[")) for c in spec.columns)
+    with pytest.raises(CorruptPartition, match=r"columns .* unlike those expected"):
+        Partition(path, wider, info.rows, spec.block_rows)
+    part = Partition(path, spec.columns, info.rows, spec.block_rows)
+    blocks = part.values["tokens"]._blocks
+    blocks._size = 3
+    with pytest.raises(CorruptPartition, match="end within a value"):
+        blocks[0]

@@ -204,3 +204,16 @@ def test_what_can_be_continued_is_not_swept(paths: Paths, tmp_path: Path) -> Non
         import_cache(paths, "a", [source], split={"test": 1 - 1e-9, "train": 1e-9})
     import_cache(paths, "a", [source])
     assert not list_resumable(paths) and Catalog(paths).get("a").rows == 2 * ROWS
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_lists_of_different_lengths_are_continued_and_appended(paths: Paths, tmp_path: Path) -> None:
+    lists = pa.array([list(range(i % 7)) for i in range(ROWS)], pa.list_(pa.int32()))
+    pq.write_table(pa.table({"x": lists, "id": range(ROWS)}), tmp_path / "a.parquet", row_group_size=300)
+    source = str(tmp_path / "a.parquet")
+    (whole,) = import_cache(paths, "whole", [source], partitions=3, ragged=["x"])
+    import_until(paths, source, 2 * ROWS // 3, ragged=["x"])
+    (cache,) = import_cache(paths, "a", [source], partitions=3, ragged=["x"], resume=True)
+    assert cache.partitions == whole.partitions
+    (cache,) = import_cache(paths, "a", [source], append=True)
+    assert cache.rows == 2 * ROWS and cache.columns == whole.columns

@@ -213,6 +213,7 @@ def test_progress_is_told(paths: Paths, images: Path) -> None:
         ({"backups": -1}, InputError, "--backups"),
         ({"key": "nothing"}, InputError, "no column of the sources, which have x uint8"),
         ({"key": "x"}, InputError, "--key must be a column of whole numbers or text"),
+        ({"ragged": ["x"]}, InputError, r"Received: --ragged x for .* with x uint8"),
         ({"format": "tsv"}, InputError, "--format must be one of"),
         ({"split": {"train": 0.5}}, InputError, "add up to 1"),
         ({"split": {"a b": 1.0}}, InputError, "name is made of"),

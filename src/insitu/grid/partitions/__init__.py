@@ -6,14 +6,25 @@ Begin reading with `format.py`.
 from insitu.grid.partitions.address_space import AddressSpace
 from insitu.grid.partitions.block_reader import DIRECT_ALIGNMENT, BlockReader
 from insitu.grid.partitions.checksum import file_checksum
-from insitu.grid.partitions.format import TEXT, body_alignment, row_bytes, rows_per_block, text_buffers
+from insitu.grid.partitions.format import (
+    RAGGED,
+    TEXT,
+    body_alignment,
+    is_ragged,
+    is_variable,
+    row_bytes,
+    rows_per_block,
+    text_buffers,
+    value_dtype,
+)
 from insitu.grid.partitions.pacing import WritePacing
 from insitu.grid.partitions.partition import Partition, make_corrupt_error
-from insitu.grid.partitions.values import BlockedValues, TextValues
+from insitu.grid.partitions.values import BlockedValues, TextValues, ragged_rows
 from insitu.grid.partitions.writer import PartitionWriter
 
 __all__ = [
     "DIRECT_ALIGNMENT",
+    "RAGGED",
     "TEXT",
     "AddressSpace",
     "BlockReader",
@@ -24,8 +35,12 @@ __all__ = [
     "WritePacing",
     "body_alignment",
     "file_checksum",
+    "is_ragged",
+    "is_variable",
     "make_corrupt_error",
+    "ragged_rows",
     "row_bytes",
     "rows_per_block",
     "text_buffers",
+    "value_dtype",
 ]

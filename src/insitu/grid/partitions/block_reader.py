@@ -18,7 +18,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from insitu.grid.partitions.format import TEXT, column_offsets, file_order, find_mark, row_bytes
+from insitu.grid.partitions.format import (
+    column_offsets,
+    file_order,
+    find_mark,
+    is_variable,
+    row_bytes,
+    value_type,
+)
 from insitu.grid.partitions.partition import Partition, make_corrupt_error
 from insitu.spec import Column
 
@@ -55,7 +62,7 @@ class BlockReader:
         self._block_rows = partition.block_rows
         self._all = all_columns
         self._chosen = [column.name for column in columns]
-        self._has_text = any(column.dtype == TEXT for column in columns)
+        self._has_text = any(map(is_variable, columns))
         self._file = _File(self.path, os.O_RDONLY)
         #: None where reads aren't direct. Set to None by the first one that the file system refuses.
         self._direct: _File | None = None
@@ -140,7 +147,7 @@ class BlockReader:
         return True
 
     def texts(self, block: int, memory: npt.NDArray[np.uint8], name: str) -> Any:
-        """Return a column of text of a block that was read into `memory`, in place, as an Arrow array.
+        """Return a column of texts or lists of a block that was read into `memory`, as an Arrow array.
 
         Only what `read` has verified is used: the metadata, which has no checksum, might point anywhere.
         """
@@ -149,9 +156,9 @@ class BlockReader:
         start, stop = ranges[names.index(name)]
         offsets_end = start + 8 * (self._rows_of(block) + 1)
         offsets, data = memory[start:offsets_end], memory[offsets_end:stop]
-        return pa.LargeStringArray.from_buffers(
-            self._rows_of(block), pa.py_buffer(offsets), pa.py_buffer(data)
-        )
+        kind = next(value_type(column) for column in self._all if column.name == name)
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+        return pa.Array.from_buffers(kind, self._rows_of(block), buffers)
 
     def _ranges(self, block: int) -> list[tuple[int, int]]:
         """Return what to read: all of the block with texts, else the metadata and the chosen columns."""
@@ -174,7 +181,7 @@ class BlockReader:
         ranges, end, rows = [], self.body_start(block), self._rows_of(block)
         for column in file_order(self._all):
             start, end = end, end + -(-rows * row_bytes(column) // 8) * 8
-            if column.dtype == TEXT and self._has_text:
+            if is_variable(column) and self._has_text:
                 end = start + 8 * (rows + 1)
                 if end > len(view):
                     raise make_corrupt_error(self.path, f"its block {block} is too short for its rows")

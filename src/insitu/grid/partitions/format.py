@@ -3,8 +3,9 @@
 It is an Arrow IPC file. Its record batches are *blocks*: all have the same number of rows but the last,
 which may have fewer. A block's columns lie one after another, each without gaps: the widest first, text
 last, whatever the order in the catalogue. Rows of shape () are plain Arrow columns, others
-`fixed_shape_tensor`; bools are stored as uint8, since Arrow's are bits; text is `large_utf8`. Nothing is
-compressed and nothing is null.
+`fixed_shape_tensor`; bools are stored as uint8, since Arrow's are bits; text is `large_utf8`. A ragged
+column, whose rows are lists of different lengths, is `large_binary`: the values of each row, in the machine's
+byte order. Nothing is compressed and nothing is null.
 
 The metadata of each block says its number and the CRC-32 of each column, and is padded, so that bodies
 begin at multiples of `body_alignment` after the first one. So the rows of a column have the same distance
@@ -28,6 +29,8 @@ import pyarrow as pa
 from insitu.spec import Column
 
 TEXT = "str"
+RAGGED = "[*]"
+"""Ends the dtype of a ragged column, such as "int64[*]"."""
 BLOCK_BYTES = 1 << 20
 """About the size of a block. Larger ones are read no faster; smaller ones mix better in a shuffle."""
 _LEAST_BLOCK_BYTES = 4096
@@ -37,30 +40,45 @@ _MOST_ALIGNMENT = 8192
 _MARK = re.compile(rb"block (\d{10}) crc32:((?:[0-9a-f]{8})+)")
 
 
+def is_ragged(column: Column) -> bool:
+    """Return whether the rows of a column are lists of different lengths."""
+    return column.dtype.endswith(RAGGED)
+
+
+def is_variable(column: Column) -> bool:
+    """Return whether the rows of a column differ in size: those of text and of ragged columns."""
+    return column.dtype == TEXT or is_ragged(column)
+
+
+def value_dtype(column: Column) -> np.dtype[Any]:
+    """Return the dtype of the values of a column that isn't text."""
+    return np.dtype(column.dtype.removesuffix(RAGGED))
+
+
 def value_type(column: Column) -> Any:
-    """Return the Arrow type of one value of a column."""
-    if column.dtype == TEXT:
-        return pa.large_utf8()
+    """Return the Arrow type of one value of a column; of one row where rows differ in size."""
+    if is_variable(column):
+        return pa.large_utf8() if column.dtype == TEXT else pa.large_binary()
     return pa.uint8() if column.dtype == "bool" else pa.from_numpy_dtype(np.dtype(column.dtype))
 
 
 def row_bytes(column: Column) -> int:
-    """Return the bytes of one row of a column; 0 for text, whose rows differ."""
-    return 0 if column.dtype == TEXT else np.dtype(column.dtype).itemsize * math.prod(column.shape)
+    """Return the bytes of one row of a column; 0 where rows differ in size."""
+    return 0 if is_variable(column) else np.dtype(column.dtype).itemsize * math.prod(column.shape)
 
 
 def file_order(columns: Sequence[Column]) -> list[Column]:
-    """Return `columns` as they lie in the file: the widest first, text last."""
-    return sorted(columns, key=lambda column: (column.dtype == TEXT, -row_bytes(column)))
+    """Return `columns` as they lie in the file: the widest first, those whose rows differ in size last."""
+    return sorted(columns, key=lambda column: (is_variable(column), -row_bytes(column)))
 
 
 def rows_per_block(columns: Sequence[Column], text_bytes: float = 0.0, *, limit: int = 1 << 62) -> int:
     """Return how many rows make a block of about BLOCK_BYTES, or of `limit` where that is less; 1 at least.
 
-    `text_bytes` is the mean size of a row's texts, all columns together.
+    `text_bytes` is the mean size of a row's texts and lists, all columns together.
     """
     each = sum(row_bytes(column) for column in columns) + text_bytes
-    each += 8 * sum(column.dtype == TEXT for column in columns)
+    each += 8 * sum(map(is_variable, columns))
     wanted = max(BLOCK_BYTES, _BYTES_PER_COLUMN * len(columns))
     return max(1, int(max(_LEAST_BLOCK_BYTES, min(wanted, limit)) / max(1.0, each)))
 
@@ -108,8 +126,8 @@ def find_mark(metadata: bytes) -> BlockMark | None:
 def make_batch(columns: tuple[Column, ...], rows: int, values: Mapping[str, Any]) -> Any:
     """Return one block as an Arrow record batch.
 
-    `values[name]` is a contiguous array [rows, *shape] of the column's dtype, for text an Arrow array of
-    large strings without offset. Nothing is copied.
+    `values[name]` is a contiguous array [rows, *shape] of the column's dtype, for text and ragged columns
+    an Arrow array of their type without offset. Nothing is copied.
     """
     schema = arrow_schema(columns)
     arrays = [_make_array(column, rows, values[column.name]) for column in file_order(columns)]
@@ -121,7 +139,7 @@ def values_of_batch(columns: tuple[Column, ...], batch: Any) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for column in columns:
         array = batch.column(column.name)
-        if column.dtype != TEXT:
+        if not is_variable(column):
             storage = array.storage.values if column.shape else array
             memory = np.frombuffer(
                 storage.buffers()[1], column.dtype, batch.num_rows * math.prod(column.shape)
@@ -132,7 +150,7 @@ def values_of_batch(columns: tuple[Column, ...], batch: Any) -> dict[str, Any]:
 
 
 def _make_array(column: Column, rows: int, values: Any) -> Any:
-    if column.dtype == TEXT:
+    if is_variable(column):
         return values
     size = math.prod(column.shape)
     flat = pa.Array.from_buffers(value_type(column), rows * size, [None, pa.py_buffer(values)])
@@ -157,7 +175,8 @@ def write_options() -> Any:
 def column_sums(columns: tuple[Column, ...], values: Mapping[str, Any]) -> list[tuple[int, int]]:
     """Return (CRC-32, bytes) of each column of a block, in the order of the file.
 
-    Arrow writes a column as one buffer, two for text, and zeros behind each up to a multiple of 8 bytes.
+    Arrow writes a column as one buffer, two where rows differ in size, and zeros behind each up to a
+    multiple of 8 bytes.
     """
     sums = []
     for column in file_order(columns):
@@ -174,7 +193,7 @@ def column_offsets(columns: tuple[Column, ...], rows: int) -> dict[str, int]:
     """Return the byte of the body at which each column of fixed size begins, in a block of `rows` rows."""
     offsets, end = {}, 0
     for column in file_order(columns):
-        if column.dtype == TEXT:
+        if is_variable(column):
             break
         offsets[column.name] = end
         end += -(-rows * row_bytes(column) // 8) * 8
@@ -183,7 +202,7 @@ def column_offsets(columns: tuple[Column, ...], rows: int) -> dict[str, int]:
 
 def _buffers(column: Column, values: Any) -> list[memoryview]:
     """Return the buffers of one column of a block, as Arrow writes them."""
-    if column.dtype != TEXT:
+    if not is_variable(column):
         return [_bytes_of(values)]
     offsets, data = text_buffers(values)
     return [_bytes_of(offsets), _bytes_of(data[: offsets[-1]])]
@@ -195,7 +214,7 @@ def _bytes_of(values: npt.NDArray[Any]) -> memoryview:
 
 
 def text_buffers(texts: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Return (offsets, UTF-8 bytes) of an Arrow array of large strings, or of a slice of one."""
+    """Return (offsets, bytes) of an Arrow array of large strings or binaries, or of a slice of one."""
     _, offsets, data = texts.buffers()
     all_offsets = np.frombuffer(offsets, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
     return all_offsets, np.frombuffer(data if data is not None else b"", dtype=np.uint8)

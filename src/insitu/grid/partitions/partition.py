@@ -12,9 +12,16 @@ import pyarrow as pa
 
 from insitu.errors import CorruptPartition
 from insitu.grid.partitions.address_space import AddressSpace
-from insitu.grid.partitions.format import TEXT, arrow_schema, row_bytes
+from insitu.grid.partitions.format import (
+    arrow_schema,
+    is_ragged,
+    is_variable,
+    row_bytes,
+    text_buffers,
+    value_dtype,
+)
 from insitu.grid.partitions.ipc_footer import TAIL_BYTES, footer_bytes, read_places
-from insitu.grid.partitions.values import BlockedValues, TextValues
+from insitu.grid.partitions.values import BlockedValues, RaggedValues, TextValues
 from insitu.spec import Column
 
 
@@ -47,7 +54,7 @@ class Partition:
             ends = self._read_ends(reader)
             self.values = {
                 column.name: self._text(reader, column)
-                if column.dtype == TEXT
+                if is_variable(column)
                 else self._fixed(buffer, ends, column)
                 for column in columns
             }
@@ -84,7 +91,10 @@ class Partition:
         return BlockedValues(self._memory, column, self.block_rows, starts)
 
     def _text(self, reader: Any, column: Column) -> TextValues:
-        return TextValues(_Texts(self.path, reader, column.name, len(self.places)), self.block_rows)
+        blocks = _Texts(self.path, reader, column, len(self.places))
+        if is_ragged(column):
+            return RaggedValues(blocks, self.block_rows, value_dtype(column))
+        return TextValues(blocks, self.block_rows)
 
     @property
     def bytes(self) -> int:
@@ -96,22 +106,23 @@ class Partition:
         self._space.prefault(most)
 
     def bytes_per_row(self, name: str) -> float:
-        """Return the bytes of the file that a row of this column takes; a mean for text."""
+        """Return the bytes of the file that a row of this column takes; a mean where rows differ in size."""
         column = next(column for column in self._columns if column.name == name)
-        if column.dtype != TEXT:
+        if not is_variable(column):
             return row_bytes(column)
         bodies = int(self.places["body_bytes"].sum())
         text = bodies - self.rows * sum(row_bytes(column) for column in self._columns)
-        return text / max(1, self.rows) / sum(column.dtype == TEXT for column in self._columns)
+        return text / max(1, self.rows) / sum(map(is_variable, self._columns))
 
 
 class _Texts(Sequence[Any]):
-    """The texts of each block, found when they are asked for. Raises CorruptPartition."""
+    """The texts or lists of each block, found when they are asked for. Raises CorruptPartition."""
 
-    def __init__(self, path: Path, reader: Any, name: str, blocks: int) -> None:
+    def __init__(self, path: Path, reader: Any, column: Column, blocks: int) -> None:
         self._path = path
         self._reader = reader
-        self._name = name
+        self._name = column.name
+        self._size = value_dtype(column).itemsize if is_ragged(column) else 1
         self._blocks = blocks
 
     def __len__(self) -> int:
@@ -124,6 +135,8 @@ class _Texts(Sequence[Any]):
             texts = self._reader.get_batch(block).column(self._name)
             # Damaged offsets would end the process.
             texts.validate(full=True)
+            if self._size > 1 and (text_buffers(texts)[0] % self._size).any():
+                raise ValueError(f"its lists of column {self._name!r} end within a value")
             return texts
         except (OSError, ValueError, pa.ArrowException) as error:
             raise make_corrupt_error(self._path, f"its block {block} can't be read ({error})") from error

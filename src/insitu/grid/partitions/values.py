@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from insitu.grid.partitions.format import row_bytes
+from insitu.grid.partitions.format import row_bytes, text_buffers
 from insitu.spec import Column
 
 Rows = npt.NDArray[np.int64]
@@ -133,7 +134,7 @@ class TextValues:
         if self._whole is None:
             # Arrow takes from chunks by putting them together each time.
             self._whole = pa.concat_arrays(list(self._blocks))
-        out[:] = self._whole.take(pa.array(rows)).to_numpy(zero_copy_only=False)
+        out[:] = self._to_objects(self._whole.take(pa.array(rows)))
 
     def pick(self, rows: Rows) -> npt.NDArray[Any]:
         """Return the given rows, in their order, from their blocks only."""
@@ -149,10 +150,37 @@ class TextValues:
         if start == stop:
             return np.empty(0, object)
         parts = [
-            self._blocks[block].slice(first, end - first).to_numpy(zero_copy_only=False)
+            self._to_objects(self._blocks[block].slice(first, end - first))
             for block, first, end in split_range(start, stop, self._block_rows)
         ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _to_objects(self, texts: Any) -> npt.NDArray[Any]:
+        objects: npt.NDArray[Any] = texts.to_numpy(zero_copy_only=False)
+        return objects
+
+
+class RaggedValues(TextValues):
+    """The rows of a ragged column: an array of values for each row."""
+
+    def __init__(self, blocks: Sequence[Any], block_rows: int, dtype: np.dtype[Any]) -> None:
+        super().__init__(blocks, block_rows)
+        self._dtype = dtype
+
+    def _to_objects(self, texts: Any) -> npt.NDArray[Any]:
+        return ragged_rows(texts, self._dtype)
+
+
+def ragged_rows(binaries: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return an array of objects, one array of values of `dtype` for each of the Arrow array's rows. Nothing
+    is copied."""
+    offsets, data = text_buffers(binaries)
+    rows = np.empty(len(binaries), object)
+    values = data[offsets[0] : offsets[-1]].view(dtype)
+    bounds = ((offsets - offsets[0]) // dtype.itemsize).tolist()
+    for number, (start, stop) in enumerate(pairwise(bounds)):
+        rows[number] = values[start:stop]
+    return rows
 
 
 def split_range(start: int, stop: int, block_rows: int) -> Iterator[tuple[int, int, int]]:

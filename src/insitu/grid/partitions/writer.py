@@ -15,14 +15,15 @@ import pyarrow as pa
 from insitu.errors import GridError
 from insitu.grid.partitions.checksum import checksum_text, combined
 from insitu.grid.partitions.format import (
-    TEXT,
     BlockMark,
     arrow_schema,
     body_alignment,
     column_sums,
     find_mark,
+    is_variable,
     make_batch,
     make_mark,
+    value_type,
     values_of_batch,
     write_options,
 )
@@ -211,8 +212,8 @@ class _PieceSink:
 def _metadata_bytes(columns: tuple[Column, ...]) -> int:
     """Return the bytes between the beginning of a block's message and its body, without padding."""
     values = {
-        column.name: pa.array([""], pa.large_utf8())
-        if column.dtype == TEXT
+        column.name: pa.array([""], value_type(column))
+        if is_variable(column)
         else np.zeros((1, *column.shape), column.dtype)
         for column in columns
     }

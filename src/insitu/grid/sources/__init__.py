@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import cast
 
 from insitu.errors import InputError, SourceError
+from insitu.grid.partitions import is_ragged
 from insitu.grid.sources.base import (
     Block,
     Source,
@@ -190,6 +191,7 @@ def open_sources(files: Sequence[tuple[Path, str]], options: SourceOptions) -> l
     if floats:
         options = replace(options, float_columns=floats)
         opened = [_open(path, kind, options) for path, kind in files]
+    _check_ragged(opened[0], options.ragged_columns)
     for source in opened:
         if source.columns != opened[0].columns:
             raise SourceError(
@@ -210,6 +212,15 @@ def _open(path: Path, kind: str, options: SourceOptions) -> Source:
             return make(path, options)
     except OSError as error:
         raise SourceError(f"{path} can't be read: {error.strerror or error}") from error
+
+
+def _check_ragged(source: Source, ragged: frozenset[str]) -> None:
+    lists = {column.name for column in source.columns if is_ragged(column)}
+    if ragged - lists:
+        raise InputError(
+            f"--ragged names columns of lists in Parquet or Arrow files. Received: --ragged "
+            f"{min(ragged - lists)} for {source.path} with {describe_columns(source.columns)}"
+        )
 
 
 def _columns_of_any_number(opened: Sequence[Source]) -> frozenset[str]:

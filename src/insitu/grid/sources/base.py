@@ -56,13 +56,16 @@ class SourceOptions:
     column: str = "x"
     #: Columns to read as float64 in files whose types are only inferred.
     float_columns: frozenset[str] = frozenset()
+    #: Columns whose rows are lists of different lengths.
+    ragged_columns: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """Some consecutive rows. Their memory is used for nothing else."""
 
-    #: By name: a NumPy array [rows, *shape] in native byte order; for text an Arrow array of large strings.
+    #: By name: a NumPy array [rows, *shape] in native byte order; for text an Arrow array of large strings,
+    #: for lists of different lengths one of large binaries, with the values of each row.
     columns: Mapping[str, Any]
     #: How many rows.
     rows: int

@@ -33,7 +33,7 @@ class IpcSource:
             first = next((batch for batch, *_ in self._batches() if batch.num_rows), None)
             if first is None:
                 raise SourceError(f"{path} has no rows. Leave it out")
-            self.columns: tuple[Column, ...] = columns_of_batch(first, path)
+            self.columns: tuple[Column, ...] = columns_of_batch(first, path, options.ragged_columns)
             self.expected_rows = int(path.stat().st_size * first.num_rows / max(1, first.nbytes)) + 1
 
     def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:

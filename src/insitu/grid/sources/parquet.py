@@ -42,7 +42,7 @@ class ParquetSource:
             first = next(file.iter_batches(batch_size=few))
             # What a dictionary packs may be much larger than the file.
             self._row_bytes = max(self._row_bytes, first.nbytes / max(1, first.num_rows))
-            self.columns: tuple[Column, ...] = columns_of_batch(first, path)
+            self.columns: tuple[Column, ...] = columns_of_batch(first, path, options.ragged_columns)
 
     def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
         size = self.path.stat().st_size

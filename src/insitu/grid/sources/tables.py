@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from insitu.errors import SourceError
-from insitu.grid.partitions import TEXT
-from insitu.grid.sources.base import check_column, native
+from insitu.grid.partitions import RAGGED, TEXT, is_ragged, value_dtype
+from insitu.grid.sources.base import check_column, native, raw_bytes
 from insitu.spec import Column
 
 
@@ -40,8 +40,9 @@ def arrow_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def columns_of_batch(batch: Any, path: Path) -> tuple[Column, ...]:
-    """Return the columns of all rows of a file, from its first batch, which has rows. Raises SourceError."""
+def columns_of_batch(batch: Any, path: Path, ragged: frozenset[str] = frozenset()) -> tuple[Column, ...]:
+    """Return the columns of all rows of a file, from its first batch, which has rows. Lists of the columns
+    `ragged` may have any length. Raises SourceError."""
     names = batch.schema.names
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -53,8 +54,17 @@ def columns_of_batch(batch: Any, path: Path) -> tuple[Column, ...]:
     for name, values in zip(names, batch.columns, strict=True):
         if _is_text(values.type):
             columns.append(Column(name, TEXT))
+        elif name in ragged and _is_list(values.type):
+            array = _tensor(_flatten_lists(values.slice(0, 1), name, path), name, path)
+            columns.append(Column(name, check_column(path, name, array.dtype, ()).dtype + RAGGED))
         else:
             array = _tensor(values.slice(0, 1), name, path)
+            if _is_list(values.type) and 0 in array.shape[1:]:
+                raise SourceError(
+                    f"{path}: column {name!r} is of lists, the first of which is empty: rows of shape "
+                    f"{array.shape[1:]} hold no values. Pad the lists to one length, or import the column as "
+                    f"it is by --ragged {name}"
+                )
             columns.append(check_column(path, name, array.dtype, array.shape[1:]))
     return tuple(columns)
 
@@ -66,6 +76,9 @@ def values_of_batch(batch: Any, columns: tuple[Column, ...], path: Path) -> dict
         values = batch.column(batch.schema.get_field_index(column.name))
         if column.dtype == TEXT:
             found[column.name] = _texts(values, column.name, path)
+            continue
+        if is_ragged(column):
+            found[column.name] = _ragged(values, column, path)
             continue
         array = _tensor(values, column.name, path)
         if array.shape[1:] != column.shape or array.dtype != np.dtype(column.dtype):
@@ -146,10 +159,41 @@ def _equal_lists(values: Any, name: str, path: Path) -> Any:
         row = int(np.argmax(lengths != length))
         raise SourceError(
             f"{path}: column {name!r} is of mixed shapes: lists of {length} and of {int(lengths[row])} "
-            f"values. Pad or cut them to one length"
+            f"values. Pad or cut them to one length, or import the column as it is by --ragged {name}"
         )
     inner = _tensor(values.flatten(), name, path)
     return inner.reshape(len(values), length, *inner.shape[1:])
+
+
+def _is_list(kind: Any) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _flatten_lists(values: Any, name: str, path: Path) -> Any:
+    """Return the values of all lists, end to end. Raises SourceError where they are lists themselves."""
+    _refuse_missing(values, name, path)
+    if not _is_tensor(values.type.value_type) or _is_list(values.type.value_type):
+        raise SourceError(
+            f"{path}: a ragged column has rows that are lists of numbers or bools. Received: column {name!r} "
+            f"of type {values.type}. Flatten its rows, and keep their lengths in another column"
+        )
+    return values.flatten()
+
+
+def _ragged(values: Any, column: Column, path: Path) -> Any:
+    """Return lists as an Arrow array of large binaries, with the values of each row."""
+    dtype = value_dtype(column)
+    if not _is_list(values.type):
+        raise SourceError(f"{path}: column {column.name!r} is of type {values.type}, not of lists")
+    flat = native(_tensor(_flatten_lists(values, column.name, path), column.name, path))
+    if flat.dtype != dtype:
+        raise SourceError(
+            f"{path}: column {column.name!r} is of mixed types: first {dtype}, then {flat.dtype}"
+        )
+    lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False).astype(np.int64)
+    offsets = np.concatenate(([0], np.cumsum(lengths))) * dtype.itemsize
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(raw_bytes(flat))]
+    return pa.Array.from_buffers(pa.large_binary(), len(values), buffers)
 
 
 def _refuse_missing(values: Any, name: str, path: Path) -> None:

@@ -122,6 +122,7 @@ class DatasetFeed:
         return epoch * (passes or 1) + done, index
 
     def example(self, rows: int = 1) -> Any:
+        self._dataset.refuse_lists()
         return keras.tree.map_structure(
             lambda spec: _first_rows(rows, _zeros((rows, *spec.shape[1:]), spec.dtype)),
             self._dataset.element_spec,

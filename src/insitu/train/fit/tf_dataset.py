@@ -12,6 +12,8 @@ def to_tf_dataset(dataset: Dataset) -> Any:
     """Return this task's batches as a tf.data.Dataset, each iteration of which is the next epoch."""
     import tensorflow as tf
 
+    dataset.refuse_lists()
+
     def spec(leaf: Any) -> Any:
         dtype = tf.string if leaf.dtype.hasobject or leaf.dtype.kind in "SU" else leaf.dtype
         return tf.TensorSpec(leaf.shape, dtype)

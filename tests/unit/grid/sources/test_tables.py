@@ -50,9 +50,50 @@ def test_text_stays_in_arrow(array: Any):
 
 
 @pytest.mark.parametrize(
+    ("array", "dtype", "values"),
+    [
+        (pa.array([[], [1, 2], [3]], pa.list_(pa.int16())), "int16[*]", [[], [1, 2], [3]]),
+        (
+            pa.array([[9], [], [1.5, None]], pa.large_list(pa.float64())),
+            "float64[*]",
+            [[9], [], [1.5, np.nan]],
+        ),
+        (pa.array([[True], [False, True]]), "bool[*]", [[True], [False, True]]),
+        (pa.array([[0, 0], [1, 2]], pa.list_(pa.uint8(), 2)), "uint8[*]", [[0, 0], [1, 2]]),
+    ],
+)
+@pytest.mark.parametrize("start", [0, 1])
+def test_lists_of_a_ragged_column_may_have_any_length(array: Any, dtype: str, values: list[Any], start: int):
+    column = Column("x", dtype)
+    assert columns_of_batch(batch_of(x=array), PATH, frozenset({"x"})) == (column,)
+    found = values_of_batch(batch_of(x=array).slice(start), (column,), PATH)["x"]
+    assert found.type == pa.large_binary()
+    rows = [np.frombuffer(row, dtype.removesuffix("[*]")) for row in found.to_pylist()]
+    for row, wanted in zip(rows, values[start:], strict=True):
+        np.testing.assert_array_equal(row, wanted)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (pa.array([[[1], [2]], [[3], [4]]]), "rows that are lists of numbers or bools"),
+        (pa.array([["a"]]), "Convert it to numbers"),
+        (pa.array([[1], None]), r"misses 1 value\(s\)"),
+        (pa.array([[1, None]]), r"misses 1 value\(s\)"),
+    ],
+)
+def test_what_is_no_ragged_column_is_refused(array: Any, message: str):
+    batch = batch_of(x=array)
+    with pytest.raises(SourceError, match=message):
+        columns_of_batch(batch, PATH, frozenset({"x"}))
+        values_of_batch(batch, (Column("x", "int64[*]"),), PATH)
+
+
+@pytest.mark.parametrize(
     ("batch", "message"),
     [
         (pa.record_batch([pa.array([1]), pa.array([2])], names=["x", "x"]), "several columns of one name: x"),
+        (batch_of(x=pa.array([[], [1]], pa.list_(pa.int8()))), "rows of shape .* by --ragged x"),
         (batch_of(x=pa.array([{"a": 1}])), "Convert it to numbers"),
         (batch_of(x=pa.array([b"a"]), y=pa.array([b"b"])), "Convert them to numbers"),
     ],
@@ -67,7 +108,7 @@ def test_what_can_be_no_column_is_refused(batch: Any, message: str):
     [
         (pa.array([1, None]), Column("x", "int64"), r"misses 1 value\(s\) in a block of 2"),
         (pa.array(["a", None]), Column("x", "str"), r"misses 1 value\(s\) in a block of 2"),
-        (pa.array([[1], [2, 3]]), Column("x", "int64", (1,)), "lists of 1 and of 2 values"),
+        (pa.array([[1], [2, 3]]), Column("x", "int64", (1,)), "lists of 1 and of 2 values.*--ragged x"),
         (pa.array([[1, 2]]), Column("x", "int64", (1,)), r"first \[1\], then \[2\]"),
     ],
 )

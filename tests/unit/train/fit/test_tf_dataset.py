@@ -7,6 +7,8 @@ from typing import Any
 
 import keras
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import insitu
@@ -130,3 +132,28 @@ def test_the_ledger_of_several_passes_goes_by_passes(cache: str) -> None:
         np.testing.assert_array_equal(got.parts[0].data[0], expected.parts[0].data[0])
     assert [feed.find_pass(1, step) for step in (0, 2, 3, 6)] == [(2, 0), (2, 2), (3, 0), (4, 0)]
     assert DatasetFeed(insitu.dataset(cache).filter(lambda *_: _[1] > 0).batch(5), [0], 1).cache is None
+
+
+def test_lists_of_different_lengths_are_filled_up_for_a_model(home: Path, tmp_path: Path) -> None:
+    tokens = pa.array([list(range(1, 1 + row % 4)) for row in range(50)], pa.list_(pa.int32()))
+    labels = pa.array([float(row % 4) for row in range(50)], pa.float32())
+    pq.write_table(pa.table({"tokens": tokens, "label": labels}), tmp_path / "t.parquet")
+    import_cache(Paths(home), "t", [str(tmp_path / "t.parquet")], partitions=3, ragged=["tokens"])
+    ds = insitu.dataset("t", features="tokens")
+    padded = ds.batch(8, pad=0, length=4)
+
+    def make() -> Any:
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((4,), dtype="int32")
+        rows = keras.layers.Embedding(5, 3, mask_zero=True)(inputs)
+        model = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.GlobalAveragePooling1D()(rows)))
+        model.compile("sgd", "mse")
+        return model
+
+    expected = make().fit(padded.as_tf_dataset(), epochs=2, verbose=0, shuffle=False).history["loss"]
+    with insitu.OneDeviceStrategy().scope():
+        model = make()
+    np.testing.assert_allclose(model.fit(padded, epochs=2, verbose=0).history["loss"], expected, rtol=1e-5)
+    for call in (lambda: model.fit(ds.batch(8), verbose=0), ds.batch(8).as_tf_dataset):
+        with pytest.raises(InputError, match=r"whose rows are lists\. Give batch\(\) a length"):
+            call()
