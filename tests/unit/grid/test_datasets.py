@@ -415,6 +415,18 @@ def test_rows_may_be_lists_of_any_length(order: str, paths: Paths, ragged: str) 
     assert sorted(seen) == list(range(ROWS))
 
 
+@pytest.mark.parametrize("verified", [True, False])
+def test_lists_are_drawn_at_random(
+    verified: bool, paths: Paths, ragged: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not verified:
+        monkeypatch.setattr("insitu.grid.cache_reader.is_verified", lambda *arguments: False)
+    drawn = dataset(ragged, context=context(paths)).sample(30, seed=1)
+    assert len(set(drawn["id"].tolist())) == 30
+    for number, tokens in zip(drawn["id"].tolist(), drawn["tokens"], strict=True):
+        assert tokens.dtype == np.int32 and tokens.tolist() == tokens_of(number)
+
+
 def test_lists_are_filled_up_chosen_and_refused_where_a_tensor_is_needed(paths: Paths, ragged: str) -> None:
     ds = dataset(ragged, features="tokens", context=context(paths))
     padded = ds.filter(lambda tokens: np.array([len(row) > 1 for row in tokens])).shuffle(1)

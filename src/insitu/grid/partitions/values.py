@@ -142,7 +142,7 @@ class TextValues:
         of_rows, within = np.divmod(rows, self._block_rows)
         for block in np.unique(of_rows).tolist():
             here = np.flatnonzero(of_rows == block)
-            out[here] = self._blocks[block].take(pa.array(within[here])).to_numpy(zero_copy_only=False)
+            out[here] = self._to_objects(self._blocks[block].take(pa.array(within[here])))
         return out
 
     def slice(self, start: int, stop: int) -> npt.NDArray[Any]:
