@@ -19,7 +19,6 @@ from insitu.train.parameter_server.lookup import TableLookup, find_key_inputs
 from insitu.train.parameter_server.loss_scale import LossScale, inner_optimizer
 from insitu.train.parameter_server.model_spec import ClipNorms, clip_norms_of, refuse_recompile
 from insitu.train.parameter_server.partitioners import check_partitioner
-from insitu.train.parameter_server.resolver import check_resolver
 from insitu.train.parameter_server.server_marks import ServerMarks
 from insitu.train.parameter_server.server_task import serve_or_configure
 from insitu.train.parameter_server.session import ParameterServerSession, attach_tables
@@ -41,7 +40,6 @@ __all__ = [
     "attach_tables",
     "check_coordination",
     "check_partitioner",
-    "check_resolver",
     "clip_norms_of",
     "coordinator",
     "embeddings_of",

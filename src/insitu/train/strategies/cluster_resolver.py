@@ -208,13 +208,7 @@ def check_cluster(resolver: Any, context: Context) -> None:
     workers than there are."""
     if resolver is None:
         return
-    if not callable(getattr(resolver, "cluster_spec", None)):
-        raise InputError(
-            "cluster_resolver is an object with the method cluster_spec(), such as "
-            f"TFConfigClusterResolver(). Received: {resolver!r}. Leave it out, or name the argument that you "
-            "mean, such as communication='ring'."
-        )
-    described = resolver.cluster_spec().as_dict()
+    described = _read_addresses(resolver, instead="communication='ring'")
     workers = len(described.get("chief", ())) + len(described.get("worker", ()))
     if workers != len(context.workers) and max(workers, len(context.workers)) > 1:
         raise TrainingError(
@@ -222,3 +216,38 @@ def check_cluster(resolver: Any, context: Context) -> None:
             f"workers, in a process of {max(1, len(context.workers))}. Leave it out and use `insitu start "
             "--workers`, or set TF_CONFIG in each process and pass TFConfigClusterResolver()."
         )
+
+
+def check_server_cluster(resolver: Any, context: Context) -> None:
+    """Raise InputError for an argument that is no resolver, and TrainingError for one that describes other
+    workers or ps tasks than the job has.
+
+    Outside a job a resolver may describe servers that the script has started itself, in its own process. They
+    aren't needed: the process is the only worker, and its server a thread of it.
+    """
+    if resolver is None:
+        return
+    described = _read_addresses(resolver, instead="mode='sync'")
+    if not (context.job_id or context.workers):
+        return
+    workers, servers = len(described.get("worker", ())), len(described.get("ps", ()))
+    own = len(context.workers), len(context.servers)
+    if (workers, servers) != own:
+        raise TrainingError(
+            f"A strategy runs on the job's tasks: {own[0]} workers and {own[1]} ps tasks. Received: a "
+            f"cluster_resolver that describes {workers} workers and {servers} ps tasks. Leave it "
+            "out, or pass TFConfigClusterResolver(), which reads the job's TF_CONFIG."
+        )
+
+
+def _read_addresses(resolver: Any, instead: str) -> dict[str, Sequence[str]]:
+    """Return the addresses by role that `resolver` describes. Raises InputError for something else, which may
+    have been meant as the argument `instead`."""
+    if not callable(getattr(resolver, "cluster_spec", None)):
+        raise InputError(
+            "cluster_resolver is an object with the method cluster_spec(), such as "
+            f"TFConfigClusterResolver(). Received: {resolver!r}. Leave it out, or name the argument that you "
+            f"mean, such as {instead}."
+        )
+    spec = resolver.cluster_spec()
+    return dict(spec.as_dict() if hasattr(spec, "as_dict") else spec or {})

@@ -43,7 +43,6 @@ from insitu.train.parameter_server import (
     attach_tables,
     check_coordination,
     check_partitioner,
-    check_resolver,
     clip_norms_of,
     embeddings_of,
     find_key_inputs,
@@ -54,6 +53,7 @@ from insitu.train.parameter_server import (
 )
 from insitu.train.replica import Replica, make_replica, plan_combination
 from insitu.train.strategies.base import Strategy, tell_unchecked
+from insitu.train.strategies.cluster_resolver import check_server_cluster
 from insitu.train.strategies.seeds import draw_by_worker
 
 
@@ -112,7 +112,7 @@ class ParameterServerStrategy(Strategy):
         context: Context | None = None,
     ) -> None:
         context = context or read_context()
-        check_resolver(cluster_resolver, context)
+        check_server_cluster(cluster_resolver, context)
         check_partitioner(variable_partitioner)
         rules = ConsistencyPolicy(mode, context.num_shards, replicas_to_aggregate, max_staleness)
         check_min_piece_bytes(min_piece_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -11,8 +12,13 @@ from models import in_shards
 
 import insitu
 from insitu.errors import InputError, TrainingError
-from insitu.train import MultiWorkerMirroredStrategy
-from insitu.train.strategies.cluster_resolver import ClusterSpec, SimpleClusterResolver, check_cluster
+from insitu.train import MultiWorkerMirroredStrategy, ParameterServerStrategy
+from insitu.train.strategies.cluster_resolver import (
+    ClusterSpec,
+    SimpleClusterResolver,
+    check_cluster,
+    check_server_cluster,
+)
 
 CONFIG = {
     "cluster": {"worker": ["a:1", "b:2"], "ps": ["c:3"]},
@@ -77,3 +83,34 @@ def test_a_strategy_takes_a_resolver_of_its_own_cluster_only(monkeypatch) -> Non
         MultiWorkerMirroredStrategy(insitu.cluster_resolver.TFConfigClusterResolver(), context=context)
     with pytest.raises(InputError, match=r"Received: 3.*communication='ring'"):
         MultiWorkerMirroredStrategy(3, context=context)
+
+
+class PlainResolver:
+    """Describes a cluster by a dictionary, as a script of one's own may."""
+
+    def __init__(self, **cluster: list[str]) -> None:
+        self._cluster = cluster
+
+    def cluster_spec(self) -> Any:
+        return self._cluster
+
+
+def test_a_resolver_may_describe_the_tasks_by_a_dictionary() -> None:
+    job = dataclasses.replace(in_shards((0,), 1), workers=("a:1", "b:1"))
+    check_cluster(PlainResolver(worker=["x:1", "y:1"]), job)
+    with pytest.raises(TrainingError, match="describes 3 workers, in a process of 2"):
+        check_cluster(PlainResolver(worker=["x:1"] * 3), job)
+
+
+def test_servers_take_a_resolver_of_their_own_job_only() -> None:
+    alone = in_shards((0,), 1)
+    job = dataclasses.replace(alone, workers=("a:1", "b:1"), servers=("c:1",))
+    check_server_cluster(None, job)
+    check_server_cluster(PlainResolver(worker=["x:1", "y:1"], ps=["z:1"]), job)
+    check_server_cluster(PlainResolver(worker=["x:1"] * 3, ps=["z:1"] * 2), alone)
+    with pytest.raises(TrainingError, match=r"2 workers and 1 ps tasks\. Received: a .* 3 workers and 0 ps"):
+        check_server_cluster(PlainResolver(worker=["x:1"] * 3), job)
+    with pytest.raises(InputError, match=r"Received: 'sync'\. Leave it out, or name .* mode='sync'"):
+        ParameterServerStrategy("sync")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"function of a variable's shape and dtype\. Received: 2"):
+        ParameterServerStrategy(variable_partitioner=2)
