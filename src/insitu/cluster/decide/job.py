@@ -16,7 +16,7 @@ seconds and never goes back. When training is over:
 - ps tasks, which never end by themselves, are stopped once no worker is left;
 - where worker 0 has ended with 0 and the workers that are left have never reported progress, nobody knows
   whether they train. Once they have neither printed nor computed for the stall timeout, they are stopped
-  (see `LeftAloneEvent`);
+  (see `LeftAloneEvent`). With ps tasks the job has finished; without, it has failed, and isn't tried again;
 - the evaluator has `EVALUATOR_GRACE` from then on to end by itself.
 
 The evaluator trains nothing, so its end never stops, restarts or fails the job. While the job runs it is
@@ -292,26 +292,38 @@ def _handle_stall(state: JobState, event: StalledEvent, now: float) -> Result:
             state = state.with_task(task)
         return state, actions
     goal: Goal = "finish" if state.goal == "finish" else "decide"
-    cause = Cause(event.text, STALL_CODE)
+    state, more = _dump_and_stop(state, Cause(event.text, STALL_CODE), goal, now)
+    return state, actions + more
+
+
+def _dump_and_stop(state: JobState, cause: Cause, goal: Goal, now: float) -> Result:
+    """Stop all tasks because of `cause`, once they have had time to write their stacks."""
     state = recovery.cancel_launches(replace(state, phase="stopping", goal=goal, stop_cause=cause))
     for task in state.alive:
         state = state.with_task(replace(task, escalate_at=now + DUMP_GRACE))
-    return _conclude_if_stopped(state, actions, now)
+    return _conclude_if_stopped(state, [], now)
 
 
 def _handle_left_alone(state: JobState, event: LeftAloneEvent, now: float) -> Result:
     """End the training where worker 0 did, in a job with ps tasks: there it is the chief of the others, as
-    TensorFlow has it. Elsewhere workers that do nothing stand still, as those that report it do."""
+    TensorFlow has it. Elsewhere all workers train alike, so one that isn't done has failed. It would wait in
+    the same place again."""
     if state.phase != "running":
         return state, []
     names = _join(event.tasks)
     text = f"{names} neither printed nor computed for {event.seconds:g} s after worker:0 had ended"
     if not any(t.task.role == "ps" for t in state.alive):
-        return _handle_stall(state, StalledEvent(text, event.progress, event.tasks), now)
+        text = f"{text}: it waits for what no task will send, so it is not tried again"
+        actions: list[Action] = [Log(f"{text}; every task's stacks are in its log")]
+        actions += [Signal(t.task, "dump") for t in state.alive]
+        state, more = _dump_and_stop(
+            state.with_progress(event.progress), Cause(text, STALL_CODE), "fail", now
+        )
+        return state, actions + more
     state = recovery.cancel_launches(
         replace(state.with_progress(event.progress), phase="stopping", goal="finish")
     )
-    actions: list[Action] = [Log(f"{text}, which ends the training; stopping the tasks that are left")]
+    actions = [Log(f"{text}, which ends the training; stopping the tasks that are left")]
     for task in state.alive:
         if task.task.role == "evaluator":
             state = state.with_task(replace(task, escalate_at=now + EVALUATOR_GRACE))
@@ -411,6 +423,9 @@ def _conclude_if_stopped(state: JobState, actions: list[Action], now: float) -> 
         state, more = _end_job(state, "finished", 0, "", None, now)
     elif state.goal == "stop":
         state, more = _end_job(state, "stopped", STOPPED_CODE, "stopped as asked", None, now)
+    elif state.goal == "fail":
+        cause = find_cause(state)
+        state, more = _end_job(state, "failed", cause.code, cause.text, cause, now)
     else:
         state, more = _restart_or_give_up(state, now)
     return state, actions + more

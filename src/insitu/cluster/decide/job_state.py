@@ -12,8 +12,8 @@ from insitu.cluster.decide.layout import ShardHolders
 from insitu.spec import NodeId, TaskId
 
 Phase = Literal["pending", "running", "stopping", "restarting", "finished", "failed", "stopped"]
-Goal = Literal["", "decide", "finish", "stop"]
-"""What a stopping job does once nothing of it runs: decide whether to restart, finish, or stop."""
+Goal = Literal["", "decide", "finish", "fail", "stop"]
+"""What a stopping job does once nothing of it runs: decide whether to restart, finish, fail, or stop."""
 ENDED: frozenset[Phase] = frozenset({"finished", "failed", "stopped"})
 
 EpochStep = tuple[int, int]

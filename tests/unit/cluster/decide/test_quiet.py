@@ -60,15 +60,17 @@ def test_with_servers_the_first_workers_end_is_that_of_the_job() -> None:
     assert run.state.phase == "finished"
 
 
-def test_without_servers_they_stand_still() -> None:
-    run = running(W0, W1, max_restarts=0)
+@pytest.mark.parametrize("code", [-signal.SIGTERM, 0])
+def test_without_servers_they_have_failed_for_good(code: int) -> None:
+    run = running(W0, W1, max_restarts=3)
     run.exits(W0)
     actions = run.feed(LeftAloneEvent((W1,), 600.0))
     assert signals(actions) == [("worker:1", "dump")]
-    run.tick()
-    run.exits(W1, -signal.SIGTERM)
-    assert (run.state.phase, run.state.exit_code) == ("failed", 124)
-    assert "worker:1 neither printed nor computed for 600 s" in run.state.reason
+    assert signals(run.tick()) == [("worker:1", "term")]
+    assert run.exits(W1, code)[-1] == Finish(124)
+    assert (run.state.phase, run.state.exit_code, len(run.state.attempts)) == ("failed", 124, 1)
+    assert "worker:1 neither printed nor computed for 600 s after worker:0 had ended" in run.state.reason
+    assert "not tried again" in run.state.reason
 
 
 @pytest.mark.parametrize("ended", [True, False])
