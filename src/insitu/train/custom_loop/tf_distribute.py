@@ -28,6 +28,8 @@ from insitu.train.custom_loop.replica_context import (
 )
 
 _LIBRARIES = ("keras", "tensorflow", "tf_keras")
+_NN_OF_KERAS = "keras.src.backend.tensorflow.nn"
+"""Asks for the replica where moments are those of all replicas."""
 _ASSIGNMENTS = ("assign", "assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_update")
 
 
@@ -49,6 +51,8 @@ def install() -> None:
 def _for_scripts(original: Callable[[], Any], answer: Callable[[], Any]) -> Callable[[], Any]:
     def function() -> Any:
         caller = sys._getframe(1).f_globals.get("__name__", "")
+        if caller == _NN_OF_KERAS and current_share() is not None:
+            _refuse_synchronized_mean()
         if find_strategy() is None or caller.partition(".")[0] in _LIBRARIES:
             return original()
         return answer()
@@ -56,6 +60,16 @@ def _for_scripts(original: Callable[[], Any], answer: Callable[[], Any]) -> Call
     function.__name__, function.__doc__ = original.__name__, original.__doc__
     function.knows_insitu = True  # type: ignore[attr-defined]
     return function
+
+
+def _refuse_synchronized_mean() -> None:
+    """Raise TrainingError where Keras is about to take the moments of one replica for those of all."""
+    if find_strategy().num_replicas_in_sync > 1:
+        raise TrainingError(
+            "Replicas meet at the end of a step, so each normalizes by its own rows. Received: moments with "
+            "synchronized=True in a step of strategy.run, as BatchNormalization(synchronized=True) has them. "
+            "Leave synchronized out, or use keras.layers.GroupNormalization."
+        )
 
 
 class _DistributeLib:

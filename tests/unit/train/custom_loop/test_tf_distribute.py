@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -55,3 +56,26 @@ def test_a_raw_variable_is_not_assigned_by_replicas(strategy_over) -> None:
         with pytest.raises(TrainingError, match=r"tf\.Variable 'counter:0'.*keras\.Variable"):
             summed(strategy, lambda x, assign=assign: assign() * x)
     assert float(counter) == 1 and float(counter.assign_add(1.0)) == 2
+
+
+def test_moments_of_all_replicas_are_refused(strategy_over) -> None:
+    x, y = np.ones((8, 3), "float32"), np.zeros((8, 1), "float32")
+
+    def make(strategy: Any) -> Any:
+        with strategy.scope():
+            normalize = keras.layers.BatchNormalization(synchronized=True, name="norm")
+            model = keras.Sequential([keras.Input((3,)), normalize, keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        return model
+
+    strategy = strategy_over(2)
+    model = make(strategy)
+    with pytest.raises(TrainingError, match=r"Received: BatchNormalization\(synchronized=True\) as 'norm'"):
+        model.fit(x, y, batch_size=4, verbose=0)
+    with pytest.raises(TrainingError, match=r"Received: moments with synchronized=True"):
+        strategy.run(lambda rows: model(rows, training=True), (x,))
+    assert np.isfinite(model.evaluate(x, y, verbose=0))
+    model.layers[0].trainable = False
+    model.compile("sgd", "mse")
+    model.fit(x, y, batch_size=4, verbose=0)
+    make(strategy_over(1)).fit(x, y, batch_size=4, verbose=0)

@@ -21,6 +21,12 @@ def has_custom_parts(model: Any) -> bool:
     return has_own_numbers(model) or any(not is_of_keras(type(each)) for each in model._flatten_layers())
 
 
+def find_synchronized(model: Any) -> str | None:
+    """Return the name of a layer that normalizes by the rows of all replicas; None without one."""
+    layers = (each for each in model._flatten_layers() if isinstance(each, keras.layers.BatchNormalization))
+    return next((layer.name for layer in layers if layer.trainable and layer.synchronized), None)
+
+
 def is_built_to_train(model: Any) -> bool:
     """Return True unless the model's losses and metrics are still to be built, from labels: predict() hasn't
     any."""

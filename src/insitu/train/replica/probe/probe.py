@@ -15,6 +15,7 @@ from insitu.errors import TrainingError
 from insitu.train.replica.plan import CombinationPlan
 from insitu.train.replica.probe import refusals
 from insitu.train.replica.probe.custom_parts import (
+    find_synchronized,
     has_custom_parts,
     has_own_numbers,
     has_own_train_step,
@@ -59,6 +60,9 @@ def plan_combination(
     check_trainable_by_shards(model, num_shards, exchanges_totals=not weights_on_servers)
     # What a step of the user's own does with scaled losses isn't known.
     exponent = 0 if has_own_train_step(model) else (num_shards - 1).bit_length()
+    synchronized = find_synchronized(model) if num_shards > 1 else None
+    if synchronized is not None:
+        return CombinationPlan(train_refusal=refusals.of_synchronized(synchronized))
     if num_shards == 1 or not is_built_to_train(model) or not has_custom_parts(model):
         return CombinationPlan(loss_exponent=exponent)
     with without_chance() as chance, Observer(model, chance) as observer:

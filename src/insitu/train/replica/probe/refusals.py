@@ -27,6 +27,15 @@ READS_UPDATED = (
 )
 
 
+def of_synchronized(name: str) -> str:
+    """Return the refusal of a layer that normalizes by the rows of all replicas."""
+    return (
+        "Replicas meet at the end of a step, so each normalizes by its own rows. Received: "
+        f"BatchNormalization(synchronized=True) as {name!r}, which normalizes by those of all replicas. "
+        "Leave synchronized out, use keras.layers.GroupNormalization, or train on one device."
+    )
+
+
 def of_coupled_rows(difference: float) -> str:
     """Return the refusal of a gradient that differs so much, relative to its size, from that of parts."""
     return (
