@@ -8,9 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import keras
+from keras.src.backend.common.variables import Variable
 
 from insitu.train.collectives import pack_leaves
 from insitu.train.custom_loop.averaging import Share, share_scope
+from insitu.train.custom_loop.summaries import record_summaries
 from insitu.train.custom_loop.tracing import DeferredUpdates, VariableTracer, defer_apply
 
 
@@ -182,7 +184,8 @@ class StepModel:
         rows = keras.ops.shape(arrays[0])[0]
         replica_id = keras.ops.cast(arrays[0][0, 1], "int32")
         share = Share(rows, arrays[0][0, 0], replica_id, self._strategy)
-        with share_scope(share), defer_apply(self._known, deferred):
+        first = 0 if self._strategy is None else self._strategy.membership.context.shards[0]
+        with share_scope(share), defer_apply(self._known, deferred), record_summaries(replica_id, first):
             self.result = StepResult(self._call(arrays[1:]))
         self.outputs = self.result.tensors
         return deferred
@@ -248,7 +251,7 @@ class StepResult:
         self._is_tensor = [_is_tensor(leaf) for leaf in leaves]
         pairs = list(zip(leaves, self._is_tensor, strict=True))
         self._leaves = [None if is_tensor else leaf for leaf, is_tensor in pairs]
-        self.tensors = [keras.ops.convert_to_tensor(leaf) for leaf, is_tensor in pairs if is_tensor]
+        self.tensors = [_to_tensor(leaf) for leaf, is_tensor in pairs if is_tensor]
         self._structure = keras.tree.map_structure(lambda leaf: None, structure)
 
     def rebuild(self, tensors: Sequence[Any] | None) -> Any:
@@ -260,6 +263,11 @@ class StepResult:
             for leaf, is_tensor in zip(self._leaves, self._is_tensor, strict=True)
         ]
         return pack_leaves(self._structure, leaves)
+
+
+def _to_tensor(leaf: Any) -> Any:
+    # Keras takes a variable for a tensor: it would be read after the step, and past what watches reads.
+    return keras.ops.convert_to_tensor(leaf.value if isinstance(leaf, Variable) else leaf)
 
 
 def _empty_like(tensor: Any) -> Any:

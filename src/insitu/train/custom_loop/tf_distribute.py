@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import nn_impl_distribute, resource_variable_ops
+from tensorflow.python.ops import nn_impl_distribute, resource_variable_ops, summary_ops_v2
 
 from insitu.errors import TrainingError
 from insitu.train.custom_loop.averaging import current_share, scale_by_share, scale_rows
@@ -98,6 +98,19 @@ class _Replicas:
     def __rtruediv__(self, loss: Any) -> Any:
         """Return the replica's part of a loss that doesn't depend on rows."""
         return scale_by_share(loss, 1)
+
+
+@contextlib.contextmanager
+def record_summaries(replica_id: Any, first: int) -> Iterator[None]:
+    """See `insitu.train.custom_loop.summaries`."""
+    state = summary_ops_v2._summary_state
+    before = state.is_recording_distribution_strategy
+    if state.writer is not None:
+        state.is_recording_distribution_strategy = tf.logical_and(tf.equal(replica_id, first), before)
+    try:
+        yield
+    finally:
+        state.is_recording_distribution_strategy = before
 
 
 @contextlib.contextmanager
