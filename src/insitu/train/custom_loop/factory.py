@@ -12,10 +12,11 @@ from insitu.train.custom_loop.loop_replica import LoopReplica
 from insitu.train.custom_loop.step_model import StepModel
 
 
-def trace_step(model: StepModel, example: list[Any]) -> None:
+def trace_step(model: StepModel, example: list[Any]) -> list[Any]:
     """Run the step of `model` without effect on arrays like `example`, so that `model` knows the variables
-    that it touches."""
-    _backend().trace_step(model, example)
+    that it touches. Returns those of its metrics on which the outputs of the step depend."""
+    found: list[Any] = _backend().trace_step(model, example)
+    return found
 
 
 def make_loop_replica(model: StepModel, example: list[Any]) -> LoopReplica:

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import keras
 import numpy as np
 from jax._src.core import trace_state_clean
+from jax._src.interpreters.partial_eval import dce_jaxpr
 
 from insitu.errors import TrainingError
 from insitu.train.custom_loop.loop_replica import CompiledGradientMixin
 from insitu.train.custom_loop.step_model import StepModel
+from insitu.train.custom_loop.tracing import DeferredUpdates
 from insitu.train.replica.jax import JaxReplica
 from insitu.train.replicated.jax import JaxMultiDeviceReplica
 
@@ -25,9 +28,22 @@ def leave_graph(name: str) -> None:
         )
 
 
-def trace_step(model: StepModel, example: list[Any]) -> None:
+def trace_step(model: StepModel, example: list[Any]) -> list[Any]:
     """See `insitu.train.custom_loop.trace_step`."""
-    jax.eval_shape(model.trace, [np.asarray(array) for array in example])
+    arrays = [np.asarray(array) for array in example]
+    jax.eval_shape(model.trace, arrays)
+    metrics = model.metrics_variables
+    if not metrics or not model.outputs:
+        return []
+
+    def outputs(values: list[Any]) -> list[Any]:
+        with keras.StatelessScope(state_mapping=list(zip(metrics, values, strict=True))):
+            model.call(arrays, DeferredUpdates())
+        return model.outputs
+
+    traced = jax.make_jaxpr(outputs)([variable.value for variable in metrics]).jaxpr
+    _, used = dce_jaxpr(traced, [True] * len(traced.outvars))
+    return [variable for variable, is_used in zip(metrics, used, strict=True) if is_used]
 
 
 class _OutputsMixin(CompiledGradientMixin):

@@ -239,6 +239,17 @@ def _identity(constant: Any) -> Any:
     )
 
 
+def _refuse_results(metrics: Sequence[Any]) -> None:
+    """Raise TrainingError where a step returns the result of a metric that it updates."""
+    if metrics:
+        raise TrainingError(
+            "In a step a metric has counted the rows of this replica in this step only; those of all "
+            "replicas and steps are added up after it. Received: a step that returns what depends on "
+            f"{metrics[0].path!r}, which it updates. Return nothing of it, and call the metric's result() "
+            "after strategy.run."
+        )
+
+
 class _CompiledStep:
     """One compiled step."""
 
@@ -248,7 +259,7 @@ class _CompiledStep:
         optimizers = strategy.created_in_scope.optimizers
         self.model = StepModel(arguments.call, optimizers, aggregation.replicas, strategy)
         example = arguments.example()
-        trace_step(self.model, example)
+        _refuse_results(trace_step(self.model, example))
         strategy.created_in_scope.check_created_here(self.model.variables)
         for optimizer, variables in self.model.optimizer.groups:
             if not optimizer.built:

@@ -34,7 +34,7 @@ def out_of_range_error() -> Exception:
     return error
 
 
-def trace_step(model: StepModel, example: list[Any]) -> None:
+def trace_step(model: StepModel, example: list[Any]) -> list[Any]:
     """See `insitu.train.custom_loop.trace_step`."""
     specs = [tf.TensorSpec((None, *a.shape[1:]), tf.as_dtype(a.dtype)) for a in map(np.asarray, example)]
 
@@ -42,7 +42,22 @@ def trace_step(model: StepModel, example: list[Any]) -> None:
         return [tf.identity(t) for t in model.trace(arrays)]
 
     with tf_distribute.refuse_raw_variables():
-        tf.function(tf.autograph.experimental.do_not_convert(trace)).get_concrete_function(*specs)
+        traced = tf.function(tf.autograph.experimental.do_not_convert(trace)).get_concrete_function(*specs)
+    reached = _find_inputs(traced.graph.outputs)
+    handles = {id(external) for external, inner in traced.graph.captures if id(inner) in reached}
+    return [v for v in model.metrics_variables if id(getattr(v._value, "handle", None)) in handles]
+
+
+def _find_inputs(outputs: Sequence[Any]) -> set[int]:
+    """Return the ids of all tensors that `outputs` are computed from."""
+    reached: set[int] = set()
+    waiting = list(outputs)
+    while waiting:
+        tensor = waiting.pop()
+        if id(tensor) not in reached:
+            reached.add(id(tensor))
+            waiting.extend(tensor.op.inputs)
+    return reached
 
 
 class LoopReplica(CompiledGradientMixin, TensorFlowReplica):

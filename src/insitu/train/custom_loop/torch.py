@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from insitu.errors import TrainingError
 from insitu.train.custom_loop.step_model import StepModel
+from insitu.train.custom_loop.tracing import DeferredUpdates
 from insitu.train.replica.torch import TorchReplica
 from insitu.train.replicated.torch import TorchMultiDeviceReplica
 
@@ -25,11 +26,26 @@ def leave_graph(name: str) -> None:
         )
 
 
-def trace_step(model: StepModel, example: list[Any]) -> None:
+def trace_step(model: StepModel, example: list[Any]) -> list[Any]:
     """See `insitu.train.custom_loop.trace_step`."""
-    model.trace([keras.ops.convert_to_tensor(np.array(array)) for array in example])
+    arrays = [keras.ops.convert_to_tensor(np.array(array)) for array in example]
+    before = _are_numbers(model.trace(arrays))
+    # What depends on a metric is no number where the metric isn't.
+    found = []
+    for variable in model.metrics_variables if any(before) else ():
+        if variable.value.is_floating_point():
+            with keras.StatelessScope(state_mapping=[(variable, torch.full_like(variable.value, torch.nan))]):
+                model.call(arrays, DeferredUpdates())
+            if any(was and not now for was, now in zip(before, _are_numbers(model.outputs), strict=True)):
+                found.append(variable)
     for variable in model.trainable_variables:
         variable.value.grad = None
+    return found
+
+
+def _are_numbers(outputs: Sequence[Any]) -> list[bool]:
+    """Return for each tensor whether it is of floating numbers, none of which is NaN."""
+    return [tensor.is_floating_point() and not bool(torch.isnan(tensor).any()) for tensor in outputs]
 
 
 class LoopReplica(TorchReplica):

@@ -19,7 +19,7 @@ def test_a_step_is_traced_without_being_computed() -> None:
         seen.extend((isinstance(array, jax.core.Tracer), array.shape, array.dtype.name) for array in arrays)
         return arrays
 
-    model: Any = SimpleNamespace(trace=trace)
+    model: Any = SimpleNamespace(trace=trace, metrics_variables=[], outputs=[])
     trace_step(model, [np.ones(1, "float32"), np.ones((1, 4), "int32")])
     assert seen == [(True, (1,), "float32"), (True, (1, 4), "int32")]
 

@@ -197,6 +197,36 @@ def test_arguments_that_are_no_batches(strategy_over):
 # What can't be right
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_step_does_not_return_what_comes_to_be_after_it(strategy_over, shards: int):
+    strategy = strategy_over(shards)
+    loop = Loop(strategy)
+    with strategy.scope():
+        mean = keras.metrics.Mean(name="seen")
+    x, y = np.zeros((4, 8, 8, 1), "float32"), np.zeros(4, "int64")
+
+    def result(x: Any, y: Any) -> Any:
+        mean.update_state(y)
+        return {"rows": y, "mean": mean.result() + 1}
+
+    def after(variable: Any) -> Any:
+        def step(x: Any, y: Any) -> Any:
+            loop.step(x, y)
+            return variable
+
+        return step
+
+    with pytest.raises(TrainingError, match=r"depends on 'seen/total', which it updates\..*result\(\)"):
+        strategy.run(result, (x, y))
+    for variable in (loop.optimizer.iterations, loop.model.trainable_variables[0]):
+        with pytest.raises(TrainingError, match=rf"a read of '{variable.path}'"):
+            strategy.run(after(variable), (x, y))
+    # A metric that is only called, or only read, means the same in each replica.
+    strategy.run(lambda y: [mean(y + 2), y][1], (y,))
+    (read, *_) = strategy.experimental_local_results(strategy.run(lambda x: mean.result(), (x,)))
+    assert float(read) == float(mean.result()) == 2
+
+
 def test_what_a_step_may_not_do(strategy_over):
     strategy = strategy_over(2)
     loop = Loop(strategy)

@@ -20,7 +20,7 @@ def test_a_step_is_traced_in_a_graph_for_any_number_of_rows() -> None:
         seen.extend((tf.inside_function(), array.shape.as_list(), array.dtype.name) for array in arrays)
         return list(arrays)
 
-    model: Any = SimpleNamespace(trace=trace)
+    model: Any = SimpleNamespace(trace=trace, metrics_variables=[], outputs=[])
     loop.trace_step(model, [np.ones(1, "float32"), np.ones((1, 4), "int64")])
     assert seen == [(True, [None], "float32"), (True, [None, 4], "int64")]
 
