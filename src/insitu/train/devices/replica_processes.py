@@ -34,6 +34,10 @@ _HOST = "127.0.0.1"
 _EXIT_TIMEOUT = 10.0
 """Seconds that replica 0 waits for the others to exit, when it exits or has lost one."""
 _OUTPUT_LINES = 20
+_ADVICE = (
+    " Call fit, evaluate and predict in all processes; `if insitu.context().is_chief:` is for writing files."
+)
+"""For a replica whose script has ended well, while this one's goes on."""
 
 _replica_processes: ReplicaProcesses | None = None
 
@@ -103,7 +107,7 @@ class ReplicaProcesses:
         output_text = "\n  ".join(["Its last lines:", *lines]) if lines else "It wrote nothing."
         return (
             f"The replica on {self.devices[replica]}, a process that runs this script too, {how} before "
-            f"training was over. {output_text}"
+            f"training was over. {output_text}{_ADVICE if code == 0 else ''}"
         )
 
     def _end(self) -> None:

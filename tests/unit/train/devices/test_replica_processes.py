@@ -36,15 +36,24 @@ def test_replicas_run_the_same_command_by_its_absolute_path(tmp_path: Path, run_
     assert not can_start_replicas()
 
 
-def test_a_replica_that_fails_is_named_with_its_last_lines(tmp_path: Path, run_as_script, monkeypatch):
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("'no memory left'", r"replica on cpu:1.*exited with code 1[\s\S]*no memory left"),
+        ("0", r"exited with code 0 before training was over\. .* evaluate and predict in all processes"),
+    ],
+)
+def test_a_replica_that_ends_is_named_with_its_last_lines(
+    tmp_path: Path, run_as_script, monkeypatch, end: str, told: str
+):
     script = tmp_path / "train.py"
-    script.write_text("import sys\nsys.exit('no memory left')\n")
+    script.write_text(f"import sys\nsys.exit({end})\n")
     run_as_script(script)
     monkeypatch.setattr(replica_processes.atexit, "register", lambda function: None)
     processes = ReplicaProcesses(["cpu:0", "cpu:1"])
     monkeypatch.setattr(replica_processes, "_replica_processes", processes)
     try:
-        with pytest.raises(TrainingError, match=r"replica on cpu:1.*exited with code 1[\s\S]*no memory left"):
+        with pytest.raises(TrainingError, match=told):
             ReplicaMonitor().check_after_loss()
     finally:
         processes._end()
