@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -149,6 +149,10 @@ class StepModel:
     def _others(self) -> list[Any]:
         return [*self.non_trainable_variables, *self.metrics_variables]
 
+    def rewrite(self, convert: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Run what `convert` makes of the user's function from now on."""
+        self._call = replace(self._call, fn=convert(self._call.fn))
+
     def trace(self, arrays: Sequence[Any]) -> list[Any]:
         """Run the step without effect and record the variables, seeds and optimizers that it touches. Returns
         its outputs."""
@@ -184,7 +188,8 @@ class StepModel:
         rows = keras.ops.shape(arrays[0])[0]
         replica_id = keras.ops.cast(arrays[0][0, 1], "int32")
         share = Share(rows, arrays[0][0, 0], replica_id, self._strategy)
-        first = 0 if self._strategy is None else self._strategy.membership.context.shards[0]
+        shards = () if self._strategy is None else self._strategy.membership.context.shards
+        first = next(iter(shards), 0)
         with share_scope(share), defer_apply(self._known, deferred), record_summaries(replica_id, first):
             self.result = StepResult(self._call(arrays[1:]))
         self.outputs = self.result.tensors

@@ -41,8 +41,14 @@ def trace_step(model: StepModel, example: list[Any]) -> list[Any]:
     def trace(*arrays: Any) -> list[Any]:
         return [tf.identity(t) for t in model.trace(arrays)]
 
+    untraced = tf.function(tf.autograph.experimental.do_not_convert(trace))
     with tf_distribute.refuse_raw_variables():
-        traced = tf.function(tf.autograph.experimental.do_not_convert(trace)).get_concrete_function(*specs)
+        try:
+            traced = untraced.get_concrete_function(*specs)
+        except tf.errors.OperatorNotAllowedInGraphError:
+            # Python's `if` and `for` over tensors, which AutoGraph makes operations of, as in a tf.function.
+            model.rewrite(tf_function.convert)
+            traced = untraced.get_concrete_function(*specs)
     reached = _find_inputs(traced.graph.outputs)
     handles = {id(external) for external, inner in traced.graph.captures if id(inner) in reached}
     return [v for v in model.metrics_variables if id(getattr(v._value, "handle", None)) in handles]

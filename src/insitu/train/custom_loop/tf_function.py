@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.autograph.core import ag_ctx as autograph_ctx
 from tensorflow.python.autograph.core import config as autograph_config
+from tensorflow.python.autograph.impl import api as autograph
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
 from insitu.train.custom_loop.per_replica import PerReplica
@@ -67,6 +69,11 @@ def install() -> None:
         autograph_config.DoNotConvert("insitu"),
         *autograph_config.CONVERSION_RULES,
     )
+
+
+def convert(step: Any) -> Any:
+    """Return a function whose `if`, `while` and `for` over tensors are operations."""
+    return autograph.tf_convert(step, autograph_ctx.ControlStatusCtx(autograph_ctx.Status.ENABLED))
 
 
 def _has_per_replica(structure: Any) -> bool:

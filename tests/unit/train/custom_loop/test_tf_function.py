@@ -93,3 +93,22 @@ def test_other_functions_stay_graphs_and_keep_their_errors(strategy_over) -> Non
         wrong(tf.constant(1.0))
     with pytest.raises(CalledInGraph, match=r"Dataset\.map"):
         tf.data.Dataset.range(2).map(lambda x: strategy.run(lambda y: y, (x,)))
+
+
+def test_a_step_may_branch_and_loop_over_tensors(strategy_over) -> None:
+    strategy = strategy_over(2)
+
+    def step(x: Any) -> Any:
+        total = tf.zeros(())
+        for row in x:
+            if row > 2:
+                total += row
+            else:
+                total -= row
+        while total < 1:
+            total += 2.0
+        return total
+
+    (batch,) = strategy.distribute_dataset(tf.data.Dataset.from_tensors(np.arange(5, dtype="float32")))
+    for run in (strategy.run, tf.function(strategy.run)):
+        assert [float(value) for value in run(step, (batch,)).values] == [1.0, 5.0]
