@@ -72,6 +72,8 @@ class CacheReader:
         self._prefaulted: set[int] = set()
         self._shards: dict[int, ShardColumns] = {}
         self.orders = OrdersAhead()
+        #: What `_stand_in` has returned for each shard, until a partition is opened again.
+        self._alike: dict[int, _Opened | None] = {}
         self._sources: dict[int, ShardSource] = {}
         self._ahead: ReadAhead | None = None
         #: The first window of the next epoch of each shard, and the process that reads it.
@@ -90,9 +92,24 @@ class CacheReader:
         held = self.shard_map.shards[shard]
         origins = tuple([(held[k], rows) for k, rows in plan.rows_of_batch(step)])
         arrays = columns.take_batch(plan, step)
-        lengths = [len(rows) for _, rows in origins]
-        self._count([self._opened[index] for index, _ in origins], lengths)
-        return self._structure(arrays), sum(lengths), origins
+        rows = len(arrays[0])
+        one = self._stand_in(shard)
+        if one is not None:
+            self._count([one], [rows])
+        else:
+            self._count([self._opened[index] for index, _ in origins], [len(found) for _, found in origins])
+        return self._structure(arrays), rows, origins
+
+    def _stand_in(self, shard: int) -> _Opened | None:
+        """Return a partition that stands for all of the shard, if they count alike; else None."""
+        try:
+            return self._alike[shard]
+        except KeyError:
+            opened = [self._opened[index] for index in self.shard_map.shards[shard]]
+            first = opened[0]
+            alike = all(o.copy.local == first.copy.local and o.row_bytes == first.row_bytes for o in opened)
+            self._alike[shard] = found = first if alike else None
+            return found
 
     def map_shard(self, shard: int, *, few: bool = False) -> ShardColumns:
         """Return the columns of a shard, mapped into memory. `few`: most rows won't be read.
@@ -216,6 +233,7 @@ class CacheReader:
                 copy = self._open_copy(index, verify)
                 row_bytes = sum(copy.partition.bytes_per_row(name) for name in self.names)
                 opened = self._opened[index] = _Opened(copy, row_bytes, verify)
+                self._alike.clear()
             return opened
 
     def _open_copy(self, index: int, verify: bool) -> Copy:
