@@ -18,7 +18,7 @@ from insitu.grid.partitions import is_variable
 from insitu.grid.read_ahead import ReadAhead, ShardSource, WindowedColumns, read_rows
 from insitu.grid.reads import READS
 from insitu.grid.shard_columns import ShardColumns
-from insitu.grid.store import Copy, open_blocks, open_copy
+from insitu.grid.store import Copy, announce_opening, open_blocks, open_copy
 from insitu.grid.structure import Structure
 from insitu.grid.verification import is_verified
 from insitu.paths import Paths
@@ -155,6 +155,8 @@ class CacheReader:
 
     def _shard_source(self, shard: int) -> ShardSource:
         held = self.shard_map.shards[shard]
+        unopened = [index for index in held if index not in self._opened]
+        announce_opening(self._paths, self.cache, unopened, self._node)
         copies = [self._open(index, verify=False).copy for index in held]
         # What fits stays in the page cache for the next epoch. Other tasks here may read the other shards.
         direct = self.cache.bytes >= memory_bytes() // 2

@@ -12,7 +12,7 @@ import pytest
 from insitu.context import Context
 from insitu.errors import CorruptPartition
 from insitu.grid import Catalog, bring_up, dataset, import_cache, verify_copies
-from insitu.grid.store import open_copy
+from insitu.grid.store import announce_opening, open_copy
 from insitu.paths import Paths
 from insitu.spec import NodeId
 
@@ -81,6 +81,19 @@ def test_a_backup_takes_the_place_of_a_damaged_copy(
     assert copy.node == "node-1" and not copy.local
     checks = {node: problem for _, node, problem in verify_copies(paths, Catalog(paths).get("a"))}
     assert checks["node-1"] is None and isinstance(checks["node-0"], CorruptPartition)
+
+
+def test_what_opening_looks_at_is_asked_for_at_once(
+    paths: Paths, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import_cache(paths, "a", [source], partitions=3)
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        "insitu.grid.store.os.posix_fadvise", lambda fd, start, size, advice: asked.append((start, size))
+    )
+    remove(paths.partition("node-0", "a", 1, 1))
+    announce_opening(paths, Catalog(paths).get("a"), [0, 1, 2], None)
+    assert len(asked) == 4 and all(start == 0 for start, _ in asked)
 
 
 def test_when_all_copies_are_damaged_each_is_named(paths: Paths, source: str) -> None:
