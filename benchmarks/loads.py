@@ -159,10 +159,15 @@ LOADS: dict[str, Callable[[list[Target], float, Refused], None]] = {
 }
 
 
+def list_jobs(paths: Paths) -> set[str]:
+    """The ids of all jobs; one that is being made has no name yet."""
+    return {name for name in os.listdir(paths.jobs) if not name.startswith(".")}
+
+
 def find_targets(paths: Paths, known: set[str]) -> list[Target]:
     """The listeners of the job that isn't one of `known`; none before its tasks run."""
-    for job in set(os.listdir(paths.jobs)) - known:
-        roster = read_roster(paths.job(job).roster) if not job.startswith(".") else None
+    for job in list_jobs(paths) - known:
+        roster = read_roster(paths.job(job).roster)
         tasks = find_tasks(job)
         if roster is None or len(tasks) < len(roster.members):
             continue
@@ -177,8 +182,7 @@ def find_targets(paths: Paths, known: set[str]) -> list[Target]:
 def is_training(paths: Paths, known: set[str]) -> bool:
     """Return whether the job that isn't one of `known` has made its first steps."""
     progress = (
-        read_progress(paths.job(job).progress(TaskId("worker", 0)))
-        for job in set(os.listdir(paths.jobs)) - known
+        read_progress(paths.job(job).progress(TaskId("worker", 0))) for job in list_jobs(paths) - known
     )
     return any(found is not None and found.step >= FIRST_STEPS for found in progress)
 
@@ -280,7 +284,7 @@ def measure(paths: Paths, servers: int, steps: int | None, seconds: float) -> di
         steps = int(schedule / (short[-1] - short[0]) * len(short))
     asked = {"servers": servers, "steps": steps}
     quiet = job_runs.run_job(paths, "loads_task.py", request=request, **asked)
-    known, over, periods = set(os.listdir(paths.jobs)), threading.Event(), []
+    known, over, periods = list_jobs(paths), threading.Event(), []
     with ExitStack() as stack:
         loads = threading.Thread(target=lambda: periods.extend(load_job(paths, known, seconds, over, stack)))
         loads.start()
