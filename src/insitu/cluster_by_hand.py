@@ -19,13 +19,13 @@ from typing import Any
 from insitu.errors import InputError
 from insitu.paths import Paths
 from insitu.spec import ROLES, TaskId
+from insitu.unauthenticated import is_loopback
 
 SECRET_ENV = "INSITU_SECRET"
 SECRET_FILE_ENV = "INSITU_SECRET_FILE"
 MIN_SECRET_BYTES = 16
 """Bytes that a user's secret must have."""
 _MADE_SECRET_BYTES = 32
-_LOOPBACK = ("localhost", "127.", "[::1]", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def find_secret(environ: Mapping[str, str], paths: Paths, workers: tuple[str, ..
     """
     if given := _read_given(environ):
         return given
-    if not all(_is_loopback(address) for address in workers):
+    if not all(map(is_loopback, workers)):
         raise InputError(
             "Processes on several hosts need a secret that only they know. Received: a TF_CONFIG with "
             f"workers {', '.join(workers)}, neither {SECRET_FILE_ENV} nor {SECRET_ENV}. Make one, as by "
@@ -108,10 +108,6 @@ def _read_given(environ: Mapping[str, str]) -> bytes:
             "`openssl rand -hex 32`"
         )
     return secret
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith(_LOOPBACK)
 
 
 def _share_file(path: Path) -> bytes:

@@ -27,7 +27,9 @@ def is_loopback(address: str) -> bool:
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        found = ipaddress.ip_address(host)
+        # An IPv6 socket that takes IPv4 callers, too, names them by such addresses.
+        return (getattr(found, "ipv4_mapped", None) or found).is_loopback
     except ValueError:
         # A name may mean anything, and something else tomorrow.
         return False
