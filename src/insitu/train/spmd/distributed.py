@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import inspect
 import os
@@ -60,6 +61,7 @@ def connect(membership: Membership) -> None:
         )
     refuse_unauthenticated("communication='xla'", "Use communication='ring'", context.workers)
     group = membership.group()
+    _bind_gloo(context.workers[index].rpartition(":")[0].strip("[]"))
     host = context.workers[0].rpartition(":")[0]
     with _reserved_port(host) if index == 0 else contextlib.nullcontext((host, 0)) as (bind, port):
         port = int(group.broadcast(np.array([port], np.int64))[0])
@@ -104,6 +106,30 @@ def skip_shutdown() -> None:
     for held in (state.client, state.service, state.preemption_sync_manager):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
     state.client = state.service = state.preemption_sync_manager = None
+
+
+def _bind_gloo(host: str) -> None:
+    """Have gloo, which connects CPUs, listen on this task's own address. By itself it takes the address that
+    the machine's name stands for, which others may reach even where all tasks are on the loopback interface.
+    """
+    from jax._src import xla_bridge
+
+    library: Any = getattr(xla_bridge, "_jax", None) or getattr(xla_bridge.xla_client, "_xla", None)
+    make = getattr(library, "make_gloo_tcp_collectives", None)
+    if make is not None and _is_of_this_host(host):
+        make = getattr(make, "func", make)
+        library.make_gloo_tcp_collectives = functools.partial(make, hostname=host)
+
+
+def _is_of_this_host(host: str) -> bool:
+    """Return True if a socket can listen on `host`; False for the address of a gateway."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(found[0]) as probe:
+            probe.bind(found[4])
+    except OSError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

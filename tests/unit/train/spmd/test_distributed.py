@@ -52,9 +52,24 @@ def test_a_broken_collective_names_the_lost_task(monkeypatch: pytest.MonkeyPatch
     assert skipped == ["shutdown"]
 
 
+def test_gloo_listens_where_its_task_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It listened on the address that the machine's name stands for, also in a job on loopback."""
+    from jax._src import xla_bridge
+
+    made: list[dict[str, object]] = []
+    library = SimpleNamespace(make_gloo_tcp_collectives=lambda **options: made.append(options))
+    monkeypatch.setattr(xla_bridge, "_jax", library, raising=False)
+    for host in ("127.0.0.1", "192.0.2.1", "localhost"):
+        distributed._bind_gloo(host)
+        library.make_gloo_tcp_collectives(distributed_client=None)
+    # 192.0.2.1 is nobody's, as the address of a gateway is no interface of this host.
+    assert [options["hostname"] for options in made] == ["127.0.0.1", "127.0.0.1", "localhost"]
+
+
 def test_jax_connects_hosts_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its coordinator lets in whoever reaches it, and listened on all interfaces."""
     monkeypatch.setattr(distributed, "backend_started", lambda: False)
+    monkeypatch.setattr(distributed, "_bind_gloo", lambda host: None)
 
     def reached() -> None:
         raise KeyError("the group was joined")
