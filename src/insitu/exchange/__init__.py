@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from insitu.exchange.memory_grants import BORROWERS, GRANT_BYTES, Borrower, Lender
     from insitu.exchange.native import address_of
     from insitu.exchange.pages import ALIGNMENT, Pages, aligned_empty
-    from insitu.exchange.plain_text import warn_about_plain_text
     from insitu.exchange.plan import Mismatch
     from insitu.exchange.protocol import PROTOCOL_KEYS, describe_protocol
     from insitu.exchange.rendezvous import parse_address
     from insitu.exchange.resolver import connect_within, resolve
+    from insitu.exchange.socket_handshake import SocketHandshake
+    from insitu.exchange.tls import read_tls_settings
+    from insitu.exchange.tls_socket import TlsSocket
 
 __getattr__, __dir__ = lazy_door(
     __name__,
@@ -40,11 +42,13 @@ __getattr__, __dir__ = lazy_door(
         "memory_passing": ("memory_passing",),
         "native": ("address_of",),
         "pages": ("ALIGNMENT", "Pages", "aligned_empty"),
-        "plain_text": ("warn_about_plain_text",),
         "protocol": ("PROTOCOL_KEYS", "describe_protocol"),
         "plan": ("Mismatch",),
         "rendezvous": ("parse_address",),
         "resolver": ("connect_within", "resolve"),
+        "socket_handshake": ("SocketHandshake",),
+        "tls": ("read_tls_settings",),
+        "tls_socket": ("TlsSocket",),
     },
 )
 
@@ -61,6 +65,8 @@ __all__ = [
     "Mismatch",
     "Pages",
     "PeerInfo",
+    "SocketHandshake",
+    "TlsSocket",
     "address_of",
     "aligned_empty",
     "close_in_children",
@@ -74,7 +80,7 @@ __all__ = [
     "memory_passing",
     "parse_address",
     "read_host_timeout",
+    "read_tls_settings",
     "resolve",
     "resolve_secret",
-    "warn_about_plain_text",
 ]

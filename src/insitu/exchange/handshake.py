@@ -11,8 +11,10 @@ A proof is HMAC-SHA256 with the job's secret over the role and both nonces. The 
 first, so a caller without the secret gets nothing that depends on it. A peer's info (JSON: version, rank,
 sizes,
 shards, generation ...) is sealed with a key that is derived the same way. Every length is fixed or bounded.
-The
-connection isn't encrypted: this keeps strangers out, but not somebody who can rewrite packets on the wire.
+
+Between hosts all of it goes through TLS (`tls.py`). Then the proofs and keys are also over `binding`, the
+digest of the acceptor's certificate: somebody between the two, who would have to show another one, can't pass
+them on. In plain text it is empty: this keeps strangers out, but not somebody who can rewrite packets.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ SECRET_BYTES = 16
 """Bytes of a secret at least. A shorter one can be found by trying."""
 _REFUSED = b"insitu: wrong secret".ljust(PROOF_BYTES, b"\0")
 """Sent instead of a proof to a caller whose own is wrong, so that it can name the reason."""
+TLS_ONLY = b"insitu: only with TLS".ljust(len(MAGIC) + NONCE_BYTES, b"\0")
+"""Sent instead of a nonce to a caller that speaks plain text where that isn't allowed."""
 _LENGTH = struct.Struct("!I")
 
 
@@ -133,14 +137,17 @@ def resolve_secret(secret: bytes | None) -> bytes:
     return secret
 
 
-def _prove(secret: bytes, role: bytes, dialled: bytes, accepted: bytes) -> bytes:
-    return hmac.new(secret, b"insitu " + role + b"\0" + dialled + accepted, hashlib.sha256).digest()
+def _prove(secret: bytes, role: bytes, dialled: bytes, accepted: bytes, binding: bytes) -> bytes:
+    """Return a proof or key. The nonces have a fixed length, so no two sets of arguments are hashed alike."""
+    text = b"insitu " + role + b"\0" + dialled + accepted + binding
+    return hmac.new(secret, text, hashlib.sha256).digest()
 
 
 def _wrong_secret_error(answer: bytes = b"") -> AuthenticationError:
     return Refusal(
         "Both peers must know the job's secret, but the peer doesn't know this job's secret, or this process "
-        "doesn't. Pass the same secret to both",
+        "doesn't, or somebody between them has put another certificate in place of the peer's. Pass the same "
+        "secret to both",
         answer,
     )
 
@@ -190,35 +197,40 @@ def _parse_info(body: bytes) -> PeerInfo:
     return info
 
 
-def dial(secret: bytes, info: PeerInfo) -> HandshakeSteps:
-    """Run the side that opened the connection."""
+def dial(secret: bytes, info: PeerInfo, binding: bytes = b"") -> HandshakeSteps:
+    """Run the side that opened the connection. `binding`: of the acceptor's certificate."""
     own_nonce = secrets.token_bytes(NONCE_BYTES)
     yield MAGIC + own_nonce
     answer = yield len(MAGIC) + NONCE_BYTES
+    if answer == TLS_ONLY:
+        raise AuthenticationError(
+            "Both peers must encrypt their connection, or neither: the peer takes no plain text, as this "
+            "process sends. Set INSITU_TLS to the same for all tasks, or leave it out"
+        )
     _check_magic(answer)
     nonce = answer[len(MAGIC) :]
-    yield _prove(secret, b"dial", own_nonce, nonce)
+    yield _prove(secret, b"dial", own_nonce, nonce, binding)
     proof = yield PROOF_BYTES
-    if not hmac.compare_digest(proof, _prove(secret, b"accept", own_nonce, nonce)):
+    if not hmac.compare_digest(proof, _prove(secret, b"accept", own_nonce, nonce, binding)):
         raise _wrong_secret_error()
-    peer = yield from _read_info(_prove(secret, b"accept card", own_nonce, nonce))
-    yield _seal(_prove(secret, b"dial card", own_nonce, nonce), info)
+    peer = yield from _read_info(_prove(secret, b"accept card", own_nonce, nonce, binding))
+    yield _seal(_prove(secret, b"dial card", own_nonce, nonce, binding), info)
     return peer
 
 
-def accept(secret: bytes, info: PeerInfo) -> HandshakeSteps:
-    """Run the side that was called. A stranger learns only a nonce."""
+def accept(secret: bytes, info: PeerInfo, binding: bytes = b"") -> HandshakeSteps:
+    """Run the side that was called, whose certificate `binding` is of. A stranger learns only a nonce."""
     opening = yield len(MAGIC) + NONCE_BYTES
     own_nonce = secrets.token_bytes(NONCE_BYTES)
     _check_magic(opening, MAGIC + own_nonce)
     nonce = opening[len(MAGIC) :]
     yield MAGIC + own_nonce
     proof = yield PROOF_BYTES
-    if not hmac.compare_digest(proof, _prove(secret, b"dial", nonce, own_nonce)):
+    if not hmac.compare_digest(proof, _prove(secret, b"dial", nonce, own_nonce, binding)):
         raise _wrong_secret_error(_REFUSED)
-    sealed = _seal(_prove(secret, b"accept card", nonce, own_nonce), info)
-    yield _prove(secret, b"accept", nonce, own_nonce) + sealed
-    return (yield from _read_info(_prove(secret, b"dial card", nonce, own_nonce)))
+    sealed = _seal(_prove(secret, b"accept card", nonce, own_nonce, binding), info)
+    yield _prove(secret, b"accept", nonce, own_nonce, binding) + sealed
+    return (yield from _read_info(_prove(secret, b"dial card", nonce, own_nonce, binding)))
 
 
 def _check_magic(opening: bytes, answer: bytes = b"") -> None:

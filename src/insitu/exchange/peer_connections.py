@@ -28,6 +28,7 @@ from typing import Protocol
 from insitu.exchange import tcp_tuning
 from insitu.exchange.liveness import has_acknowledged_all, is_unreachable, read_host_timeout
 from insitu.exchange.plan import MemberLost, Mismatch
+from insitu.exchange.tls_socket import TlsSocket, is_encrypted, post
 
 _FRAME = struct.Struct("!cxxxi")
 """Kind; a rank."""
@@ -194,8 +195,12 @@ class PeerConnections:
         self._heartbeats_since = 0.0
         #: Seconds spent asleep so far.
         self.waited = 0.0
+        #: True if data is encrypted, which compiled code can't do.
+        self.encrypted = is_encrypted([*data.values()])
         for connection in data.values():
             tcp_tuning.choose_after_connect(connection)
+            if isinstance(connection, TlsSocket):
+                connection.read_ahead = True  # `run_until` asks each channel before it sleeps
 
     def run_until(self, advance: Callable[[], bool]) -> None:
         """Send and receive until `advance`, called after every transfer, returns True. Raises MemberLost."""
@@ -342,7 +347,7 @@ class PeerConnections:
         for peer, connection in self._control.items():
             if peer not in self._ended and accepts(connection):
                 with contextlib.suppress(OSError):
-                    connection.send(frame)
+                    post(connection, frame)
 
     # Loss
 

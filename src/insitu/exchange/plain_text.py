@@ -23,7 +23,7 @@ def warn_about_plain_text(connection: socket.socket) -> None:
 @functools.cache
 def _warn_once() -> None:
     _LOG.warning(
-        "[insitu] Numbers between hosts go unencrypted, and who can change packets on the way can change "
-        "them. Use a "
-        "network that only these hosts share, or a tunnel (docs/security.md)."
+        "[insitu] Numbers between hosts go unencrypted, as INSITU_TLS=never asks, and who can change packets "
+        "on the way can change them. Leave INSITU_TLS out, unless only these hosts share the network "
+        "(docs/security.md)."
     )

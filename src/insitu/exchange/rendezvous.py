@@ -19,18 +19,11 @@ from insitu import ports
 from insitu.errors import AuthenticationError, ExchangeError, InputError, JoinTimeout, StaleGeneration
 from insitu.exchange import tcp_tuning
 from insitu.exchange.forks import close_in_children
-from insitu.exchange.handshake import (
-    Handshake,
-    HandshakeSteps,
-    PeerInfo,
-    ProtocolError,
-    accept,
-    dial,
-    get_answer,
-)
-from insitu.exchange.plain_text import warn_about_plain_text
+from insitu.exchange.handshake import PeerInfo, ProtocolError
 from insitu.exchange.plan import GroupConfig
 from insitu.exchange.resolver import Address, Resolver
+from insitu.exchange.socket_handshake import SocketHandshake
+from insitu.exchange.tls import read_tls_settings
 
 _HANDSHAKE_TIMEOUT = 5.0
 """Seconds that a caller has for its handshake."""
@@ -55,7 +48,7 @@ class Peer:
 
     #: Its rank in the group.
     rank: int
-    #: Non-blocking, with TCP_NODELAY.
+    #: Non-blocking, with TCP_NODELAY; a TlsSocket where it is encrypted.
     connection: socket.socket
     #: The facts that it sent about itself.
     info: PeerInfo
@@ -73,45 +66,14 @@ def parse_address(text: str, lowest: int = 1) -> tuple[str, int]:
     return host, int(port)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _PendingHandshake:
     """One handshake under way on one connection."""
 
-    def __init__(
-        self, connection: socket.socket, steps: HandshakeSteps, key: Key | None, deadline: float
-    ) -> None:
-        self.connection = connection
-        #: The peer that this rank dialled; None: the peer called.
-        self.key = key
-        self.deadline = deadline
-        self._handshake = Handshake(steps)
-
-    @property
-    def events(self) -> int:
-        """The events that the selector waits for."""
-        return selectors.EVENT_WRITE if self._handshake.out else selectors.EVENT_READ
-
-    def advance(self) -> None:
-        """Send or receive what can be. Raises OSError or ExchangeError if the peer fails."""
-        if self._handshake.out:
-            # Dialling a free port of this very host may connect a socket to itself, and hold the port.
-            if self.connection.getsockname() == self.connection.getpeername():
-                raise ConnectionError("no rank listens there yet")
-            self._handshake.sent(self.connection.send(self._handshake.out))
-            return
-        data = self.connection.recv(self._handshake.missing)
-        if not data:
-            raise ConnectionError("a peer disconnected during the handshake, as one with another secret does")
-        self._handshake.received(data)
-
-    @property
-    def info(self) -> PeerInfo | None:
-        """The facts that the peer sent about itself, once it has proved that it knows the secret."""
-        return self._handshake.info
-
-    @property
-    def done(self) -> bool:
-        """True if the handshake is over."""
-        return self.info is not None and not self._handshake.out
+    #: The handshake itself.
+    handshake: SocketHandshake
+    #: The peer that this rank dialled; None: the peer called.
+    key: Key | None
 
 
 class Rendezvous:
@@ -134,6 +96,7 @@ class Rendezvous:
         self._info = info
         self._check = check
         self._secret = secret
+        self._tls_settings = read_tls_settings()
         self._name = config.name
         self._cancelled = cancelled
         self._deadline = time.monotonic() + timeout
@@ -172,7 +135,7 @@ class Rendezvous:
         """Stop listening. After an error no connection stays open."""
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
-                key.data.connection.close()
+                key.data.handshake.socket.close()
         self._selector.close()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # one that was inherited stays bound
@@ -239,7 +202,7 @@ class Rendezvous:
             else:
                 self._advance(ready.data)
         for entry in list(self._selector.get_map().values()):
-            if entry.data is not None and entry.data.deadline < now:
+            if entry.data is not None and entry.data.handshake.deadline < now:
                 self._drop(entry.data, f"a peer sent nothing for {_HANDSHAKE_TIMEOUT:g} s")
 
     def _raise_if_cancelled(self) -> None:
@@ -262,12 +225,12 @@ class Rendezvous:
                     self._record_failure(f"no caller could be accepted: {error.strerror}")
                 return
             pending = [entry.data for entry in self._selector.get_map().values() if entry.data is not None]
-            callers = [handshake for handshake in pending if handshake.key is None]
+            callers = [each for each in pending if each.key is None]
             if len(callers) >= _MAX_CALLERS + len(self._addresses):
                 # The handshake of a peer is short, so the caller that is silent for longest isn't one.
-                oldest = min(callers, key=lambda handshake: handshake.deadline)
+                oldest = min(callers, key=lambda pending: pending.handshake.deadline)
                 self._drop(oldest, "too many callers sent nothing")
-            self._begin(connection, accept(self._secret, self._info), None, now + _HANDSHAKE_TIMEOUT)
+            self._begin(connection, self._info, None, now + _HANDSHAKE_TIMEOUT)
 
     def _dial(self, key: Key) -> None:
         """Dial a peer at the next of its addresses, and begin the handshake."""
@@ -287,47 +250,46 @@ class Rendezvous:
             self._retry_at[key] = time.monotonic() + _RETRY_INTERVAL
             return
         until = min(self._deadline, time.monotonic() + _HANDSHAKE_TIMEOUT)
-        self._begin(connection, dial(self._secret, {**self._info, "channel": key[1]}), key, until)
+        self._begin(connection, {**self._info, "channel": key[1]}, key, until)
 
-    def _begin(self, connection: socket.socket, steps: HandshakeSteps, key: Key | None, until: float) -> None:
-        """Begin a handshake."""
+    def _begin(self, connection: socket.socket, info: PeerInfo, key: Key | None, until: float) -> None:
+        """Begin a handshake in which this rank sends `info`."""
         connection.setblocking(False)
         close_in_children(connection)
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        handshake = _PendingHandshake(connection, steps, key, until)
-        self._selector.register(connection, handshake.events, handshake)
+        dialled = key is not None
+        handshake = SocketHandshake(
+            connection, self._secret, info, self._tls_settings, dialled=dialled, deadline=until
+        )
+        self._selector.register(handshake, handshake.events, _PendingHandshake(handshake, key))
 
-    def _advance(self, handshake: _PendingHandshake) -> None:
+    def _advance(self, pending: _PendingHandshake) -> None:
         """Advance a handshake; drop it if the peer fails."""
+        handshake = pending.handshake
         try:
-            handshake.advance()
-            if handshake.done:
-                self._admit(handshake)
+            if handshake.advance():
+                self._admit(pending)
             else:
-                self._selector.modify(handshake.connection, handshake.events, handshake)
-        except BlockingIOError:
-            pass
+                self._selector.modify(handshake, handshake.events, pending)
         except (OSError, AuthenticationError, ProtocolError, ValueError) as error:
             # Also a wrong proof is but a note: a stranger may have called, or may listen where a rank should.
-            if answer := get_answer(error):
-                with contextlib.suppress(OSError):
-                    handshake.connection.send(answer)
-            self._drop(handshake, self._describe(handshake, error))
+            handshake.send_answer(error)
+            self._drop(pending, self._describe(pending, error))
 
-    def _describe(self, handshake: _PendingHandshake, error: Exception) -> str:
+    def _describe(self, pending: _PendingHandshake, error: Exception) -> str:
         """Return why a handshake failed, with the peer's name if this rank dialled it."""
-        if handshake.key is None or not isinstance(error, ExchangeError):
+        if pending.key is None or not isinstance(error, ExchangeError):
             return str(error)
-        host, port = self._addresses[handshake.key[0]]
-        return f"{self._name(handshake.key[0])} at {host}:{port} did not prove that it is one: {error}"
+        host, port = self._addresses[pending.key[0]]
+        return f"{self._name(pending.key[0])} at {host}:{port} did not prove that it is one: {error}"
 
-    def _drop(self, handshake: _PendingHandshake, reason: str) -> None:
+    def _drop(self, pending: _PendingHandshake, reason: str) -> None:
         """Disconnect a peer; dial it again later if this rank dialled it."""
-        self._selector.unregister(handshake.connection)
-        handshake.connection.close()
-        if handshake.key is not None:
-            self._retry_at[handshake.key] = time.monotonic() + _RETRY_INTERVAL
+        self._selector.unregister(pending.handshake)
+        pending.handshake.socket.close()
+        if pending.key is not None:
+            self._retry_at[pending.key] = time.monotonic() + _RETRY_INTERVAL
         self._record_failure(reason)
 
     def _record_failure(self, reason: str) -> None:
@@ -335,14 +297,14 @@ class Rendezvous:
         if len(self._failures) < 5 and "refused" not in reason and reason not in self._failures:
             self._failures.append(reason)
 
-    def _admit(self, handshake: _PendingHandshake) -> None:
+    def _admit(self, pending: _PendingHandshake) -> None:
         """Take a peer that has proved that it knows the secret. Raise if it can't be in the same group."""
-        info = handshake.info or {}
+        info = pending.handshake.peer_info or {}
         own, theirs = self._info["generation"], info.get("generation")
         rank = info.get("rank")
-        channel = info.get("channel") if handshake.key is None else handshake.key[1]
+        channel = info.get("channel") if pending.key is None else pending.key[1]
         if not isinstance(rank, int) or not isinstance(theirs, int) or not isinstance(channel, str):
-            self._drop(handshake, "a peer reported no rank")
+            self._drop(pending, "a peer reported no rank")
         elif theirs > own:
             raise StaleGeneration(
                 f"A rank joins the newest generation only. Received: generation {own} for "
@@ -350,21 +312,16 @@ class Rendezvous:
                 "Call rejoin() with the newer generation"
             )
         elif theirs < own:
-            self._drop(handshake, f"{self._name(rank)} is still at generation {theirs}, not {own}")
-        elif (
-            rank == self._rank
-            or (rank, channel) in self._peers
-            or (handshake.key and rank != handshake.key[0])
-        ):
+            self._drop(pending, f"{self._name(rank)} is still at generation {theirs}, not {own}")
+        elif rank == self._rank or (rank, channel) in self._peers or (pending.key and rank != pending.key[0]):
             raise ExchangeError(
                 f"Each rank of a group is one process. Received: rank {rank} from two processes, as "
                 f"{self._name(rank)}. Start each task once, and give each process its own rank"
             )
         else:
             self._check(info)
-            self._selector.unregister(handshake.connection)
-            warn_about_plain_text(handshake.connection)
-            self._peers[rank, channel] = Peer(rank, handshake.connection, info)
+            self._selector.unregister(pending.handshake)
+            self._peers[rank, channel] = Peer(rank, pending.handshake.socket, info)
 
     def timeout_error(self, missing: Sequence[int]) -> JoinTimeout:
         """Return the error that names the ranks that are missing at the deadline."""

@@ -56,7 +56,7 @@ class TcpSession:
             self._starts.append(self._starts[-1] + len(shards))
         self._unchecked: list[int] = []
         #: The compiled functions; None: this member does everything in Python.
-        self.kernels = native.load_kernels()
+        self.kernels = None if connections.encrypted else native.load_kernels()
         #: See PeerConnections.
         self.poll_limit = connections.poll_limit
         #: True if some members are threads of one process.

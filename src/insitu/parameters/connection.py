@@ -15,6 +15,7 @@ from insitu.errors import ParameterError
 from insitu.exchange import (
     Borrower,
     PeerInfo,
+    TlsSocket,
     close_in_children,
     is_unreachable,
     memory,
@@ -71,6 +72,8 @@ class Connection:
         self._payload: NDArray[Any] = _NO_PAYLOAD
         self._payload_received = 0
         _configure_socket(connection)
+        if isinstance(connection, TlsSocket):
+            connection.read_ahead = True  # `receive` looks at what it holds
         close_in_children(connection)
 
     def fileno(self) -> int:
@@ -142,8 +145,12 @@ class Connection:
                     messages.append(self._finish_message())
             else:
                 self._received += count
-                if self._parse(messages):
+                if self._parse(messages) and not self._has_buffered():
                     return messages
+
+    def _has_buffered(self) -> bool:
+        """Return True if bytes have arrived of which a selector doesn't know."""
+        return isinstance(self.socket, TlsSocket) and self.socket.has_buffered
 
     def _parse(self, messages: list[Message]) -> bool:
         """Move all complete messages out of the buffer. Return whether no message is left begun."""

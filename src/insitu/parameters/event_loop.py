@@ -15,12 +15,19 @@ from typing import Any, Protocol
 
 from insitu import ports
 from insitu.errors import AuthenticationError, InsituError, ParameterError
-from insitu.exchange import PeerInfo, close_in_children, handshake, parse_address, resolve
+from insitu.exchange import (
+    PeerInfo,
+    SocketHandshake,
+    close_in_children,
+    parse_address,
+    read_tls_settings,
+    resolve,
+)
 from insitu.parameters.checkpoints import CheckpointWriter
 from insitu.parameters.connection import Connection, ConnectionClosed
 from insitu.parameters.memory_receiver import MemoryReceiver
 from insitu.parameters.rules import MalformedMessage, Message
-from insitu.parameters.server_handshake import SocketHandshake, check_peer_info, make_peer_info
+from insitu.parameters.server_handshake import HANDSHAKE_TIMEOUT, check_peer_info, make_peer_info
 from insitu.parameters.time_budget import TimeBudget
 
 _LOG = logging.getLogger("insitu")
@@ -70,6 +77,7 @@ class EventLoop:
         """Listen on `address`. Raises ParameterError where that can't be done."""
         self._index = index
         self._secret = secret
+        self._tls_settings = read_tls_settings()
         self._handler: MessageHandler | None = None
         self._listener = _listen(address)
         self._memory = MemoryReceiver()
@@ -175,7 +183,10 @@ class EventLoop:
             if len(self._handshakes) >= _MAX_HANDSHAKES:
                 # Peers that connect and stay silent must not keep others out.
                 self._close_handshake(min(self._handshakes, key=lambda pending: pending.deadline))
-            pending = SocketHandshake(opened, handshake.accept(self._secret, self._peer_info))
+            until = time.monotonic() + HANDSHAKE_TIMEOUT
+            pending = SocketHandshake(
+                opened, self._secret, self._peer_info, self._tls_settings, dialled=False, deadline=until
+            )
             self._handshakes.add(pending)
             self._selector.register(
                 pending, selectors.EVENT_READ, self._serve_callers(self._advance_handshake)
@@ -186,15 +197,13 @@ class EventLoop:
             return  # closed since the selector reported it
         try:
             if not socket_handshake.advance():
-                events = selectors.EVENT_WRITE if socket_handshake.has_unsent else selectors.EVENT_READ
-                self._selector.modify(socket_handshake, events, self._serve_callers(self._advance_handshake))
+                serve = self._serve_callers(self._advance_handshake)
+                self._selector.modify(socket_handshake, socket_handshake.events, serve)
                 return
             check_peer_info(socket_handshake.peer_info)
         except (OSError, InsituError, ValueError) as error:
             self._log_refusal(error)
-            if answer := handshake.get_answer(error):
-                with contextlib.suppress(OSError):
-                    socket_handshake.socket.send(answer)
+            socket_handshake.send_answer(error)
             self._close_handshake(socket_handshake)
         else:
             self._handshakes.discard(socket_handshake)

@@ -11,14 +11,13 @@ from typing import Any
 from insitu.errors import ExchangeError, VersionMismatch
 from insitu.exchange import (
     PROTOCOL_KEYS,
-    HandshakeSteps,
     PeerInfo,
+    SocketHandshake,
     connect_within,
     describe_protocol,
-    handshake,
     memory,
     parse_address,
-    warn_about_plain_text,
+    read_tls_settings,
 )
 from insitu.parameters.rules import PROTOCOL_VERSION
 
@@ -68,52 +67,6 @@ def check_peer_info(peer: PeerInfo) -> None:
             )
 
 
-class SocketHandshake:
-    """One handshake under way on one non-blocking socket."""
-
-    def __init__(self, connection: socket.socket, steps: HandshakeSteps) -> None:
-        #: The socket; the caller's again once the handshake is done.
-        self.socket = connection
-        #: Time on the monotonic clock by which the handshake must be done; the caller enforces it.
-        self.deadline = time.monotonic() + HANDSHAKE_TIMEOUT
-        self._protocol = handshake.Handshake(steps)
-
-    def fileno(self) -> int:
-        """Return the socket's file descriptor, for selectors."""
-        return self.socket.fileno()
-
-    @property
-    def peer_info(self) -> PeerInfo | None:
-        """The peer's description once it has proved the secret; None before."""
-        return self._protocol.info
-
-    @property
-    def has_unsent(self) -> bool:
-        """True while the handshake waits for the socket to become writable."""
-        return bool(self._protocol.out)
-
-    def advance(self) -> bool:
-        """Send and receive without waiting. Return whether the handshake is done.
-
-        Raises OSError, ExchangeError, ValueError.
-        """
-        try:
-            self._flush()
-            while self.peer_info is None:
-                data = self.socket.recv(self._protocol.missing)
-                if not data:
-                    raise ConnectionError("the peer closed the connection before the handshake was done")
-                self._protocol.received(data)
-                self._flush()
-        except BlockingIOError:
-            return False
-        return True
-
-    def _flush(self) -> None:
-        while self._protocol.out:
-            self._protocol.sent(self.socket.send(self._protocol.out))
-
-
 def connect_to_server(
     address: str, secret: bytes, own_info: PeerInfo, deadline: float, limit: float = HANDSHAKE_TIMEOUT
 ) -> tuple[socket.socket, PeerInfo]:
@@ -125,27 +78,25 @@ def connect_to_server(
     """
     host, port = parse_address(address, lowest=0)
     seconds = min(limit, max(0.01, deadline - time.monotonic()))
+    settings = read_tls_settings()
     connection = connect_within(host, port, seconds)
+    connection.setblocking(False)
+    limit_at = time.monotonic() + HANDSHAKE_TIMEOUT
+    handshake = SocketHandshake(connection, secret, own_info, settings, dialled=True, deadline=limit_at)
     try:
-        if connection.getsockname() == connection.getpeername():
-            # Linux connects a socket to itself where the port is free and was drawn as the local one.
-            raise ConnectionRefusedError("nobody listens there yet")
-        connection.setblocking(False)
-        socket_handshake = SocketHandshake(connection, handshake.dial(secret, own_info))
-        while not socket_handshake.advance():
-            left = min(deadline, socket_handshake.deadline) - time.monotonic()
+        while not handshake.advance():
+            left = min(deadline, handshake.deadline) - time.monotonic()
             if left <= 0:
                 raise TimeoutError(f"{address} didn't complete the handshake in time")
             poll = select.poll()
-            poll.register(connection, select.POLLOUT if socket_handshake.has_unsent else select.POLLIN)
+            poll.register(handshake, select.POLLOUT if handshake.has_unsent else select.POLLIN)
             poll.poll(left * 1000)
-        peer = socket_handshake.peer_info or {}
+        peer = handshake.peer_info or {}
         check_peer_info(peer)
-        warn_about_plain_text(connection)
     except ConnectionError as error:
-        connection.close()
+        handshake.socket.close()
         raise ConnectionRefusedError(str(error)) from error
     except BaseException:
-        connection.close()
+        handshake.socket.close()
         raise
-    return connection, peer
+    return handshake.socket, peer
