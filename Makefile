@@ -14,7 +14,7 @@ PARALLEL ?= --numprocesses 2 --dist loadfile
 # Quiet backends, warnings of our own untouched.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help demo test test-torch test-slow test-keras check sanitize fuzz strategies bench lock clean
+.PHONY: help demo test test-torch test-slow test-tls test-keras check sanitize fuzz strategies bench lock clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -38,6 +38,13 @@ test-torch: $(STAMP) ## Run the tests that need PyTorch (installs it: the defaul
 
 test-slow: $(STAMP) ## Run the tests that take long
 	$(BIN)/python -m pytest -m "slow and not torch" --timeout 1800
+
+TLS_TESTS := tests/unit/exchange tests/unit/parameters tests/fault/test_attacks.py tests/fault/test_exchange_trust.py \
+  tests/fault/test_exchange_loss.py tests/fault/test_exchange_network.py tests/fault/test_parameter_servers.py \
+  tests/fault/test_tls.py tests/process/test_exchange_processes.py
+
+test-tls: $(STAMP) ## Run the tests of the exchange and of the servers with all connections encrypted
+	TEST_TLS=always $(BIN)/python -m pytest $(PARALLEL) $(TLS_TESTS)
 
 test-keras: $(STAMP) ## Run Keras' own tests under strategies (KERAS_OPTIONS=--help lists the choices)
 	$(BIN)/python -m pip install --quiet --requirement tests/support/keras_suite_requirements.txt

@@ -27,6 +27,8 @@ def forget_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove what a job, or settings of devices, put into the environment."""
     for name in [n for n in os.environ if n.startswith("INSITU_")] + ["TF_CONFIG"]:
         monkeypatch.delenv(name, raising=False)
+    if mode := os.environ.get("TEST_TLS"):  # see `make test-tls`
+        monkeypatch.setenv("INSITU_TLS", mode)
 
 
 @pytest.fixture(scope="session")

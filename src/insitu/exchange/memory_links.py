@@ -243,7 +243,9 @@ def swap_frames(
                     if not outgoing[rank]:
                         del outgoing[rank]
                 if events & ~select.POLLOUT and rank not in bodies:
-                    _receive_frame(rank, peers[rank], buffers, bodies)
+                    # An encrypted connection may hold the rest, of which `poll` knows nothing.
+                    while rank not in bodies:
+                        _receive_frame(rank, peers[rank], buffers, bodies)
                     silent.difference_update(bodies)
             except BlockingIOError:
                 continue

@@ -32,7 +32,8 @@ def test_another_label_is_a_mismatch_on_all_members() -> None:
         labels = ["sum", "sum", "mean"]
         results = run_together([lambda s=s, t=t: _run(s, t) for s, t in zip(sessions, labels, strict=True)])
     assert all(isinstance(result, Mismatch) for result in results)
-    assert "rank 2 called mean, rank 0 called sum" in str(results[2])
+    # Whichever header arrives first.
+    assert any(f"rank 2 called mean, rank {peer} called sum" in str(results[2]) for peer in (0, 1))
 
 
 def test_another_number_of_operations_is_a_mismatch() -> None:
