@@ -115,6 +115,7 @@ CONTENDERS: dict[str, Callable[[int, Sequence[int]], Figures]] = {
     "floor (sweep in place)": sweep,
     "insitu shm": partial(python, "shm"),
     "insitu tcp": partial(python, "tcp"),
+    "insitu tls": partial(python, "tls"),
     "gloo": partial(python, "gloo"),
     "Open MPI shm": partial(mpi, "vader"),
     "Open MPI tcp": partial(mpi, "tcp"),
@@ -300,6 +301,7 @@ def the_namespaces(chosen: Any, report: dict[str, Any]) -> str:
     sizes = QUICK_SIZES[1:] if chosen.quick else NAMESPACE_SIZES
     contenders = {
         "insitu tcp": partial(between_namespaces, "tcp", None),
+        "insitu tls": partial(between_namespaces, "tls", None),
         "gloo": partial(between_namespaces, "gloo", None),
         "gloo where the system has reno": partial(between_namespaces, "gloo", "reno"),
     }
@@ -319,7 +321,8 @@ def the_memory(chosen: Any, report: dict[str, Any]) -> str:
 
 def the_curve(chosen: Any, report: dict[str, Any]) -> str:
     sizes = QUICK_SIZES if chosen.quick else CURVE_SIZES if chosen.curve else COARSE_SIZES
-    names = [n for n in CONTENDERS if (not chosen.only or n in chosen.only) and n != "TensorFlow RING"]
+    left_out = ("TensorFlow RING", "insitu tls")
+    names = [n for n in CONTENDERS if (n in chosen.only if chosen.only else n not in left_out)]
     by_ranks = {}
     os.environ["BENCHMARK_BUDGET"] = CURVE_BUDGET
     for ranks in chosen.ranks:

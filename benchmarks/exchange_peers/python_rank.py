@@ -48,10 +48,13 @@ def _times(run: Callable[[], Any], count: int) -> list[float]:
 def insitu(kind: str, rank: int, host: str, ports: list[str], sizes: list[int]) -> dict[int, float]:
     from insitu import exchange
 
+    # Encrypted or not by what is asked for, on loopback as between namespaces.
+    os.environ["INSITU_TLS"] = "always" if kind == "tls" else "never"
+    transport = "tcp" if kind == "tls" else kind
     hosts = host.split(",")
     addresses = [f"{hosts[r % len(hosts)]}:{port}" for r, port in enumerate(ports)]
     results = {}
-    with exchange.join(rank, addresses, transport=kind, secret=b"secret of a benchmark") as group:  # type: ignore[arg-type]
+    with exchange.join(rank, addresses, transport=transport, secret=b"secret of a benchmark") as group:  # type: ignore[arg-type]
 
         def agree(value: int) -> int:
             return int(group.broadcast(np.array([value]))[0])
@@ -202,7 +205,7 @@ def main() -> None:
     sizes = [int(text) for text in sys.argv[6:]]
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    if kind in ("shm", "tcp"):
+    if kind in ("shm", "tcp", "tls"):
         results = insitu(kind, rank, host, ports.split(","), sizes)
     elif kind == "gloo":
         results = gloo(rank, size, host, ports.split(","), sizes)
