@@ -53,6 +53,8 @@ class SocketHandshake:
         self._settings = settings
         side = dial if dialled else accept
         self._make_steps: Callable[[bytes], HandshakeSteps] = functools.partial(side, secret, own_info)
+        #: What an acceptor's proofs are bound to: the certificate that this connection shows.
+        self._binding = b""
         #: The proofs, once it is known whether the connection is encrypted.
         self._protocol: Handshake | None = None
 
@@ -120,6 +122,7 @@ class SocketHandshake:
                 return b""
             identity = load_identity(self._settings)
             context = identity.client if self.dialled else identity.server
+            self._binding = identity.binding
             self.socket = TlsSocket(self.socket, context, accepted=not self.dialled)
         try:
             if not self.socket.advance_handshake():
@@ -130,7 +133,7 @@ class SocketHandshake:
             raise ConnectionError(self._describe_failure(error)) from error
         if self.dialled:
             return compute_binding(self.socket.get_peer_certificate())
-        return load_identity(self._settings).binding
+        return self._binding
 
     def _is_dialled_encrypted(self) -> bool:
         """Return whether this process must speak TLS. Raises OSError where nobody is at the other end."""

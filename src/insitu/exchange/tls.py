@@ -69,7 +69,8 @@ class TlsIdentity:
 
 
 def read_tls_settings(environ: Mapping[str, str] = os.environ) -> TlsSettings:
-    """Return the settings of this process. Raises InputError for values that can't be."""
+    """Return the settings of this process. Raises InputError for values that can't be, and for files that
+    can't be used."""
     mode = environ.get(TLS_ENV) or "auto"
     if mode not in get_args(TlsMode):
         raise InputError(f"{TLS_ENV} must be one of {', '.join(get_args(TlsMode))}. Received: {mode!r}")
@@ -81,7 +82,10 @@ def read_tls_settings(environ: Mapping[str, str] = os.environ) -> TlsSettings:
             "first file has the key, too. Received: only "
             f"{', '.join(name for name in files if files[name])}. Set all for each task, or none"
         )
-    return TlsSettings(mode, certificate, key, ca)  # type: ignore[arg-type]
+    found = TlsSettings(mode, certificate, key, ca)  # type: ignore[arg-type]
+    if certificate:
+        load_identity(found)  # else only callers would hear of it
+    return found
 
 
 def load_identity(settings: TlsSettings) -> TlsIdentity:

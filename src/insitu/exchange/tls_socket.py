@@ -26,9 +26,9 @@ TLS_FIRST_BYTE = b"\x16"
 """What each TLS connection begins with: a handshake record."""
 _HEADER_BYTES = 5
 """Of a record: type, version, and the length that follows."""
-_WRITE_BYTES = 1 << 18
-"""Bytes that are encrypted for one call of `send` at most: sixteen records."""
-_READ_BYTES = 1 << 18
+_WRITE_BYTES = 1 << 17
+"""Bytes that are encrypted for one call of `send` at most: eight records."""
+_READ_BYTES = 1 << 17
 """Bytes that are received at once with `read_ahead`."""
 _READS_PER_TURN = 64
 """Reads in the handshake before others have their turn, however much a caller sends."""

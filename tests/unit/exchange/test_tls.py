@@ -32,11 +32,14 @@ def test_addresses_of_ipv4_are_loopback_by_their_first_number(address: object) -
     assert TlsSettings().must_encrypt(str(address)) != str(address).startswith("127.")
 
 
-def test_settings_are_read() -> None:
+def test_settings_are_read(tmp_path: Path) -> None:
     assert read_tls_settings({}) == read_tls_settings({"INSITU_TLS": ""}) == TlsSettings("auto")
     assert read_tls_settings({"INSITU_TLS": "always"}).mode == "always"
-    files = {"INSITU_TLS_CERT": "c", "INSITU_TLS_KEY": "k", "INSITU_TLS_CA": "a"}
-    assert read_tls_settings(files) == TlsSettings("auto", "c", "k", "a")
+    own = str(write_certificate(tmp_path / "own.pem"))
+    files = {"INSITU_TLS_CERT": own, "INSITU_TLS_KEY": own, "INSITU_TLS_CA": own}
+    assert read_tls_settings(files) == TlsSettings("auto", own, own, own)
+    with pytest.raises(InputError, match=r"must name PEM files.*no\.pem"):
+        read_tls_settings({**files, "INSITU_TLS_CA": str(tmp_path / "no.pem")})
     with pytest.raises(InputError, match=r"INSITU_TLS must be one of auto, always, never.*Received: 'on'"):
         read_tls_settings({"INSITU_TLS": "on"})
 
