@@ -37,11 +37,13 @@ def slow_link(address: str, one_way: float) -> Iterator[str]:
         while True:
             at, data = late.get()
             time.sleep(max(0.0, at - time.monotonic()))
-            with contextlib.suppress(OSError):
-                if not data:
+            with contextlib.suppress(OSError):  # also where the end was closed meanwhile
+                if data:
+                    target.sendall(data)
+                else:
                     target.shutdown(socket.SHUT_WR)
-                    return
-                target.sendall(data)
+            if not data:
+                return
 
     def serve() -> None:
         host, _, port = address.rpartition(":")

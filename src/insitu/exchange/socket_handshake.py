@@ -152,11 +152,11 @@ class SocketHandshake:
         if not self._settings.must_encrypt(host):
             return False
         # The system resets a connection of which something stays unread, and the answer would be lost.
-        self.socket.recv(len(MAGIC) + NONCE_BYTES)
+        words = self.socket.recv(len(MAGIC) + NONCE_BYTES)
         raise Refusal(
             f"A peer at {host} must encrypt its connection with {TLS_ENV}={self._settings.mode}. Received: "
             f"plain text. Set {TLS_ENV} to the same for all tasks, or leave it out",
-            TLS_ONLY,
+            TLS_ONLY if words.startswith(MAGIC[:-1]) else b"",
         )
 
     def _describe_failure(self, error: OSError) -> str:
