@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tls_peers import handshake
 
-from insitu.parameters.connection import Connection, ConnectionClosed
+from insitu.exchange.tls import TlsSettings, load_identity
+from insitu.exchange.tls_socket import TlsSocket
+from insitu.parameters.connection import _RECEIVE_BYTES, Connection, ConnectionClosed
 from insitu.parameters.rules import wire
 from insitu.parameters.rules.wire import MalformedMessage, Message
 
@@ -55,6 +58,24 @@ def test_any_bytes_are_a_message_or_malformed(data: bytes):
         here.close()
         with contextlib.suppress(MalformedMessage, ConnectionClosed):
             Connection(there).receive()
+
+
+def test_no_message_stays_behind_in_an_encrypted_connection():
+    """One that has arrived with others isn't reported by a selector, so `receive` must return it, too."""
+    here, there = socket.socketpair()
+    identity = load_identity(TlsSettings())
+    dialled = TlsSocket(here, identity.client, accepted=False)
+    accepted = TlsSocket(there, identity.server, accepted=True)
+    with dialled, accepted:
+        handshake(dialled, accepted)
+        connection = Connection(accepted)
+        empty = sum(map(len, wire.encode(Message(wire.REQUEST, 1, {"x": ""}))))
+        # The first message fills the buffer of the connection exactly.
+        texts = ["x" * (_RECEIVE_BYTES - empty), "second"]
+        for number, text in enumerate(texts):
+            buffers = wire.encode(Message(wire.REQUEST, number, {"x": text}))
+            assert dialled.sendmsg(buffers) == sum(map(len, buffers))
+        assert [message.meta["x"] for message in connection.receive()] == texts
 
 
 def test_an_excessive_length_is_not_allocated():
