@@ -18,7 +18,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 from insitu.exchange.forks import close_in_children
 
@@ -194,6 +194,12 @@ class TlsSocket(socket.socket):
             if got < len(buffer):
                 break
         return count, [], 0, None
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError("A TlsSocket has no such call, which would pass the encryption by")
+
+    sendall = sendto = sendfile = sendmsg_afalg = makefile = _refuse
+    recvmsg = recvfrom = recvfrom_into = detach = _refuse
 
     def _receive(self) -> bool:
         """Receive encrypted bytes: all that there are with `read_ahead`, else none beyond the next record.

@@ -81,7 +81,7 @@ def test_all_bytes_arrive_in_order(size: int, cuts: list[int], read: int, buffer
 
 def test_bytes_count_as_sent_only_once_the_system_has_them() -> None:
     """A caller that has sent all doesn't call again, so nothing may stay behind with it."""
-    data = bytes(range(256)) * 800
+    data = bytes(range(256)) * 400
     with pair(SMALL) as (dialled, accepted):
         with pytest.raises(BlockingIOError):
             dialled.send(data)
@@ -184,6 +184,14 @@ def test_a_peer_of_an_older_tls_is_refused() -> None:
         assert not dialled.advance_handshake()
         with pytest.raises(ssl.SSLError, match=r"(?i)unsupported_protocol|version"):
             accepted.advance_handshake()
+
+
+def test_no_call_passes_the_encryption_by() -> None:
+    with pair() as (dialled, accepted):
+        for call in ("sendall", "sendto", "sendfile", "makefile", "recvmsg", "recvfrom", "recvfrom_into"):
+            with pytest.raises(NotImplementedError, match="pass the encryption by"):
+                getattr(dialled, call)(b"word")
+        assert not is_readable(accepted)
 
 
 def test_plain_sockets_are_told_apart() -> None:
