@@ -7,13 +7,14 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 from insitu.exchange.certificates import FOREVER, make_certificate
 from insitu.exchange.tls import TlsSettings
 from insitu.exchange.tls_socket import TlsSocket
 
-EXPIRED = ("20000101000000Z", "20010101000000Z")
+EXPIRED = (FOREVER[0], datetime(2001, 1, 1, tzinfo=UTC))
 
 
 class Relay:
@@ -119,7 +120,7 @@ def man_in_the_middle(address: str, folder: Path) -> Iterator[Relay]:
         yield found
 
 
-def write_certificate(path: Path, validity: tuple[str, str] = FOREVER) -> Path:
+def write_certificate(path: Path, validity: tuple[datetime, datetime] = FOREVER) -> Path:
     """Write a new certificate with its key; return the path."""
     made = make_certificate("test", validity)
     path.write_text(made.pem + made.key_pem)
