@@ -45,6 +45,6 @@ def test_an_import_loads_no_room_until_a_name_of_it_is_asked_for():
 def test_whoever_takes_the_dataset_may_pass_it_to_plain_keras(monkeypatch: pytest.MonkeyPatch):
     asked: list[tuple[str, Callable[[], None]]] = []
     monkeypatch.setattr(insitu, "call_after_import", lambda name, call: asked.append((name, call)))
-    assert insitu.dataset is sys.modules["insitu.grid.datasets"].dataset
+    assert insitu.dataset is sys.modules["insitu.grid.dataset_opening"].dataset
     assert asked == [("keras", insitu._register_dataset_adapter)]
     assert insitu.Dataset.__name__ == "Dataset" and len(asked) == 1

@@ -12,7 +12,8 @@ from insitu.doors import lazy_door
 if TYPE_CHECKING:
     from insitu.grid.catalog import Catalog
     from insitu.grid.conversion import register_converter
-    from insitu.grid.datasets import Batch, Dataset, dataset
+    from insitu.grid.dataset_opening import dataset
+    from insitu.grid.datasets import Batch, Dataset
     from insitu.grid.files import publish_file
     from insitu.grid.importer import import_cache
     from insitu.grid.layout import owners_of_partition, shard_partitions
@@ -27,7 +28,8 @@ __getattr__, __dir__ = lazy_door(
     {
         "catalog": ("Catalog",),
         "conversion": ("register_converter",),
-        "datasets": ("Batch", "Dataset", "dataset"),
+        "dataset_opening": ("dataset",),
+        "datasets": ("Batch", "Dataset"),
         "files": ("publish_file",),
         "importer": ("import_cache",),
         "leftovers": ("list_resumable", "sweep"),

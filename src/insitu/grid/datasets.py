@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from insitu.context import Context
-from insitu.context import context as context_of_process
 from insitu.errors import InputError
 from insitu.grid.cache_reader import CacheReader
 from insitu.grid.conversion import convert_to_tensorflow
@@ -30,7 +29,6 @@ from insitu.grid.read_ahead import WindowedColumns
 from insitu.grid.reads import READS
 from insitu.grid.selection import Filter, Selection, Take
 from insitu.grid.shard_columns import ShardColumns
-from insitu.grid.shards import resolve
 from insitu.grid.structure import (
     Pad,
     Structure,
@@ -40,7 +38,6 @@ from insitu.grid.structure import (
     map_leaves,
     spec_of,
 )
-from insitu.paths import Paths
 from insitu.spec import CacheSpec, ShardMap
 
 
@@ -460,56 +457,3 @@ class Dataset:
             f"<insitu.dataset({cache.name!r}){steps}: version {cache.version}, {columns}{rows or ';'} "
             f"in {self.num_shards} shard(s), here {held:,} in {', '.join(map(str, self.shards)) or 'none'}>"
         )
-
-
-def dataset(
-    name: str | None = None,
-    *,
-    features: str | Sequence[str] | None = None,
-    label: str | None = "label",
-    shards: Sequence[int] | None = None,
-    paths: Paths | None = None,
-    context: Context | None = None,
-) -> Dataset:
-    """Return the rows of cache `name`, by default of the job's cache, for this task's shards.
-
-    A batch is `(features, label)` where the cache has column `label`, else `features`; features are one
-    array for one column, a dict of arrays by column's name for several. `features` names the columns;
-    None: all but the label. `shards` overrides which shards this task iterates (an evaluator takes all of
-    them with `range(num_shards)`). Outside a job there is one shard with all partitions, of the latest
-    version. Raises UnknownCache, and InputError for an unknown column, or no name where no job has a cache.
-    """
-    context = context or context_of_process()
-    paths = paths or context.paths
-    name = name or _cache_of_job(context)
-    cache, shard_map = resolve(name, paths, context)
-    named = [column.name for column in cache.columns]
-    if label is not None and label not in named:
-        if label != "label":
-            raise InputError(f"Cache {name} has no column {label!r} for a label. It has {', '.join(named)}")
-        label = None
-    wanted = [features] if isinstance(features, str) else features
-    chosen = tuple(column for column in named if column != label) if wanted is None else tuple(wanted)
-    unknown = [column for column in chosen if column not in named]
-    if unknown or not chosen:
-        raise InputError(
-            f"features of cache {name} must be columns out of {', '.join(named)}. Received: {features!r}"
-        )
-    held = tuple(context.shards if shards is None else shards)
-    if any(not 0 <= shard < len(shard_map.shards) for shard in held):
-        raise InputError(f"Shards are in [0, {len(shard_map.shards)}). Received: {held}")
-    if context.job is not None:
-        READS.write_to(context.job.reads(context.task))
-    reader = CacheReader(paths, cache, shard_map, held, context.node, chosen, label)
-    return Dataset(reader, context)
-
-
-def _cache_of_job(context: Context) -> str:
-    """Return the name of the job's cache. Raises InputError where there is none."""
-    if context.cache is None:
-        where = "a process outside a job" if context.job is None else "a job without a cache"
-        raise InputError(
-            f"insitu.dataset() without a name is the cache of the job. Received: {where}. Pass the name of a "
-            "cache (`insitu caches` lists them), or start the job with one: `insitu start CACHE JOB_DIR ...`"
-        )
-    return context.cache

@@ -18,6 +18,7 @@ def test_bytes_are_counted_by_where_they_lie(
     paths: Paths, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counter = ReadCounter()
+    monkeypatch.setattr("insitu.grid.dataset_opening.READS", counter)
     monkeypatch.setattr("insitu.grid.datasets.READS", counter)
     monkeypatch.setattr("insitu.grid.cache_reader.READS", counter)
     bring_up(paths, 2)
