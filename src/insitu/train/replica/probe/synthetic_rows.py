@@ -19,7 +19,8 @@ PARTS = (slice(0, 2), slice(2, 5))
 def make_rows(example: Any, *, lowest: int) -> Any | None:
     """Return `WHOLE` rows like those of `example`, or None for data of other kinds than numbers.
 
-    Floating values lie in (0, 1), labels are 0 or 1, other integers `lowest` or one more.
+    Floating values lie in (0, 1), labels are 0 or 1, other integers `lowest` or one more. The parts differ in
+    their means: a loss over the whole batch, such as a ratio of sums, gives the same where they are alike.
     """
     rng = np.random.default_rng(20_26)
     inputs = example[0] if isinstance(example, tuple) else example
@@ -35,12 +36,20 @@ def _make(rng: np.random.Generator, leaf: Any, lowest: int) -> Any:
     array = np.asarray(leaf)
     shape, kind = (WHOLE, *array.shape[1:]), array.dtype.kind
     if kind in "iu":
-        return rng.integers(lowest, lowest + 2, shape).astype(array.dtype)
+        return _skewed(rng.integers(0, 2, shape), lowest).astype(array.dtype)
     if kind == "b":
         return rng.integers(0, 2, shape).astype(bool)
     if kind == "f" or "float" in array.dtype.name:
-        return rng.uniform(0.05, 0.95, shape).astype(array.dtype)
+        values = rng.uniform(0.05, 0.95, shape) / 2
+        values[PARTS[1]] += 0.5
+        return values.astype(array.dtype)
     return None
+
+
+def _skewed(bits: Any, lowest: int) -> Any:
+    """Return integers of 0 or 1, plus `lowest`, of which the first part has a 0 and the second a 1."""
+    bits[PARTS[0].start], bits[PARTS[1].start] = 0, 1
+    return bits + lowest
 
 
 def cut(rows: Any, part: slice) -> Any:

@@ -155,6 +155,13 @@ def test_gradients_of_rounding_errors_are_no_sums() -> None:
     assert "sums over rows" in str(found.train_refusal)
 
 
+@pytest.mark.parametrize("columns", range(1, 9))
+def test_a_ratio_of_sums_is_refused_whatever_rows_are_drawn(columns: int) -> None:
+    model = keras.Sequential([keras.Input((columns,)), keras.layers.Dense(1, "sigmoid")])
+    example = (np.zeros((1, columns), "float32"), np.zeros((1, 1), "float32"))
+    assert "rows of a batch depend on each other" in str(plan(model, example, loss="tversky").train_refusal)
+
+
 def test_losses_with_weights() -> None:
     def weighed(y, p):
         return ops.mean(ops.square(y - p))

@@ -34,6 +34,15 @@ def test_dictionaries_keep_the_order_of_their_keys(monkeypatch: pytest.MonkeyPat
     assert [(name, value.shape) for name, value in rows[0].items()] == [("b", (WHOLE, 3)), ("a", (WHOLE, 2))]
 
 
+def test_the_means_of_the_parts_differ() -> None:
+    example = tuple(np.zeros((1, 1), dtype) for dtype in ("float32", "int32") for _ in range(20))
+    rows = make_rows((example,), lowest=0)
+    assert rows is not None
+    for leaf in rows[0]:
+        first, second = (leaf[part].mean() for part in PARTS)
+        assert abs(second - first) > 0.04
+
+
 def test_data_of_other_kinds_has_none() -> None:
     assert make_rows((np.array([["text"]]), np.zeros(1)), lowest=0) is None
     flags = make_rows((np.array([[True]]),), lowest=0)
