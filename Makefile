@@ -59,11 +59,14 @@ check: $(STAMP) ## Lint, types, layering, words, commit subjects
 
 SANITIZED := tests/unit/exchange tests/unit/parameters tests/fault/test_attacks.py
 
+# The library of C++ comes along, so that the sanitizers find the exceptions that backends throw.
+preload = LD_PRELOAD="$$(gcc -print-file-name=$(1)) $$(gcc -print-file-name=libstdc++.so.6)"
+
 sanitize: $(STAMP) ## Run the tests of the exchange and of the servers with sanitized C code (needs gcc)
-	INSITU_SANITIZE=address LD_PRELOAD=$$(gcc -print-file-name=libasan.so) \
+	INSITU_SANITIZE=address $(call preload,libasan.so) \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	  $(BIN)/python -m pytest -q -p no:cacheprovider --timeout 600 $(SANITIZED)
-	INSITU_SANITIZE=thread LD_PRELOAD=$$(gcc -print-file-name=libtsan.so) setarch -R \
+	INSITU_SANITIZE=thread $(call preload,libtsan.so) setarch -R \
 	  $(BIN)/python -m pytest -q -p no:cacheprovider --timeout 600 $(SANITIZED)
 	$(BIN)/python tests/sanitize/run.py
 
