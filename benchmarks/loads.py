@@ -281,7 +281,7 @@ def measure(paths: Paths, servers: int, steps: int | None, seconds: float) -> di
             "ends"
         ][FIRST_STEPS:]
         schedule = 2 * len(LOADS) * (seconds + QUIET) + QUIET
-        steps = int(schedule / (short[-1] - short[0]) * len(short))
+        steps = int(1.3 * schedule / (short[-1] - short[0]) * len(short))
     asked = {"servers": servers, "steps": steps}
     quiet = job_runs.run_job(paths, "loads_task.py", request=request, **asked)
     known, over, periods = list_jobs(paths), threading.Event(), []
