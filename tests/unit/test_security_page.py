@@ -16,7 +16,8 @@ def named_tests() -> Iterator[tuple[str, str]]:
     for line in PAGE.read_text().splitlines():
         if not line.startswith("|"):
             continue
-        for name in re.findall(r"`([^`]+)`", line.split("|")[-2]):
+        for full_name in re.findall(r"`([^`]+)`", line.split("|")[-2]):
+            name = re.sub(r"^(\w+/)+(?=test_)", "", full_name)  # without its folder
             place, found, test = name.rpartition("::")
             if not found and name.startswith("test_"):
                 place, test = name, ""
