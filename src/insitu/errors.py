@@ -12,7 +12,9 @@
     ├── GridError               what is stored is not as it must be
     │   ├── CorruptPartition
     │   ├── CorruptCatalog
+    │   ├── CorruptManifest     what a store says about a version can't be read
     │   ├── CacheBusy           another process imports into the same cache
+    │   ├── TransferError       a partition can't be copied from or to another node
     │   └── StorageFull
     ├── ClusterError            the controller or an engine can't do what is asked
     ├── ExchangeError           buffers could not be moved between tasks
@@ -118,6 +120,14 @@ class CorruptPartition(GridError):
 
 class CorruptCatalog(GridError):
     """The catalogue of caches can't be read."""
+
+
+class CorruptManifest(GridError):
+    """The file that says what a store holds of a version can't be read."""
+
+
+class TransferError(GridError):
+    """A partition can't be copied from or to another node."""
 
 
 class CacheBusy(GridError):

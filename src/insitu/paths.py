@@ -8,8 +8,11 @@
       locks/CACHE.lock                  held by the one process that imports into a cache
       staging/CACHE~TOKEN/              half-written versions; removed when their import has died
         stores/NODE/                    becomes vVERSION/ of that node's store
+      nodes/NODE/store-id               what tells this store from others, wherever its disk is
       nodes/NODE/CACHE/vVERSION/        the store of one node
         part-00000.arrow
+        part-00000.partial              what has arrived of a copy from another node
+        manifest.json                   what this store holds of the version; see grid/manifests.py
         part-00000.verified             the file's stat when its checksum was right; see grid/verification.py
       jobs/JOB/                         one job; made by `insitu start`, then owned by its controller
         job.json  secret  code/         what to run; `secret` is readable by its owner alone
@@ -44,6 +47,7 @@ from insitu.spec import NO_CACHE, TaskId, check_cache_name, check_simple_name
 HOME_ENV = "INSITU_HOME"
 MEMORY = Path("/dev/shm")
 """The file system that Linux keeps in memory alone."""
+MANIFEST = "manifest.json"
 
 
 def default_home() -> Path:
@@ -131,6 +135,9 @@ class Paths:
     def node(self, node: str) -> Path:
         return self.nodes / check_simple_name("A node's name", node)
 
+    def store_id(self, node: str) -> Path:
+        return self.node(node) / "store-id"
+
     def cache_store(self, node: str, cache: str) -> Path:
         return self.node(node) / cache_folder_name(cache)
 
@@ -139,6 +146,13 @@ class Paths:
 
     def partition(self, node: str, cache: str, version: int, index: int) -> Path:
         return self.version(node, cache, version) / partition_file_name(index)
+
+    def manifest(self, node: str, cache: str, version: int) -> Path:
+        return self.version(node, cache, version) / MANIFEST
+
+    def partial(self, node: str, cache: str, version: int, index: int) -> Path:
+        """Return where a copy of the partition arrives from another node."""
+        return self.partition(node, cache, version, index).with_suffix(".partial")
 
     def verified(self, node: str, cache: str, version: int, index: int) -> Path:
         """Return the record that this copy of the partition has been verified."""
@@ -163,6 +177,9 @@ class StagedPaths:
 
     def partition(self, node: str, index: int) -> Path:
         return self.store(node) / partition_file_name(index)
+
+    def manifest(self, node: str) -> Path:
+        return self.store(node) / MANIFEST
 
     @property
     def journal(self) -> Path:

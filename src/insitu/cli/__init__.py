@@ -18,7 +18,7 @@ def build_app() -> object:
     import typer
 
     from insitu._version import __version__
-    from insitu.cli import chaos, data, describe, devices, jobs, scrub
+    from insitu.cli import chaos, data, describe, devices, jobs, repair, scrub
     from insitu.cli.command_group import CommandGroup
 
     app = typer.Typer(
@@ -49,6 +49,7 @@ def build_app() -> object:
     scrub.register(app)
     devices.register(app)
     chaos.register(app)
+    repair.register(app)
     return app
 
 

@@ -387,6 +387,22 @@ def _remove_leftovers(paths: Paths) -> None:
                 f"--resume goes on with it; an import into {cache} without --resume removes it."
             )
 
+    _name_unknown_versions(paths)
+
+
+def _name_unknown_versions(paths: Paths) -> None:
+    """Print a notice where stores hold versions that the catalogue lacks."""
+    from insitu.grid import find_unknown_versions
+
+    with contextlib.suppress(OSError):
+        unknown = find_unknown_versions(paths)
+        if unknown:
+            shown = ", ".join(f"{name} version {version}" for name, version in unknown[:5])
+            print_notice(
+                f"The stores hold {len(unknown)} version(s) that the catalogue doesn't know: {shown}"
+                f"{', ...' if len(unknown) > 5 else ''}. `insitu repair --dry-run` says what can be put back."
+            )
+
 
 def _bytes_on_node(paths: Paths, stored: Sequence[CacheSpec], node: str) -> int:
     """Return the bytes of all partitions on a node. Those that versions share count once."""
@@ -410,13 +426,14 @@ def nodes(as_json: JsonOption = False) -> None:
 
     Example: insitu nodes
     """
-    from insitu.grid import Catalog, load_topology
+    from insitu.grid import Catalog, check_distinct, load_topology, read_store_id
 
     paths = Paths.default()
     _remove_leftovers(paths)
+    stores = {node: read_store_id(paths, node) for node in load_topology(paths).nodes}
     stored = Catalog(paths).stored()
     listed: list[dict[str, Any]] = []
-    for node in load_topology(paths).nodes:
+    for node, store_id in stores.items():
         owned = [p for cache in stored for p in cache.partitions if node in p.owners]
         listed.append(
             {
@@ -426,11 +443,17 @@ def nodes(as_json: JsonOption = False) -> None:
                 "rows": sum(p.rows for p in owned if p.owners[0] == node),
                 "bytes": _bytes_on_node(paths, stored, node),
                 "store": str(paths.node(node)),
+                "store_id": store_id,
             }
         )
     if as_json:
         print_json(listed)
-        return
+    else:
+        _print_nodes(listed)
+    check_distinct(paths, {node: store for node, store in stores.items() if store is not None})
+
+
+def _print_nodes(listed: list[dict[str, Any]]) -> None:
     print_table(
         ("NODE", "PRIMARIES", "BACKUPS", "ROWS", "SIZE", "STORE"),
         [

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from insitu.grid.layout import owners_of_partition, shard_partitions
     from insitu.grid.ledger import EpochAudit, PartitionAudit, ShardLedger, audit, read_ledgers
     from insitu.grid.leftovers import list_resumable, sweep
+    from insitu.grid.manifests import find_unknown_versions
+    from insitu.grid.repair import RepairReport, repair_catalog
     from insitu.grid.scrubbing import CopyCheck, scrub_cache, verify_copies
+    from insitu.grid.store_identity import check_distinct, read_store_id
     from insitu.grid.structure import map_leaves
     from insitu.grid.topology import bring_up, load_topology, take_down
 
@@ -35,6 +38,9 @@ __getattr__, __dir__ = lazy_door(
         "leftovers": ("list_resumable", "sweep"),
         "layout": ("owners_of_partition", "shard_partitions"),
         "ledger": ("EpochAudit", "PartitionAudit", "ShardLedger", "audit", "read_ledgers"),
+        "manifests": ("find_unknown_versions",),
+        "repair": ("RepairReport", "repair_catalog"),
+        "store_identity": ("check_distinct", "read_store_id"),
         "structure": ("map_leaves",),
         "scrubbing": ("CopyCheck", "scrub_cache", "verify_copies"),
         "topology": ("bring_up", "load_topology", "take_down"),
@@ -48,10 +54,13 @@ __all__ = [
     "Dataset",
     "EpochAudit",
     "PartitionAudit",
+    "RepairReport",
     "ShardLedger",
     "audit",
     "bring_up",
+    "check_distinct",
     "dataset",
+    "find_unknown_versions",
     "import_cache",
     "list_resumable",
     "load_topology",
@@ -59,7 +68,9 @@ __all__ = [
     "owners_of_partition",
     "publish_file",
     "read_ledgers",
+    "read_store_id",
     "register_converter",
+    "repair_catalog",
     "scrub_cache",
     "shard_partitions",
     "sweep",

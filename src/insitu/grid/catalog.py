@@ -8,29 +8,32 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import json
 import shutil
 import sqlite3
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import ParamSpec, TypeVar
 
 from insitu.access import is_shared, make_file, make_folder
 from insitu.durable import NO_ROOM
 from insitu.errors import CacheBusy, CacheExists, CorruptCatalog, GridError, StorageFull, UnknownCache
+from insitu.grid.catalog_schema import (
+    SCHEMA_VERSION,
+    bring_up_to_date,
+    insert_version,
+    read_schema_version,
+    select_placement,
+    select_versions,
+    write_placement,
+)
+from insitu.grid.layout import PlacedCopy
 from insitu.paths import Paths
-from insitu.spec import CacheSpec, check_cache_name
+from insitu.spec import CacheSpec, NodeId, check_cache_name
 
-SCHEMA_VERSION = 1
 BUSY_TIMEOUT_SECONDS = 30.0
 
-_SCHEMA = f"""
-CREATE TABLE versions (
-    cache TEXT NOT NULL, version INTEGER NOT NULL, latest INTEGER NOT NULL, spec TEXT NOT NULL,
-    crc32 INTEGER NOT NULL, PRIMARY KEY (cache, version));
-CREATE TABLE pins (
-    cache TEXT NOT NULL, version INTEGER NOT NULL, job TEXT NOT NULL, PRIMARY KEY (cache, version, job));
-PRAGMA user_version = {SCHEMA_VERSION};
-"""
+_ONE_VERSION = "WHERE cache = ? AND version = ?"
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Catalog:
@@ -91,11 +94,73 @@ class Catalog:
                         f"Cache {cache.name} exists. Give --overwrite to put a new version in its place"
                     )
                 database.execute("UPDATE versions SET latest = 0 WHERE cache = ?", (cache.name,))
-                text = json.dumps(cache.to_json())
-                row = (cache.name, cache.version, 1, text, zlib.crc32(text.encode()))
-                database.execute("INSERT INTO versions VALUES (?, ?, ?, ?, ?)", row)
+                insert_version(database, cache, latest=True)
             dropped += self._drop_unused(database)
         return dropped
+
+    def restore(self, caches: Sequence[CacheSpec]) -> None:
+        """Add versions that were lost from the catalogue, all in one transaction. The highest of each cache
+        becomes the latest one."""
+        with self._transaction() as database:
+            for cache in caches:
+                insert_version(database, cache, latest=False)
+            newest = "SELECT MAX(version) FROM versions AS other WHERE other.cache = versions.cache"
+            database.execute(f"UPDATE versions SET latest = (version = ({newest}))")
+
+    def placement(self, cache: str, version: int) -> list[PlacedCopy]:
+        """Return the copies of a version by partition, each partition's primary owner first."""
+        with self._reading() as database:
+            if database is None:
+                return []
+            if read_schema_version(database) == 1:
+                found = self._decoded(select_versions, database, _ONE_VERSION, (cache, version))
+                return [
+                    PlacedCopy(p.index, node) for spec in found for p in spec.partitions for node in p.owners
+                ]
+            return self._decoded(select_placement, database, cache, version)
+
+    def change_placement(
+        self, cache: str, version: int, change: Callable[[list[PlacedCopy]], Sequence[PlacedCopy]]
+    ) -> None:
+        """Replace the copies of a version by what `change` makes of them, in one transaction.
+
+        Raises UnknownCache where the version is not there, GridError where a partition would have no copy
+        that is live or lost.
+        """
+        with self._transaction() as database:
+            spec = next(iter(self._decoded(select_versions, database, _ONE_VERSION, (cache, version))), None)
+            if spec is None:
+                raise UnknownCache(f"Cache {cache} has no version {version} any more")
+            copies = change(self._decoded(select_placement, database, cache, version))
+            kept = {copy.partition for copy in copies if copy.state != "copying"}
+            missing = sorted({p.index for p in spec.partitions} - kept)
+            if missing:
+                raise GridError(
+                    f"Each partition keeps an owner. Received: none for partition(s) "
+                    f"{', '.join(map(str, missing))} of {cache} version {version}. Copy them first"
+                )
+            write_placement(database, cache, version, copies)
+
+    def stores(self) -> dict[str, NodeId]:
+        """Return the node that each store was last seen on, by the store's id."""
+        with self._reading() as database:
+            if database is None or read_schema_version(database) == 1:
+                return {}
+            return {store: NodeId(node) for store, node in database.execute("SELECT * FROM stores")}
+
+    def note_stores(self, stores: Mapping[str, NodeId], moved: Mapping[NodeId, NodeId]) -> None:
+        """Write down the node that each store is on. What lay on a node of `moved` lies on its new one."""
+        with self._transaction() as database:
+            for node in stores.values():
+                # A node whose disk was replaced: should the former one come back, it is a new store.
+                database.execute("DELETE FROM stores WHERE node = ?", (node,))
+            for store, node in stores.items():
+                database.execute("INSERT OR REPLACE INTO stores VALUES (?, ?)", (store, node))
+            # In two steps, since nodes may have swapped their stores.
+            for old in moved:
+                database.execute("UPDATE placement SET node = '>' || node WHERE node = ?", (old,))
+            for old, new in moved.items():
+                database.execute("UPDATE OR REPLACE placement SET node = ? WHERE node = '>' || ?", (new, old))
 
     def pin(self, cache: str, version: int, job_id: str) -> None:
         """Keep this version until `unpin(job_id)`. Raises UnknownCache where it is gone already."""
@@ -132,34 +197,34 @@ class Catalog:
         """Forget all caches and pins."""
         if self._paths.catalog.exists():
             with self._transaction() as database:
-                database.execute("DELETE FROM versions")
-                database.execute("DELETE FROM pins")
+                for table in ("versions", "placement", "stores", "pins"):
+                    database.execute(f"DELETE FROM {table}")
 
     def _select(self, where: str, values: tuple[str | int, ...] = ()) -> list[CacheSpec]:
         with self._reading() as database:
             if database is None:
                 return []
-            rows = database.execute(f"SELECT spec, crc32 FROM versions {where}", values).fetchall()
-        return [self._decode(text, crc32) for text, crc32 in rows]
+            return self._decoded(select_versions, database, where, values)
 
     def _drop_unused(self, database: sqlite3.Connection) -> list[CacheSpec]:
-        unused = "latest = 0 AND (cache, version) NOT IN (SELECT cache, version FROM pins)"
-        rows = database.execute(f"SELECT spec, crc32 FROM versions WHERE {unused}").fetchall()
-        database.execute(f"DELETE FROM versions WHERE {unused}")
-        return [self._decode(text, crc32) for text, crc32 in rows]
+        unused = "WHERE latest = 0 AND (cache, version) NOT IN (SELECT cache, version FROM pins)"
+        dropped = self._decoded(select_versions, database, unused, ())
+        for cache in dropped:
+            write_placement(database, cache.name, cache.version, ())
+        database.execute(f"DELETE FROM versions {unused}")
+        return dropped
 
-    def _decode(self, text: str, crc32: int) -> CacheSpec:
+    def _decoded(self, read: Callable[P, R], *arguments: P.args, **options: P.kwargs) -> R:
+        """Return what `read` does. Raises CorruptCatalog where an entry can't be trusted."""
         try:
-            if zlib.crc32(text.encode()) != crc32:
-                raise ValueError("its checksum differs")
-            return CacheSpec.from_json(json.loads(text))
+            return read(*arguments, **options)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._make_corrupt_error(f"an entry can't be trusted: {error}") from error
 
     def _make_corrupt_error(self, why: str) -> CorruptCatalog:
         return CorruptCatalog(
-            f"The catalogue at {self._paths.catalog} can't be read ({why}). Put back a copy of it, or "
-            f"move it away and import the caches again"
+            f"The catalogue at {self._paths.catalog} can't be read ({why}). `insitu repair` "
+            f"keeps it under another name, and makes a new one from what lies in the stores"
         )
 
     @contextlib.contextmanager
@@ -169,6 +234,8 @@ class Catalog:
             yield None
             return
         with self._connected() as database:
+            # One transaction, so that a version and its placement belong together.
+            database.execute("BEGIN")
             yield database if self._version(database) else None
 
     @contextlib.contextmanager
@@ -185,9 +252,8 @@ class Catalog:
         with self._connected() as database:
             database.execute("BEGIN IMMEDIATE")
             try:
-                if not self._version(database):
-                    for statement in filter(str.strip, _SCHEMA.split(";")):
-                        database.execute(statement)
+                if self._version(database) != SCHEMA_VERSION:
+                    self._decoded(bring_up_to_date, database)
                 yield database
             except BaseException:
                 if database.in_transaction:
@@ -196,10 +262,13 @@ class Catalog:
             database.execute("COMMIT")
 
     def _version(self, database: sqlite3.Connection) -> int:
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        if version not in (0, SCHEMA_VERSION):
-            raise self._make_corrupt_error(f"its format is {version}, this insitu knows {SCHEMA_VERSION}")
-        return int(version)
+        version = read_schema_version(database)
+        if not 0 <= version <= SCHEMA_VERSION:
+            raise CorruptCatalog(
+                f"The catalogue at {self._paths.catalog} must have a format in [1, {SCHEMA_VERSION}]. "
+                f"Received: {version}. Use the newer insitu that wrote it"
+            )
+        return version
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:

@@ -84,12 +84,12 @@ def publish_file(target: Path, data: bytes, mode: int = PRIVATE_FILE) -> None:
         replace_file(target, data, sync=True, mode=mode)
 
 
-def publish_first(target: Path, data: bytes) -> bool:
+def publish_first(target: Path, data: bytes, mode: int = PRIVATE_FILE) -> bool:
     """Publish `data` at `target` unless another process has done so. Returns whether this one did."""
     with full_disk_as_error(target):
         target.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         with staged_file(target) as staged:
-            write_synced(staged, data, PRIVATE_FILE)
+            write_synced(staged, data, mode)
             try:
                 os.link(staged, target)
             except FileExistsError:

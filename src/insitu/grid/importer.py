@@ -57,10 +57,12 @@ from insitu.grid.layout import (
     split_of_rows,
 )
 from insitu.grid.leftovers import host_mark, sweep
+from insitu.grid.manifests import commit_manifests, next_version, prepare_manifest
 from insitu.grid.partition_builder import PartitionBuilders, TextsTooLong
 from insitu.grid.partitions import is_variable, text_buffers
 from insitu.grid.source_blocks import FileState, SourceBlocks
 from insitu.grid.sources import Block, Source, SourceOptions, find_sources, open_sources, stem
+from insitu.grid.store_identity import update_stores
 from insitu.grid.topology import load_topology
 from insitu.grid.verification import record_written
 from insitu.paths import Paths, StagedPaths
@@ -252,12 +254,14 @@ def _import(
     try:
         kept = "What was written is kept: the same command goes on with it, one without --resume removes it"
         with full_disk_as_error(paths.home, kept if options.resume else "Nothing of it was kept"):
+            update_stores(paths, plan.topology.nodes, make_catalog=True)
             plan, written = _write_in_blocks(paths, catalog, plan, options.resume, token, progress)
             versions += written
             for cache in versions:
                 _move_into_stores(paths, plan, paths.staged(cache.name, token), cache)
             dropped = catalog.publish(versions, overwrite=options.overwrite or options.append)
             published = True
+            commit_manifests(paths, versions)
             _record_as_verified(paths, plan, versions)
     finally:
         for name in plan.names:
@@ -439,7 +443,7 @@ def _complete(
         infos.append(PartitionInfo(partition, int(builders.rows[destination]), size, checksum, owners))
     if not one_by_one:
         sync_tree(staged.root)
-    version = max([0, *(spec.version for spec in catalog.stored() if spec.name == name)]) + 1
+    version = next_version(paths, catalog, name)
     return CacheSpec(
         name,
         version,
@@ -463,6 +467,7 @@ def _move_into_stores(paths: Paths, plan: ImportPlan, staged: StagedPaths, cache
         share_partitions(paths, plan.base, staged)
     for node in nodes:
         source = staged.store(node)
+        prepare_manifest(paths, node, cache, staged.manifest(node))
         sync_folder(source)
         target = paths.version(node, cache.name, cache.version)
         make_folder(paths.home, target.parent)

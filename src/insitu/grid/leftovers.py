@@ -13,6 +13,7 @@ from insitu.access import make_folder
 from insitu.errors import CacheBusy, InputError
 from insitu.grid.catalog import Catalog
 from insitu.grid.files import cache_locks
+from insitu.grid.manifests import is_leftover
 from insitu.paths import Paths, cache_name_of_folder
 from insitu.processes import read_host
 
@@ -66,7 +67,7 @@ def list_resumable(paths: Paths) -> dict[str, int]:
 
 def _dead_folders(paths: Paths, cache: str, spared: Sequence[str | None]) -> list[Path]:
     """Return the folders that dead imports into `cache` left, provided that nobody imports into it now."""
-    known = {f"v{spec.version}" for spec in Catalog(paths).stored() if spec.name == cache}
+    stored = [spec for spec in Catalog(paths).stored() if spec.name == cache]
     staged = [
         f
         for f in _folders(paths.staging)
@@ -77,7 +78,8 @@ def _dead_folders(paths: Paths, cache: str, spared: Sequence[str | None]) -> lis
     stores = [
         s for node in _folders(paths.nodes) for s in _folders(node) if cache_name_of_folder(s.name) == cache
     ]
-    return [*staged, *(v for store in stores for v in _folders(store) if v.name not in known)]
+    versions = (version for store in stores for version in _folders(store))
+    return [*staged, *(version for version in versions if is_leftover(paths, version, stored))]
 
 
 def host_mark() -> str:

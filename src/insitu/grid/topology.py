@@ -16,6 +16,7 @@ from insitu.errors import CacheBusy, GridError, InputError
 from insitu.grid.catalog import Catalog
 from insitu.grid.files import cache_locks, home_errors, publish_file
 from insitu.grid.leftovers import list_resumable, sweep
+from insitu.grid.store_identity import update_stores
 from insitu.paths import Paths
 from insitu.spec import NodeId, Topology
 
@@ -40,12 +41,14 @@ def load_topology(paths: Paths) -> Topology:
 def bring_up(paths: Paths, nodes: int) -> Topology:
     """Make `nodes` simulated nodes, node-0 and so on, and return them.
 
-    Caches that exist stay on the nodes that own them. Raises InputError where that is impossible, since a
-    node that would go owns rows.
+    Caches that exist stay on the nodes that own them; a store whose folder has another node's name now takes
+    its partitions along. Raises InputError where that is impossible, since a node that would go owns rows,
+    and GridError where a store is the copy of another one.
     """
     if not 1 <= nodes <= MAX_NODES:
         raise InputError(f"--nodes must be in [1, {MAX_NODES}]. Received: {nodes}")
     topology = Topology(tuple(NodeId(f"node-{i}") for i in range(nodes)))
+    update_stores(paths, ())
     owning = {
         owner: cache for cache in Catalog(paths).stored() for p in cache.partitions for owner in p.owners
     }
@@ -59,6 +62,7 @@ def bring_up(paths: Paths, nodes: int) -> Topology:
     with home_errors(paths.home):
         for node in topology.nodes:
             make_folder(paths.home, paths.node(node))
+        update_stores(paths, topology.nodes)
         publish_file(paths.topology, json.dumps({"nodes": topology.nodes}).encode(), file_mode(paths.home))
     return topology
 

@@ -19,6 +19,7 @@ COMMANDS = [
     "logs",
     "nodes",
     "ps",
+    "repair",
     "resume",
     "scale",
     "scrub",
@@ -39,7 +40,7 @@ def help_of(command: str) -> str:
     ).stdout
 
 
-@pytest.mark.parametrize("command", ["import", "up", "start", "nodes"])
+@pytest.mark.parametrize("command", ["import", "up", "start", "nodes", "repair"])
 def test_commands_that_store_something_say_where(command: str) -> None:
     assert "the folder $INSITU_HOME, by default ~/.insitu." in " ".join(help_of(command).split())
 

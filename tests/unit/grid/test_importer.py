@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +23,10 @@ from insitu.grid import Catalog, bring_up, import_cache
 from insitu.grid.import_plan import choose_partitions, measure_rows
 from insitu.grid.layout.affinity import hash_integers, hash_rows, partition_of_rows, split_of_rows
 from insitu.grid.leftovers import sweep
+from insitu.grid.manifests import prepare_manifest
 from insitu.grid.partitions import Partition, file_checksum
 from insitu.grid.sources import SourceOptions, find_sources, open_sources
-from insitu.paths import Paths
+from insitu.paths import MANIFEST, Paths
 from insitu.spec import CacheSpec, Column, NodeId, Topology
 
 
@@ -44,11 +46,15 @@ def column(paths: Paths, cache: CacheSpec, name: str) -> list[Any]:
 
 
 def everything(paths: Paths) -> list[str]:
-    """All files below home; locks, catalogue and records of verified files left out."""
+    """All files below home; locks, catalogue, and what the grid notes beside partitions left out."""
     return sorted(
         str(p.relative_to(paths.home))
         for p in paths.home.rglob("*")
-        if p.is_file() and p.parent.name != "locks" and p != paths.catalog and p.suffix != ".verified"
+        if p.is_file()
+        and p.parent.name != "locks"
+        and p != paths.catalog
+        and p.suffix != ".verified"
+        and p.name not in ("store-id", "manifest.json")
     )
 
 
@@ -303,6 +309,9 @@ def test_sweeping_spares_imports_that_are_alive(paths: Paths, images: Path) -> N
     for folder in (mine, dead, orphan):
         folder.mkdir(parents=True)
         (folder / "part-00000.arrow").write_text("x")
+    prepare_manifest(
+        paths, NodeId("node-0"), replace(Catalog(paths).get("images"), version=7), orphan / MANIFEST
+    )
     lock = paths.cache_lock("mine")
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -14,6 +14,7 @@ from insitu.grid.layout.affinity import (
     split_of_rows,
     splitmix64,
 )
+from insitu.grid.layout.copies import COPY_STATES, CopyState, PlacedCopy, flip_copies, owners_by_partition
 from insitu.grid.layout.order import (
     BatchPlan,
     Rows,
@@ -34,9 +35,12 @@ from insitu.grid.layout.windows import (
 )
 
 __all__ = [
+    "COPY_STATES",
     "BatchPlan",
+    "CopyState",
     "FileOrder",
     "Permutation",
+    "PlacedCopy",
     "Rows",
     "ShuffledPlan",
     "WindowBlocks",
@@ -46,9 +50,11 @@ __all__ = [
     "check_split",
     "count_blocks_before",
     "draw_rows",
+    "flip_copies",
     "hash_integers",
     "hash_rows",
     "hash_texts",
+    "owners_by_partition",
     "owners_of_partition",
     "partition_of_rows",
     "rows_before",

@@ -5,7 +5,7 @@ Begin reading with `format.py`.
 
 from insitu.grid.partitions.address_space import AddressSpace
 from insitu.grid.partitions.block_reader import DIRECT_ALIGNMENT, BlockReader
-from insitu.grid.partitions.checksum import file_checksum
+from insitu.grid.partitions.checksum import checksum_text, file_checksum
 from insitu.grid.partitions.format import (
     RAGGED,
     TEXT,
@@ -34,6 +34,7 @@ __all__ = [
     "TextValues",
     "WritePacing",
     "body_alignment",
+    "checksum_text",
     "file_checksum",
     "is_ragged",
     "is_variable",

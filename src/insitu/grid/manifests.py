@@ -1,0 +1,184 @@
+"""The manifest of a version: what one store holds of it, in a file beside the data.
+
+The catalogue says which versions there are. Should it be lost, the manifests say it again. An import writes
+each store's manifest with the state `prepared` into the staged folder, so that it comes into the store with
+the data by one rename. After the catalogue's transaction the state becomes `committed`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from insitu.access import file_mode
+from insitu.durable import replace_file, seal, unseal
+from insitu.errors import CorruptManifest, InputError
+from insitu.grid.catalog import Catalog
+from insitu.grid.store_identity import is_store_id, list_nodes_with_stores, make_store_id
+from insitu.paths import MANIFEST, Paths, cache_folder_name, cache_name_of_folder
+from insitu.spec import CacheSpec, NodeId, PartitionInfo
+
+logger = logging.getLogger("insitu.grid")
+FORMAT = 1
+
+ManifestState = Literal["prepared", "committed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What one store holds of one version of a cache."""
+
+    #: The version as it was published; its owners are those of that time.
+    cache: CacheSpec
+    #: The id of the store.
+    store: str
+    #: The partitions that the store holds, ascending.
+    held: tuple[int, ...]
+    #: `prepared` until the catalogue has the version.
+    state: ManifestState
+
+    def __post_init__(self) -> None:
+        if self.state not in ("prepared", "committed") or not is_store_id(self.store):
+            raise ValueError(f"it names the state {self.state!r} and the store {self.store!r}")
+        if list(self.held) != sorted(set(self.held) & set(range(len(self.cache.partitions)))):
+            raise ValueError(f"it holds the partitions {self.held} of {len(self.cache.partitions)}")
+
+    def to_json(self) -> dict[str, Any]:
+        held = [_describe(self.cache.partitions[index]) for index in self.held]
+        spec = self.cache.to_json()
+        return {"format": FORMAT, "state": self.state, "store": self.store, "partitions": held, "spec": spec}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Manifest:
+        if data["format"] != FORMAT:
+            raise ValueError(f"its format is {data['format']}, this insitu knows {FORMAT}")
+        cache = CacheSpec.from_json(data["spec"])
+        held = tuple(int(partition["index"]) for partition in data["partitions"])
+        manifest = cls(cache, str(data["store"]), held, data["state"])
+        if data["partitions"] != [_describe(cache.partitions[index]) for index in held]:
+            raise ValueError("it gives two sizes or checksums for a partition")
+        return manifest
+
+
+def _describe(partition: PartitionInfo) -> dict[str, Any]:
+    return {"index": partition.index, "bytes": partition.bytes, "checksum": partition.checksum}
+
+
+def write_manifest(home: Path, path: Path, manifest: Manifest) -> None:
+    """Replace the manifest at `path`; the new one survives a power cut. Raises OSError."""
+    replace_file(path, seal(manifest.to_json()), sync=True, mode=file_mode(home))
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Return the manifest at `path`. Raises CorruptManifest where it is missing or damaged."""
+    try:
+        return Manifest.from_json(unseal(path.read_bytes()))
+    except OSError as error:
+        raise CorruptManifest(f"{path} can't be read ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        why = "it isn't whole" if isinstance(error, json.JSONDecodeError) else error
+        raise CorruptManifest(f"{path} is damaged ({why})") from error
+
+
+def prepare_manifest(paths: Paths, node: NodeId, cache: CacheSpec, path: Path) -> None:
+    """Write the manifest of what `node` holds of `cache` before it is published. Raises OSError."""
+    held = tuple(p.index for p in cache.partitions if node in p.owners)
+    write_manifest(paths.home, path, Manifest(cache, make_store_id(paths, node), held, "prepared"))
+
+
+def commit_manifests(paths: Paths, versions: Iterable[CacheSpec]) -> None:
+    """Mark the manifests of versions that the catalogue has now.
+
+    A version stands without that. A manifest that can't be marked is a warning.
+    """
+    for cache in versions:
+        for node in {owner for p in cache.partitions for owner in p.owners}:
+            path = paths.manifest(node, cache.name, cache.version)
+            try:
+                commit_manifest(paths, path)
+            except (OSError, CorruptManifest) as error:
+                logger.warning("%s can't be marked as published (%s). `insitu repair` does it.", path, error)
+
+
+def commit_manifest(paths: Paths, path: Path) -> None:
+    """Mark one manifest as that of a published version. Raises OSError and CorruptManifest."""
+    manifest = read_manifest(path)
+    if manifest.state != "committed":
+        write_manifest(paths.home, path, replace(manifest, state="committed"))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVersion:
+    """The folder of a version in a store, whether the catalogue knows it or not."""
+
+    #: The node of the store.
+    node: NodeId
+    #: The cache, by the folder's name.
+    name: str
+    #: The version, by the folder's name.
+    version: int
+    #: The folder.
+    folder: Path
+
+    @property
+    def manifest(self) -> Path:
+        return self.folder / MANIFEST
+
+
+def find_versions(paths: Paths, cache: str | None = None) -> list[StoredVersion]:
+    """Return the versions of `cache` (None: of all caches) whose folders lie in the stores, in order."""
+    found = []
+    for node in list_nodes_with_stores(paths):
+        for store in sorted(paths.node(node).iterdir()):
+            name = cache_name_of_folder(store.name)
+            if not store.is_dir() or cache not in (None, name) or not _is_cache_folder(store.name, name):
+                continue
+            for folder in store.iterdir():
+                number = folder.name.removeprefix("v")
+                if folder.name == f"v{number}" and number.isdecimal() and folder.is_dir():
+                    found.append(StoredVersion(node, name, int(number), folder))
+    return sorted(found, key=lambda version: (version.name, version.version, version.node))
+
+
+def _is_cache_folder(folder: str, name: str) -> bool:
+    try:
+        return cache_folder_name(name) == folder
+    except InputError:
+        return False
+
+
+def find_unknown_versions(paths: Paths) -> list[tuple[str, int]]:
+    """Return (cache, version) of what lies in the stores and the catalogue neither has nor has replaced."""
+    catalog = Catalog(paths)
+    stored = {(cache.name, cache.version) for cache in catalog.stored()}
+    latest = {cache.name: cache.version for cache in catalog.caches()}
+    found = {(place.name, place.version) for place in find_versions(paths)}
+    return sorted((name, version) for name, version in found - stored if version > latest.get(name, 0))
+
+
+def next_version(paths: Paths, catalog: Catalog, cache: str) -> int:
+    """Return the number of the next version: above all that the catalogue has or that lie in a store."""
+    known = [spec.version for spec in catalog.stored() if spec.name == cache]
+    return max([0, *known, *(found.version for found in find_versions(paths, cache))]) + 1
+
+
+def is_leftover(paths: Paths, folder: Path, stored: Sequence[CacheSpec]) -> bool:
+    """Return whether the version in `folder` can be removed: no reader needs it, nor does `insitu repair`.
+
+    `stored` are the versions of its cache that the catalogue has. A version that was published is removed
+    only if the catalogue has a later one: else the catalogue is an older copy, or a new one. Without a
+    catalogue everything stays.
+    """
+    if folder.name in {f"v{spec.version}" for spec in stored} or not paths.catalog.exists():
+        return False
+    number = folder.name.removeprefix("v")
+    if number.isdecimal() and int(number) < max((spec.version for spec in stored), default=0):
+        return True
+    try:
+        return read_manifest(folder / MANIFEST).state == "prepared"
+    except CorruptManifest:
+        return False

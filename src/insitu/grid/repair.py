@@ -1,0 +1,357 @@
+"""`insitu repair`: makes the catalogue and the stores agree again.
+
+The stores at hand are looked through. What their manifests say and the catalogue doesn't is put back into the
+catalogue; a manifest that is missing, damaged or not yet marked is written again. Nothing is removed: a
+catalogue that can't be read is kept under another name. A copy counts if its file has the right size, and
+where its manifest can't be trusted, if its checksum is right.
+
+A version that was complete but never published is left out: it may be one that the user has given up. So is
+one of which partitions are missing; their nodes may come back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from insitu.access import file_mode
+from insitu.errors import CorruptCatalog, CorruptManifest, CorruptPartition, GridError
+from insitu.grid.catalog import Catalog
+from insitu.grid.catalog_schema import SCHEMA_VERSION, read_schema_version
+from insitu.grid.files import cache_locks, full_disk_as_error, home_errors, publish_file
+from insitu.grid.manifests import Manifest, StoredVersion, find_versions, read_manifest, write_manifest
+from insitu.grid.store_identity import (
+    check_distinct,
+    list_nodes_with_stores,
+    make_store_id,
+    read_store_id,
+    update_stores,
+)
+from insitu.grid.topology import load_topology
+from insitu.grid.verification import check_size, verify_file
+from insitu.paths import Paths
+from insitu.spec import CacheSpec, NodeId, PartitionInfo
+
+Progress = Callable[[int, int], None]
+"""Called with (folders of versions that were looked at, all of them)."""
+
+
+@dataclass(slots=True)
+class RepairReport:
+    """What `repair_catalog` found and did, or would do."""
+
+    #: Where a catalogue that can't be read was put, or would be; None: it can be read, or there is none.
+    set_aside: Path | None = None
+    #: Versions that were put back into the catalogue.
+    restored: list[CacheSpec] = field(default_factory=list)
+    #: Versions that the catalogue has had all along.
+    known: list[CacheSpec] = field(default_factory=list)
+    #: (cache, version) of versions that are complete but were never published, and were left out.
+    unpublished: list[tuple[str, int]] = field(default_factory=list)
+    #: (cache, version, why) of versions that can't be put back.
+    incomplete: list[tuple[str, int, str]] = field(default_factory=list)
+    #: (cache, version) of versions that an import has replaced, whose files are leftovers.
+    replaced: list[tuple[str, int]] = field(default_factory=list)
+    #: Manifests that were written again or marked as published.
+    manifests_written: list[Path] = field(default_factory=list)
+    #: What can't be trusted and was passed over: manifests, ids of stores, copies.
+    problems: list[str] = field(default_factory=list)
+    #: Stores that got their id back.
+    stores_identified: list[NodeId] = field(default_factory=list)
+    #: Nodes that were put back into the list of nodes; empty where it was right.
+    nodes_listed: list[NodeId] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything that was published is in the catalogue now."""
+        return not self.incomplete
+
+
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """One folder of a version, with what its manifest says."""
+
+    #: Where it lies.
+    place: StoredVersion
+    #: Its manifest; None where that can't be trusted.
+    manifest: Manifest | None
+    #: Whether the manifest names the store that it lies in.
+    at_home: bool
+
+
+def repair_catalog(
+    paths: Paths, *, dry_run: bool = False, with_unpublished: bool = False, progress: Progress | None = None
+) -> RepairReport:
+    """Rebuild what the catalogue lacks from the stores at hand; with `dry_run` only say what would be done.
+
+    `with_unpublished` publishes complete versions whose import died before it did. Raises CacheBusy during
+    an import, GridError where one store is a copy of another, CorruptCatalog for a catalogue of a newer
+    insitu, which is left as it is.
+    """
+    report = RepairReport()
+    with home_errors(paths.home), full_disk_as_error(paths.home):
+        stored = _read_catalog(paths, report)
+        places = find_versions(paths)
+        names = sorted({place.name for place in places})
+        with contextlib.nullcontext() if dry_run else cache_locks(paths, names):
+            stores = _identify_stores(paths, places, report, dry_run)
+            folders = _read_folders(paths, places, stores, report, progress or (lambda done, total: None))
+            chosen = _choose_versions(folders, stored, with_unpublished, report)
+            copies = _find_copies(paths, folders, chosen, report)
+            _keep_complete(chosen, copies, stored, report)
+            if not dry_run:
+                if report.set_aside is not None:
+                    _set_aside(paths, report.set_aside)
+                if report.restored:
+                    Catalog(paths).restore(report.restored)
+            _write_manifests(paths, copies, stores, folders, report, dry_run)
+            _list_nodes(paths, report, dry_run)
+            if not dry_run:
+                update_stores(paths, (), make_catalog=bool(report.restored))
+    return report
+
+
+def _read_catalog(paths: Paths, report: RepairReport) -> list[CacheSpec]:
+    try:
+        return Catalog(paths).stored()
+    except CorruptCatalog:
+        with contextlib.suppress(sqlite3.DatabaseError), _opened(paths.catalog) as database:
+            if read_schema_version(database) > SCHEMA_VERSION:
+                raise
+        report.set_aside = paths.catalog.with_name(f"{paths.catalog.name}.damaged-{time.time_ns() // 10**9}")
+        return []
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        yield database
+
+
+def _set_aside(paths: Paths, target: Path) -> None:
+    journal = paths.catalog.with_name(f"{paths.catalog.name}-journal")
+    with contextlib.suppress(FileNotFoundError):
+        journal.rename(target.with_name(f"{target.name}-journal"))
+    os.rename(paths.catalog, target)
+
+
+def _identify_stores(
+    paths: Paths, places: Sequence[StoredVersion], report: RepairReport, dry_run: bool
+) -> dict[NodeId, str]:
+    """Return the id of each store. One that is missing or damaged is taken from the store's manifests."""
+    stores = {}
+    for node in list_nodes_with_stores(paths):
+        store = None
+        try:
+            store = read_store_id(paths, node)
+        except GridError as error:
+            report.problems.append(str(error))
+            if not dry_run:
+                paths.store_id(node).unlink(missing_ok=True)
+        if store is None and (store := _find_named_store(places, node)) is not None:
+            report.stores_identified.append(node)
+            if not dry_run:
+                make_store_id(paths, node, store)
+        if store is not None:
+            stores[node] = store
+    check_distinct(paths, stores)
+    return stores
+
+
+def _find_named_store(places: Sequence[StoredVersion], node: NodeId) -> str | None:
+    """Return the store that all readable manifests on `node` name; None where there is none, or several."""
+    named = set()
+    for place in places:
+        with contextlib.suppress(CorruptManifest):
+            if place.node == node:
+                named.add(read_manifest(place.manifest).store)
+    return named.pop() if len(named) == 1 else None
+
+
+def _read_folders(
+    paths: Paths,
+    places: Sequence[StoredVersion],
+    stores: dict[NodeId, str],
+    report: RepairReport,
+    progress: Progress,
+) -> list[_Folder]:
+    folders = []
+    for number, place in enumerate(places):
+        progress(number, len(places))
+        manifest = None
+        try:
+            manifest = read_manifest(place.manifest)
+            if (manifest.cache.name, manifest.cache.version) != (place.name, place.version):
+                raise CorruptManifest(
+                    f"{place.manifest} is of {manifest.cache.name} version {manifest.cache.version}"
+                )
+        except CorruptManifest as error:
+            manifest = None
+            report.problems.append(str(error))
+        at_home = manifest is not None and stores.get(place.node) in (None, manifest.store)
+        if manifest is not None and not at_home:
+            report.problems.append(
+                f"{place.manifest} names the store {manifest.store}, but lies in {stores[place.node]}"
+            )
+        folders.append(_Folder(place, manifest, at_home))
+    progress(len(places), len(places))
+    return folders
+
+
+def _choose_versions(
+    folders: Sequence[_Folder], stored: Sequence[CacheSpec], with_unpublished: bool, report: RepairReport
+) -> dict[tuple[str, int], CacheSpec]:
+    """Return the versions that the catalogue has or gets, if their partitions are all there."""
+    chosen = {(cache.name, cache.version): cache for cache in stored}
+    latest: dict[str, int] = defaultdict(int)
+    for cache in stored:
+        latest[cache.name] = max(latest[cache.name], cache.version)
+    by_version = defaultdict(list)
+    for folder in folders:
+        by_version[folder.place.name, folder.place.version].append(folder)
+    for (name, version), group in sorted(by_version.items()):
+        manifests = [folder.manifest for folder in group if folder.manifest is not None]
+        if (name, version) in chosen:
+            continue
+        if version < latest[name]:
+            report.replaced.append((name, version))
+        elif not manifests:
+            report.incomplete.append((name, version, "none of its manifests can be read"))
+        elif any(not _same_data(manifest.cache, manifests[0].cache) for manifest in manifests):
+            report.incomplete.append((name, version, "its manifests describe different versions"))
+        elif with_unpublished or any(manifest.state == "committed" for manifest in manifests):
+            chosen[name, version] = manifests[0].cache
+        else:
+            report.unpublished.append((name, version))
+    return chosen
+
+
+def _same_data(one: CacheSpec, other: CacheSpec) -> bool:
+    """Return whether two specifications describe the same version, with any owners."""
+
+    def without_owners(cache: CacheSpec) -> CacheSpec:
+        nobody = (NodeId("-"),)
+        return replace(cache, partitions=tuple(replace(p, owners=nobody) for p in cache.partitions))
+
+    return without_owners(one) == without_owners(other)
+
+
+def _find_copies(
+    paths: Paths,
+    folders: Sequence[_Folder],
+    chosen: dict[tuple[str, int], CacheSpec],
+    report: RepairReport,
+) -> dict[tuple[str, int], dict[NodeId, tuple[int, ...]]]:
+    """Return the partitions of each chosen version that each node has a good copy of."""
+    copies: dict[tuple[str, int], dict[NodeId, tuple[int, ...]]] = defaultdict(dict)
+    for folder in folders:
+        place = folder.place
+        cache = chosen.get((place.name, place.version))
+        if cache is None:
+            continue
+        trusted = folder.at_home and folder.manifest is not None and _same_data(folder.manifest.cache, cache)
+        expected = folder.manifest.held if trusted and folder.manifest else range(len(cache.partitions))
+        held = []
+        for index in expected:
+            path = paths.partition(place.node, place.name, place.version, index)
+            if not trusted and not path.exists():
+                continue
+            problem = _check_copy(paths, place, cache.partitions[index], trusted)
+            if problem is None:
+                held.append(index)
+            else:
+                report.problems.append(problem)
+        copies[place.name, place.version][place.node] = tuple(held)
+    return copies
+
+
+def _check_copy(paths: Paths, place: StoredVersion, info: PartitionInfo, trusted: bool) -> str | None:
+    """Return what is wrong with a copy, or None."""
+    key = (place.node, place.name, place.version, info.index)
+    try:
+        if trusted:
+            check_size(paths.partition(*key), info)
+        else:
+            verify_file(paths.partition(*key), info, paths.verified(*key))
+    except CorruptPartition as error:
+        return str(error)
+    return None
+
+
+def _keep_complete(
+    chosen: dict[tuple[str, int], CacheSpec],
+    copies: dict[tuple[str, int], dict[NodeId, tuple[int, ...]]],
+    stored: Sequence[CacheSpec],
+    report: RepairReport,
+) -> None:
+    """Put into the report which versions are restored, with the owners that have good copies."""
+    report.known = list(stored)
+    known = {(cache.name, cache.version) for cache in stored}
+    for key, cache in sorted(chosen.items()):
+        holders = copies[key]
+        partitions, missing = [], []
+        for info in cache.partitions:
+            owners = sorted((node for node, held in holders.items() if info.index in held), key=_order(info))
+            if owners:
+                partitions.append(replace(info, owners=tuple(owners)))
+            else:
+                missing.append(info.index)
+        if missing:
+            some = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+            report.incomplete.append((*key, f"{len(missing)} partition(s) are missing: {some}"))
+        elif key not in known:
+            report.restored.append(replace(cache, partitions=tuple(partitions)))
+
+
+def _order(info: PartitionInfo) -> Callable[[NodeId], tuple[int, NodeId]]:
+    """Return the order of owners: as they were when the version was published, then by name."""
+    return lambda node: (info.owners.index(node) if node in info.owners else len(info.owners), node)
+
+
+def _write_manifests(
+    paths: Paths,
+    copies: dict[tuple[str, int], dict[NodeId, tuple[int, ...]]],
+    stores: dict[NodeId, str],
+    folders: Sequence[_Folder],
+    report: RepairReport,
+    dry_run: bool,
+) -> None:
+    """Write the manifests that are missing, wrong or not marked, of versions that the catalogue has."""
+    present = {(cache.name, cache.version): cache for cache in (*report.known, *report.restored)}
+    for folder in folders:
+        place = folder.place
+        cache = present.get((place.name, place.version))
+        if cache is None:
+            continue
+        held = copies[place.name, place.version].get(place.node, ())
+        old = folder.manifest
+        if old is not None and folder.at_home and (old.state, old.held) == ("committed", held):
+            continue
+        report.manifests_written.append(place.manifest)
+        if not dry_run:
+            store = stores.get(place.node) or make_store_id(paths, place.node)
+            spec = cache if old is None else old.cache
+            write_manifest(paths.home, place.manifest, Manifest(spec, store, held, "committed"))
+
+
+def _list_nodes(paths: Paths, report: RepairReport, dry_run: bool) -> None:
+    """Write the list of nodes again where it is lost or lacks owners."""
+    try:
+        listed = set(load_topology(paths).nodes)
+    except GridError as error:
+        report.problems.append(str(error))
+        listed = set()
+    owners = {node for cache in report.restored for p in cache.partitions for node in p.owners}
+    if listed and owners <= listed:
+        return
+    nodes = sorted(listed | owners | set(list_nodes_with_stores(paths)))
+    report.nodes_listed = nodes
+    if nodes and not dry_run:
+        publish_file(paths.topology, json.dumps({"nodes": nodes}).encode(), file_mode(paths.home))
