@@ -21,6 +21,7 @@ BENCHMARKS = {
     "import_speed": "Import",
     "large_data": "Data larger than memory",
     "shuffle_quality": "Quality of shuffles",
+    "transfer": "Partitions between nodes",
     "start_speed": "Start",
     "recovery": "Recovery",
     "checkpoint": "Checkpoints",

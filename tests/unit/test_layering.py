@@ -20,6 +20,7 @@ GROUND = {
     "_version",
     "access",
     "cluster_by_hand",
+    "certificates",
     "config",
     "context",
     "doors",

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from insitu.certificates import make_certificate
 from insitu.errors import InputError
-from insitu.exchange.certificates import make_certificate
 from insitu.unauthenticated import is_loopback
 
 TLS_ENV = "INSITU_TLS"

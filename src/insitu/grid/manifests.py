@@ -7,8 +7,10 @@ the data by one rename. After the catalogue's transaction the state becomes `com
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,6 +111,27 @@ def commit_manifest(paths: Paths, path: Path) -> None:
     manifest = read_manifest(path)
     if manifest.state != "committed":
         write_manifest(paths.home, path, replace(manifest, state="committed"))
+
+
+def add_to_manifest(paths: Paths, node: NodeId, cache: CacheSpec, partition: int) -> None:
+    """Note that `node` holds a partition of a published version, which has come from another node.
+
+    A manifest that is damaged is left for `insitu repair`. Raises OSError.
+    """
+    path = paths.manifest(node, cache.name, cache.version)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        if not path.exists():
+            old = Manifest(cache, make_store_id(paths, node), (), "committed")
+        else:
+            old = read_manifest(path)
+        held = tuple(sorted({*old.held, partition}))
+        write_manifest(paths.home, path, replace(old, held=held, state="committed"))
+    except CorruptManifest as error:
+        logger.warning("%s. `insitu repair` writes it again.", error)
+    finally:
+        os.close(folder)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from insitu.errors import CorruptManifest
 from insitu.grid import Catalog, bring_up, import_cache
 from insitu.grid.leftovers import sweep
 from insitu.grid.manifests import (
+    add_to_manifest,
     commit_manifests,
     find_unknown_versions,
     find_versions,
@@ -76,6 +77,23 @@ def test_a_version_stands_although_its_manifest_cannot_be_marked(
     with caplog.at_level(logging.WARNING):
         commit_manifests(paths, [cache])
     assert "can't be marked as published" in caplog.text and "`insitu repair`" in caplog.text
+
+
+def test_what_comes_from_other_nodes_is_added(paths: Paths, source: Path, caplog: pytest.LogCaptureFixture):
+    bring_up(paths, 2)
+    (cache,) = import_cache(paths, "a", [str(source)], partitions=4)
+    other = NodeId("node-7")
+    paths.version(other, "a", 1).mkdir(parents=True)
+    for partition in (3, 0, 3):
+        add_to_manifest(paths, other, cache, partition)
+    manifest = read_manifest(paths.manifest(other, "a", 1))
+    assert manifest.held == (0, 3) and manifest.store == read_store_id(paths, other)
+    add_to_manifest(paths, A, cache, 1)
+    assert read_manifest(paths.manifest(A, "a", 1)).held == (0, 1, 2)
+    paths.manifest(A, "a", 1).write_bytes(b"damaged")
+    with caplog.at_level(logging.WARNING):
+        add_to_manifest(paths, A, cache, 3)
+    assert "`insitu repair` writes it again" in caplog.text
 
 
 def test_only_what_nobody_needs_is_swept(paths: Paths, source: Path):

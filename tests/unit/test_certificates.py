@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from insitu.exchange.certificates import Certificate, make_certificate
+from insitu.certificates import Certificate, make_certificate
 
 
 def _load(made: Certificate, folder: Path, name: str) -> Path:

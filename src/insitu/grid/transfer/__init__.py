@@ -1,0 +1,21 @@
+"""Copies partitions between the stores of nodes, by Arrow Flight over TLS.
+
+A node serves its store with `PartitionServer`; others fetch from it with `fetch_partition`, or send it staged
+partitions of an import with `send_partition`. Begin reading with `fetching.py`, and `requests.py` for what
+goes over the wire.
+"""
+
+from insitu.grid.transfer.client import PartitionClient, ServerAddress
+from insitu.grid.transfer.fetching import fetch_partition
+from insitu.grid.transfer.rate_limit import RateLimit
+from insitu.grid.transfer.sending import send_partition
+from insitu.grid.transfer.server import PartitionServer
+
+__all__ = [
+    "PartitionClient",
+    "PartitionServer",
+    "RateLimit",
+    "ServerAddress",
+    "fetch_partition",
+    "send_partition",
+]

@@ -1,0 +1,132 @@
+"""Calls a `PartitionServer`."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from insitu.errors import InputError, TransferError
+from insitu.grid.transfer.authentication import make_headers
+from insitu.grid.transfer.requests import (
+    SCHEMA,
+    ReadRequest,
+    WriteRequest,
+    chunk_bytes,
+    encode_request,
+    make_chunk,
+)
+
+SILENCE_SECONDS = 10.0
+"""Seconds without a byte after which a server counts as lost."""
+_CERTIFICATE_NAME = "insitu"
+"""The name in the certificates of insitu. They are recognized as a whole, never by the name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """Where a server is, and by what it is recognized."""
+
+    #: A host's name or number.
+    host: str
+    #: Its port.
+    port: int
+    #: The certificate as PEM: no other one is accepted.
+    certificate: str
+
+    def __str__(self) -> str:
+        return format_location(self.host, self.port).removeprefix("grpc+tls://")
+
+
+class TimedOut(TransferError):
+    """A call has used up its time."""
+
+
+def format_location(host: str, port: int) -> str:
+    """Return the address in the form of Flight, with brackets around a number of IPv6."""
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(host).version == 6:
+            host = f"[{host}]"
+    return f"grpc+tls://{host}:{port}"
+
+
+class PartitionClient:
+    """A connection to one server. Every call ends within `silence` seconds."""
+
+    def __init__(self, address: ServerAddress, secret: bytes, *, silence: float = SILENCE_SECONDS) -> None:
+        #: The server.
+        self.address = address
+        self._options = flight.FlightCallOptions(timeout=silence, headers=make_headers(secret))
+        self._silence = silence
+        self._client = flight.connect(
+            format_location(address.host, address.port),
+            tls_root_certs=address.certificate,
+            override_hostname=_CERTIFICATE_NAME,
+        )
+
+    def __enter__(self) -> PartitionClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def read(self, request: ReadRequest) -> Iterator[memoryview]:
+        """Yield the bytes that `request` asks for, in chunks; fewer where the file ends.
+
+        Raises TransferError for whatever goes wrong, TimedOut where the time is used up.
+        """
+        received = 0
+        with self._failures_named():
+            stream = self._client.do_get(flight.Ticket(encode_request(request)), self._options)
+            try:
+                for chunk in stream:
+                    data = chunk_bytes(chunk.data)
+                    received += len(data)
+                    if received > request.length:
+                        raise InputError(f"{request.length} bytes were asked for. Received: more")
+                    yield data
+            finally:
+                stream.cancel()
+
+    def write(self, request: WriteRequest, chunks: Iterable[bytes]) -> int:
+        """Send a part of a staged partition. Returns how many bytes of it the server has now.
+
+        Raises TransferError for whatever goes wrong.
+        """
+        with self._failures_named():
+            descriptor = flight.FlightDescriptor.for_command(encode_request(request))
+            writer, replies = self._client.do_put(descriptor, SCHEMA, self._options)
+            try:
+                for data in chunks:
+                    writer.write_batch(make_chunk(data))
+                writer.done_writing()
+                reply = replies.read()
+            finally:
+                writer.close()  # says why the server has refused: that is the better error
+            if reply is None:
+                raise InputError("A write has a reply. Received: none")
+            have = json.loads(reply.to_pybytes())["bytes"]
+            if type(have) is not int or not 0 <= have <= request.bytes:
+                raise InputError(f"A reply has the bytes that are there. Received: {have!r}")
+            return have
+
+    @contextlib.contextmanager
+    def _failures_named(self) -> Iterator[None]:
+        try:
+            yield
+        except flight.FlightTimedOutError:
+            raise TimedOut(f"{self.address} said nothing for {self._silence:g} s") from None
+        except flight.FlightUnauthenticatedError:
+            raise TransferError(f"{self.address} refuses this cluster's secret") from None
+        except (pa.ArrowException, InputError, OSError, ValueError, KeyError, TypeError) as error:
+            raise TransferError(f"{self.address} failed: {_first_line(error)}") from None
+
+
+def _first_line(error: Any) -> str:
+    return str(error).split(". gRPC client debug", 1)[0].split("\n", 1)[0]

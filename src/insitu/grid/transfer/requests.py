@@ -1,0 +1,136 @@
+"""What goes over the wire: requests as JSON, checked field by field, and rows as chunks of plain bytes.
+
+A request names a partition by cache, version and number, never a path. Names are checked as they are
+everywhere in insitu, so none leads out of the store.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from insitu.errors import InputError
+from insitu.spec import check_cache_name, check_simple_name
+
+CHUNK_BYTES = 4 << 20
+"""Bytes of a file in one message."""
+MAX_LENGTH = 256 << 20
+"""Bytes that one request may ask for."""
+MAX_FILE_BYTES = 1 << 44
+MAX_PARTITION = 1 << 16
+MAX_VERSION = 1 << 31
+MAX_REQUEST_BYTES = 4096
+SCHEMA = pa.schema([("data", pa.binary())])
+"""Each record batch is one chunk: a single value."""
+
+_CHECKSUM = re.compile(r"crc32:[0-9a-f]{8}")
+
+
+def _check_number(name: str, value: Any, low: int, high: int) -> None:
+    if type(value) is not int or not low <= value < high:
+        raise InputError(f"{name} must be a whole number in [{low}, {high}). Received: {value!r}")
+
+
+def _check_text(name: str, value: Any) -> str:
+    if type(value) is not str:
+        raise InputError(f"{name} must be text. Received: {value!r}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """Asks for a part of a partition's file."""
+
+    #: The name of the cache.
+    cache: str
+    #: The version of the cache.
+    version: int
+    #: The partition's number.
+    partition: int
+    #: The first byte.
+    offset: int
+    #: Bytes at most; fewer come where the file ends.
+    length: int
+
+    def __post_init__(self) -> None:
+        check_cache_name(_check_text("cache", self.cache))
+        _check_number("version", self.version, 1, MAX_VERSION)
+        _check_number("partition", self.partition, 0, MAX_PARTITION)
+        _check_number("offset", self.offset, 0, MAX_FILE_BYTES)
+        _check_number("length", self.length, 1, MAX_LENGTH + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRequest:
+    """Announces a part of a staged partition's file, or with `length` 0 asks how much of it is there."""
+
+    #: The name of the cache.
+    cache: str
+    #: What tells the import's staged folder from others.
+    token: str
+    #: The partition's number.
+    partition: int
+    #: Bytes of the whole file.
+    bytes: int
+    #: Of the whole file, as `crc32:hex`.
+    checksum: str
+    #: The first byte of the part: as many are there already.
+    offset: int
+    #: Bytes of the part.
+    length: int
+
+    def __post_init__(self) -> None:
+        check_cache_name(_check_text("cache", self.cache))
+        check_simple_name("An import's token", _check_text("token", self.token))
+        _check_number("partition", self.partition, 0, MAX_PARTITION)
+        _check_number("bytes", self.bytes, 1, MAX_FILE_BYTES)
+        if not _CHECKSUM.fullmatch(_check_text("checksum", self.checksum)):
+            raise InputError(f"checksum must be crc32: and 8 hex digits. Received: {self.checksum!r}")
+        _check_number("offset", self.offset, 0, self.bytes + 1)
+        _check_number("length", self.length, 0, min(MAX_LENGTH, self.bytes - self.offset) + 1)
+
+
+Request = TypeVar("Request", ReadRequest, WriteRequest)
+
+
+def encode_request(request: ReadRequest | WriteRequest) -> bytes:
+    return json.dumps(asdict(request)).encode()
+
+
+def decode_request(kind: type[Request], data: bytes) -> Request:
+    """Return the request that `encode_request` was given. Raises InputError for anything else."""
+    if len(data) > MAX_REQUEST_BYTES:
+        raise InputError(f"A request has {MAX_REQUEST_BYTES} bytes at most. Received: {len(data)}")
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"A request is JSON. Received: {len(data)} bytes that aren't ({error})") from None
+    names = [field.name for field in fields(kind)]
+    if not isinstance(values, dict) or sorted(values) != sorted(names):
+        raise InputError(f"A request has the fields {', '.join(names)}. Received: others")
+    return kind(**values)
+
+
+def make_chunk(data: bytes) -> pa.RecordBatch:
+    """Return a record batch with `data` as its only value, without copying it."""
+    offsets = pa.py_buffer(bytes(4) + len(data).to_bytes(4, "little"))
+    array = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(data)])
+    return pa.RecordBatch.from_arrays([array], schema=SCHEMA)
+
+
+def chunk_bytes(batch: pa.RecordBatch) -> memoryview:
+    """Return the bytes of a chunk, without copying them. Raises InputError where it is none."""
+    if batch.schema != SCHEMA or batch.num_rows != 1:
+        raise InputError(f"A chunk is one value of bytes. Received: {batch.num_rows} of {batch.schema}")
+    column = batch.column(0)
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise InputError(f"A chunk is one value of bytes. Received: one that isn't ({error})") from None
+    if column.null_count:
+        raise InputError("A chunk is one value of bytes. Received: null")
+    return memoryview(column[0].as_buffer())

@@ -1,0 +1,189 @@
+"""Serves the partitions of one node's store, and receives staged ones."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from insitu.access import file_mode, make_folder
+from insitu.certificates import Certificate
+from insitu.durable import NO_ROOM, sync_folder
+from insitu.errors import InputError
+from insitu.grid.partitions import file_checksum
+from insitu.grid.transfer.authentication import TokenCheck
+from insitu.grid.transfer.client import ServerAddress, format_location
+from insitu.grid.transfer.requests import (
+    CHUNK_BYTES,
+    SCHEMA,
+    ReadRequest,
+    WriteRequest,
+    chunk_bytes,
+    decode_request,
+    make_chunk,
+)
+from insitu.paths import Paths
+from insitu.spec import NodeId
+
+STREAMS = 16
+"""Reads and writes that a server does at the same time; further ones are refused, and tried again."""
+
+
+class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
+    """A server for the store of `node`, which listens from its construction until `stop`.
+
+    Raises InputError for a secret that is too short.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        node: NodeId,
+        secret: bytes,
+        certificate: Certificate,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        streams: int = STREAMS,
+    ) -> None:
+        self._paths = paths
+        self._node = node
+        self._streams = threading.BoundedSemaphore(streams)
+        self._limit = streams
+        pem = certificate.pem
+        super().__init__(
+            format_location(host, port),
+            tls_certificates=[(pem.encode(), certificate.key_pem.encode())],
+            middleware={"token": TokenCheck(secret)},
+        )
+        #: Where clients find this server.
+        self.address = ServerAddress(host, self.port, pem)
+        self._thread = threading.Thread(target=self.serve, name="insitu-transfer", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End all calls and stop listening."""
+        self.shutdown()
+        self._thread.join()
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        """Send a part of a partition's file."""
+        with _failures_explained():
+            request = decode_request(ReadRequest, ticket.ticket)
+            path = self._paths.partition(self._node, request.cache, request.version, request.partition)
+            if not path.is_file():
+                raise FileNotFoundError
+        return flight.GeneratorStream(SCHEMA, self._read(path, request))
+
+    def _read(self, path: Path, request: ReadRequest) -> Iterator[Any]:
+        with self._counted(), _failures_explained(), open(path, "rb", buffering=0) as file:
+            offset, end = request.offset, request.offset + request.length
+            while offset < end:
+                data = os.pread(file.fileno(), min(CHUNK_BYTES, end - offset), offset)
+                if not data:
+                    return
+                offset += len(data)
+                yield make_chunk(data)
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        """Append a part to a staged partition's file; the last part completes it. Replies with the bytes that
+        are there."""
+        with self._counted(), _failures_explained():
+            request = decode_request(WriteRequest, descriptor.command)
+            staged = self._paths.staged(request.cache, request.token).partition(self._node, request.partition)
+            make_folder(self._paths.home, staged.parent)
+            with _locked(staged.with_suffix(".partial"), file_mode(self._paths.home)) as file:
+                have = request.bytes if staged.exists() else os.fstat(file).st_size
+                if have == request.bytes and not staged.exists():
+                    _complete(file, staged, request)
+                if request.length == 0 or have == request.bytes != request.offset:
+                    _reply(writer, have)
+                    return
+                if have != request.offset:
+                    raise InputError(f"The next part begins at byte {have}. Received: {request.offset}")
+                try:
+                    _append(file, reader, request)
+                    have = os.fstat(file).st_size
+                    if have == request.bytes:
+                        _complete(file, staged, request)
+                except OSError as error:
+                    if error.errno in NO_ROOM:
+                        os.ftruncate(file, 0)
+                    raise
+                _reply(writer, have)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count a stream. Raises FlightUnavailableError where there are too many."""
+        if not self._streams.acquire(blocking=False):
+            raise flight.FlightUnavailableError(f"{self._limit} streams are served already")
+        try:
+            yield
+        finally:
+            self._streams.release()
+
+
+def _append(file: int, reader: Any, request: WriteRequest) -> None:
+    received = 0
+    for chunk in reader:
+        data = chunk_bytes(chunk.data)
+        received += len(data)
+        if received > request.length:
+            raise InputError(f"The part has {request.length} bytes. Received: more")
+        while data:
+            data = data[os.write(file, data) :]
+
+
+def _complete(file: int, staged: Path, request: WriteRequest) -> None:
+    """Give a staged file its name, if its bytes are right. Raises InputError."""
+    partial = staged.with_suffix(".partial")
+    found = file_checksum(partial)
+    if found != request.checksum:
+        os.ftruncate(file, 0)
+        raise InputError(f"The bytes must have the checksum {request.checksum}. Received: {found}")
+    os.fsync(file)
+    partial.rename(staged)
+    sync_folder(staged.parent)
+
+
+def _reply(writer: Any, have: int) -> None:
+    writer.write(json.dumps({"bytes": have}).encode())
+
+
+@contextlib.contextmanager
+def _locked(path: Path, mode: int) -> Iterator[int]:
+    """Yield a descriptor for appending to `path`, which nobody else has. Raises FlightUnavailableError."""
+    file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise flight.FlightUnavailableError("another caller sends this partition") from None
+        os.fchmod(file, mode)
+        yield file
+    finally:
+        with contextlib.suppress(OSError):
+            if os.fstat(file).st_size == 0:
+                path.unlink(missing_ok=True)
+        os.close(file)
+
+
+@contextlib.contextmanager
+def _failures_explained() -> Iterator[None]:
+    """Turn errors into those that Flight sends. None tells the caller a path."""
+    try:
+        yield
+    except InputError as error:
+        raise pa.ArrowInvalid(error.message) from None
+    except FileNotFoundError:
+        raise pa.ArrowKeyError("the store has no such partition") from None
+    except OSError as error:
+        raise flight.FlightServerError(f"the file can't be used ({error.strerror})") from None

@@ -1,0 +1,65 @@
+"""Only who has the secret is served, and only the server that was named is asked."""
+
+from __future__ import annotations
+
+import logging
+
+import pyarrow.flight as flight
+import pytest
+from partition_servers import SECRET
+
+from insitu.certificates import make_certificate
+from insitu.errors import InputError, TransferError
+from insitu.grid.transfer import PartitionClient, PartitionServer, ServerAddress
+from insitu.grid.transfer.authentication import TokenCheck, derive_token
+from insitu.grid.transfer.requests import ReadRequest, WriteRequest
+
+READ = ReadRequest("a/b", 1, 0, 0, 10)
+WRITE = WriteRequest("a/b", "1-x", 0, 10, "crc32:00000000", 0, 0)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": []},
+        {"authorization": ["Bearer "]},
+        {"authorization": [f"bearer {derive_token(SECRET)}"]},
+        {"authorization": [f"Bearer {derive_token(SECRET)}x"]},
+        {"authorization": ["Bearer \u00e9"]},
+        {"authorization": [f"Bearer {derive_token(SECRET)}", "Bearer other"]},
+    ],
+)
+def test_without_the_token_a_call_is_refused(headers: dict[str, list[str]]):
+    check = TokenCheck(SECRET)
+    check.start_call(None, {"authorization": [f"Bearer {derive_token(SECRET)}"]})
+    with pytest.raises(flight.FlightUnauthenticatedError) as caught:
+        check.start_call(None, headers)
+    assert derive_token(SECRET) not in str(caught.value)
+
+
+def test_the_token_says_nothing_about_the_secret():
+    assert SECRET.hex() not in derive_token(SECRET) and derive_token(SECRET) != derive_token(SECRET + b"x")
+    with pytest.raises(InputError, match=r"16 bytes at least. Received: 3"):
+        derive_token(b"abc")
+
+
+def test_a_stranger_reads_and_writes_nothing(
+    server: PartitionServer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+):
+    with caplog.at_level(logging.DEBUG), PartitionClient(server.address, b"x" * 16) as client:
+        with pytest.raises(TransferError, match="refuses this cluster's secret"):
+            list(client.read(READ))
+        with pytest.raises(TransferError, match="refuses this cluster's secret"):
+            client.write(WRITE, [])
+    said = caplog.text + "".join(capfd.readouterr())
+    assert derive_token(SECRET) not in said and derive_token(b"x" * 16) not in said
+
+
+def test_a_server_with_another_certificate_is_not_asked(server: PartitionServer):
+    address = ServerAddress(server.address.host, server.address.port, make_certificate().pem)
+    with (
+        PartitionClient(address, SECRET) as client,
+        pytest.raises(TransferError, match=r"failed: .*certificate"),
+    ):
+        list(client.read(READ))

@@ -1,0 +1,138 @@
+"""What a server of partitions gives, takes and refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import zlib
+
+import pyarrow.flight as flight
+import pytest
+from partition_servers import SECRET, certificate
+
+from insitu.errors import TransferError
+from insitu.grid.transfer import PartitionClient, PartitionServer
+from insitu.grid.transfer.authentication import make_headers
+from insitu.grid.transfer.client import format_location
+from insitu.grid.transfer.requests import SCHEMA, ReadRequest, WriteRequest
+from insitu.paths import Paths
+from insitu.spec import CacheSpec, NodeId
+
+DATA = os.urandom(100)
+CHECKSUM = f"crc32:{zlib.crc32(DATA):08x}"
+
+
+def test_every_part_of_a_file_is_given(server: PartitionServer, paths: Paths, cache: CacheSpec):
+    whole = paths.partition("node-0", "a/b", 1, 0).read_bytes()
+    with PartitionClient(server.address, SECRET) as client:
+        for offset, length in ((0, 1), (5, 1 << 23), (0, 1 << 28), (len(whole) - 1, 9), (len(whole), 9)):
+            parts = list(client.read(ReadRequest("a/b", 1, 0, offset, length)))
+            assert b"".join(parts) == whole[offset : offset + length]
+
+
+@pytest.mark.parametrize(("version", "partition"), [(2, 0), (1, 1)])
+def test_what_is_not_there_is_named(server: PartitionServer, version: int, partition: int):
+    with (
+        PartitionClient(server.address, SECRET) as client,
+        pytest.raises(TransferError, match="no such partition"),
+    ):
+        list(client.read(ReadRequest("a/b", version, partition, 0, 1)))
+
+
+@pytest.mark.parametrize("field", [{"cache": "../../../etc"}, {"cache": "a/../b"}, {"offset": -1}, {"x": 1}])
+def test_requests_that_lead_out_of_the_store_are_refused(server: PartitionServer, field: dict[str, object]):
+    """By a client that isn't insitu's, which would refuse them itself."""
+    fields = {"cache": "a/b", "version": 1, "partition": 0, "offset": 0, "length": 1, **field}
+    address = server.address
+    options = flight.FlightCallOptions(timeout=30, headers=make_headers(SECRET))
+    location = format_location(address.host, address.port)
+    with flight.connect(location, tls_root_certs=address.certificate, override_hostname="insitu") as client:
+        with pytest.raises(Exception, match="Received"):
+            client.do_get(flight.Ticket(json.dumps(fields).encode()), options).read_all()
+        descriptor = flight.FlightDescriptor.for_command(json.dumps(fields).encode())
+        writer, _ = client.do_put(descriptor, SCHEMA, options)
+        with pytest.raises(Exception, match="Received"):
+            writer.close()
+
+
+def test_streams_are_bounded_and_free_again_afterwards(
+    paths: Paths, cache: CacheSpec, monkeypatch: pytest.MonkeyPatch
+):
+    server = PartitionServer(paths, NodeId("node-0"), SECRET, certificate(), streams=1)
+    request = ReadRequest("a/b", 1, 0, 0, 1 << 28)
+    read, go_on = os.pread, threading.Event()
+
+    def read_slowly(*arguments: int) -> bytes:
+        assert arguments[2] == 0 or go_on.wait(60)
+        return read(*arguments)
+
+    monkeypatch.setattr(os, "pread", read_slowly)
+    try:
+        with (
+            PartitionClient(server.address, SECRET) as first,
+            PartitionClient(server.address, SECRET) as second,
+        ):
+            held = first.read(request)
+            next(held)
+            with pytest.raises(TransferError, match="1 streams are served already"):
+                list(second.read(request))
+            go_on.set()
+            assert len(list(held)) == 2
+            assert len(list(second.read(request))) == 3
+    finally:
+        go_on.set()
+        server.stop()
+
+
+def test_a_caller_that_leaves_frees_its_stream(paths: Paths, cache: CacheSpec):
+    server = PartitionServer(paths, NodeId("node-0"), SECRET, certificate(), streams=1)
+    request = ReadRequest("a/b", 1, 0, 0, 1 << 28)
+    try:
+        with PartitionClient(server.address, SECRET) as client:
+            held = client.read(request)
+            next(held)
+            held.close()
+        assert server._streams.acquire(timeout=60)
+        server._streams.release()
+    finally:
+        server.stop()
+
+
+def write(client: PartitionClient, data: bytes, offset: int = 0, size: int = 100) -> int:
+    return client.write(
+        WriteRequest("c", "1-x", 3, size, CHECKSUM, offset, len(data)), [data] if data else []
+    )
+
+
+def test_a_staged_partition_arrives_in_parts(server: PartitionServer, paths: Paths):
+    staged = paths.staged("c", "1-x").partition("node-0", 3)
+    with PartitionClient(server.address, SECRET) as client:
+        assert write(client, b"") == 0
+        assert write(client, DATA[:60]) == 60 and not staged.exists()
+        with pytest.raises(TransferError, match=r"next part begins at byte 60. Received: 10"):
+            write(client, DATA[10:], 10)
+        assert write(client, b"") == 60
+        assert write(client, DATA[60:], 60) == 100 and staged.read_bytes() == DATA
+        assert write(client, b"") == 100 and write(client, DATA) == 100
+    assert [p.name for p in staged.parent.iterdir()] == ["part-00003.arrow"]
+    assert staged.stat().st_mode & 0o777 == 0o600
+
+
+def test_wrong_bytes_are_not_kept(server: PartitionServer, paths: Paths):
+    staged = paths.staged("c", "1-x").partition("node-0", 3)
+    with PartitionClient(server.address, SECRET) as client:
+        with pytest.raises(TransferError, match="must have the checksum"):
+            write(client, DATA[::-1])
+        assert write(client, b"") == 0 and not list(staged.parent.iterdir())
+        with pytest.raises(TransferError, match=r"part has 10 bytes. Received: more"):
+            client.write(WriteRequest("c", "1-x", 3, 100, CHECKSUM, 0, 10), [DATA])
+
+
+def test_a_file_that_was_whole_before_a_crash_is_completed(server: PartitionServer, paths: Paths):
+    staged = paths.staged("c", "1-x").partition("node-0", 3)
+    staged.parent.mkdir(parents=True)
+    staged.with_suffix(".partial").write_bytes(DATA)
+    with PartitionClient(server.address, SECRET) as client:
+        assert write(client, b"") == 100
+    assert staged.read_bytes() == DATA
