@@ -1,4 +1,4 @@
-"""Compute which partition a row lies in, who owns it, and the order of rows in an epoch. Pure.
+"""Compute which partition a row lies in, who owns it, how copies move, and the order of rows. Pure.
 
 Imports nothing else of `grid`. Begin reading with `order.py`.
 """
@@ -15,6 +15,7 @@ from insitu.grid.layout.affinity import (
     splitmix64,
 )
 from insitu.grid.layout.copies import COPY_STATES, CopyState, PlacedCopy, flip_copies, owners_by_partition
+from insitu.grid.layout.move_states import RebalanceState, advance, begin_rebalancing
 from insitu.grid.layout.order import (
     BatchPlan,
     Rows,
@@ -24,6 +25,7 @@ from insitu.grid.layout.order import (
     steps_of_shard,
 )
 from insitu.grid.layout.permutation import Permutation
+from insitu.grid.layout.rebalancing import Move, RebalancePlan, plan_rebalancing
 from insitu.grid.layout.sampling import draw_rows
 from insitu.grid.layout.windows import (
     FileOrder,
@@ -39,14 +41,19 @@ __all__ = [
     "BatchPlan",
     "CopyState",
     "FileOrder",
+    "Move",
     "Permutation",
     "PlacedCopy",
+    "RebalancePlan",
+    "RebalanceState",
     "Rows",
     "ShuffledPlan",
     "WindowBlocks",
     "WindowOrder",
     "WindowedOrder",
+    "advance",
     "batch_sizes",
+    "begin_rebalancing",
     "check_split",
     "count_blocks_before",
     "draw_rows",
@@ -57,6 +64,7 @@ __all__ = [
     "owners_by_partition",
     "owners_of_partition",
     "partition_of_rows",
+    "plan_rebalancing",
     "rows_before",
     "shard_partitions",
     "shuffled",

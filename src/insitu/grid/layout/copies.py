@@ -41,7 +41,7 @@ def owners_by_partition(copies: Iterable[PlacedCopy]) -> dict[int, tuple[NodeId,
     found: dict[int, dict[CopyState, list[NodeId]]] = {}
     for copy in copies:
         found.setdefault(copy.partition, {}).setdefault(copy.state, []).append(copy.node)
-    return {index: tuple(states.get("live") or states.get("lost", ())) for index, states in found.items()}
+    return {index: tuple(states.get("live") or states.get("lost") or ()) for index, states in found.items()}
 
 
 def flip_copies(

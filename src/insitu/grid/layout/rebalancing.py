@@ -1,0 +1,296 @@
+"""Pure: where the copies of partitions should be, such that the fewest bytes move.
+
+Each partition gets the copies that are wanted, each on a node of its own, and the numbers of copies of the
+nodes differ by one at most. Among all such placements one that moves the fewest bytes is chosen, and among
+those one with the fewest copies moved.
+
+This is a flow of least cost: each copy is sent from its partition to a node. It costs nothing where the node
+has the partition already, else its bytes. Copies are sent one after another along a cheapest path, which may
+push others from node to node. That keeps the flow cheapest after each (successive shortest paths). The same
+input gives the same plan.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from insitu.errors import InputError
+from insitu.grid.layout.copies import PlacedCopy
+from insitu.spec import NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One copy that is made."""
+
+    #: The partition's number.
+    partition: int
+    #: The node that the bytes come from; it has a live copy.
+    source: NodeId
+    #: The node that gets the copy.
+    target: NodeId
+    #: The node whose copy the new one replaces; None: it is one copy more.
+    replaced: NodeId | None
+    #: The size of the partition.
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RebalancePlan:
+    """What has to be done to get from one placement to another."""
+
+    #: The copies to make, by partition and target.
+    moves: tuple[Move, ...]
+    #: (partition, node) of copies that are dropped without being replaced.
+    drops: tuple[tuple[int, NodeId], ...]
+    #: The nodes of each partition afterwards, the primary owner first.
+    owners: Mapping[int, tuple[NodeId, ...]]
+    #: Partitions of which no copy is live: nothing can be done for them.
+    unavailable: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that move."""
+        return sum(move.bytes for move in self.moves)
+
+
+def plan_rebalancing(
+    copies: Sequence[PlacedCopy],
+    sizes: Mapping[int, int],
+    nodes: Sequence[NodeId],
+    backups: int,
+    leaving: Sequence[NodeId] = (),
+) -> RebalancePlan:
+    """Return how `copies` get onto `nodes`, with `backups` further copies of each partition.
+
+    `sizes` are the bytes of each partition, `nodes` all nodes that are there. Those in `leaving` get nothing
+    and keep nothing, but their copies may be read. Each node counts as a host of its own. Raises InputError
+    where there are too few nodes.
+    """
+    staying = sorted(set(nodes) - set(leaving))
+    if not 0 <= backups < len(staying):
+        raise InputError(
+            f"Each copy of a partition lies on a node of its own, so there must be more nodes that stay than "
+            f"backups. Received: {len(staying)} node(s) for {backups} backup(s). Add nodes, or import with "
+            f"fewer backups"
+        )
+    present = set(nodes)
+    readable: dict[int, list[NodeId]] = {partition: [] for partition in sorted(sizes)}
+    for copy in copies:
+        if copy.state == "live" and copy.node in present:
+            readable[copy.partition].append(copy.node)
+    unavailable = tuple(partition for partition, holders in readable.items() if not holders)
+    wanted = {p: holders for p, holders in readable.items() if holders}
+    kept = {p: [node for node in holders if node in staying] for p, holders in wanted.items()}
+    placed = _Flow(kept, sizes, staying, backups + 1).send_all()
+    primaries = _choose_primaries(placed, readable, staying)
+    owners = {p: _order_owners(placed[p], primaries[p], readable[p]) for p in placed}
+    return RebalancePlan(
+        _pair_moves(copies, readable, owners, sizes), _find_drops(copies, owners), owners, unavailable
+    )
+
+
+class _Flow:
+    """Copies on nodes, sent one after another."""
+
+    def __init__(
+        self,
+        kept: Mapping[int, Sequence[NodeId]],
+        sizes: Mapping[int, int],
+        nodes: Sequence[NodeId],
+        count: int,
+    ) -> None:
+        total = count * len(kept)
+        self._nodes = nodes
+        self._count = count
+        #: The nodes that have each partition already.
+        self._there = {partition: set(holders) for partition, holders in kept.items()}
+        #: A copy costs its bytes first, and then one for its number.
+        self._price = {partition: sizes[partition] * (total + 1) + 1 for partition in kept}
+        #: Copies that each node has at least, and at most.
+        self._low, self._high = total // len(nodes), -(-total // len(nodes))
+        #: More than all copies cost: filling a node up to `_low` comes before everything.
+        self._reward = sum(self._price.values()) * count + 1
+        #: The nodes chosen for each partition so far, and how many copies each node has. `_put` and `_take`
+        #: write them.
+        self.placed: dict[int, set[NodeId]] = {partition: set() for partition in kept}
+        self._load = dict.fromkeys(nodes, 0)
+        #: For each two nodes, a heap of (cost, partition) of copies that could go from one to the other.
+        #: Entries that no longer hold are skipped when they are read.
+        self._pushes: dict[tuple[NodeId, NodeId], list[tuple[int, int]]] = {
+            (node, other): [] for node in nodes for other in nodes
+        }
+
+    def send_all(self) -> dict[int, set[NodeId]]:
+        """Return the nodes of each partition when all copies are placed."""
+        for partition in sorted(self.placed):
+            # What stays costs nothing, so no path is cheaper while the node has room below the least.
+            for node in sorted(self._there[partition]):
+                if len(self.placed[partition]) < self._count and self._load[node] < self._low:
+                    self._put(partition, node)
+        for partition in sorted(self.placed):
+            while len(self.placed[partition]) < self._count:
+                self._send(partition)
+        return self.placed
+
+    def _put(self, partition: int, node: NodeId) -> None:
+        self.placed[partition].add(node)
+        self._load[node] += 1
+        for other in self._nodes:
+            if other not in self.placed[partition]:
+                self._offer(partition, node, other)
+
+    def _take(self, partition: int, node: NodeId) -> None:
+        self.placed[partition].remove(node)
+        self._load[node] -= 1
+        for holder in self.placed[partition]:
+            self._offer(partition, holder, node)
+
+    def _offer(self, partition: int, node: NodeId, other: NodeId) -> None:
+        cost = self._cost(partition, other) - self._cost(partition, node)
+        heapq.heappush(self._pushes[node, other], (cost, partition))
+
+    def _find_push(self, node: NodeId, other: NodeId) -> tuple[int, int] | None:
+        """Return the cheapest copy of `node` that can go to `other`: (cost, its partition)."""
+        heap = self._pushes[node, other]
+        while heap:
+            nodes = self.placed[heap[0][1]]
+            if node in nodes and other not in nodes:
+                return heap[0]
+            heapq.heappop(heap)
+        return None
+
+    def _cost(self, partition: int, node: NodeId) -> int:
+        return 0 if node in self._there[partition] else self._price[partition]
+
+    def _send(self, partition: int) -> None:
+        """Place one copy more, along a cheapest path."""
+        distance = {n: self._cost(partition, n) for n in self._nodes if n not in self.placed[partition]}
+        before: dict[NodeId, tuple[NodeId, int]] = {}
+        waiting = deque(sorted(distance, key=lambda node: (distance[node], node)))
+        queued = set(waiting)
+        while waiting:
+            node = waiting.popleft()
+            queued.discard(node)
+            for other in self._nodes:
+                push = self._find_push(node, other)
+                if push is None:
+                    continue
+                cost, pushed = push
+                if other not in distance or distance[node] + cost < distance[other]:
+                    distance[other] = distance[node] + cost
+                    before[other] = (node, pushed)
+                    if other not in queued:
+                        waiting.append(other)
+                        queued.add(other)
+        free = [node for node in distance if self._load[node] < self._high]
+        end = min(free, key=lambda node: (distance[node] - self._reward_of(node), node))
+        while end in before:
+            node, pushed = before[end]
+            self._take(pushed, node)
+            self._put(pushed, end)
+            end = node
+        self._put(partition, end)
+
+    def _reward_of(self, node: NodeId) -> int:
+        return self._reward if self._load[node] < self._low else 0
+
+
+def _choose_primaries(
+    placed: Mapping[int, set[NodeId]], readable: Mapping[int, Sequence[NodeId]], nodes: Sequence[NodeId]
+) -> dict[int, NodeId]:
+    """Return the primary owner of each partition: today's where it stays, unless a node would have too many.
+
+    The numbers of primary owners differ as little as the copies allow.
+    """
+    chosen: dict[int, NodeId] = {}
+    most = -(-len(placed) // len(nodes))
+    load = dict.fromkeys(nodes, 0)
+    for partition in sorted(placed):
+        today = readable[partition][0]
+        if today in placed[partition] and load[today] < most:
+            chosen[partition] = today
+            load[today] += 1
+    for partition in sorted(placed.keys() - chosen.keys()):
+        while not _assign(partition, placed, chosen, load, most):
+            most += 1
+    return chosen
+
+
+def _assign(
+    partition: int,
+    placed: Mapping[int, set[NodeId]],
+    chosen: dict[int, NodeId],
+    load: dict[NodeId, int],
+    most: int,
+) -> bool:
+    """Choose the partition's primary owner, by changing others' if needed. Returns whether it is possible."""
+    reached: dict[NodeId, int] = dict.fromkeys(sorted(placed[partition]), partition)
+    waiting = deque(reached)
+    by_node: dict[NodeId, list[int]] = {}
+    for other, node in chosen.items():
+        by_node.setdefault(node, []).append(other)
+    while waiting:
+        node = waiting.popleft()
+        if load[node] < most:
+            load[node] += 1
+            while (mover := reached[node]) != partition:
+                former = chosen[mover]
+                chosen[mover] = node
+                node = former
+            chosen[partition] = node
+            return True
+        for other in by_node.get(node, ()):
+            for target in sorted(placed[other] - reached.keys()):
+                reached[target] = other
+                waiting.append(target)
+    return False
+
+
+def _order_owners(placed: set[NodeId], primary: NodeId, readable: Sequence[NodeId]) -> tuple[NodeId, ...]:
+    """Return the owners: the primary one, then backups that stay in their order, then new ones by name."""
+    order = {node: place for place, node in enumerate(readable)}
+    backups = sorted(placed - {primary}, key=lambda node: (order.get(node, len(order)), node))
+    return (primary, *backups)
+
+
+def _pair_moves(
+    copies: Sequence[PlacedCopy],
+    readable: Mapping[int, Sequence[NodeId]],
+    owners: Mapping[int, tuple[NodeId, ...]],
+    sizes: Mapping[int, int],
+) -> tuple[Move, ...]:
+    sent: dict[NodeId, int] = {}
+    moves = []
+    for partition, nodes in sorted(owners.items()):
+        removed = deque(_removed(copies, partition, nodes))
+        for target in sorted(set(nodes) - set(readable[partition])):
+            source = min(readable[partition], key=lambda node: (sent.get(node, 0), node))
+            sent[source] = sent.get(source, 0) + sizes[partition]
+            replaced = removed.popleft() if removed else None
+            moves.append(Move(partition, source, target, replaced, sizes[partition]))
+    return tuple(moves)
+
+
+def _find_drops(
+    copies: Sequence[PlacedCopy], owners: Mapping[int, tuple[NodeId, ...]]
+) -> tuple[tuple[int, NodeId], ...]:
+    drops = []
+    for partition, nodes in sorted(owners.items()):
+        live = {c.node for c in copies if c.partition == partition and c.state == "live"}
+        arriving = len(set(nodes) - live)
+        drops += [(partition, node) for node in _removed(copies, partition, nodes)[arriving:]]
+    return tuple(drops)
+
+
+def _removed(copies: Sequence[PlacedCopy], partition: int, owners: Sequence[NodeId]) -> list[NodeId]:
+    """Return the nodes whose copy of a partition, live or lost, isn't wanted any more; lost ones first."""
+    removed = [
+        copy
+        for copy in copies
+        if copy.partition == partition and copy.state != "copying" and copy.node not in owners
+    ]
+    return [copy.node for copy in sorted(removed, key=lambda copy: (copy.state != "lost", copy.node))]
