@@ -15,6 +15,10 @@ from typing import Any, Literal, NewType, get_args
 from insitu.errors import InputError, JobSpecError
 
 NodeId = NewType("NodeId", str)
+CopyState = Literal["live", "copying", "lost"]
+"""Of a copy of a partition. `live`: whole and verified. `copying`: its bytes are on the way. `lost`: its node
+isn't there."""
+COPY_STATES: tuple[CopyState, ...] = get_args(CopyState)
 Role = Literal["chief", "worker", "ps", "evaluator"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
@@ -80,6 +84,22 @@ class PartitionInfo:
     def __post_init__(self) -> None:
         if not self.owners or len(set(self.owners)) != len(self.owners):
             raise ValueError(f"owners must be distinct and not empty. Received: {self.owners!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedCopy:
+    """One copy of a partition of one version of a cache."""
+
+    #: The partition's number.
+    partition: int
+    #: The node whose store the copy lies in, or will lie in.
+    node: NodeId
+    #: Written by the import, and by what moves the copy.
+    state: CopyState = "live"
+
+    def __post_init__(self) -> None:
+        if self.state not in COPY_STATES:
+            raise ValueError(f"a copy is {', '.join(COPY_STATES)}. Received: {self.state!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,8 @@ from insitu.grid.catalog_schema import (
     select_versions,
     write_placement,
 )
-from insitu.grid.layout import PlacedCopy
 from insitu.paths import Paths
-from insitu.spec import CacheSpec, NodeId, check_cache_name
+from insitu.spec import CacheSpec, NodeId, PlacedCopy, check_cache_name
 
 BUSY_TIMEOUT_SECONDS = 30.0
 

@@ -12,8 +12,7 @@ import zlib
 from collections.abc import Iterable
 from typing import Any
 
-from insitu.grid.layout import PlacedCopy, owners_by_partition
-from insitu.spec import CacheSpec, NodeId
+from insitu.spec import CacheSpec, CopyState, NodeId, PlacedCopy
 
 SCHEMA_VERSION = 2
 
@@ -101,6 +100,17 @@ def select_placement(database: sqlite3.Connection, cache: str, version: int) -> 
     )
     rows = database.execute(query, (cache, version))
     return [PlacedCopy(partition, NodeId(node), state) for partition, node, state in rows]
+
+
+def owners_by_partition(copies: Iterable[PlacedCopy]) -> dict[int, tuple[NodeId, ...]]:
+    """Return the nodes of each partition's live copies, in the order of `copies`: the primary owner first.
+
+    Where no copy is live, the lost ones stand for them, so that an error names the nodes that are missed.
+    """
+    found: dict[int, dict[CopyState, list[NodeId]]] = {}
+    for copy in copies:
+        found.setdefault(copy.partition, {}).setdefault(copy.state, []).append(copy.node)
+    return {index: tuple(states.get("live") or states.get("lost") or ()) for index, states in found.items()}
 
 
 def write_placement(

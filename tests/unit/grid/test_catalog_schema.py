@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
+import sys
 import zlib
 
 import pytest
 
 from insitu.errors import CorruptCatalog, GridError
 from insitu.grid import Catalog
-from insitu.grid.layout import PlacedCopy, flip_copies
+from insitu.grid.catalog_schema import owners_by_partition
+from insitu.grid.layout import flip_copies
 from insitu.paths import Paths
-from insitu.spec import CacheSpec, Column, NodeId, PartitionInfo
+from insitu.spec import CacheSpec, Column, NodeId, PartitionInfo, PlacedCopy
 
 A, B, C = (NodeId(name) for name in "abc")
 
@@ -104,3 +107,19 @@ def test_the_highest_version_that_is_restored_is_the_latest(paths: Paths):
     catalog.publish([spec("a", 2)])
     catalog.restore([spec("a", 1), spec("b", 3), spec("b", 4)])
     assert catalog.caches() == [spec("a", 2), spec("b", 4)] and len(catalog.stored()) == 4
+
+
+def test_owners_are_live_and_lost_ones_stand_in_for_them():
+    copies = [PlacedCopy(0, B), PlacedCopy(0, A, "lost"), PlacedCopy(0, C), PlacedCopy(1, A, "lost")]
+    assert owners_by_partition([*copies, PlacedCopy(1, B, "copying")]) == {0: (B, C), 1: (A,)}
+
+
+def test_there_are_three_states():
+    with pytest.raises(ValueError, match=r"live, copying, lost.*'gone'"):
+        PlacedCopy(0, A, "gone")  # type: ignore[arg-type]
+
+
+def test_reading_the_catalogue_loads_nothing_heavy():
+    """Commands and controllers read it, and start fast."""
+    program = "import sys; from insitu.grid import Catalog; sys.exit('numpy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -14,7 +14,7 @@ from insitu.grid.layout.affinity import (
     split_of_rows,
     splitmix64,
 )
-from insitu.grid.layout.copies import COPY_STATES, CopyState, PlacedCopy, flip_copies, owners_by_partition
+from insitu.grid.layout.copies import flip_copies
 from insitu.grid.layout.move_states import RebalanceState, advance, begin_rebalancing
 from insitu.grid.layout.order import (
     BatchPlan,
@@ -37,13 +37,10 @@ from insitu.grid.layout.windows import (
 )
 
 __all__ = [
-    "COPY_STATES",
     "BatchPlan",
-    "CopyState",
     "FileOrder",
     "Move",
     "Permutation",
-    "PlacedCopy",
     "RebalancePlan",
     "RebalanceState",
     "Rows",
@@ -61,7 +58,6 @@ __all__ = [
     "hash_integers",
     "hash_rows",
     "hash_texts",
-    "owners_by_partition",
     "owners_of_partition",
     "partition_of_rows",
     "plan_rebalancing",

@@ -1,4 +1,4 @@
-"""Pure: where the copies of partitions are, and in which state each is.
+"""Pure: which copies of partitions there are after one has moved.
 
 The specification of a version never changes. Which nodes hold its partitions does, so that is a table beside
 it, in the catalogue.
@@ -7,41 +7,8 @@ it, in the catalogue.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
 
-from insitu.spec import NodeId
-
-CopyState = Literal["live", "copying", "lost"]
-"""`live`: whole and verified. `copying`: its bytes are on the way. `lost`: its node isn't there."""
-COPY_STATES: tuple[CopyState, ...] = get_args(CopyState)
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedCopy:
-    """One copy of a partition of one version of a cache."""
-
-    #: The partition's number.
-    partition: int
-    #: The node whose store the copy lies in, or will lie in.
-    node: NodeId
-    #: Written by the import, and by what moves the copy.
-    state: CopyState = "live"
-
-    def __post_init__(self) -> None:
-        if self.state not in COPY_STATES:
-            raise ValueError(f"a copy is {', '.join(COPY_STATES)}. Received: {self.state!r}")
-
-
-def owners_by_partition(copies: Iterable[PlacedCopy]) -> dict[int, tuple[NodeId, ...]]:
-    """Return the nodes of each partition's live copies, in the order of `copies`: the primary owner first.
-
-    Where no copy is live, the lost ones stand for them, so that an error names the nodes that are missed.
-    """
-    found: dict[int, dict[CopyState, list[NodeId]]] = {}
-    for copy in copies:
-        found.setdefault(copy.partition, {}).setdefault(copy.state, []).append(copy.node)
-    return {index: tuple(states.get("live") or states.get("lost") or ()) for index, states in found.items()}
+from insitu.spec import NodeId, PlacedCopy
 
 
 def flip_copies(

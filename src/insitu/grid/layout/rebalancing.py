@@ -18,8 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from insitu.errors import InputError
-from insitu.grid.layout.copies import PlacedCopy
-from insitu.spec import NodeId
+from insitu.spec import NodeId, PlacedCopy
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from insitu.grid.layout import PlacedCopy, flip_copies, owners_by_partition
-from insitu.spec import NodeId
+from insitu.grid.layout import flip_copies
+from insitu.spec import NodeId, PlacedCopy
 
 A, B, C = (NodeId(name) for name in "abc")
-
-
-def test_owners_are_live_and_lost_ones_stand_in_for_them():
-    copies = [PlacedCopy(0, B), PlacedCopy(0, A, "lost"), PlacedCopy(0, C), PlacedCopy(1, A, "lost")]
-    assert owners_by_partition([*copies, PlacedCopy(1, B, "copying")]) == {0: (B, C), 1: (A,)}
 
 
 def test_a_flip_puts_the_target_into_the_place_of_the_source():
@@ -26,8 +21,3 @@ def test_a_flip_needs_a_copy_that_has_arrived_and_one_to_replace(move: tuple[int
     copies = [PlacedCopy(0, A), PlacedCopy(0, B), PlacedCopy(0, C, "copying")]
     with pytest.raises(ValueError, match="partition"):
         flip_copies(copies, [move])
-
-
-def test_there_are_three_states():
-    with pytest.raises(ValueError, match=r"live, copying, lost.*'gone'"):
-        PlacedCopy(0, A, "gone")  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from insitu.grid.layout import PlacedCopy, flip_copies, plan_rebalancing
+from insitu.grid.layout import flip_copies, plan_rebalancing
 from insitu.grid.layout.move_states import (
     MAX_ATTEMPTS,
     Action,
@@ -24,7 +24,7 @@ from insitu.grid.layout.move_states import (
     begin_rebalancing,
     validate,
 )
-from insitu.spec import NodeId
+from insitu.spec import NodeId, PlacedCopy
 
 A, B, C, D = (NodeId(name) for name in "abcd")
 

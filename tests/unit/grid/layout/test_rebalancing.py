@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from insitu.errors import InputError
-from insitu.grid.layout import PlacedCopy, RebalancePlan, owners_of_partition, plan_rebalancing
-from insitu.spec import NodeId, Topology
+from insitu.grid.layout import RebalancePlan, owners_of_partition, plan_rebalancing
+from insitu.spec import NodeId, PlacedCopy, Topology
 
 NODES = tuple(NodeId(f"node-{i}") for i in range(6))
 
