@@ -1,8 +1,9 @@
 """Pure: the steps in which a plan of moves is carried out: (state, event) -> (state, actions).
 
 A copy is made, verified, and then flipped: from that moment the catalogue names the new owner. The old copy
-is deleted when no job has the version pinned. So readers find a live copy at each moment, wherever the
-process that carries the plan out is killed. It goes on by making a plan of what is there then.
+is deleted when no job has the version pinned and no other copy is made from it. So readers find a live copy
+at each moment, wherever the process that carries the plan out is killed. It goes on by making a plan of what
+is there then.
 
     planned -> copying -> verifying -> flipping -> draining -> deleting -> done
                    (a copy that fails is tried again, then failed)
@@ -211,8 +212,16 @@ def _go_on(steps: list[MoveStep], limit: int, pinned: bool) -> None:
                 steps[number] = replace(step, state="failed", reason=why)
             elif all(other.state not in BEFORE_FLIP for other in others):
                 steps[number] = replace(step, state="flipping")
-        elif step.state == "draining" and not pinned:
+        elif step.state == "draining" and not pinned and not _is_source(steps, step):
             steps[number] = replace(step, state="deleting")
+
+
+def _is_source(steps: list[MoveStep] | tuple[MoveStep, ...], step: MoveStep) -> bool:
+    """Return whether another copy is still to be made from the one that `step` replaces."""
+    return any(
+        other.state in BEFORE_FLIP and (other.partition, other.source) == (step.partition, step.replaced)
+        for other in steps
+    )
 
 
 def _find_startable(steps: list[MoveStep], limit: int) -> Iterator[int]:
@@ -234,5 +243,5 @@ def validate(state: RebalanceState) -> None:
             raise ValueError("a copy without a target is made")
         if (step.state == "failed") != bool(step.reason):
             raise ValueError("a move that failed says why, and no other one does")
-        if step.state == "draining" and not state.pinned:
+        if step.state == "draining" and not state.pinned and not _is_source(state.steps, step):
             raise ValueError("a copy waits although nothing has it pinned")

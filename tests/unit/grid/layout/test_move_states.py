@@ -109,6 +109,16 @@ def test_only_so_many_copies_are_made_at_once():
     assert set(actions) == {Action("flip", 1), Action("copy", 2)}
 
 
+def test_a_copy_stays_while_another_one_is_made_from_it():
+    steps = (MoveStep(0, A, B, A), MoveStep(0, A, C, None))
+    state, kinds = run(RebalanceState(steps, 1, False), *FLIPPED)
+    assert kinds == ["copy", "verify", "flip", "copy"] and state.steps[0].state == "draining"
+    failed, kinds = run(state, *[Failed(1, "copying", "cut")] * MAX_ATTEMPTS)
+    assert kinds[-1] == "delete" and failed.steps[1].state == "failed"
+    _, kinds = run(state, *[Succeeded(1, s) for s in ("copying", "verifying", "flipping")])
+    assert kinds == ["verify", "flip", "delete"]
+
+
 def test_a_copy_is_dropped_only_after_all_copies_of_its_partition_are_made():
     steps = (MoveStep(0, A, C, A), MoveStep(0, None, None, B))
     state, kinds = run(RebalanceState(steps, 2, False), Started())
@@ -143,7 +153,7 @@ class World:
             self.copies.remove(PlacedCopy(step.partition, step.target, "copying"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.integers(0, 2**32))
 def test_each_partition_has_a_live_copy_at_each_moment(seed: int):
     """Whatever fails, and in whichever order things end."""
