@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import sys
 import time
 import weakref
@@ -28,6 +29,10 @@ VERDICT_TIMEOUT = 10.0
 """Seconds in which the controller tells whether a lost task has ended well."""
 TRAINING_POLL_INTERVAL = 0.05
 """Seconds between two looks while training goes on."""
+
+
+_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+"""Groups of this process that haven't been freed."""
 
 
 class Released(SystemExit):
@@ -76,6 +81,10 @@ class RosterRendezvous:
     def join(self) -> Group:
         """Form the group for the first time. Raises JoinTimeout naming who is missing."""
         self._reporter.open()
+        if _groups:
+            # One of a strategy that the script has dropped holds this task's port until it is freed. Objects
+            # that refer to each other are freed by the collector only, which doesn't run in a wait.
+            gc.collect()
         self._announce_cluster()
         place = self._reporter.place
         deadline = time.monotonic() + self.context.stall_timeout
@@ -88,6 +97,7 @@ class RosterRendezvous:
                 if self._newest_roster(roster) is roster:
                     raise
                 continue
+            _groups.add(group)
             atexit.register(_leave, weakref.ref(group), self._reporter)
             self._reporter.set_generation(group.generation)
             self._reporter.report_place(place)
