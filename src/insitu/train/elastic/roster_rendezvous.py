@@ -79,12 +79,12 @@ class RosterRendezvous:
         return self.context.stall_timeout * (1 if self.context.job is None else 2)
 
     def join(self) -> Group:
-        """Form the group for the first time. Raises JoinTimeout naming who is missing."""
+        """Form the group for the first time.
+
+        Raises JoinTimeout naming who is missing, and TrainingError where this process has another group.
+        """
         self._reporter.open()
-        if _groups:
-            # One of a strategy that the script has dropped holds this task's port until it is freed. Objects
-            # that refer to each other are freed by the collector only, which doesn't run in a wait.
-            gc.collect()
+        self._check_alone()
         self._announce_cluster()
         place = self._reporter.place
         deadline = time.monotonic() + self.context.stall_timeout
@@ -102,6 +102,20 @@ class RosterRendezvous:
             self._reporter.set_generation(group.generation)
             self._reporter.report_place(place)
             return group
+
+    def _check_alone(self) -> None:
+        """Raise TrainingError where another group of this process holds the task's port, for which this one
+        would wait."""
+        if self._watch is None or len(self.context.workers) <= 1 or not _groups:
+            return
+        # Objects that refer to each other are freed by the collector only, which doesn't run in a wait.
+        gc.collect()
+        if _groups:
+            raise TrainingError(
+                "A task of a job trains by one strategy at a time, as it has one address. Received: another "
+                f"one in {self.context.task}, while the first one is still in use. Make one strategy for the "
+                "whole script, or delete the first one and its models (`del`) before."
+            )
 
     def _announce_cluster(self) -> None:
         """Print, in a cluster that the user has made by hand, for whom this process waits, and how long."""

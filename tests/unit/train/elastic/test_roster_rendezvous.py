@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from insitu.context import Context
-from insitu.errors import ExchangeError
+from insitu.errors import ExchangeError, TrainingError
 from insitu.paths import Paths
 from insitu.progress import read_progress
 from insitu.roster import RECOVERING, Member, Roster, write_roster
@@ -155,3 +155,36 @@ def test_a_group_is_freed_with_its_strategy(tmp_path: Path, monkeypatch: Any) ->
     assert freed() is None
     ((leave, *arguments),) = at_exit
     leave(*arguments)  # and nothing happens
+
+
+def test_a_second_strategy_joins_once_the_first_is_freed(tmp_path: Path, monkeypatch: Any) -> None:
+    class Joined:
+        generation = 1
+
+    made: list[Any] = []
+    monkeypatch.setattr(roster_rendezvous.insitu.exchange, "join", lambda *_, **__: Joined())
+    monkeypatch.setattr(roster_rendezvous.atexit, "register", lambda *call: made.append(call))
+    monkeypatch.setattr(roster_rendezvous, "_groups", weakref.WeakSet())
+    workers = ("127.0.0.1:1", "127.0.0.1:2")
+    context = Context(
+        Paths(tmp_path), "j-1", W0, "c", (0,), 2, workers=workers, stall_timeout=30.0, incarnation=1
+    )
+    assert context.job is not None
+    context.job.task(W0).mkdir(parents=True)
+    write_roster(context.job.roster, roster(1))
+    monkeypatch.setattr(Context, "secret", lambda _: b"secret")
+
+    def join() -> Any:
+        return RosterRendezvous(context, ProgressReporter(context), ReplicaMonitor(), "auto", "none").join()
+
+    first = join()
+    first.cycle = first
+    with pytest.raises(TrainingError, match=r"one strategy at a time.*worker:0"):
+        join()
+    del first
+    gc.disable()  # so that only the join can collect it
+    try:
+        assert join().generation == 1
+    finally:
+        gc.enable()
+    assert len(made) == 2
