@@ -94,10 +94,22 @@ def take_inherited(host: str, port: int) -> socket.socket | None:
     held = _inherited.get((host, port))
     if held is not None:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 0)
+        # Connections of its last time may linger for a minute. Those have the option, too: they got it from
+        # the socket that accepted them. While it doesn't listen, the option would let anybody bind the port.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         return held.dup()
     if os.environ.get(LISTENER_ENV, "").partition(":")[2] == f"{host}:{port}":
         return _bind_beside(host, port)
     return None
+
+
+def stop_listening(listener: socket.socket) -> None:
+    """Have callers refused. A socket that was handed down stays bound, so that nobody else can bind its
+    port."""
+    with contextlib.suppress(OSError):
+        listener.shutdown(socket.SHUT_RDWR)
+    with contextlib.suppress(OSError):
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
 
 
 def adopt_inherited() -> None:

@@ -74,14 +74,15 @@ def test_a_bound_socket_is_handed_down_and_stays_bound(monkeypatch: pytest.Monke
         assert listener is not None and not listener.get_inheritable()
         listener.listen()
         with socket.create_connection(("127.0.0.1", port)):
-            pass
-        listener.shutdown(socket.SHUT_RDWR)
+            listener.accept()[0].close()  # first, so that the connection lingers at this port
+        ports.stop_listening(listener)
         listener.close()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
-        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
-            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            stranger.bind(("127.0.0.1", port))
+        for option in (socket.SO_REUSEPORT, socket.SO_REUSEADDR):
+            with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+                stranger.setsockopt(socket.SOL_SOCKET, option, 1)
+                stranger.bind(("127.0.0.1", port))
     assert ports.take_inherited("127.0.0.1", port + 1) is None
 
 

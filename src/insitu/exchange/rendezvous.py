@@ -137,8 +137,7 @@ class Rendezvous:
             if key.data is not None:
                 key.data.handshake.socket.close()
         self._selector.close()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # one that was inherited stays bound
+        ports.stop_listening(self._listener)
         self._listener.close()
         if kind is not None:
             for peer in self._peers.values():

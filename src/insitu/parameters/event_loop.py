@@ -326,8 +326,7 @@ class EventLoop:
                 key.fileobj.cancel()
         self._selector.close()
         self._memory.close()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # one that was inherited stays bound
+        ports.stop_listening(self._listener)
         self._listener.close()
         os.close(self._wake_out)
         os.close(self._wake_in)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from insitu.cluster.engines.engine import Command
-from insitu.ports import LISTENER_ENV, describe_listener, hold_port
+from insitu.ports import LISTENER_ENV, describe_listener, hold_port, stop_listening
 from insitu.spec import TaskId
 
 
@@ -60,8 +59,7 @@ class TaskListeners:
     def stop_listening(self, task: TaskId) -> None:
         """Have callers refused at the address of a task that has ended. Its port stays bound."""
         if held := self._handed.get(task):
-            with contextlib.suppress(OSError):
-                held.shutdown(socket.SHUT_RDWR)
+            stop_listening(held)
 
     def close(self) -> None:
         """Let go of all ports."""

@@ -151,7 +151,7 @@ def _read_message(file: IO[bytes]) -> Any:
     """Return the next message of a file; None where no whole one follows."""
     try:
         return pa.ipc.read_message(file)
-    except (pa.ArrowException, EOFError, ValueError):
+    except (pa.ArrowException, EOFError, MemoryError, ValueError):  # a damaged length may be any number
         return None
     except OSError as error:
         if error.errno is not None:

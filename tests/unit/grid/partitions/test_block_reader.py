@@ -220,4 +220,4 @@ def test_thousands_of_partitions_keep_few_files_open(
         reader.read(1, pages, reader.offset(1) % DIRECT_ALIGNMENT)
     del readers, reader
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
