@@ -354,7 +354,9 @@ class PeerConnections:
     def _raise_if_lost(self, progress: float, now: float) -> None:
         """Raise if an awaited peer has ended or is stuck, or if another one reports a loss or a mismatch."""
         awaited = self._find_awaited()
-        ended = [peer for peer in awaited if peer in self._ended or self._pending[peer].ended]
+        # One that has left sent all bytes before, on a connection that may be slower than the control frames.
+        lost = self._ended - self._left
+        ended = [peer for peer in awaited if peer in lost or self._pending[peer].ended]
         if ended or self._lost is not None or (awaited and self._mismatch is not None):
             # Bytes that arrived before the end still count.
             if any(self._pending[peer].receive_some() for peer in awaited):

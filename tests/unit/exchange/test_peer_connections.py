@@ -65,6 +65,27 @@ def test_peer_that_leaves_is_lost() -> None:
     assert (caught.value.rank, caught.value.reason) == (1, "left the group")
 
 
+def test_bytes_of_a_peer_that_has_left_may_come_after_its_last_frame() -> None:
+    """They take another connection. Where a packet is lost on it, the control frames are faster."""
+    with peer_connections(2) as (first, second):
+        last = second.channels[0].connection.dup()
+        second.close()
+        buffer = bytearray(5)
+        channel = first.channels[1]
+        channel.receive(memoryview(buffer))
+
+        def advance() -> bool:
+            if first._ended and last.fileno() >= 0:
+                last.send(b"bytes")
+                last.close()
+            return channel.idle
+
+        first.run_until(advance)
+        assert buffer == b"bytes"
+        with pytest.raises(MemberLost, match="left the group"):
+            _receive(first, 1)
+
+
 def test_peer_without_progress_is_lost() -> None:
     with (
         peer_connections(2, stall_timeout=0.2) as (first, _),
