@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from insitu.cli.console import format_size, print_notice
+from insitu.cli.console import format_size, open_byte_bar, print_notice
 
 LINE_SECONDS = 30.0
 """Seconds between two lines."""
@@ -35,25 +35,7 @@ def shown_progress(cache: str) -> Iterator[ReadProgress]:
     if not sys.stderr.isatty():
         yield ReadProgress(ProgressLines(cache, time.monotonic()).show)
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[rows]:,} rows"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with open_byte_bar("{task.fields[rows]:,} rows") as bar:
         task = bar.add_task(f"import {cache}", rows=0, total=None)
 
         def show(rows: int, bytes_done: int, bytes_total: int | None) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from insitu.cli.console import format_size, print_json, print_notice
+from insitu.cli.console import format_size, open_byte_bar, print_json, print_notice
 from insitu.cli.jobs import complete_cache
 from insitu.errors import InputError
 from insitu.paths import Paths
@@ -109,25 +109,8 @@ def _shown_progress(cache: CacheSpec) -> Iterator[Callable[[int], None]]:
     if not sys.stderr.isatty():
         yield lambda size: None
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
     total = sum(info.bytes * len(info.owners) for info in cache.partitions)
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with open_byte_bar() as bar:
         task = bar.add_task(f"scrub {cache.name}", total=total)
         yield lambda size: bar.advance(task, size)
 
