@@ -21,7 +21,8 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_partition_arrives_whole(server: PartitionServer, paths: Paths, file: Path):
+def send(file: Path, server: PartitionServer) -> list[int]:
+    """Send the file as partition 2. Returns how many bytes were there at each report."""
     sizes: list[int] = []
     send_partition(
         file,
@@ -33,6 +34,11 @@ def test_a_partition_arrives_whole(server: PartitionServer, paths: Paths, file: 
         SECRET,
         progress=lambda done, _: sizes.append(done),
     )
+    return sizes
+
+
+def test_a_partition_arrives_whole(server: PartitionServer, paths: Paths, file: Path):
+    sizes = send(file, server)
     staged = paths.staged("c", "1-x").partition("node-0", 2)
     assert staged.read_bytes() == file.read_bytes()
     assert sizes == sorted(sizes) and sizes[0] == 0 and sizes[-1] == 9 << 20
@@ -43,17 +49,7 @@ def test_what_is_there_is_not_sent_again(server: PartitionServer, paths: Paths, 
     partial = paths.staged("c", "1-x").partition("node-0", 2).with_suffix(".partial")
     partial.parent.mkdir(parents=True)
     partial.write_bytes(file.read_bytes()[: 5 << 20])
-    sizes: list[int] = []
-    send_partition(
-        file,
-        "c",
-        "1-x",
-        2,
-        file_checksum(file),
-        server.address,
-        SECRET,
-        progress=lambda done, _: sizes.append(done),
-    )
+    sizes = send(file, server)
     assert sizes[0] == 5 << 20 and partial.with_suffix(".arrow").read_bytes() == file.read_bytes()
 
 
