@@ -32,6 +32,7 @@ TESTED_BY = {
     "cluster/decide/causes.py": "unit/cluster/decide/test_job.py",
     "train/strategies/experimental.py": "unit/train/strategies/test_communication.py",
     "train/custom_loop/input_context.py": "unit/train/custom_loop/test_worker_feed.py",
+    "cluster/client/deletion.py": "unit/cli/test_delete.py",
     "cli/import_progress.py": "unit/cli/test_data.py",
     "grid/dataset_opening.py": "unit/grid/test_datasets.py",
     "grid/import_plan.py": "unit/grid/test_importer.py",

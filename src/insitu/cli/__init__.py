@@ -18,7 +18,7 @@ def build_app() -> object:
     import typer
 
     from insitu._version import __version__
-    from insitu.cli import chaos, data, describe, devices, jobs, repair, scrub
+    from insitu.cli import chaos, data, delete, describe, devices, jobs, repair, scrub
     from insitu.cli.command_group import CommandGroup
 
     app = typer.Typer(
@@ -46,6 +46,7 @@ def build_app() -> object:
     data.register(app)
     jobs.register(app)
     describe.register(app)
+    delete.register(app)
     scrub.register(app)
     devices.register(app)
     chaos.register(app)

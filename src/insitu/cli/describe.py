@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -58,23 +58,28 @@ def describe(
     insitu describe digits-3fa9c1 --json
     ```
     """
+    from insitu.cli.data import describe_cache
+
+    job = find_cache_or_job(Paths.default(), name)
+    if job is not None:
+        _refuse_options(f"{name} is a job", "a cache", {"--verify": verify})
+        describe_job(job, as_json=as_json, ledger=ledger, events=events)
+        return
+    _refuse_options(f"{name} is a cache", "a job", {"--ledger": ledger, "--events": events})
+    describe_cache(name, as_json, verify)
+
+
+def find_cache_or_job(paths: Paths, name: str) -> JobPaths | None:
+    """Return None where `name` is that of a cache, else the job that it means. Raises UnknownJob."""
     from insitu.cluster import find_job
     from insitu.grid import Catalog
 
-    paths = Paths.default()
-    if Catalog(paths).find(name) is None:
-        try:
-            job = find_job(paths, name)
-        except UnknownJob as error:
-            _raise_unknown(paths, name, error)
-        else:
-            _refuse_options(f"{name} is a job", "a cache", {"--verify": verify})
-            describe_job(job, as_json=as_json, ledger=ledger, events=events)
-            return
-    from insitu.cli.data import describe_cache
-
-    _refuse_options(f"{name} is a cache", "a job", {"--ledger": ledger, "--events": events})
-    describe_cache(name, as_json, verify)
+    if Catalog(paths).find(name) is not None:
+        return None
+    try:
+        return find_job(paths, name)
+    except UnknownJob as error:
+        _raise_unknown(paths, name, error)
 
 
 def _refuse_options(fact: str, other: str, options: dict[str, bool]) -> None:
@@ -87,7 +92,7 @@ def _refuse_options(fact: str, other: str, options: dict[str, bool]) -> None:
         )
 
 
-def _raise_unknown(paths: Paths, name: str, no_job: UnknownJob) -> None:
+def _raise_unknown(paths: Paths, name: str, no_job: UnknownJob) -> NoReturn:
     """Raise the more helpful error: that no cache has the name, or why no job matches."""
     from insitu.grid import Catalog
 
@@ -97,6 +102,7 @@ def _raise_unknown(paths: Paths, name: str, no_job: UnknownJob) -> None:
         Catalog(paths).get(name)
     except UnknownCache as no_cache:
         raise UnknownJob(f"{no_cache.message}. {no_job.message}") from None
+    raise no_job
 
 
 def describe_job(job: JobPaths, *, as_json: bool, ledger: bool, events: bool) -> None:

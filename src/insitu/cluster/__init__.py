@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         BrokenJob,
         JobStatus,
         Request,
+        delete_job,
         end_job,
         find_inherited_settings,
         find_job,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         submit,
         watch_stragglers,
     )
+    from insitu.cluster.control import clean_up
     from insitu.cluster.decide import encode_job
     from insitu.cluster.job_files import Journal, follow, read_placement, read_spec, split_prefix
 
@@ -55,6 +57,7 @@ __getattr__, __dir__ = lazy_door(
             "BrokenJob",
             "JobStatus",
             "Request",
+            "delete_job",
             "end_job",
             "read_exit_code",
             "find_inherited_settings",
@@ -69,6 +72,7 @@ __getattr__, __dir__ = lazy_door(
             "submit",
             "watch_stragglers",
         ),
+        "control": ("clean_up",),
         "decide": ("encode_job",),
         "job_files": ("Journal", "follow", "read_placement", "read_spec", "split_prefix"),
     },
@@ -81,6 +85,8 @@ __all__ = [
     "JobStatus",
     "Journal",
     "Request",
+    "clean_up",
+    "delete_job",
     "encode_job",
     "end_job",
     "find_inherited_settings",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from insitu.grid.conversion import register_converter
     from insitu.grid.dataset_opening import dataset
     from insitu.grid.datasets import Batch, Dataset
+    from insitu.grid.deletion import delete_cache
     from insitu.grid.files import publish_file
     from insitu.grid.importer import import_cache
     from insitu.grid.layout import owners_of_partition, shard_partitions
@@ -33,6 +34,7 @@ __getattr__, __dir__ = lazy_door(
         "conversion": ("register_converter",),
         "dataset_opening": ("dataset",),
         "datasets": ("Batch", "Dataset"),
+        "deletion": ("delete_cache",),
         "files": ("publish_file",),
         "importer": ("import_cache",),
         "leftovers": ("list_resumable", "sweep"),
@@ -60,6 +62,7 @@ __all__ = [
     "bring_up",
     "check_distinct",
     "dataset",
+    "delete_cache",
     "find_unknown_versions",
     "import_cache",
     "list_resumable",

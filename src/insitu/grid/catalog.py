@@ -15,7 +15,15 @@ from typing import ParamSpec, TypeVar
 
 from insitu.access import is_shared, make_file, make_folder
 from insitu.durable import NO_ROOM
-from insitu.errors import CacheBusy, CacheExists, CorruptCatalog, GridError, StorageFull, UnknownCache
+from insitu.errors import (
+    CacheBusy,
+    CacheExists,
+    CorruptCatalog,
+    GridError,
+    InputError,
+    StorageFull,
+    UnknownCache,
+)
 from insitu.grid.catalog_schema import (
     SCHEMA_VERSION,
     bring_up_to_date,
@@ -96,6 +104,16 @@ class Catalog:
                 insert_version(database, cache, latest=True)
             dropped += self._drop_unused(database)
         return dropped
+
+    def delete(self, name: str) -> None:
+        """Drop all versions of a cache in one transaction; the caller removes their files. Raises InputError
+        where a job has pinned one."""
+        with self._transaction() as database:
+            pins = database.execute("SELECT DISTINCT job FROM pins WHERE cache = ?", (name,)).fetchall()
+            if pins:
+                raise InputError(f"Job {pins[0][0]} has begun to use {name}. Stop it first")
+            database.execute("DELETE FROM placement WHERE cache = ?", (name,))
+            database.execute("DELETE FROM versions WHERE cache = ?", (name,))
 
     def restore(self, caches: Sequence[CacheSpec]) -> None:
         """Add versions that were lost from the catalogue, all in one transaction. The highest of each cache

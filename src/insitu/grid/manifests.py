@@ -7,6 +7,7 @@ the data by one rename. After the catalogue's transaction the state becomes `com
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -111,6 +112,16 @@ def commit_manifest(paths: Paths, path: Path) -> None:
     manifest = read_manifest(path)
     if manifest.state != "committed":
         write_manifest(paths.home, path, replace(manifest, state="committed"))
+
+
+def withdraw_manifests(paths: Paths, versions: Iterable[CacheSpec]) -> None:
+    """Mark the manifests of versions that are about to be deleted as those of versions that never were
+    published. One that is missing or damaged is passed over. Raises OSError."""
+    for cache in versions:
+        for node in {owner for p in cache.partitions for owner in p.owners}:
+            path = paths.manifest(node, cache.name, cache.version)
+            with contextlib.suppress(CorruptManifest):
+                write_manifest(paths.home, path, replace(read_manifest(path), state="prepared"))
 
 
 def add_to_manifest(paths: Paths, node: NodeId, cache: CacheSpec, partition: int) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
+    from insitu.cluster.client.deletion import delete_job
     from insitu.cluster.client.job_requests import end_job, resume_job, scale_job, stop_job
     from insitu.cluster.client.status import (
         BrokenJob,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_door(
     __name__,
     {
+        "deletion": ("delete_job",),
         "job_requests": ("end_job", "resume_job", "scale_job", "stop_job"),
         "status": (
             "BrokenJob",
@@ -47,6 +49,7 @@ __all__ = [
     "BrokenJob",
     "JobStatus",
     "Request",
+    "delete_job",
     "end_job",
     "find_inherited_settings",
     "find_job",

@@ -1,0 +1,39 @@
+"""Deletes a job that has ended: its copy of the code, logs, ledger and checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+
+from insitu.cluster.client.status import is_running
+from insitu.cluster.control import finalize_job, staged_folder
+from insitu.cluster.job_files import take_lock
+from insitu.errors import ClusterError, InputError
+from insitu.paths import JobPaths, Paths
+
+
+def delete_job(paths: Paths, job: JobPaths) -> int:
+    """Delete the folder of a job that has ended. Returns the bytes that lay in it.
+
+    The folder is renamed first, so a job is there as a whole or not at all. What a killed process leaves, the
+    next `insitu start` removes. Raises InputError for a job that runs, ClusterError where one that died can't
+    be ended.
+    """
+    name = job.root.name
+    if is_running(job):
+        raise InputError(
+            f"A job that runs can't be deleted. Received: {name}. Stop it with `insitu stop {name}` first"
+        )
+    lock = take_lock(job.controller)  # so that nobody resumes it meanwhile
+    try:
+        with contextlib.suppress(ClusterError):  # where the journal can't be read there is nothing to end
+            finalize_job(job)
+        hidden = staged_folder(paths, f"{name}-{secrets.token_hex(4)}").root
+        job.root.rename(hidden)
+    finally:
+        os.close(lock)
+    size = sum(path.lstat().st_size for path in hidden.rglob("*") if path.is_file())
+    shutil.rmtree(hidden, ignore_errors=True)
+    return size
