@@ -117,6 +117,10 @@ def _add_validation(draw: Draw, setting: Setting, model: Description, made: Desc
         options["validation_split"] = draw(pick(0.25, 0.5))
     else:
         held_out = made["validation"] = data(draw, setting, model)
+        if held_out["kind"] == "generator" and setting.backend == "tensorflow" and options["epochs"] > 1:
+            # Keras on TensorFlow drops the batches that it has read ahead when a validation ends, so the next
+            # one begins at a batch that depends on its threads.
+            held_out.update(kind="PyDataset", endless=True)
         if count := steps(draw, held_out, 4):
             options["validation_steps"] = count
         if held_out["kind"] == "generator":

@@ -86,12 +86,18 @@ class OptimizerSettings:
         know it already. The next push keeps their learning rate."""
         self._resumes = True
 
-    def receive(self, version: int) -> None:
-        """Take over the learning rate that the servers have at `version`. Called behind each pull."""
+    def receive(self, version: int, *, is_sent: bool = False) -> None:
+        """Take over the learning rate that the servers have at `version`. Called behind each pull.
+
+        `is_sent`: `send` came before the pull, and no code of the user in between. Then the variable, which
+        costs a call into the backend, isn't read a second time.
+        """
         if isinstance(self._rate, keras.optimizers.schedules.LearningRateSchedule):
             self._optimizer._iterations.assign(version)
         rate = self._client.learning_rates.get(self._tables[0]) if self._tables else None
-        if rate is None or self._known is None or (rate == self._known and rate == self._read_rate()):
+        if rate is None or self._known is None:
+            return
+        if rate == self._known and (is_sent or rate == self._read_rate()):
             return
         self._rate.assign(rate)
         self._known = self._read_rate()

@@ -288,7 +288,7 @@ class ParameterServerSession:
             for push, outcome in zip(outgoing, outcomes, strict=True)
             if outcome == "dropped" or push.overflowed
         )
-        return self._receive(pulls or self._request_values())
+        return self._receive(pulls or self._request_values(), is_sent=True)
 
     def _push(self, push: ShardPush, hold: bool, *, pulls: bool) -> Future[str]:
         if self._dense_slices and push.rows:
@@ -335,10 +335,10 @@ class ParameterServerSession:
         shards = self._context.shards
         return [self._client.pull(shard, values=shard == shards[-1]) for shard in shards]
 
-    def _receive(self, pulls: Sequence[Future[int]]) -> NDArray[Any]:
+    def _receive(self, pulls: Sequence[Future[int]], *, is_sent: bool = False) -> NDArray[Any]:
         version = [future.result() for future in pulls][-1]
         if self._settings is not None:
-            self._settings.receive(version)
+            self._settings.receive(version, is_sent=is_sent)
         if self._dense_slices:
             flat = self._client.flat_values()
             for whole, dense in self._dense_slices:
