@@ -21,6 +21,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+DRAWINGS = Path(os.environ.get("DATA") or "quickdraw")
+"""Folder of Quick, Draw! bitmaps, as of `make demo DATA=...`. Benchmarks go on without one."""
+
 
 class Unavailable(Exception):
     """A contender can't run on this machine; the message says what is missing."""

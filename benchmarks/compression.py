@@ -5,9 +5,9 @@
 Two workers, one core each, train a small convolutional network with `MultiWorkerMirroredStrategy` over TCP,
 alternately with `compression=None` and `compression="bfloat16"` (with error feedback), from the same seeds.
 The figures are accuracy and loss on a fifth of the rows, which is held out. FOLDER holds one uint8[n, 784]
-file per class (Quick, Draw! bitmaps, by default in ../shared/data/quickdraw beside the checkout). Without
-it, the data is scikit-learn's digits. The difference between seeds is shown as well: compression is
-harmless as long as it changes the figures less than the seed does.
+file per class (Quick, Draw! bitmaps, by default in the folder that the environment variable DATA names).
+Without it, the data is scikit-learn's digits. The difference between seeds is shown as well: compression
+is harmless as long as it changes the figures less than the seed does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from pathlib import Path
 import common
 
 RANK = Path(__file__).parent / "training_peers" / "compression_rank.py"
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "quickdraw"
 WAYS = ("float32", "bfloat16")
 PATIENCE = 400.0
 
@@ -62,7 +61,9 @@ def train(data: Path | None, seed: int, epochs: int, way: str) -> tuple[float, f
 
 def main() -> None:
     options = common.parser(__doc__ or "")
-    options.add_argument("--data", type=Path, default=DATA, metavar="FOLDER", help="one .npy file a class")
+    options.add_argument(
+        "--data", type=Path, default=common.DRAWINGS, metavar="FOLDER", help="one .npy file a class"
+    )
     options.add_argument("--epochs", type=int, default=None)
     options.add_argument("--seeds", type=int, default=None, help="how many")
     chosen = options.parse_args()

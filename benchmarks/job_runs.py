@@ -36,15 +36,22 @@ def home(rows: int = 2048) -> Iterator[Paths]:
         yield paths
 
 
-def run_job(paths: Paths, script: str, *, request: dict[str, Any] | None = None, **options: Any) -> Any:
+def run_job(
+    paths: Paths,
+    script: str,
+    *,
+    request: dict[str, Any] | None = None,
+    patience: float = PATIENCE,
+    **options: Any,
+) -> Any:
     """What worker 0 of a job that runs `script` with these options has measured. `request` are options of
-    `insitu start`."""
+    `insitu start`; the job may take `patience` seconds."""
     out = paths.home / "figures.json"
     out.unlink(missing_ok=True)
     told = {"cache": CACHE, "out": str(out), "pin": True, **options}
     asked = {"workers": 2, "threads": 1, "standby": 0, "max_restarts": 0, **(request or {})}
     job = paths.job(submit(paths, Request(CACHE, SCRIPTS, (script, json.dumps(told)), **asked)))
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     try:
         while is_running(job) and time.monotonic() < deadline:
             time.sleep(0.1)

@@ -4,11 +4,11 @@
     python benchmarks/large_data.py --folder FOLDER --gigabytes 2 --seconds 3
     python benchmarks/large_data.py --folder FOLDER --keep --parts stream    # uses what is in FOLDER
 
-Rows are drawings of 784 bytes (Quick, Draw! bitmaps, by default in ../shared/data/quickdraw beside the
-checkout; else random ones), repeated with noise, in .npy files of about a gigabyte. Where the disk has no
-room for so many, files come again under other names. Each run is a process of its own, and begins with the
-files out of the page cache; the share that is still in it is checked. Runs alternate. A run reads for
-`--seconds` after its first batch.
+Rows are drawings of 784 bytes (Quick, Draw! bitmaps, by default in the folder that the environment
+variable DATA names; else random ones), repeated with noise, in .npy files of about a gigabyte. Where the
+disk has no room for so many, files come again under other names. Each run is a process of its own, and
+begins with the files out of the page cache; the share that is still in it is checked. Runs alternate. A run
+reads for `--seconds` after its first batch.
 
     stream   shuffled batches of 256 rows: the disk alone (pread of the cache's files), insitu in windows,
              tf.data (the .npy files as raw records, shuffle(100_000)), Ray Data (Parquet of 2 GB, mixed in a
@@ -41,9 +41,10 @@ import numpy as np
 import page_cache
 
 READER = Path(__file__).parent / "large_data_peers" / "reader.py"
-DRAWINGS = Path(__file__).resolve().parents[2] / "shared" / "data" / "quickdraw"
 ROW_BYTES, IMAGE_BYTES, BATCH, FILE_BYTES = 784, 150_528, 256, 1 << 30
 CHUNK_ROWS = 50_000
+OTHER_PARTS_BYTES = 20 << 30
+"""Room on the disk for the other parts, beside the rows and their cache."""
 MOST_RESIDENT = 0.02
 """A run is cold if no more of its files than this share is in the page cache."""
 PARTS = ("stream", "workers", "images", "memory", "import", "restart")
@@ -121,7 +122,7 @@ def make_rows(bench: Bench) -> None:
     target.mkdir()
     files = max(2, round(bench.size / FILE_BYTES))
     rows = bench.size // files // ROW_BYTES
-    room = shutil.disk_usage(bench.folder).free - bench.size - (6 << 30)
+    room = shutil.disk_usage(bench.folder).free - bench.size - OTHER_PARTS_BYTES
     distinct = min(files, max(1, int(room // (rows * ROW_BYTES))))
     drawings = read_drawings(bench.drawings)
     rng = np.random.default_rng(1)
@@ -438,7 +439,7 @@ def main() -> None:
         "--folder", type=Path, default=None, help="where the files are made (a temporary one)"
     )
     parser.add_argument("--keep", action="store_true", help="leave the files in FOLDER, and use those there")
-    parser.add_argument("--data", type=Path, default=DRAWINGS, help="folder with drawings, one .npy a class")
+    parser.add_argument("--data", type=Path, default=common.DRAWINGS, help="of drawings, one .npy a class")
     options = parser.parse_args()
     machine = common.machine()
     size = int((options.gigabytes or (0.3 if options.quick else 1.5 * machine["memory_gb"])) * 1e9)

@@ -10,7 +10,8 @@ priority, loads each of its listeners in turn, at a bounded rate:
 
 The generator takes processor time of the same cores. So each load is also sent to a listener that only
 accepts and closes ("dummy"), while the job trains: what the job's own listeners cost is the difference.
-"quiet" are the seconds between. A job without any load shows that the weights are the same bits.
+The processor time that the job's tasks take for a step leaves the generator out altogether. "quiet" are the
+seconds between. A job without any load shows that the weights are the same bits.
 
 Listeners are the TCP ports in the job's roster, and the Unix sockets in the kernel's name space by which
 memory is handed over. Workers listen only while they meet; in between their ports refuse.
@@ -197,6 +198,16 @@ def find_tasks(job: str) -> list[Path]:
     return found
 
 
+def read_processor_time(job: str) -> float:
+    """Seconds of processor time that the job's tasks have taken, the kernel's on their behalf included."""
+    ticks = 0
+    for process in find_tasks(job):
+        with suppress(OSError):
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def find_unix_names(tasks: list[Path]) -> list[str]:
     """Names of these processes' sockets in the kernel's own name space. Others on the host may have some."""
     held = set()
@@ -248,45 +259,62 @@ def listen(descriptor: int) -> None:
             connection.close()
 
 
+class Recorder:
+    """Notes each period of load or of quiet: its times, and the processor time of the job's tasks."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self.periods: list[dict[str, Any]] = []
+
+    @contextmanager
+    def period(self, load: str, over: threading.Event, count: Refused) -> Iterator[None]:
+        processor, begun = read_processor_time(self._job), time.monotonic()
+        yield
+        end = time.monotonic()
+        spent = read_processor_time(self._job) - processor
+        if not over.is_set():  # what came after the job's end counts for nothing
+            note = {"load": load, "begin": begun, "end": end, "processor": spent}
+            self.periods.append({**note, **vars(count)})
+
+
 def load_job(
-    paths: Paths, known: set[str], seconds: float, over: threading.Event, stack: ExitStack
+    paths: Paths, known: set[str], seconds: float, rounds: int, over: threading.Event, stack: ExitStack
 ) -> list[dict[str, Any]]:
-    """Load the job, which begins meanwhile, until `over`. Returns each period."""
-    periods: list[dict[str, Any]] = []
+    """Load the job, which begins meanwhile, until `over`, in `rounds` turns. Returns each period."""
     control = stack.enter_context(dummy())
     # Of this thread alone.
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
     while not over.is_set() and not is_training(paths, known):
         time.sleep(0.2)
-    for name, (where, targets) in itertools.product(LOADS, (("job", None), ("dummy", control))):
+    recorder = Recorder(next(iter(list_jobs(paths) - known), ""))
+    goals = list(itertools.product(LOADS, (("job", None), ("dummy", control))))
+    for name, (where, targets) in goals * rounds:
         if over.is_set():
             break
-        begun = time.monotonic()
-        over.wait(QUIET)
-        periods.append({"load": "quiet", "begin": begun, "end": time.monotonic()})
+        with recorder.period("quiet", over, Refused()):
+            over.wait(QUIET)
         count = Refused()
-        begun = time.monotonic()
-        LOADS[name](find_targets(paths, known) if targets is None else targets, seconds, count)
-        note = {"load": f"{name}, {where}", "begin": begun, "end": time.monotonic(), **vars(count)}
-        # What came after the job's end counts for nothing.
-        periods += [] if over.is_set() else [note]
-    return periods
+        with recorder.period(f"{name}, {where}", over, count):
+            LOADS[name](find_targets(paths, known) if targets is None else targets, seconds, count)
+    return recorder.periods
 
 
-def measure(paths: Paths, servers: int, steps: int | None, seconds: float) -> dict[str, Any]:
+def measure(paths: Paths, servers: int, steps: int | None, seconds: float, rounds: int) -> dict[str, Any]:
     """One job with loads and one without, of so many steps that all loads have room (None)."""
     request = {"ps": servers}
+    schedule = 2 * rounds * len(LOADS) * (seconds + QUIET) + QUIET
     if steps is None:
         short = job_runs.run_job(paths, "loads_task.py", request=request, servers=servers, steps=CALIBRATION)[
             "ends"
         ][FIRST_STEPS:]
-        schedule = 2 * len(LOADS) * (seconds + QUIET) + QUIET
         steps = int(1.3 * schedule / (short[-1] - short[0]) * len(short))
-    asked = {"servers": servers, "steps": steps}
+    asked = {"servers": servers, "steps": steps, "patience": job_runs.PATIENCE + 4 * schedule}
     quiet = job_runs.run_job(paths, "loads_task.py", request=request, **asked)
     known, over, periods = list_jobs(paths), threading.Event(), []
     with ExitStack() as stack:
-        loads = threading.Thread(target=lambda: periods.extend(load_job(paths, known, seconds, over, stack)))
+        loads = threading.Thread(
+            target=lambda: periods.extend(load_job(paths, known, seconds, rounds, over, stack))
+        )
         loads.start()
         try:
             loaded = job_runs.run_job(paths, "loads_task.py", request=request, **asked)
@@ -296,18 +324,26 @@ def measure(paths: Paths, servers: int, steps: int | None, seconds: float) -> di
     durations: dict[str, list[float]] = {}
     for period in periods:
         ends = [t for t in loaded["ends"] if period["begin"] <= t <= period["end"]]
+        period["steps"] = len(ends)
         steps_of_it = [1e3 * (b - a) for a, b in itertools.pairwise(ends)]
         durations.setdefault(period["load"], []).extend(steps_of_it)
     return {"durations": durations, "periods": periods, "same": quiet["weights"] == loaded["weights"]}
 
 
+def processor_per_step(found: dict[str, Any], load: str) -> float:
+    """Milliseconds of processor time that the job's tasks took for a step under `load`."""
+    periods = [p for p in found["periods"] if p["load"] == load]
+    return 1e3 * sum(p["processor"] for p in periods) / max(1, sum(p["steps"] for p in periods))
+
+
 def print_figures(kind: str, found: dict[str, Any]) -> None:
     quiet = found["durations"].get("quiet") or [float("nan")]
     base = statistics.median(quiet)
+    quiet_processor = processor_per_step(found, "quiet")
     rows = []
     for name, steps in found["durations"].items():
         if len(steps) < 10:
-            rows.append([name, "too few steps", "", "", "", ""])
+            rows.append([name, "too few steps", "", "", "", "", ""])
             continue
         periods = [p for p in found["periods"] if p["load"] == name]
         lasted = sum(p["end"] - p["begin"] for p in periods)
@@ -315,17 +351,20 @@ def print_figures(kind: str, found: dict[str, Any]) -> None:
         refused = sum(p.get("closed_port", 0) for p in periods)
         sent = sum(p.get("bytes", 0) for p in periods) if "noise" in name else 0
         median, mean = statistics.median(steps), statistics.fmean(steps)
+        processor = processor_per_step(found, name)
         rows.append(
             [
                 name,
                 f"{median:.3f} ({median / base - 1:+.1%})",
                 f"{mean:.3f} ({mean / statistics.fmean(quiet) - 1:+.1%})",
+                f"{processor:.3f} ({processor / quiet_processor - 1:+.1%})",
                 f"{opened / lasted:,.0f}" if opened else "",
                 f"{refused / lasted:,.0f}" if refused else "",
                 f"{sent / lasted / 1e6:,.0f}" if sent else "",
             ]
         )
-    header = ["load", "ms a step, median", "mean", "connections/s", "at closed ports/s", "MB/s"]
+    header = ["load", "ms a step, median", "mean", "processor ms a step, all tasks"]
+    header += ["connections/s", "at closed ports/s", "MB/s"]
     print(f"\n{kind}: {'the same bits' if found['same'] else 'OTHER BITS'}\n")
     print(common.table(header, rows))
 
@@ -345,7 +384,7 @@ def main() -> None:
     with job_runs.home() as paths:
         for kind, servers in KINDS.items():
             common.say(kind)
-            saved[kind] = measure(paths, servers, options.steps, seconds)
+            saved[kind] = measure(paths, servers, options.steps, seconds, options.rounds or 2)
     print(common.machine_line(machine))
     for kind, found in saved.items():
         print_figures(kind, found)

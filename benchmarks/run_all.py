@@ -22,6 +22,7 @@ BENCHMARKS = {
     "large_data": "Data larger than memory",
     "shuffle_quality": "Quality of shuffles",
     "transfer": "Partitions between nodes",
+    "loads": "Strangers at a job's ports",
     "start_speed": "Start",
     "recovery": "Recovery",
     "checkpoint": "Checkpoints",

@@ -4,9 +4,9 @@
 
 The geometry is that of 46 million rows of 784 bytes (36 GB), in which a window of 128 MiB has 128 blocks of
 1,337 rows, scaled down to `--rows` rows: blocks and the buffer of tf.data are smaller by the same factor, so
-that each sees the same share of the data. Rows are Quick, Draw! bitmaps (by default in
-../shared/data/quickdraw beside the checkout; else scikit-learn's digits), ten classes, repeated with noise,
-sorted by class. Orders, one epoch each:
+that each sees the same share of the data. Rows are Quick, Draw! bitmaps (by default in the folder that
+the environment variable DATA names; else scikit-learn's digits), ten classes, repeated with noise, sorted
+by class. Orders, one epoch each:
 
     as stored      no shuffle
     tf.data        Dataset.shuffle with a buffer of 100,000 of 46 million rows, over the rows as stored
@@ -31,7 +31,6 @@ from typing import Any
 import common
 import numpy as np
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "quickdraw"
 FULL_ROWS, BLOCK_ROWS, WINDOW_BLOCKS, BUFFER_ROWS = 46_000_000, 1337, 128, 100_000
 PARTITIONS, BATCH, CLASSES = 8, 256, 10
 LONG = 16
@@ -176,7 +175,7 @@ def plot(target: Path, orders: dict[str, np.ndarray], y: np.ndarray, accuracy: d
 def main() -> None:
     parser = common.parser(__doc__ or "")
     parser.add_argument("--rows", type=int, default=None, help="460000; 20000 with --quick")
-    parser.add_argument("--data", type=Path, default=DATA, metavar="FOLDER", help="one .npy file a class")
+    parser.add_argument("--data", type=Path, default=common.DRAWINGS, metavar="FOLDER", help="a .npy a class")
     parser.add_argument("--plot", type=Path, default=None, metavar="FILE", help="write a plot there")
     options = parser.parse_args()
     machine = common.machine()
