@@ -15,6 +15,7 @@ from insitu.grid.cache_reader import CacheReader
 from insitu.grid.conversion import convert_to_tensorflow
 from insitu.grid.layout import (
     BatchPlan,
+    ChosenOrder,
     FileOrder,
     Rows,
     ShuffledPlan,
@@ -58,6 +59,9 @@ EXACT_BYTES = 1 << 30
 """Caches of up to so many bytes are shuffled as a whole unless the script says otherwise."""
 WINDOW_BYTES = 128 << 20
 """Rows of about so many bytes are mixed in larger caches. Two windows are in memory."""
+
+_ORIGIN_ROWS = 1 << 26
+"""Rows of a shuffled shard whose origins are given at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +404,9 @@ class Dataset:
             return positions
         if chain.window_blocks is None:
             order = self._reader.orders.get(self.rows_of_shard(shard), chain.seed, epoch, shard)
-            return order if positions is None else positions[order]
+            if positions is None:
+                return order
+            return positions[order] if isinstance(order, np.ndarray) else ChosenOrder(positions, order)
         starts, key = self._reader.starts(shard), {"seed": chain.seed, "epoch": epoch, "shard": shard}
         return WindowedOrder(starts, self.cache.block_rows, chain.window_blocks, **key)
 
@@ -417,7 +423,10 @@ class Dataset:
         if isinstance(order, (WindowedOrder, FileOrder)):
             yield from ((held[k], found) for k, found in rows_before(order, starts, rows))
         elif order is not None:
-            yield from ((held[k], found) for k, found in ShuffledPlan(starts, rows, order).rows_of_batch(0))
+            for start in range(0, rows, _ORIGIN_ROWS):
+                some = order[start : min(rows, start + _ORIGIN_ROWS)]
+                plan = ShuffledPlan(starts, len(some), some)
+                yield from ((held[k], found) for k, found in plan.rows_of_batch(0))
         elif rows > 0:
             ranges = BatchPlan(starts, rows).ranges(0)
             yield from ((held[k], np.arange(start, stop)) for k, start, stop in ranges)

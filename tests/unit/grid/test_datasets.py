@@ -301,6 +301,28 @@ def test_a_bad_block_is_read_from_a_backup(
         list(ds)
 
 
+def test_orders_of_many_rows_are_not_sorted(
+    paths: Paths, blocks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ds = dataset(blocks, features="id", label=None, context=context(paths, num_shards=2))
+    sorted_orders = [[batch.data.tolist() for batch in ds.shuffle(3).batch(40).shard_batches(0, 0)]]
+    monkeypatch.setattr("insitu.grid.layout.order.MOST_SORTED", 100)
+    monkeypatch.setattr("insitu.grid.datasets._ORIGIN_ROWS", 64)
+    chosen = ds.filter(lambda ids: ids % 2 == 0).shuffle(3).batch(40)
+    for chain, expected in ((ds.shuffle(3).batch(40), range(ROWS)), (chosen, range(0, ROWS, 2))):
+        seen = []
+        for shard in range(2):
+            batches = [batch for batch in chain.shard_batches(shard, 0) if batch.rows]
+            assert [b.data.tolist() for b in batches] not in sorted_orders
+            seen += [i for batch in batches for i in batch.data.tolist()]
+            rows = sorted((k, row) for b in batches[:3] for k, found in b.origins for row in found.tolist())
+            found = chain.shard_origins(shard, 0, 3)
+            assert rows == sorted((k, row) for k, taken in found for row in taken.tolist())
+            later = chain.shard_batches(shard, 0, 2)
+            assert next(later).data.tolist() == batches[2].data.tolist()
+        assert sorted(seen) == list(expected)
+
+
 @pytest.mark.parametrize("backup", [True, False])
 @pytest.mark.parametrize("harm", ["damaged", "cut short", "unreadable"])
 def test_harm_while_training_is_made_good_by_a_backup_or_named(

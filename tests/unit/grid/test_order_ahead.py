@@ -21,7 +21,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
         found.append((epoch, threading.current_thread().name))
         return shuffled(rows, seed, epoch, shard)
 
-    monkeypatch.setattr(order_ahead, "shuffled", note)
+    monkeypatch.setattr(order_ahead, "order_rows", note)
     monkeypatch.setattr(order_ahead, "LEAST_ROWS", 100)
     return found
 
@@ -50,3 +50,12 @@ def test_few_rows_need_no_thread(computed: list[tuple[int, str]]) -> None:
     assert not orders._prepared
     orders.get(99, 1, 2, 0)
     assert computed == [(2, threading.current_thread().name)]
+
+
+def test_so_many_rows_that_none_are_sorted_need_no_thread(
+    computed: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(order_ahead, "MOST_SORTED", 150)
+    orders = OrdersAhead()
+    orders.prepare(200, 1, 2, 0)
+    assert not orders._prepared

@@ -17,10 +17,14 @@ from insitu.grid.layout.affinity import (
 from insitu.grid.layout.copies import flip_copies
 from insitu.grid.layout.move_states import RebalanceState, advance, begin_rebalancing
 from insitu.grid.layout.order import (
+    MOST_SORTED,
     BatchPlan,
+    ChosenOrder,
+    Order,
     Rows,
     ShuffledPlan,
     batch_sizes,
+    order_rows,
     shuffled,
     steps_of_shard,
 )
@@ -37,9 +41,12 @@ from insitu.grid.layout.windows import (
 )
 
 __all__ = [
+    "MOST_SORTED",
     "BatchPlan",
+    "ChosenOrder",
     "FileOrder",
     "Move",
+    "Order",
     "Permutation",
     "RebalancePlan",
     "RebalanceState",
@@ -58,6 +65,7 @@ __all__ = [
     "hash_integers",
     "hash_rows",
     "hash_texts",
+    "order_rows",
     "owners_of_partition",
     "partition_of_rows",
     "plan_rebalancing",

@@ -10,11 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from insitu.errors import InputError
+from insitu.grid.layout.permutation import Permutation
 
 Rows = npt.NDArray[np.int64]
 
 _FINDER_BITS = 13
 """The table by which partitions are found has 2**13 entries at most, which stay in the processor's cache."""
+
+MOST_SORTED = 1 << 26
+"""Rows of a shard up to which a shuffle sorts them all. For more that would take seconds and gigabytes."""
+_EXACT = 3
+"""What the key of a permutation is for. Others are in `windows.py` and `sampling.py`."""
 
 
 class Order(Protocol):
@@ -41,6 +47,45 @@ def shuffled(rows: int, seed: int, epoch: int, shard: int) -> npt.NDArray[np.int
     keys.sort()
     keys &= mask
     return keys.astype(np.uint32) if bits <= 32 else keys.astype(np.int64)
+
+
+class PermutedOrder:
+    """The positions of many rows in the order of one epoch, each computed when it is asked for.
+
+    `order[start:stop]` is int64[stop - start]. The memory doesn't depend on the number of rows.
+    """
+
+    def __init__(self, rows: int, seed: int, epoch: int, shard: int) -> None:
+        self._permutation = Permutation(rows, seed, epoch, shard, _EXACT)
+
+    def __len__(self) -> int:
+        return self._permutation.size
+
+    def __getitem__(self, places: slice) -> Rows:
+        return self._permutation.apply(np.arange(*places.indices(len(self))))
+
+
+class ChosenOrder:
+    """Some rows of a shard, in an order of them. `positions[order[i]]` is the position of the i-th one."""
+
+    def __init__(self, positions: Rows, order: Order) -> None:
+        self._positions = positions
+        self._order = order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, places: slice) -> Rows:
+        found: Rows = self._positions[self._order[places]]
+        return found
+
+
+def order_rows(rows: int, seed: int, epoch: int, shard: int) -> Order:
+    """Return all of [0, rows) in the order of one epoch: `shuffled` of up to MOST_SORTED rows, of more a
+    keyed permutation."""
+    if rows <= MOST_SORTED:
+        return shuffled(rows, seed, epoch, shard)
+    return PermutedOrder(rows, seed, epoch, shard)
 
 
 def batch_sizes(global_size: int, shards: int) -> tuple[int, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,15 @@ from hypothesis import strategies as st
 
 from insitu.errors import InputError
 from insitu.grid.layout import order as module
-from insitu.grid.layout.order import BatchPlan, ShuffledPlan, batch_sizes, shuffled, steps_of_shard
+from insitu.grid.layout.order import (
+    BatchPlan,
+    ChosenOrder,
+    ShuffledPlan,
+    batch_sizes,
+    order_rows,
+    shuffled,
+    steps_of_shard,
+)
 
 
 def test_the_order_is_that_of_every_release() -> None:
@@ -97,3 +107,47 @@ def test_a_plan_finds_the_partition_of_each_row(lengths: list[int], size: int, b
             (k, row) for step in range(plan.steps) for k, rows in plan.rows_of_batch(step) for row in rows
         ]
     assert sorted(found) == [(k, row) for k, count in enumerate(lengths) for row in range(count)]
+
+
+@pytest.fixture
+def few_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards of more than 50 rows count as too large to be sorted."""
+    monkeypatch.setattr(module, "MOST_SORTED", 50)
+
+
+def test_an_order_that_is_not_sorted_has_each_row_once_and_follows_from_its_key(few_sorted: None) -> None:
+    orders = [order_rows(1000, *key) for key in [(1, 0, 0), (1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 0, 1)]]
+    found = [order[0:1000].tolist() for order in orders]
+    assert all(sorted(each) == list(range(1000)) for each in found)
+    assert found[0] == found[1] and len({tuple(each) for each in found}) == 4
+    assert np.concatenate([orders[0][0:300], orders[0][300:2000]]).tolist() == found[0]
+    assert len(orders[0]) == 1000 and order_rows(50, 1, 0, 0)[0:50].tolist() == shuffled(50, 1, 0, 0).tolist()
+
+
+def test_rows_that_were_chosen_come_in_that_order(few_sorted: None) -> None:
+    positions, order = np.arange(0, 300, 3), order_rows(100, 1, 0, 0)
+    chosen = ChosenOrder(positions, order)
+    assert len(chosen) == 100 and chosen[10:20].tolist() == (order[10:20] * 3).tolist()
+
+
+def test_a_shard_of_ten_billion_rows_begins_at_once() -> None:
+    """Neither the memory nor the work for a batch grows with the rows."""
+    starts = [0, 3 * 10**9, 10**10]
+    tracemalloc.start()
+    plan = ShuffledPlan(starts, 256, order_rows(10**10, 7, 0, 0))
+    seen = [plan.rows_of_batch(step) for step in (0, plan.steps // 2, plan.steps - 1)]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 32 << 20
+    assert plan.steps == 39_062_500 and all(sum(len(rows) for _, rows in each) == 256 for each in seen)
+    for each in seen:
+        assert all(rows.min() >= 0 and rows.max() < starts[k + 1] - starts[k] for k, rows in each)
+    # A row in three lies in the first partition.
+    assert 40 < len(seen[0][0][1]) < 120
+
+
+PINNED_PERMUTED = [24, 16, 11, 8, 3, 39, 41, 26]
+
+
+def test_an_order_that_is_not_sorted_is_that_of_every_release(few_sorted: None) -> None:
+    assert order_rows(60, 7, 1, 2)[0:8].tolist() == PINNED_PERMUTED
