@@ -20,7 +20,7 @@ from insitu.grid.reads import READS
 from insitu.grid.shard_columns import ShardColumns
 from insitu.grid.store import Copy, announce_opening, open_blocks, open_copy
 from insitu.grid.structure import Structure
-from insitu.grid.verification import is_verified
+from insitu.grid.verification import is_cut_short, is_verified
 from insitu.paths import Paths
 from insitu.processes import memory_bytes
 from insitu.spec import CacheSpec, NodeId, ShardMap
@@ -110,6 +110,19 @@ class CacheReader:
             alike = all(o.copy.local == first.copy.local and o.row_bytes == first.row_bytes for o in opened)
             self._alike[shard] = found = first if alike else None
             return found
+
+    def reopen_cut_files(self, shard: int) -> None:
+        """Forget the partitions of a shard whose files were cut short: other copies are mapped then.
+
+        The system ends a process that reads a mapped file beyond its end.
+        """
+        for index in self.shard_map.shards[shard]:
+            opened = self._opened.get(index)
+            if opened is not None and is_cut_short(opened.copy.partition.path, opened.copy.info):
+                with self._opening:
+                    self._opened.pop(index, None)
+                    self._shards.pop(shard, None)
+                    self._alike.pop(shard, None)
 
     def map_shard(self, shard: int, *, few: bool = False) -> ShardColumns:
         """Return the columns of a shard, mapped into memory. `few`: most rows won't be read.

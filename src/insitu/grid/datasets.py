@@ -367,6 +367,8 @@ class Dataset:
         columns: ShardColumns | WindowedColumns | None = None
         if isinstance(order, (WindowedOrder, FileOrder)):
             columns = reader.read_windows(shard, order, lambda: self._order(shard, epoch + 1))
+        else:
+            reader.reopen_cut_files(shard)
         try:
             for step in range(start_step, self.num_steps):
                 if step >= plan.steps:

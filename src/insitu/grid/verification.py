@@ -79,6 +79,14 @@ def record_written(path: Path, info: PartitionInfo, record: Path) -> None:
         _keep(_stat_record(path, info), path, record, now=time.time_ns())
 
 
+def is_cut_short(path: Path, info: PartitionInfo) -> bool:
+    """Return whether the file is there with fewer bytes than it must have."""
+    try:
+        return path.stat().st_size < info.bytes
+    except OSError:  # what is mapped stays whole without its name
+        return False
+
+
 def check_size(path: Path, info: PartitionInfo) -> None:
     """Raise CorruptPartition unless the file is there, with the bytes that it must have."""
     try:

@@ -301,6 +301,23 @@ def test_a_bad_block_is_read_from_a_backup(
         list(ds)
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_mapped_file_that_was_cut_short_is_named_at_the_next_epoch(
+    shuffle: bool, paths: Paths, blocks: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    infos = Catalog(paths).get(blocks).partitions
+    ds = dataset(blocks, features="id", label=None, context=Context(paths=paths))
+    ds = ds.shuffle(3).batch(50) if shuffle else ds.batch(50)
+    expected = [sorted(i for batch in ds.shard_batches(0, 0) for i in batch.data.tolist())]
+    first, second = infos[1].owners
+    os.truncate(paths.partition(first, blocks, 1, 1), 5000)
+    expected.append(sorted(i for batch in ds.shard_batches(0, 1) for i in batch.data.tolist()))
+    assert expected == [list(range(ROWS))] * 2 and "Trying the copy on another node" in caplog.text
+    paths.partition(second, blocks, 1, 1).write_bytes(b"ARROW1")
+    with pytest.raises(CorruptPartition, match=r"None of the 2 copies.*it has 5000 bytes.*it has 6 bytes"):
+        list(ds.shard_batches(0, 2))
+
+
 def test_orders_of_many_rows_are_not_sorted(
     paths: Paths, blocks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
