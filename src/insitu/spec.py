@@ -22,6 +22,8 @@ COPY_STATES: tuple[CopyState, ...] = get_args(CopyState)
 Role = Literal["chief", "worker", "ps", "evaluator"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
+CODECS = ("lz4", "zstd")
+"""What the blocks of a cache may be compressed with."""
 NO_CACHE = "-"
 """Stands in a job for the name of its cache where it has none: its script brings its own data."""
 _CACHE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
@@ -80,6 +82,8 @@ class PartitionInfo:
     checksum: str
     #: The nodes that hold a copy: the primary first, then the backups. Distinct, at least one.
     owners: tuple[NodeId, ...]
+    #: The size that the file would have without compression; 0: nothing is compressed.
+    raw_bytes: int = 0
 
     def __post_init__(self) -> None:
         if not self.owners or len(set(self.owners)) != len(self.owners):
@@ -124,10 +128,16 @@ class CacheSpec:
     labels: tuple[str, ...] = ()
     #: Rows of each block of a partition but its last; 0: a partition is one block.
     block_rows: int = 0
+    #: What blocks are compressed with; None: nothing is.
+    codec: str | None = None
+    #: (bytes without compression, bytes in the files) of each of `columns`; empty without a codec.
+    column_bytes: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.name != NO_CACHE:
             check_cache_name(self.name)
+        if self.codec not in (None, *CODECS) or (self.codec and len(self.column_bytes) != len(self.columns)):
+            raise ValueError(f"a codec is one of {', '.join(CODECS)}. Received: {self.codec!r}")
         if [p.index for p in self.partitions] != list(range(len(self.partitions))):
             raise ValueError("partitions must be numbered from 0 without gaps")
 
@@ -140,14 +150,26 @@ class CacheSpec:
         """Bytes of all partitions, each counted once (backups left out)."""
         return sum(p.bytes for p in self.partitions)
 
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes that all partitions would have without compression. The order of rows may follow from it."""
+        return sum(p.raw_bytes or p.bytes for p in self.partitions)
+
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        data = asdict(self)
+        if self.codec is None:  # so that an insitu that knows no compression can read it
+            del data["codec"], data["column_bytes"]
+            for partition in data["partitions"]:
+                del partition["raw_bytes"]
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CacheSpec:
         columns = tuple(Column(c["name"], c["dtype"], tuple(c["shape"])) for c in data["columns"])
         partitions = tuple(PartitionInfo(**{**p, "owners": tuple(p["owners"])}) for p in data["partitions"])
         changed = {"columns": columns, "partitions": partitions, "labels": tuple(data.get("labels", ()))}
+        sizes = data.get("column_bytes", ())
+        changed["column_bytes"] = tuple((int(raw), int(stored)) for raw, stored in sizes)
         return cls(**{**data, **changed})
 
 

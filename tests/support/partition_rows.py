@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from insitu.grid.partitions import TEXT, PartitionWriter
 from insitu.spec import Column
 
+CODECS = st.sampled_from(["lz4", "zstd"])
 DTYPES = ("bool", "uint8", "int16", "float32", "int64", "float64", TEXT)
 
 
@@ -49,7 +50,20 @@ def write_rows(
 ) -> tuple[int, str]:
     """Write a partition; return (bytes, checksum)."""
     writer = PartitionWriter(path, columns)
-    for start in range(0, rows, block_rows):
+    write_blocks(writer, columns, values, rows, block_rows)
+    return writer.close()
+
+
+def write_blocks(
+    writer: PartitionWriter,
+    columns: tuple[Column, ...],
+    values: Mapping[str, Any],
+    rows: int,
+    block_rows: int,
+    first: int = 0,
+) -> None:
+    """Write the rows from `first` on, in blocks."""
+    for start in range(first, rows, block_rows):
         stop = min(rows, start + block_rows)
         block = {
             c.name: pa.array(values[c.name][start:stop], pa.large_utf8())
@@ -58,4 +72,3 @@ def write_rows(
             for c in columns
         }
         writer.write(stop - start, block)
-    return writer.close()

@@ -34,6 +34,8 @@ TESTED_BY = {
     "train/custom_loop/input_context.py": "unit/train/custom_loop/test_worker_feed.py",
     "cluster/client/deletion.py": "unit/cli/test_delete.py",
     "cli/import_progress.py": "unit/cli/test_data.py",
+    "grid/partitions/flat_tables.py": "unit/grid/partitions/test_ipc_footer.py",
+    "grid/partitions/ipc_message.py": "unit/grid/partitions/test_compression.py",
     "grid/dataset_opening.py": "unit/grid/test_datasets.py",
     "grid/import_plan.py": "unit/grid/test_importer.py",
     "grid/leftovers.py": "unit/grid/test_importer.py",

@@ -18,6 +18,9 @@ def test_caches_and_jobs_survive_json() -> None:
     columns = (Column("x", "uint8", (2, 3)), Column("t", "str"))
     cache = CacheSpec("a/train", 2, columns, (partition,), 1, "t", 1.5, ("cat", "dog"))
     assert CacheSpec.from_json(json.loads(json.dumps(cache.to_json()))) == cache
+    # What an insitu without compression reads, too.
+    assert not {"codec", "column_bytes"} & cache.to_json().keys()
+    assert "raw_bytes" not in cache.to_json()["partitions"][0]
     assert JobSpec.from_json(json.loads(json.dumps(JOB.to_json()))) == JOB
     assert cache.rows == 5 and cache.bytes == 320
 

@@ -6,6 +6,7 @@ Begin reading with `format.py`.
 from insitu.grid.partitions.address_space import AddressSpace
 from insitu.grid.partitions.block_reader import DIRECT_ALIGNMENT, BlockReader
 from insitu.grid.partitions.checksum import checksum_text, file_checksum
+from insitu.grid.partitions.compressed_reader import open_block_reader
 from insitu.grid.partitions.format import (
     RAGGED,
     TEXT,
@@ -39,6 +40,7 @@ __all__ = [
     "is_ragged",
     "is_variable",
     "make_corrupt_error",
+    "open_block_reader",
     "ragged_rows",
     "row_bytes",
     "rows_per_block",

@@ -29,7 +29,7 @@ from insitu.grid.partitions.format import (
 from insitu.grid.partitions.partition import Partition, make_corrupt_error
 from insitu.spec import Column
 
-_WORTH_SKIPPING = 64 << 10
+WORTH_SKIPPING = 64 << 10
 """Bytes between two columns from which on two reads cost less than one."""
 _MOST_OPEN = 256
 """Files that stay open in a process. A shard may have thousands; many systems allow 1,024 at a time."""
@@ -103,19 +103,24 @@ class BlockReader:
         bytes around it may be overwritten up to the next multiples of DIRECT_ALIGNMENT. Raises
         CorruptPartition.
         """
-        offset, view = self.offset(block), _view(memory)
+        offset, view = self.offset(block), view_of(memory)
         for first, end in self._ranges(block):
             if not self._read_directly(memory, start + first, start + end, offset + first):
                 self._read(view[start + first : start + end], offset + first, block)
         view = view[start : start + self.size(block)]
-        mark = find_mark(bytes(view[: self.body_start(block)]))
-        if mark is None or mark.number != block or len(mark.crc32) != len(self._all):
-            raise make_corrupt_error(self.path, f"the metadata of its block {block} is damaged")
+        sums = self._read_mark(block, view[: self.body_start(block)])
         for column, crc32, (first, end) in zip(
-            file_order(self._all), mark.crc32, self._column_ranges(block, view), strict=True
+            file_order(self._all), sums, self._column_ranges(block, view), strict=True
         ):
             if column.name in self._chosen and zlib.crc32(view[first:end]) != crc32:
                 raise make_corrupt_error(self.path, f"column {column.name!r} of its block {block} is damaged")
+
+    def _read_mark(self, block: int, metadata: memoryview) -> tuple[int, ...]:
+        """Return the CRC-32 of each column, in the order of the file. Raises CorruptPartition."""
+        mark = find_mark(bytes(metadata))
+        if mark is None or mark.number != block or len(mark.crc32) != len(self._all):
+            raise make_corrupt_error(self.path, f"the metadata of its block {block} is damaged")
+        return mark.crc32
 
     def _read_directly(self, memory: npt.NDArray[np.uint8], start: int, end: int, offset: int) -> bool:
         """Read bytes of the file into [start, end) of memory; return whether that was possible.
@@ -130,8 +135,8 @@ class BlockReader:
         after = -(before + size) % DIRECT_ALIGNMENT
         in_place = start >= before and end + after <= len(memory)
         in_place = in_place and (memory.ctypes.data + start - before) % DIRECT_ALIGNMENT == 0
-        target = memory[start - before : end + after] if in_place else _scratch(before + size + after)
-        view, done = _view(target), 0
+        target = memory[start - before : end + after] if in_place else scratch_memory(before + size + after)
+        view, done = view_of(target), 0
         try:
             while done < before + size:
                 came = file.read(view[done:], offset - before + done)
@@ -151,7 +156,7 @@ class BlockReader:
 
         Only what `read` has verified is used: the metadata, which has no checksum, might point anywhere.
         """
-        ranges = self._column_ranges(block, _view(memory))
+        ranges = self._column_ranges(block, view_of(memory))
         names = [column.name for column in file_order(self._all)]
         start, stop = ranges[names.index(name)]
         offsets_end = start + 8 * (self._rows_of(block) + 1)
@@ -170,7 +175,7 @@ class BlockReader:
             if column.name in self._chosen:
                 start = starts[column.name]
                 stop = start + -(-rows * row_bytes(column) // 8) * 8
-                if start - ranges[-1][1] < _WORTH_SKIPPING:
+                if start - ranges[-1][1] < WORTH_SKIPPING:
                     ranges[-1] = (ranges[-1][0], stop)
                 else:
                     ranges.append((start, stop))
@@ -237,7 +242,7 @@ class _File:
 _OF_THREAD = threading.local()
 
 
-def _scratch(size: int) -> npt.NDArray[np.uint8]:
+def scratch_memory(size: int) -> npt.NDArray[np.uint8]:
     """Return `size` bytes of memory of this thread that begin at a page."""
     pages = getattr(_OF_THREAD, "pages", None)
     if pages is None or len(pages) < size:
@@ -251,6 +256,6 @@ def _close(descriptor: int) -> None:
     os.close(descriptor)
 
 
-def _view(memory: npt.NDArray[np.uint8]) -> memoryview:
+def view_of(memory: npt.NDArray[np.uint8]) -> memoryview:
     flat: Any = memory
     return memoryview(flat)

@@ -5,7 +5,7 @@ which may have fewer. A block's columns lie one after another, each without gaps
 last, whatever the order in the catalogue. Rows of shape () are plain Arrow columns, others
 `fixed_shape_tensor`; bools are stored as uint8, since Arrow's are bits; text is `large_utf8`. A ragged
 column, whose rows are lists of different lengths, is `large_binary`: the values of each row, in the machine's
-byte order. Nothing is compressed and nothing is null.
+byte order. Nothing is null. Columns may be compressed, see `compression.py`; the following is about others.
 
 The metadata of each block says its number and the CRC-32 of each column, and is padded, so that bodies
 begin at multiples of `body_alignment` after the first one. So the rows of a column have the same distance
@@ -163,13 +163,23 @@ def _make_array(column: Column, rows: int, values: Any) -> Any:
 
 def make_mark(mark: BlockMark, padding: int) -> dict[str, str]:
     """Return the metadata of a block, longer by `padding` bytes, a multiple of 8."""
-    sums = "".join(f"{crc32:08x}" for crc32 in mark.crc32)
-    return {"insitu": f"block {mark.number:010d} crc32:{sums}" + " " * padding}
+    return {"insitu": _mark_text(mark) + " " * padding}
 
 
-def write_options() -> Any:
+def write_mark(metadata: bytearray, mark: BlockMark) -> None:
+    """Put a mark in the place of the one in the metadata of another block of the same columns."""
+    text = _mark_text(mark).encode()
+    start = metadata.index(b"block 0000000000 crc32:")
+    metadata[start : start + len(text)] = text
+
+
+def _mark_text(mark: BlockMark) -> str:
+    return f"block {mark.number:010d} crc32:" + "".join(f"{crc32:08x}" for crc32 in mark.crc32)
+
+
+def write_options(codec: str | None = None) -> Any:
     """Return how blocks are written. Without 64 bits Arrow refuses columns of 2**31 values or more."""
-    return pa.ipc.IpcWriteOptions(allow_64bit=True)
+    return pa.ipc.IpcWriteOptions(allow_64bit=True, compression=codec)
 
 
 def column_sums(columns: tuple[Column, ...], values: Mapping[str, Any]) -> list[tuple[int, int]]:
@@ -181,7 +191,7 @@ def column_sums(columns: tuple[Column, ...], values: Mapping[str, Any]) -> list[
     sums = []
     for column in file_order(columns):
         crc32 = size = 0
-        for part in _buffers(column, values[column.name]):
+        for part in column_buffers(column, values[column.name]):
             padding = bytes(-part.nbytes % 8)
             crc32 = zlib.crc32(padding, zlib.crc32(part, crc32))
             size += part.nbytes + len(padding)
@@ -200,7 +210,7 @@ def column_offsets(columns: tuple[Column, ...], rows: int) -> dict[str, int]:
     return offsets
 
 
-def _buffers(column: Column, values: Any) -> list[memoryview]:
+def column_buffers(column: Column, values: Any) -> list[memoryview]:
     """Return the buffers of one column of a block, as Arrow writes them."""
     if not is_variable(column):
         return [_bytes_of(values)]

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from insitu.grid.partitions.flat_tables import find_field, find_root, find_vector
+
 MAGIC = b"ARROW1"
 TAIL_BYTES = 4 + len(MAGIC)
 """At the end of the file: int32 bytes of the footer, the magic word."""
@@ -48,7 +50,8 @@ def read_places(footer: bytes, body_end: int) -> npt.NDArray[Any]:
     Each lies in [0, body_end), where `body_end` is the byte of the file at which the footer begins, and none
     overlaps with another.
     """
-    places = np.frombuffer(_find_vector(footer), PLACE)
+    start, count = find_vector_of_places(footer)
+    places = np.frombuffer(footer, PLACE, count, start) if count else np.empty(0, PLACE)
     # Each number by itself first, so that no sum overflows.
     within = all(((places[name] >= 0) & (places[name] <= body_end)).all() for name in PLACE.names or ())
     ends = places["offset"] + places["metadata_bytes"] + places["body_bytes"]
@@ -57,25 +60,13 @@ def read_places(footer: bytes, body_end: int) -> npt.NDArray[Any]:
     return places
 
 
-def _find_vector(footer: bytes) -> memoryview:
-    """Return the bytes of the vector `recordBatches`."""
+def find_vector_of_places(footer: bytes) -> tuple[int, int]:
+    """Return (first byte, places) of the vector `recordBatches` of a footer. Raises ValueError."""
     try:
-        (table,) = struct.unpack_from("<I", footer, 0)
-        (back,) = struct.unpack_from("<i", footer, table)
-        vtable = table - back
-        if vtable < 0:
-            raise ValueError("its footer is damaged")
-        (vtable_bytes,) = struct.unpack_from("<H", footer, vtable)
-        entry = 4 + 2 * _RECORD_BATCHES
-        field = struct.unpack_from("<H", footer, vtable + entry)[0] if entry < vtable_bytes else 0
-        if not field:
-            return memoryview(b"")
-        (forward,) = struct.unpack_from("<I", footer, table + field)
-        vector = table + field + forward
-        (count,) = struct.unpack_from("<I", footer, vector)
-    except struct.error as error:
+        field = find_field(footer, find_root(footer), _RECORD_BATCHES)
+        start, count = find_vector(footer, field) if field else (0, 0)
+    except ValueError as error:
         raise ValueError(f"its footer is damaged ({error})") from error
-    end = vector + 4 + count * PLACE.itemsize
-    if end > len(footer):
+    if start + count * PLACE.itemsize > len(footer):
         raise ValueError(f"its footer names {count} blocks, more than it holds")
-    return memoryview(footer)[vector + 4 : end]
+    return start, count

@@ -12,8 +12,10 @@ import pyarrow as pa
 
 from insitu.errors import CorruptPartition
 from insitu.grid.partitions.address_space import AddressSpace
+from insitu.grid.partitions.compression import Sizes, buffers_by_column, read_sizes, table_bytes
 from insitu.grid.partitions.format import (
     arrow_schema,
+    file_order,
     is_ragged,
     is_variable,
     row_bytes,
@@ -22,24 +24,46 @@ from insitu.grid.partitions.format import (
 )
 from insitu.grid.partitions.ipc_footer import TAIL_BYTES, footer_bytes, read_places
 from insitu.grid.partitions.values import BlockedValues, RaggedValues, TextValues
-from insitu.spec import Column
+from insitu.spec import CacheSpec, Column, PartitionInfo
 
 
 class Partition:
     """The columns of one file, mapped. `values[name]` gives rows of a column by `take` and `slice`."""
 
-    __slots__ = ("_columns", "_memory", "_space", "block_rows", "path", "places", "rows", "values")
+    __slots__ = (
+        "_columns",
+        "_memory",
+        "_space",
+        "block_rows",
+        "codec",
+        "path",
+        "places",
+        "rows",
+        "sizes",
+        "values",
+    )
 
-    def __init__(self, path: Path, columns: tuple[Column, ...], rows: int, block_rows: int = 0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        columns: tuple[Column, ...],
+        rows: int,
+        block_rows: int = 0,
+        codec: str | None = None,
+        raw_bytes: int = 0,
+    ) -> None:
         """Map `path`, after a check of its footer, schema and rows. Raises CorruptPartition, and GridError
         where the process may map no more files.
 
-        `block_rows` are the rows of each block but the last; 0: there is one block.
+        `block_rows` are the rows of each block but the last; 0: there is one block. `codec` and `raw_bytes`
+        are as in `CacheSpec` and `PartitionInfo`.
         """
         self.path = path
         self.rows = rows
         self._columns = columns
         self.block_rows = block_rows or max(1, rows)
+        self.codec = codec
+        """What blocks are compressed with; None: nothing is. Rows of others aren't among `values`."""
         try:
             self._space = AddressSpace([path], [path.stat().st_size], 1)
             self._memory = self._space.memory[: path.stat().st_size]
@@ -51,26 +75,49 @@ class Partition:
             if not reader.schema.equals(expected):
                 names = reader.schema.names
                 raise ValueError(f"it has columns {names} unlike those expected, {expected.names}")
-            ends = self._read_ends(reader)
-            self.values = {
-                column.name: self._text(reader, column)
-                if is_variable(column)
-                else self._fixed(buffer, ends, column)
-                for column in columns
-            }
+            self._check_number_of_blocks()
+            self.sizes = None if codec is None else self._read_sizes(raw_bytes)
+            """The sizes of all buffers, as `read_sizes` returns them; None where nothing is compressed."""
+            self.values = {} if codec is not None else self._map_values(reader, buffer)
         except (OSError, ValueError, pa.ArrowException) as error:
             raise make_corrupt_error(path, f"it can't be read as an Arrow file ({error})") from error
+
+    @classmethod
+    def of_cache(cls, path: Path, cache: CacheSpec, info: PartitionInfo) -> Partition:
+        """Map a copy of a partition of a cache, as `__init__` does."""
+        return cls(path, cache.columns, info.rows, cache.block_rows, cache.codec, info.raw_bytes)
 
     def _find_places(self) -> npt.NDArray[Any]:
         end = max(0, len(self._memory) - TAIL_BYTES)
         start = end - footer_bytes(self._memory[end:].tobytes(), len(self._memory))
         return read_places(self._memory[start:end].tobytes(), start)
 
-    def _read_ends(self, reader: Any) -> list[Any]:
-        """Return the first block and the last, after a check of their number and rows. Raises ValueError."""
+    def _read_sizes(self, raw_bytes: int) -> Sizes:
+        end = len(self._memory) - TAIL_BYTES
+        end -= footer_bytes(self._memory[end:].tobytes(), len(self._memory))
+        start = max(0, end - table_bytes(len(self.places), self._columns))
+        firsts = range(0, self.rows, self.block_rows)
+        rows = [min(self.block_rows, self.rows - first) for first in firsts]
+        data = self._memory[start:end].tobytes()
+        return read_sizes(data, self.places, self._columns, rows, raw_bytes)
+
+    def _map_values(self, reader: Any, buffer: Any) -> dict[str, BlockedValues | TextValues]:
+        ends = self._read_ends(reader)
+        return {
+            column.name: self._text(reader, column)
+            if is_variable(column)
+            else self._fixed(buffer, ends, column)
+            for column in self._columns
+        }
+
+    def _check_number_of_blocks(self) -> None:
         blocks = len(self.places)
         if blocks != -(-self.rows // self.block_rows) and not (blocks == 1 and not self.rows):
             raise ValueError(f"it has {blocks} blocks, expected {-(-self.rows // self.block_rows)}")
+
+    def _read_ends(self, reader: Any) -> list[Any]:
+        """Return the first block and the last, after a check of their rows. Raises ValueError."""
+        blocks = len(self.places)
         batches = []
         for number in (0, blocks - 1) if self.rows else ():
             batch = reader.get_batch(number)
@@ -108,6 +155,10 @@ class Partition:
     def bytes_per_row(self, name: str) -> float:
         """Return the bytes of the file that a row of this column takes; a mean where rows differ in size."""
         column = next(column for column in self._columns if column.name == name)
+        if self.sizes is not None:
+            ordered = [column.name for column in file_order(self._columns)]
+            held = buffers_by_column(self._columns)[ordered.index(name)]
+            return float(self.sizes[:, held, 0].sum()) / max(1, self.rows)
         if not is_variable(column):
             return row_bytes(column)
         bodies = int(self.places["body_bytes"].sum())

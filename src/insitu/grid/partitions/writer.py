@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from insitu.errors import GridError
 from insitu.grid.partitions.checksum import checksum_text, combined
+from insitu.grid.partitions.compression import BlockCompressor, buffer_slots
 from insitu.grid.partitions.format import (
     BlockMark,
     arrow_schema,
@@ -27,6 +28,7 @@ from insitu.grid.partitions.format import (
     values_of_batch,
     write_options,
 )
+from insitu.grid.partitions.ipc_message import PREFIX_BYTES, read_buffers
 from insitu.grid.partitions.pacing import WritePacing
 from insitu.spec import Column
 
@@ -42,10 +44,17 @@ class PartitionWriter:
     No file is open between calls, since an import may write thousands of partitions.
     """
 
-    def __init__(self, path: Path, columns: tuple[Column, ...], pacing: WritePacing | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        columns: tuple[Column, ...],
+        pacing: WritePacing | None = None,
+        codec: str | None = None,
+    ) -> None:
         """The file at `path`, which must not be there, is made by the first `write`, or by `close`.
 
-        `pacing` hears of each write of whole blocks.
+        `pacing` hears of each write of whole blocks. `codec` is a name of `spec.CODECS`, or None: nothing is
+        compressed.
         """
         self._path = path
         self._pacing = pacing
@@ -53,13 +62,36 @@ class PartitionWriter:
         self._sink = _PieceSink()
         self._file = pa.PythonFile(self._sink, "w")
         self._writer = pa.ipc.new_file(self._file, arrow_schema(columns), options=write_options())
+        #: None where nothing is compressed.
+        self._compressor: BlockCompressor | None = None
+        if codec is not None:
+            self._compressor = BlockCompressor(columns, codec, _block_metadata(columns, codec))
         self._blocks = 0
         self._first_body = 0
         self._crc32 = 0
+        #: Bytes of the file so far.
+        self._position = 0
+
+    @property
+    def raw_bytes(self) -> int:
+        """The bytes that the file would have without compression, after `close`; 0 where nothing is
+        compressed."""
+        return 0 if self._compressor is None else self._sink.position
+
+    @property
+    def column_bytes(self) -> list[tuple[int, int]]:
+        """(bytes without compression, bytes in the file) of each column; empty without compression."""
+        return [] if self._compressor is None else self._compressor.column_bytes
 
     def write(self, rows: int, values: Mapping[str, Any]) -> None:
         """Append a block of `rows` rows, one at least. `values` are as for `make_batch`. Raises OSError."""
-        self._append(self._encode(rows, values, column_sums(self._columns, values)), is_block=True)
+        self._append(self._encode(rows, values, self._sums(values)), is_block=True)
+
+    def _sums(self, values: Mapping[str, Any]) -> list[tuple[int, int]]:
+        """Return (CRC-32, bytes) of each column; zeros where they are about to be compressed."""
+        if self._compressor is not None:
+            return [(0, 0)] * len(self._columns)
+        return column_sums(self._columns, values)
 
     def adopt(self, block_rows: int) -> int:
         """Take over the blocks of `block_rows` rows that lie in the file already, and cut off what follows.
@@ -71,7 +103,7 @@ class PartitionWriter:
             return 0
         with self._path.open("r+b") as file:
             self._adopt_blocks(file, block_rows)
-            file.truncate(self._sink.position if self._blocks else 0)
+            file.truncate(self._position if self._blocks else 0)
         if not self._blocks:
             self._path.unlink()
         self._sink.appended = self._blocks > 0
@@ -83,22 +115,38 @@ class PartitionWriter:
             return
         while (message := _read_message(file)) is not None:
             try:
+                if self._compressor is not None and not self._is_intact(message):
+                    return
                 batch = pa.ipc.read_record_batch(message, arrow_schema(self._columns))
                 batch.validate(full=True)
             except (pa.ArrowException, ValueError, OSError):
                 return
             values = values_of_batch(self._columns, batch)
-            sums = column_sums(self._columns, values)
-            mark = BlockMark(self._blocks, tuple(crc32 for crc32, _ in sums))
-            if batch.num_rows != block_rows or find_mark(message.metadata.to_pybytes()) != mark:
+            sums = self._sums(values)
+            mark = find_mark(message.metadata.to_pybytes())
+            if batch.num_rows != block_rows or mark is None or mark.number != self._blocks:
                 return
-            start, end = self._sink.start_of_pieces, file.tell()
+            if self._compressor is None and mark.crc32 != tuple(crc32 for crc32, _ in sums):
+                return
+            start, end = self._position, file.tell()
             written = b"".join(self._encode(block_rows, values, sums))
             if os.pread(file.fileno(), end - start, start) != written:
                 raise GridError(
                     f"Block {mark.number} of {self._path} isn't as this insitu writes it. Import again "
                     f"without --resume"
                 )
+
+    def _is_intact(self, message: Any) -> bool:
+        """Return whether the columns of a compressed block have their checksums. Nothing is decompressed."""
+        table, body = message.metadata.to_pybytes(), memoryview(message.body)
+        mark, buffers = find_mark(table), read_buffers(table)
+        slots, count = buffer_slots(self._columns)
+        if mark is None or len(buffers) != count or len(mark.crc32) != len(slots):
+            return False
+        starts = [int(buffers[held[0]]["offset"]) for held in slots]
+        bounds = zip(starts, [*starts[1:], len(body)], strict=True)
+        sums = [zlib.crc32(body[start:end]) for start, end in bounds]
+        return tuple(sums) == mark.crc32
 
     def _encode(
         self, rows: int, values: Mapping[str, Any], sums: Sequence[tuple[int, int]]
@@ -107,14 +155,32 @@ class PartitionWriter:
         mark = BlockMark(self._blocks, tuple(crc32 for crc32, _ in sums))
         padding = 0
         if self._blocks:
-            body = self._sink.position + _metadata_bytes(self._columns)
+            body = self._sink.position + len(_block_metadata(self._columns, None))
             padding = -(body - self._first_body) % body_alignment(self._columns)
         batch = make_batch(self._columns, rows, values)
         self._writer.write_batch(batch, custom_metadata=make_mark(mark, padding))
         if not self._blocks:
             self._first_body = self._sink.body_start
         self._blocks += 1
-        return self._take_pieces(sums)
+        pieces, first = self._sink.take_pieces()
+        if self._compressor is not None:
+            return self._compress(self._compressor, b"".join(pieces[:first]), values)
+        return self._count(pieces, first, sums)
+
+    def _compress(
+        self, compressor: BlockCompressor, metadata: bytes, values: Mapping[str, Any]
+    ) -> list[memoryview]:
+        """Return the bytes of a block whose metadata Arrow gave without compression, behind the schema if it
+        is the first one."""
+        start = 0
+        if self._blocks == 1:
+            schema_bytes = int.from_bytes(metadata[_FILE_START + 4 : _FILE_START + PREFIX_BYTES], "little")
+            start = _FILE_START + PREFIX_BYTES + schema_bytes
+        block = compressor.encode(metadata[start:], values)
+        head = memoryview(metadata[:start] + block.metadata)
+        body_bytes = sum(size for _, size in block.sums)
+        compressor.note_place(self._position + start, len(block.metadata), body_bytes)
+        return self._count([head, *block.pieces], 1, block.sums)
 
     def close(self, *, sync: bool = True) -> tuple[int, str]:
         """Complete the file and return (bytes, checksum). Raises OSError.
@@ -122,19 +188,27 @@ class PartitionWriter:
         With `sync` it survives a power cut; without, the caller must see to it.
         """
         self._writer.close()
-        self._append(self._take_pieces([]), is_block=False)
+        pieces, _ = self._sink.take_pieces()
+        if self._compressor is not None:
+            pieces = [memoryview(self._compressor.complete(b"".join(pieces)))]
+        self._append(self._count(pieces, len(pieces), []), is_block=False)
         if sync:
             with self._path.open("rb") as file:
                 os.fsync(file.fileno())
-        return self._sink.position, checksum_text(self._crc32)
+        return self._position, checksum_text(self._crc32)
 
-    def _take_pieces(self, column_sums: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Return what Arrow has written: a body with these (CRC-32, bytes) by column, or none."""
-        pieces, body = self._sink.take_pieces()
-        for piece in pieces[:body] if column_sums else pieces:
+    def _count(
+        self, pieces: list[memoryview], first: int, sums: Sequence[tuple[int, int]]
+    ) -> list[memoryview]:
+        """Return pieces that are about to be written, after they have entered the checksum.
+
+        From piece number `first` on they are columns with these (CRC-32, bytes).
+        """
+        for piece in pieces[:first]:
             self._crc32 = zlib.crc32(piece, self._crc32)
-        for crc32, size in column_sums:
+        for crc32, size in sums:
             self._crc32 = combined(self._crc32, crc32, size)
+        self._position += sum(map(len, pieces))
         return pieces
 
     def _append(self, pieces: list[memoryview], *, is_block: bool) -> None:
@@ -143,7 +217,7 @@ class PartitionWriter:
             for start in range(0, len(pieces), _MOST_PIECES):
                 _write_all(file.fileno(), pieces[start : start + _MOST_PIECES])
             if self._pacing is not None and is_block:
-                self._pacing.add(self._path, file.fileno(), self._sink.position - size, size)
+                self._pacing.add(self._path, file.fileno(), self._position - size, size)
         self._sink.appended = True
 
 
@@ -177,14 +251,13 @@ class _PieceSink:
         self.position = 0
         self.body_start = 0
         self.appended = False
-        self.start_of_pieces = 0
         self._pieces: list[memoryview] = []
         self._body = -1
 
     def take_pieces(self) -> tuple[list[memoryview], int]:
         """Return the pieces since the last call, and the number of the first that belongs to a body."""
         taken = self._pieces, self._body
-        self._pieces, self._body, self.start_of_pieces = [], -1, self.position
+        self._pieces, self._body = [], -1
         return taken
 
     def write(self, data: Any) -> int:
@@ -209,8 +282,11 @@ class _PieceSink:
 
 
 @functools.lru_cache(maxsize=64)
-def _metadata_bytes(columns: tuple[Column, ...]) -> int:
-    """Return the bytes between the beginning of a block's message and its body, without padding."""
+def _block_metadata(columns: tuple[Column, ...], codec: str | None) -> bytes:
+    """Return what lies between the beginning of a block's message and its body, without padding.
+
+    It is that of block 0, with one row.
+    """
     values = {
         column.name: pa.array([""], value_type(column))
         if is_variable(column)
@@ -218,13 +294,12 @@ def _metadata_bytes(columns: tuple[Column, ...]) -> int:
         for column in columns
     }
     sink = _PieceSink()
+    mark = make_mark(BlockMark(0, (0,) * len(columns)), 0)
     with pa.PythonFile(sink, "w") as file:
-        writer = pa.ipc.new_file(file, arrow_schema(columns), options=write_options())
-        for number in range(2):
-            before = sink.position
+        writer = pa.ipc.new_file(file, arrow_schema(columns), options=write_options(codec))
+        for _ in range(2):  # the schema comes with the first one
             sink.take_pieces()
-            batch = make_batch(columns, 1, values)
-            writer.write_batch(batch, custom_metadata=make_mark(BlockMark(number, (0,) * len(columns)), 0))
-        size = sink.body_start - before
+            writer.write_batch(make_batch(columns, 1, values), custom_metadata=mark)
+        pieces, body = sink.take_pieces()
         writer.close()
-    return size
+    return b"".join(pieces[:body])

@@ -39,7 +39,7 @@ def test_chosen_columns_of_each_block_are_read(
     chosen = data.draw(st.lists(st.sampled_from(columns), unique=True, min_size=1))
     reader = BlockReader(Partition(path, columns, rows, block_rows), columns, chosen)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_WORTH_SKIPPING", worth_skipping)
+        patch.setattr(module, "WORTH_SKIPPING", worth_skipping)
         for block in range(-(-rows // block_rows)):
             memory = np.full(reader.size(block), 255, np.uint8)
             reader.read(block, memory)
