@@ -33,6 +33,7 @@ TESTED_BY = {
     "train/strategies/experimental.py": "unit/train/strategies/test_communication.py",
     "train/custom_loop/input_context.py": "unit/train/custom_loop/test_worker_feed.py",
     "cluster/client/deletion.py": "unit/cli/test_delete.py",
+    "cli/compression.py": "unit/cli/test_data.py",
     "cli/import_progress.py": "unit/cli/test_data.py",
     "grid/partitions/flat_tables.py": "unit/grid/partitions/test_ipc_footer.py",
     "grid/partitions/ipc_message.py": "unit/grid/partitions/test_compression.py",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from insitu.cli.compression import describe_sizes, summarize_compression
 from insitu.cli.console import format_size, print_json, print_notice, print_table
 from insitu.cli.import_progress import shown_progress
 from insitu.errors import GridError, InputError, JobEnded
@@ -84,6 +85,10 @@ def import_command(
         bool,
         typer.Option("--resume", help="Go on where this command was interrupted; keep what it does."),
     ] = False,
+    compress: Annotated[
+        str | None,
+        typer.Option(metavar="lz4|zstd", help="Compress the columns that it makes smaller by a tenth."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     from insitu.grid import import_cache
@@ -106,6 +111,7 @@ def import_command(
             overwrite=overwrite,
             append=append,
             resume=resume,
+            compress=compress,
             progress=progress.report,
         )
     seconds = max(1e-9, time.monotonic() - started)
@@ -252,6 +258,7 @@ def _cache_details(
         "key": cache.key,
         "labels": list(cache.labels),
         "jobs": jobs,
+        "compression": summarize_compression(cache),
         "partition_list": partitions,
     }
     if checks is not None:
@@ -268,8 +275,8 @@ def _print_cache(cache: CacheSpec, jobs: list[str]) -> None:
     typer.echo(f"rows       {cache.rows:,}")
     typer.echo(f"size       {format_size(cache.bytes)}, each partition counted once")
     typer.echo(f"placed by  {'column ' + cache.key if cache.key else 'row index'}, {cache.backups} backup(s)")
-    for index, column in enumerate(cache.columns):
-        typer.echo(f"{'columns' if index == 0 else '':10} {format_column(column)}")
+    for index, (column, sizes) in enumerate(zip(cache.columns, describe_sizes(cache), strict=True)):
+        typer.echo(f"{'columns' if index == 0 else '':10} {format_column(column)}{sizes}")
     if cache.labels:
         typer.echo(f"labels     {', '.join(f'{i} {label}' for i, label in enumerate(cache.labels))}")
     if jobs:

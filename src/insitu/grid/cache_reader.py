@@ -18,6 +18,7 @@ from insitu.grid.partitions import is_variable
 from insitu.grid.read_ahead import ReadAhead, ShardSource, WindowedColumns, read_rows
 from insitu.grid.reads import READS
 from insitu.grid.shard_columns import ShardColumns
+from insitu.grid.shard_memory import ShardMemory, bytes_in_memory
 from insitu.grid.store import Copy, announce_opening, open_blocks, open_copy
 from insitu.grid.structure import Structure
 from insitu.grid.verification import is_cut_short, is_verified
@@ -25,7 +26,7 @@ from insitu.paths import Paths
 from insitu.processes import memory_bytes
 from insitu.spec import CacheSpec, NodeId, ShardMap
 
-AnyColumns = ShardColumns | WindowedColumns
+AnyColumns = ShardColumns | ShardMemory | WindowedColumns
 Read = tuple[Structure, int, tuple[tuple[int, Rows], ...]]
 """(structure of arrays, rows, origins) of one batch of one shard."""
 
@@ -70,7 +71,7 @@ class CacheReader:
         self._columns = [columns[name] for name in self.names]
         self._opened: dict[int, _Opened] = {}
         self._prefaulted: set[int] = set()
-        self._shards: dict[int, ShardColumns] = {}
+        self._shards: dict[int, ShardColumns | ShardMemory] = {}
         self.orders = OrdersAhead()
         #: What `_stand_in` has returned for each shard, until a partition is opened again.
         self._alike: dict[int, _Opened | None] = {}
@@ -79,6 +80,13 @@ class CacheReader:
         #: The first window of the next epoch of each shard, and the process that reads it.
         self._prepared: dict[int, tuple[int, WindowedColumns]] = {}
         self._opening = threading.Lock()
+
+    @property
+    def exceeds_memory(self) -> bool:
+        """Whether this task's shards, decompressed, take more than half of the memory."""
+        cache, rows = self.cache, sum(self.starts(shard)[-1] for shard in self.shards)
+        needed = bytes_in_memory(cache.columns, cache.column_bytes, self.names) if cache.codec else 0
+        return needed * rows // max(1, cache.rows) > memory_bytes() // 2
 
     def starts(self, shard: int) -> list[int]:
         """Return the position in the shard of each of its partitions' first row; at the end, its rows."""
@@ -116,7 +124,7 @@ class CacheReader:
 
         The system ends a process that reads a mapped file beyond its end.
         """
-        for index in self.shard_map.shards[shard]:
+        for index in self.shard_map.shards[shard] if self.cache.codec is None else ():
             opened = self._opened.get(index)
             if opened is not None and is_cut_short(opened.copy.partition.path, opened.copy.info):
                 with self._opening:
@@ -124,11 +132,17 @@ class CacheReader:
                     self._shards.pop(shard, None)
                     self._alike.pop(shard, None)
 
-    def map_shard(self, shard: int, *, few: bool = False) -> ShardColumns:
+    def map_shard(self, shard: int, *, few: bool = False) -> ShardColumns | ShardMemory:
         """Return the columns of a shard, mapped into memory. `few`: most rows won't be read.
 
-        Raises CorruptPartition.
+        Those of a compressed cache are decompressed there, block by block. Raises CorruptPartition.
         """
+        if shard not in self._shards and self.cache.codec is not None:
+            source = self._find_source(shard)
+            with self._opening:
+                self._ahead = self._ahead or ReadAhead()
+                if shard not in self._shards:
+                    self._shards[shard] = ShardMemory(source, self._ahead, memory_bytes() // 2)
         if shard not in self._shards:
             held = self.shard_map.shards[shard]
             partitions = [self._open(index).copy.partition for index in held]
@@ -154,9 +168,7 @@ class CacheReader:
         else:
             if prepared is not None:
                 prepared.close()
-            if shard not in self._sources:
-                self._sources[shard] = self._shard_source(shard)
-            columns = WindowedColumns(self._sources[shard], order, self._ahead)
+            columns = WindowedColumns(self._find_source(shard), order, self._ahead)
 
         def prepare() -> None:
             first = WindowedColumns(columns.shard, following(), columns.ahead)
@@ -166,6 +178,11 @@ class CacheReader:
         columns.at_last_window = prepare
         return columns
 
+    def _find_source(self, shard: int) -> ShardSource:
+        if shard not in self._sources:
+            self._sources[shard] = self._shard_source(shard)
+        return self._sources[shard]
+
     def _shard_source(self, shard: int) -> ShardSource:
         held = self.shard_map.shards[shard]
         unopened = [index for index in held if index not in self._opened]
@@ -173,21 +190,33 @@ class CacheReader:
         copies = [self._open(index, verify=False).copy for index in held]
         # What fits stays in the page cache for the next epoch. Other tasks here may read the other shards.
         direct = self.cache.bytes >= memory_bytes() // 2
+        return self._make_source(copies, self.starts(shard), direct=direct)
+
+    def _make_source(
+        self, copies: Sequence[Copy], starts: Sequence[int], *, direct: bool = False
+    ) -> ShardSource:
         blocks = [open_blocks(self._paths, self.cache, c, self._columns, direct=direct) for c in copies]
-        starts = np.array(self.starts(shard))
-        return ShardSource(blocks, starts, self.cache.block_rows, self.cache.columns, self._columns)
+        in_memory = self.cache.columns
+        if self.cache.codec is not None:  # only what is chosen is decompressed
+            in_memory = tuple(column for column in in_memory if column.name in self.names)
+        return ShardSource(blocks, np.array(starts), self.cache.block_rows, in_memory, self._columns)
 
     def read_ranges(self, shard: int, ranges: Sequence[tuple[int, int, int]]) -> Read:
         """Return rows [start, stop) of the shard's k-th partitions; in place where they lie in one."""
         held = self.shard_map.shards[shard]
-        opened = [self._open_in_order(shard, held[k]) for k, _, _ in ranges]
-        arrays = []
-        for column in self._columns:
-            parts = [
-                source.copy.partition.values[column.name].slice(start, stop)
+        columns = None if self.cache.codec is None else self.map_shard(shard)
+        if isinstance(columns, ShardMemory):
+            found = [columns.take_range(*each) for each in ranges]
+            opened = [self._opened[held[k]] for k, _, _ in ranges]
+        else:
+            opened = [self._open_in_order(shard, held[k]) for k, _, _ in ranges]
+            found = [
+                [source.copy.partition.values[column.name].slice(start, stop) for column in self._columns]
                 for source, (_, start, stop) in zip(opened, ranges, strict=True)
             ]
-            arrays.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
+        arrays = [
+            parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in zip(*found, strict=True)
+        ]
         origins = tuple((held[k], np.arange(start, stop)) for k, start, stop in ranges)
         lengths = [stop - start for _, start, stop in ranges]
         self._count(opened, lengths)
@@ -215,21 +244,24 @@ class CacheReader:
         """Return the given rows of each column of a partition."""
         copy, info = self._open(index, verify=False).copy, self.cache.partitions[index]
         record = self._paths.verified(copy.node, self.cache.name, self.cache.version, index)
-        if not self.cache.block_rows or is_verified(copy.partition.path, info, record):
+        readable = self.cache.codec is None and is_verified(copy.partition.path, info, record)
+        if not self.cache.block_rows or readable:
             values = self._open(index).copy.partition.values
             return [values[name].pick(rows) for name in self.names]
-        blocks = open_blocks(self._paths, self.cache, copy, self._columns)
-        shard = ShardSource(
-            [blocks], np.array([0, info.rows]), self.cache.block_rows, self.cache.columns, self._columns
-        )
+        return self._read_blocks(copy, info.rows, rows)
+
+    def _read_blocks(self, copy: Copy, count: int, rows: Rows) -> list[Any]:
+        """Return some of the `count` rows of a partition, of which only their blocks are read."""
         self._ahead = self._ahead or ReadAhead()
-        return read_rows(shard, rows, self._ahead)
+        return read_rows(self._make_source([copy], [0, count]), rows, self._ahead)
 
     def probe(self) -> tuple[Structure, int]:
         """Read (structure, rows) of the first rows of the cache, two at most. They don't count as read."""
         index = next(p.index for p in self.cache.partitions if p.rows)
-        partition = open_copy(self._paths, self.cache, index, self._node, verify=False).partition
-        rows = min(2, partition.rows)
+        copy = open_copy(self._paths, self.cache, index, self._node, verify=False)
+        partition, rows = copy.partition, min(2, copy.partition.rows)
+        if self.cache.codec is not None:
+            return self._structure(self._read_blocks(copy, partition.rows, np.arange(rows))), rows
         return self._structure([np.array(partition.values[name].slice(0, rows)) for name in self.names]), rows
 
     def _open_in_order(self, shard: int, index: int) -> _Opened:

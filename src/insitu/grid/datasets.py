@@ -11,7 +11,7 @@ import numpy as np
 
 from insitu.context import Context
 from insitu.errors import InputError
-from insitu.grid.cache_reader import CacheReader
+from insitu.grid.cache_reader import AnyColumns, CacheReader
 from insitu.grid.conversion import convert_to_tensorflow
 from insitu.grid.layout import (
     BatchPlan,
@@ -29,7 +29,6 @@ from insitu.grid.partitions import TEXT
 from insitu.grid.read_ahead import WindowedColumns
 from insitu.grid.reads import READS
 from insitu.grid.selection import Filter, Selection, Take
-from insitu.grid.shard_columns import ShardColumns
 from insitu.grid.structure import (
     Pad,
     Structure,
@@ -122,7 +121,7 @@ class Dataset:
             raise InputError(f"window_bytes must be positive. Received: {window_bytes}")
         block_rows = self.cache.block_rows
         if exact is None:
-            exact = self.cache.bytes <= EXACT_BYTES or not block_rows or self.is_selected
+            exact = self.cache.raw_bytes <= EXACT_BYTES or not block_rows or self.is_selected
         if not exact and self.is_selected:
             raise InputError(
                 f"What filter and take leave is shuffled as a whole. Received: exact=False for {self!r}. "
@@ -132,6 +131,12 @@ class Dataset:
             raise InputError(
                 f"shuffle(exact=False) needs a cache that was imported in blocks. Received: version "
                 f"{self.cache.version} of {self.cache.name}, which is older. Import it again with --overwrite"
+            )
+        if exact and not self.is_selected and self._reader.exceeds_memory:
+            raise InputError(
+                f"Rows of a compressed cache that are shuffled as a whole must fit into half of the memory, "
+                f"decompressed. Received: {self!r}, shuffled with exact=True, which is the default of small "
+                f"caches. Give exact=False, or import the cache again without --compress"
             )
         blocks = None if exact else self._count_blocks(window_bytes)
         return self._chained(replace(self._chain, seed=seed, window_blocks=blocks))
@@ -145,7 +150,7 @@ class Dataset:
 
     def _count_blocks(self, window_bytes: int) -> int:
         """Return the number of blocks that have about so many bytes; 1 at least."""
-        block_bytes = self.cache.block_rows * self.cache.bytes / max(1, self.cache.rows)
+        block_bytes = self.cache.block_rows * self.cache.raw_bytes / max(1, self.cache.rows)
         return max(1, round(window_bytes / max(1.0, block_bytes)))
 
     def batch(self, global_size: int, *, pad: Any = None, length: int | None = None) -> Dataset:
@@ -364,7 +369,7 @@ class Dataset:
         reader = self._reader
         starts, order = reader.starts(shard), self._order(shard, epoch)
         plan = BatchPlan(starts, size) if order is None else ShuffledPlan(starts, size, order)
-        columns: ShardColumns | WindowedColumns | None = None
+        columns: AnyColumns | None = None
         if isinstance(order, (WindowedOrder, FileOrder)):
             columns = reader.read_windows(shard, order, lambda: self._order(shard, epoch + 1))
         else:
@@ -400,7 +405,7 @@ class Dataset:
         """
         positions, chain = self._selection.positions(shard), self._chain
         if chain.seed is None:
-            if positions is None and self.cache.block_rows and self.cache.bytes > EXACT_BYTES:
+            if positions is None and self.cache.block_rows and self.cache.raw_bytes > EXACT_BYTES:
                 blocks = self._count_blocks(WINDOW_BYTES)
                 return FileOrder(self._reader.starts(shard), self.cache.block_rows, blocks)
             return positions

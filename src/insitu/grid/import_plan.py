@@ -17,7 +17,7 @@ from insitu.grid.partitions import TEXT, is_ragged, is_variable, row_bytes, rows
 from insitu.grid.source_blocks import FileState, read_blocks
 from insitu.grid.sources import Source, describe_columns
 from insitu.paths import Paths
-from insitu.spec import CacheSpec, Column, Topology
+from insitu.spec import CODECS, CacheSpec, Column, Topology
 
 LABEL = "label"
 LEAST_PARTITIONS = 8
@@ -57,6 +57,8 @@ class ImportOptions:
     append: bool
     #: Whether an import that was interrupted is continued, and this one kept where it is interrupted.
     resume: bool
+    #: What columns are compressed with where it is worth it; None: nothing is.
+    compress: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ class ImportPlan:
     sizes: RowSizes
     #: The version that rows are appended to, whose partitions the new one shares; None: none.
     base: CacheSpec | None = None
+    #: What columns are compressed with where it is worth it; None: nothing is.
+    codec: str | None = None
 
     @property
     def first_partition(self) -> int:
@@ -183,6 +187,12 @@ def choose_block_rows(columns: tuple[Column, ...], sizes: RowSizes, destinations
     return rows_per_block(columns, sizes.text_bytes, limit=BUFFER_BYTES // destinations)
 
 
+def check_codec(codec: str | None) -> None:
+    """Raise InputError unless `codec` is None or one that blocks can be compressed with."""
+    if codec is not None and codec not in CODECS:
+        raise InputError(f"--compress is {' or '.join(CODECS)}. Received: {codec!r}")
+
+
 def check_key(key: str | None, columns: tuple[Column, ...]) -> None:
     """Raise InputError unless `key` is None or a column whose hash can choose partitions."""
     if key is None:
@@ -201,11 +211,12 @@ def check_key(key: str | None, columns: tuple[Column, ...]) -> None:
         )
 
 
-def check_room(paths: Paths, sizes: RowSizes, backups: int) -> None:
-    """Raise StorageFull where the partitions won't fit beside what is there. A guess counts half."""
+def check_room(paths: Paths, sizes: RowSizes, backups: int, codec: str | None) -> None:
+    """Raise StorageFull where the partitions won't fit beside what is there. A guess counts half, and what
+    will be compressed."""
     folder = _nearest_folder(paths.home)
     need, free = sizes.bytes * (1 + backups), shutil.disk_usage(folder).free
-    if free < (need if sizes.is_known else need // 2):
+    if free < (need if sizes.is_known and codec is None else need // 2):
         copies = f", {1 + backups} copies of each" if backups else ""
         raise StorageFull(
             f"No room is left for {folder}: an import must fit there beside what is there. Received: about "

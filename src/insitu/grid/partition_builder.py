@@ -47,8 +47,12 @@ class PartitionBuilders:
         targets: Sequence[Path],
         *,
         drop_pages: bool = False,
+        codec: str | None = None,
     ) -> None:
-        """With `drop_pages`, for data that doesn't fit there, what is written leaves the system's cache."""
+        """With `drop_pages`, for data that doesn't fit there, what is written leaves the system's cache.
+
+        `codec` is as for `PartitionWriter`.
+        """
         self.rows = np.zeros(len(targets), dtype=np.int64)
         self._columns = columns
         self._block_rows = block_rows
@@ -56,7 +60,7 @@ class PartitionBuilders:
         self._threads = [_Background() for _ in range(threads)]
         pacings = [WritePacing(drop=drop_pages) for _ in range(threads)]
         self._writers = [
-            PartitionWriter(target, columns, pacings[number % threads])
+            PartitionWriter(target, columns, pacings[number % threads], codec)
             for number, target in enumerate(targets)
         ]
         self._collected: list[_Collected | None] = [None] * len(targets)
@@ -138,6 +142,15 @@ class PartitionBuilders:
             )
         self._write(destination)
         return self._writers[destination].close(sync=sync)
+
+    def raw_bytes(self, destination: int) -> int:
+        """Return `PartitionWriter.raw_bytes` of a target that is complete."""
+        return self._writers[destination].raw_bytes
+
+    def column_bytes(self, first: int, count: int) -> list[tuple[int, int]]:
+        """Return the sums of `PartitionWriter.column_bytes` of `count` targets from `first` on."""
+        found = [writer.column_bytes for writer in self._writers[first : first + count]]
+        return [(int(raw), int(stored)) for raw, stored in np.array(found, dtype=np.int64).sum(axis=0)]
 
     def stop(self) -> None:
         """End the threads. What they have not written yet is dropped."""

@@ -16,7 +16,7 @@ from insitu.access import file_mode
 from insitu.durable import staged_file, sync_folder
 from insitu.errors import CorruptPartition
 from insitu.grid.files import full_disk_as_error
-from insitu.grid.partitions import BlockReader, Partition, file_checksum, make_corrupt_error
+from insitu.grid.partitions import Partition, file_checksum, make_corrupt_error, open_block_reader
 from insitu.grid.verification import verify_file
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, NodeId, PartitionInfo
@@ -88,7 +88,7 @@ def _check_copy(paths: Paths, cache: CacheSpec, info: PartitionInfo, owner: Node
     check = CopyCheck(info.index, owner, path)
     try:
         verify_file(path, info, paths.verified(owner, cache.name, cache.version, info.index), on_read=pace)
-        Partition(path, cache.columns, info.rows, cache.block_rows)
+        Partition.of_cache(path, cache, info)
     except CorruptPartition as error:
         blocks = find_damaged_blocks(path, cache, info)
         if not blocks:
@@ -109,8 +109,8 @@ def find_damaged_blocks(path: Path, cache: CacheSpec, info: PartitionInfo) -> tu
     try:
         if path.stat().st_size != info.bytes:
             return ()
-        partition = Partition(path, cache.columns, info.rows, cache.block_rows)
-        reader = BlockReader(partition, cache.columns, cache.columns)
+        partition = Partition.of_cache(path, cache, info)
+        reader = open_block_reader(partition, cache.columns, cache.columns)
     except (OSError, CorruptPartition):
         return ()
     for block in range(len(partition.places)):

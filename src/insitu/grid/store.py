@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from insitu.errors import CorruptPartition
 from insitu.grid.block_copies import BlockCopies, make_no_copy_error
-from insitu.grid.partitions import BlockReader, Partition
+from insitu.grid.partitions import BlockReader, Partition, open_block_reader
 from insitu.grid.verification import check_size, verify_once
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, Column, NodeId, PartitionInfo
@@ -58,7 +58,7 @@ def open_copy(
             check_size(path, info)
             if verify:
                 verify_once(path, info, paths.verified(owner, cache.name, cache.version, index))
-            partition = Partition(path, cache.columns, info.rows, cache.block_rows)
+            partition = Partition.of_cache(path, cache, info)
         except CorruptPartition as error:
             failures.append(error)
             if len(failures) < len(owners):
@@ -102,11 +102,11 @@ def open_blocks(
 
         def open_reader() -> BlockReader:
             check_size(path, info)
-            partition = Partition(path, cache.columns, info.rows, cache.block_rows)
-            return BlockReader(partition, cache.columns, columns, direct=direct)
+            partition = Partition.of_cache(path, cache, info)
+            return open_block_reader(partition, cache.columns, columns, direct=direct)
 
         return open_reader
 
     others = [opener(owner) for owner in info.owners if owner != opened.node]
-    first = functools.partial(BlockReader, opened.partition, cache.columns, columns, direct=direct)
+    first = functools.partial(open_block_reader, opened.partition, cache.columns, columns, direct=direct)
     return BlockCopies(_describe(cache, info.index), [first, *others])

@@ -75,6 +75,28 @@ def test_rows_are_appended_and_counted_by_call(home: Path, source: str, tmp_path
     assert Catalog(Paths(home)).get("a").rows == 107
 
 
+def test_describe_tells_what_compression_saves(home: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "a.npz", noise=rng.random(20_000), label=np.zeros(20_000, np.int64))
+    result = run("import", "a", str(tmp_path / "a.npz"), "--compress", "zstd", "--partitions", "2")
+    assert "Imported 20,000 rows" in result.stderr
+    found = json.loads(run("describe", "a", "--json").stdout)
+    compression, (noise, label) = found["compression"], found["compression"]["columns"]
+    assert compression["codec"] == "zstd" and compression["raw_bytes"] > found["bytes"]
+    assert (noise["name"], noise["codec"], noise["raw_bytes"]) == ("noise", None, 160_000)
+    assert (label["name"], label["codec"], label["raw_bytes"]) == ("label", "zstd", 160_000)
+    assert noise["bytes"] > 160_000 and label["bytes"] < 2000
+    assert {p["bytes"] for p in found["partition_list"]} and found["bytes"] < 180_000
+    shown = run("describe", "a").stdout
+    assert "noise: float64, 160.0 kB, not compressed" in shown
+    assert "label: int64, 160.0 kB as " in shown and " of zstd" in shown
+    run("import", "b", str(tmp_path / "a.npz"))
+    assert json.loads(run("describe", "b", "--json").stdout)["compression"] is None
+    assert "codec" not in json.dumps(Catalog(Paths(home)).get("b").to_json())
+    with pytest.raises(InputError, match=r"--compress is lz4 or zstd\. Received: 'gzip'"):
+        run("import", "c", str(tmp_path / "a.npz"), "--compress", "gzip")
+
+
 def test_what_versions_share_counts_once(home: Path, source: str) -> None:
     run("import", "a", source)
     Catalog(Paths(home)).pin("a", 1, "job")

@@ -206,6 +206,25 @@ def test_what_can_be_continued_is_not_swept(paths: Paths, tmp_path: Path) -> Non
     assert not list_resumable(paths) and Catalog(paths).get("a").rows == 2 * ROWS
 
 
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+@pytest.mark.usefixtures("small_blocks")
+def test_compressed_partitions_are_continued_and_appended(codec: str, paths: Paths, tmp_path: Path) -> None:
+    source = write_sources(tmp_path, "parquet")
+    (whole,) = import_cache(paths, "whole", [source], partitions=3, compress=codec)
+    import_until(paths, source, ROWS, compress=codec)
+    with pytest.raises(InputError, match="with the same options"):
+        import_cache(paths, "a", [source], partitions=3, resume=True)
+    (cache,) = import_cache(paths, "a", [source], partitions=3, resume=True, compress=codec)
+    assert cache.partitions == whole.partitions and cache.column_bytes == whole.column_bytes
+    (cache,) = import_cache(paths, "a", [source], append=True)
+    assert cache.codec == codec and cache.partitions[:3] == whole.partitions
+    assert [raw for raw, _ in cache.column_bytes[:2]] == [2 * raw for raw, _ in whole.column_bytes[:2]]
+    assert all(info.raw_bytes > info.bytes for info in cache.partitions)
+    other = {"lz4": "zstd", "zstd": "lz4"}[codec]
+    with pytest.raises(InputError, match=r"--append takes all but the rows.*Received: --compress"):
+        import_cache(paths, "a", [source], append=True, compress=other)
+
+
 @pytest.mark.usefixtures("small_blocks")
 def test_lists_of_different_lengths_are_continued_and_appended(paths: Paths, tmp_path: Path) -> None:
     lists = pa.array([list(range(i % 7)) for i in range(ROWS)], pa.list_(pa.int32()))

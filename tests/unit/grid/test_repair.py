@@ -29,7 +29,7 @@ def cache(paths: Paths, source: Path) -> CacheSpec:
     bring_up(paths, 3)
     import_cache(paths, "a", [str(source)], partitions=6, backups=1)
     (cache,) = import_cache(paths, "a", [str(source)], partitions=6, backups=1, overwrite=True)
-    import_cache(paths, "b/c", [str(source)], partitions=2)
+    import_cache(paths, "b/c", [str(source)], partitions=2, compress="zstd")
     return cache
 
 

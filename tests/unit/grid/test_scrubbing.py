@@ -14,12 +14,12 @@ from insitu.paths import Paths
 from insitu.spec import CacheSpec
 
 
-@pytest.fixture
-def cache(paths: Paths, tmp_path: Path) -> CacheSpec:
+@pytest.fixture(params=[None, "lz4", "zstd"])
+def cache(paths: Paths, tmp_path: Path, request: pytest.FixtureRequest) -> CacheSpec:
     """A cache of two partitions, each with several blocks and a backup."""
     bring_up(paths, 2)
     np.save(tmp_path / "a.npy", np.arange(400_000).reshape(-1, 2))
-    import_cache(paths, "a", [str(tmp_path / "a.npy")], partitions=2, backups=1)
+    import_cache(paths, "a", [str(tmp_path / "a.npy")], partitions=2, backups=1, compress=request.param)
     found = Catalog(paths).get("a")
     assert found.block_rows and found.partitions[0].rows > found.block_rows
     return found
@@ -27,7 +27,7 @@ def cache(paths: Paths, tmp_path: Path) -> CacheSpec:
 
 def damage_block(path: Path, cache: CacheSpec, block: int) -> None:
     info = cache.partitions[0]
-    place = Partition(path, cache.columns, info.rows, cache.block_rows).places[block]
+    place = Partition.of_cache(path, cache, info).places[block]
     with path.open("r+b") as file:
         file.seek(int(place["offset"] + place["metadata_bytes"]))
         file.write(b"damage")
