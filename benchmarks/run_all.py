@@ -20,6 +20,7 @@ BENCHMARKS = {
     "read_speed": "Reading",
     "import_speed": "Import",
     "large_data": "Data larger than memory",
+    "compressed_caches": "Compressed caches",
     "shuffle_quality": "Quality of shuffles",
     "transfer": "Partitions between nodes",
     "loads": "Strangers at a job's ports",
