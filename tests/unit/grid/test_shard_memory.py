@@ -111,6 +111,7 @@ def test_large_caches_are_read_in_windows_in_the_same_order(
     for chained in (shuffled, sets):
         found = [batches(ds.batch(128)) for ds in chained]
         assert found[0] == found[1] == found[2]
+    assert not any(ds._reader._shards for ds in sets), "all was read in windows"
 
 
 def test_samples_and_first_rows_read_only_their_blocks(

@@ -135,6 +135,21 @@ def test_a_whole_file_is_adopted(tmp_path: Path) -> None:
     assert PartitionWriter(tmp_path / "a", columns, codec="lz4").adopt(7) == 0
 
 
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+@pytest.mark.parametrize("column", [0, 1])
+def test_blocks_before_a_damaged_one_are_adopted(tmp_path: Path, codec: str, column: int) -> None:
+    columns, path = (Column("x", "int64"), Column("t", TEXT)), tmp_path / "p"
+    writer = write(path, columns, make_rows(columns, 40), 40, 8, codec)
+    partition = Partition(path, columns, 40, 8, codec, writer.raw_bytes)
+    assert partition.sizes is not None
+    data = bytearray(path.read_bytes())
+    # In a buffer that is stored as it is, no decompression notices.
+    start = int(partition.places[3]["offset"] + partition.places[3]["metadata_bytes"])
+    data[start + (9 if column == 0 else int(partition.sizes[3, 0, 0]) + 16)] ^= 1
+    path.write_bytes(data)
+    assert PartitionWriter(path, columns, codec=codec).adopt(8) == 3
+
+
 COLUMNS = (Column("x", "uint8", (40,)), Column("n", "int64"), Column("t", TEXT))
 
 
