@@ -142,7 +142,7 @@ class CacheReader:
             with self._opening:
                 self._ahead = self._ahead or ReadAhead()
                 if shard not in self._shards:
-                    self._shards[shard] = ShardMemory(source, self._ahead, memory_bytes() // 2)
+                    self._shards[shard] = ShardMemory(source, self._ahead, memory_bytes() // 2, few=few)
         if shard not in self._shards:
             held = self.shard_map.shards[shard]
             partitions = [self._open(index).copy.partition for index in held]

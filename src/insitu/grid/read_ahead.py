@@ -159,7 +159,10 @@ class Window:
                 self._begin()  # the threads stayed in the process from which this one was forked
             for read in self._reads:
                 read.result()
-            self._values = {column.name: self._collect(column) for column in self._shard.columns}
+            columns = self._shard.columns
+            # Once for all columns, of which there may be thousands.
+            starts = [source.column_starts(block) for source, block in self._sources]
+            self._values = {column.name: self._collect(column, starts) for column in columns}
         arrays = []
         for column in self._shard.columns:
             values = self._values[column.name]
@@ -175,7 +178,7 @@ class Window:
                 arrays.append(out)
         return arrays
 
-    def _collect(self, column: Column) -> Any:
+    def _collect(self, column: Column, column_starts: Sequence[dict[str, int]]) -> Any:
         blocks = list(zip(self._sources, self._starts, strict=True))
         if is_variable(column):
             return pa.concat_arrays(
@@ -184,7 +187,7 @@ class Window:
                     for (source, block), start in blocks
                 ]
             )
-        starts = [start + source.column_starts(block)[column.name] for (source, block), start in blocks]
+        starts = [start + of[column.name] for start, of in zip(self._starts, column_starts, strict=True)]
         return BlockedValues(self._memory, column, self._shard.block_rows, np.array(starts))
 
     def release(self) -> None:

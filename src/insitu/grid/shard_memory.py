@@ -15,6 +15,7 @@ from insitu.grid.layout import FileOrder, Rows, ShuffledPlan, count_blocks_befor
 from insitu.grid.partitions import (
     BlockedValues,
     body_alignment,
+    column_offsets,
     is_ragged,
     is_variable,
     ragged_rows,
@@ -30,8 +31,8 @@ _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
 class ShardMemory:
     """Chosen columns of a shard, by the position of a row in it. Blocks stay in memory once they are used."""
 
-    def __init__(self, shard: ShardSource, ahead: ReadAhead, limit: int) -> None:
-        """`limit` are the bytes that blocks may take. Nothing is read yet."""
+    def __init__(self, shard: ShardSource, ahead: ReadAhead, limit: int, *, few: bool = False) -> None:
+        """`limit` are the bytes that blocks may take. `few`: most of them won't be used."""
         self._shard = shard
         self._ahead = ahead
         self._limit = limit
@@ -45,12 +46,16 @@ class ShardMemory:
             (shard.partitions[part], block)
             for part, block in zip(held.parts.tolist(), held.blocks.tolist(), strict=True)
         ]
+        self._short = np.flatnonzero(held.rows < shard.block_rows).tolist()
         sizes = np.array([source.size(block) for source, block in self._sources], dtype=np.int64)
         alignment = body_alignment(shard.all_columns)
         room = -(-sizes // alignment) * alignment
         #: The byte of memory at which each block begins, and the bytes that it takes.
         self._starts, self._sizes = np.cumsum(room) - room, sizes
-        self._memory = np.frombuffer(mmap.mmap(-1, max(1, int(room.sum())), _FLAGS), np.uint8)
+        pages = mmap.mmap(-1, max(1, int(room.sum())), _FLAGS)
+        if not few:  # else the blocks around the few that are used would take memory, too
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        self._memory = np.frombuffer(pages, np.uint8)
         #: Whether each block is in memory. Two threads may both read one: they write the same bytes.
         self._ready = np.zeros(count, dtype=bool)
         self._fixed = {c.name: self._view(c) for c in self._columns if not is_variable(c)}
@@ -60,13 +65,15 @@ class ShardMemory:
         self._whole_texts: dict[str, Any] = {}
 
     def _view(self, column: Column) -> BlockedValues:
-        starts = [
-            int(start) + source.column_starts(block)[column.name]
-            for start, (source, block) in zip(self._starts, self._sources, strict=True)
-        ]
+        # All blocks but the last of each partition have as many rows, and so the same offsets.
+        full = column_offsets(self._shard.all_columns, self._shard.block_rows)[column.name]
+        starts = self._starts + full
+        for number in self._short:
+            source, block = self._sources[number]
+            starts[number] = self._starts[number] + source.column_starts(block)[column.name]
         memory = self._memory.view()
         memory.flags.writeable = False
-        return BlockedValues(memory, column, self._shard.block_rows, np.array(starts, dtype=np.int64))
+        return BlockedValues(memory, column, self._shard.block_rows, starts)
 
     def _fill(self, blocks: Rows) -> None:
         """Have the given blocks in memory. Raises CorruptPartition; GridError where they take too much."""

@@ -80,20 +80,20 @@ CHAINS: dict[str, Callable[[Dataset], Dataset]] = {
 }
 
 
+CHOSEN: list[Any] = [None, "id", ["name", "noise"], ["tokens", "image"]]
+
+
 @pytest.mark.parametrize("chain", CHAINS)
-@pytest.mark.parametrize("features", [None, "id", ["name", "noise"], ["tokens", "image"]])
 def test_the_same_seed_gives_the_same_batches_whatever_is_compressed(
-    paths: Paths, names: tuple[str, str, str], chain: str, features: Any
+    paths: Paths, names: tuple[str, str, str], chain: str
 ) -> None:
-    if chain == "filter" and features is not None:
-        features = ["id", *([features] if isinstance(features, str) and features != "id" else [])]
-        features = [*features, "image"]
-    found = []
-    for name in names:
-        ds = dataset(name, features=features, context=context(paths, num_shards=2))
-        found.append(batches(CHAINS[chain](ds)))
-    assert found[0] == found[1] == found[2]
-    assert sum(rows for _, rows, _ in found[0])
+    for features in [None, ["id", "image"]] if chain == "filter" else CHOSEN:
+        found = []
+        for name in names:
+            ds = dataset(name, features=features, context=context(paths, num_shards=2))
+            found.append(batches(CHAINS[chain](ds)))
+        assert found[0] == found[1] == found[2]
+        assert sum(rows for _, rows, _ in found[0])
 
 
 def test_large_caches_are_read_in_windows_in_the_same_order(
@@ -124,9 +124,9 @@ def test_samples_and_first_rows_read_only_their_blocks(
     made: list[ShardMemory] = []
     original = ShardMemory.__init__
 
-    def note(self: ShardMemory, *arguments: Any) -> None:
+    def note(self: ShardMemory, *arguments: Any, few: bool) -> None:
         made.append(self)
-        original(self, *arguments)
+        original(self, *arguments, few=few)
 
     monkeypatch.setattr(ShardMemory, "__init__", note)
     ds = dataset("zstd", context=Context(paths=paths)).take(70).batch(70)

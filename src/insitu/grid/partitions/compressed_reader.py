@@ -51,8 +51,11 @@ class CompressedBlockReader(BlockReader):
             for index, (column, numbers) in enumerate(held)
             if column.name in self._chosen
         ]
-        buffers = [number for _, numbers, _ in self._layout for number in numbers]
-        self._memory_sizes = padded(self._sizes[:, buffers, 1]).sum(axis=1)
+        self._buffers = np.array([number for _, numbers, _ in self._layout for number in numbers])
+        counts = [len(numbers) for _, numbers, _ in self._layout]
+        #: The place of each chosen column's first buffer among `_buffers`.
+        self._firsts = np.cumsum(counts) - counts
+        self._memory_sizes = padded(self._sizes[:, self._buffers, 1]).sum(axis=1)
 
     @property
     def direct(self) -> bool:
@@ -73,11 +76,9 @@ class CompressedBlockReader(BlockReader):
 
     def column_starts(self, block: int) -> dict[str, int]:
         """Return where in this memory each chosen column begins."""
-        starts, end = {}, 0
-        for column, numbers, _ in self._layout:
-            starts[column.name] = end
-            end += int(padded(self._sizes[block, numbers, 1]).sum())
-        return starts
+        sizes = padded(self._sizes[block, self._buffers, 1])
+        starts = (np.cumsum(sizes) - sizes)[self._firsts].tolist()
+        return {column.name: start for (column, _, _), start in zip(self._layout, starts, strict=True)}
 
     def read(self, block: int, memory: npt.NDArray[np.uint8], start: int = 0) -> None:
         """Read the chosen columns of a block, verify them, and decompress them into `memory`, from byte
