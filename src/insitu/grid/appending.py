@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Sequence
 
 from insitu.errors import InputError, SourceError
 from insitu.grid.import_plan import LABEL
@@ -59,14 +58,6 @@ def check_columns(base: CacheSpec, columns: tuple[Column, ...]) -> None:
 def join_labels(base: CacheSpec, found: set[str]) -> tuple[str, ...]:
     """Return the classes of all rows: those of `base` keep their numbers, new ones follow, sorted."""
     return (*base.labels, *sorted(found - set(base.labels)))
-
-
-def join_column_bytes(
-    base: CacheSpec | None, found: Sequence[tuple[int, int]]
-) -> tuple[tuple[int, int], ...]:
-    """Return the bytes of each column of all rows, of those of the new rows."""
-    before = base.column_bytes if base is not None else ((0, 0),) * len(found)
-    return tuple((raw + a, stored + b) for (raw, stored), (a, b) in zip(before, found, strict=True))
 
 
 def share_partitions(paths: Paths, base: CacheSpec, staged: StagedPaths) -> None:

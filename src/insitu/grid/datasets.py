@@ -405,7 +405,8 @@ class Dataset:
         """
         positions, chain = self._selection.positions(shard), self._chain
         if chain.seed is None:
-            if positions is None and self.cache.block_rows and self.cache.raw_bytes > EXACT_BYTES:
+            large = self.cache.raw_bytes > EXACT_BYTES or self._reader.exceeds_memory
+            if positions is None and self.cache.block_rows and large:
                 blocks = self._count_blocks(WINDOW_BYTES)
                 return FileOrder(self._reader.starts(shard), self.cache.block_rows, blocks)
             return positions

@@ -60,6 +60,10 @@ class ImportOptions:
     #: What columns are compressed with where it is worth it; None: nothing is.
     compress: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.compress not in (None, *CODECS):
+            raise InputError(f"--compress is {' or '.join(CODECS)}. Received: {self.compress!r}")
+
 
 @dataclass(frozen=True, slots=True)
 class RowSizes:
@@ -123,6 +127,11 @@ class ImportPlan:
         """The index of the first row of the sources, for the hash that chooses its partition."""
         return 0 if self.base is None else self.base.rows
 
+    def sum_column_bytes(self, found: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+        """Return `CacheSpec.column_bytes` of all rows, of those of the rows of the sources."""
+        before = self.base.column_bytes if self.base is not None else ((0, 0),) * len(found)
+        return tuple((raw + a, stored + b) for (raw, stored), (a, b) in zip(before, found, strict=True))
+
     @property
     def source_bytes(self) -> int:
         """Bytes of all source files."""
@@ -185,12 +194,6 @@ def check_partitions_in_all(partitions: int, base: CacheSpec | None) -> None:
 def choose_block_rows(columns: tuple[Column, ...], sizes: RowSizes, destinations: int) -> int:
     """Return the rows of a block, so that the blocks of all destinations fit into memory together."""
     return rows_per_block(columns, sizes.text_bytes, limit=BUFFER_BYTES // destinations)
-
-
-def check_codec(codec: str | None) -> None:
-    """Raise InputError unless `codec` is None or one that blocks can be compressed with."""
-    if codec is not None and codec not in CODECS:
-        raise InputError(f"--compress is {' or '.join(CODECS)}. Received: {codec!r}")
 
 
 def check_key(key: str | None, columns: tuple[Column, ...]) -> None:

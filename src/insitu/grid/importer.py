@@ -30,14 +30,7 @@ import numpy.typing as npt
 from insitu.access import apply_modes, make_folder
 from insitu.durable import sync_folder, sync_tree
 from insitu.errors import CacheBusy, CacheExists, GridError, InputError, SourceError
-from insitu.grid.appending import (
-    check_base,
-    check_columns,
-    join_column_bytes,
-    join_labels,
-    options_of_base,
-    share_partitions,
-)
+from insitu.grid.appending import check_base, check_columns, join_labels, options_of_base, share_partitions
 from insitu.grid.catalog import Catalog
 from insitu.grid.files import cache_locks, full_disk_as_error, home_errors
 from insitu.grid.import_journal import ImportJournal, Place, find_resumable
@@ -46,7 +39,6 @@ from insitu.grid.import_plan import (
     LEAST_PARTITIONS,
     ImportOptions,
     ImportPlan,
-    check_codec,
     check_key,
     check_partitions_in_all,
     check_room,
@@ -141,7 +133,6 @@ def _make_plan(
 ) -> ImportPlan:
     """Return what is to be done. Nothing is written yet. Raises what `import_cache` does."""
     names, fractions = _names_and_fractions(name, options.split)
-    check_codec(options.compress)
     base = _find_base(catalog, name, options)
     if base is None:
         _refuse_existing(catalog, names, options.overwrite)
@@ -471,7 +462,7 @@ def _complete(
         plan.labels,
         plan.block_rows,
         plan.codec,
-        join_column_bytes(plan.base, builders.column_bytes(index * plan.partitions, plan.partitions)),
+        plan.sum_column_bytes(builders.column_bytes(index * plan.partitions, plan.partitions)),
     )
 
 

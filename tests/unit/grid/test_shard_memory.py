@@ -150,6 +150,7 @@ def test_what_does_not_fit_into_memory_is_refused(
     with pytest.raises(InputError, match=r"must fit into half of the memory.*Give exact=False"):
         ds.shuffle(1)
     assert sorted(i for f, _ in ds.shuffle(1, exact=False).batch(64) for i in f["id"]) == list(range(ROWS))
+    assert batches(ds.batch(64)) == batches(dataset("plain", context=Context(paths=paths)).batch(64))
     assert len(list(ds.take(64).shuffle(1).batch(64))) == 1
     with pytest.raises(GridError, match=r"Received: \d+ bytes, where 20000 are half of it"):
         list(ds.take(2000).shuffle(1).batch(64))
