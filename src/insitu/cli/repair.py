@@ -114,9 +114,9 @@ def _to_json(report: RepairReport, dry_run: bool) -> dict[str, Any]:
 
 
 def _print(report: RepairReport, dry_run: bool) -> None:
-    rows = [
-        (c.name, str(c.version), f"{c.rows:,}", format_size(c.bytes), "restored") for c in report.restored
-    ]
+    restored = "would be restored" if dry_run else "restored"
+    was = "would be" if dry_run else "was"
+    rows = [(c.name, str(c.version), f"{c.rows:,}", format_size(c.bytes), restored) for c in report.restored]
     rows += [
         (c.name, str(c.version), f"{c.rows:,}", format_size(c.bytes), "in the catalogue")
         for c in report.known
@@ -128,13 +128,15 @@ def _print(report: RepairReport, dry_run: bool) -> None:
     for problem in report.problems:
         print_notice(f"passed over: {problem}")
     if report.set_aside:
-        print_notice(f"The damaged catalogue is kept as {report.set_aside}.")
+        kept = "would be kept" if dry_run else "is kept"
+        print_notice(f"The damaged catalogue {kept} as {report.set_aside}.")
     if report.manifests_written:
-        print_notice(f"{len(report.manifests_written)} manifest(s) written.")
+        written = "would be written" if dry_run else "written"
+        print_notice(f"{len(report.manifests_written)} manifest(s) {written}.")
     if report.stores_identified:
-        print_notice(f"The id of the store was written again on {', '.join(report.stores_identified)}.")
+        print_notice(f"The id of the store {was} written again on {', '.join(report.stores_identified)}.")
     if report.nodes_listed:
-        print_notice(f"The list of nodes was written again: {', '.join(report.nodes_listed)}.")
+        print_notice(f"The list of nodes {was} written again: {', '.join(report.nodes_listed)}.")
     if report.unpublished:
         print_notice(
             "Versions that were never published are removed by the next `insitu caches` or `insitu import`. "

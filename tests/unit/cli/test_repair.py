@@ -40,7 +40,8 @@ def paths(home: Path, tmp_path: Path) -> Paths:
 def test_a_dry_run_changes_nothing_and_a_repair_puts_back(paths: Paths):
     assert "a version 1" in run("caches").stderr, "lost versions are named"
     shown = run("repair", "--dry-run")
-    assert "restored" in shown.stdout and "nothing was changed" in shown.stderr
+    assert "would be restored" in shown.stdout and "nothing was changed" in shown.stderr
+    assert "manifest(s) written" not in shown.stderr
     assert shown.exit_code == 0 and not paths.catalog.exists()
     result = json.loads(run("repair", "--json").stdout)
     assert result["restored"] == [
