@@ -25,6 +25,8 @@ LEAST_PARTITIONS = 8
 PARTITION_BYTES = 1 << 30
 """About the size of a partition of larger data, unless `--partitions` is given."""
 MAX_PARTITIONS = 1 << 16
+OTHER_MAPPINGS = 4000
+"""Mappings that a process has beside those of partitions, with a backend loaded, and to spare."""
 _SAMPLE_BYTES = 4 << 20
 """Bytes of a source whose texts are looked at before it is imported."""
 _HEADERS_BYTES = 1.02
@@ -162,16 +164,20 @@ def measure_rows(sources: Sequence[Source], columns: tuple[Column, ...]) -> RowS
 
 
 def choose_partitions(
-    partitions: int | None, topology: Topology, size: float, least: int = LEAST_PARTITIONS
+    partitions: int | None,
+    topology: Topology,
+    size: float,
+    least: int = LEAST_PARTITIONS,
+    most: int = MAX_PARTITIONS,
 ) -> int:
     """Return the number of partitions of a cache of about `size` bytes. Raises InputError.
 
-    Where none is given they are of about PARTITION_BYTES each, `least` at least, the same number on each
-    node.
+    Where none is given they are of about PARTITION_BYTES each, `least` at least and `most` at most, the same
+    number on each node.
     """
     if partitions is None:
         nodes = len(topology.nodes)
-        wanted = max(least, min(MAX_PARTITIONS - nodes, -(-int(size) // PARTITION_BYTES)))
+        wanted = max(least, min(most - nodes, -(-int(size) // PARTITION_BYTES)))
         return -(-wanted // nodes) * nodes
     if not 1 <= partitions <= MAX_PARTITIONS:
         raise InputError(
@@ -189,6 +195,28 @@ def check_partitions_in_all(partitions: int, base: CacheSpec | None) -> None:
             f"A cache has at most {MAX_PARTITIONS} partitions. Received: {partitions} more for one of "
             f"{held}. Import all rows again with --overwrite"
         )
+    allowed = read_max_mappings()
+    if held + partitions > most_readable(allowed):
+        raise InputError(
+            f"A process must be allowed to map each partition that it reads twice. Received: "
+            f"{held + partitions} partitions, where this system allows {allowed} mappings "
+            f"(vm.max_map_count). Import with fewer --partitions, or allow more: `sysctl -w "
+            f"vm.max_map_count={2 * MAX_PARTITIONS + OTHER_MAPPINGS}`"
+        )
+
+
+def read_max_mappings() -> int | None:
+    """Return how many mappings the system allows a process; None where it doesn't say."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path("/proc/sys/vm/max_map_count").read_text())
+    return None
+
+
+def most_readable(mappings: int | None) -> int:
+    """Return how many partitions a process can read that may have so many mappings; None: any number."""
+    if mappings is None:
+        return MAX_PARTITIONS
+    return max(1, min(MAX_PARTITIONS, (mappings - OTHER_MAPPINGS) // 2))
 
 
 def choose_block_rows(columns: tuple[Column, ...], sizes: RowSizes, destinations: int) -> int:

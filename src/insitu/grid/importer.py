@@ -46,6 +46,8 @@ from insitu.grid.import_plan import (
     choose_partitions,
     columns_of_caches,
     measure_rows,
+    most_readable,
+    read_max_mappings,
 )
 from insitu.grid.layout import (
     check_split,
@@ -152,7 +154,8 @@ def _make_plan(
     owners_of_partition(0, topology, backups)
     sizes = measure_rows(opened, columns)
     least = LEAST_PARTITIONS if base is None else 1
-    partitions = choose_partitions(options.partitions, topology, sizes.bytes * max(fractions), least)
+    most = most_readable(read_max_mappings())
+    partitions = choose_partitions(options.partitions, topology, sizes.bytes * max(fractions), least, most)
     check_partitions_in_all(partitions, base)
     return ImportPlan(
         names=names,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gzip
 import os
 from collections import Counter
 from dataclasses import replace
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 from insitu.errors import CacheBusy, CacheExists, InputError, SourceError, StorageFull
 from insitu.grid import Catalog, bring_up, import_cache
-from insitu.grid.import_plan import choose_partitions, measure_rows
+from insitu.grid.import_plan import choose_partitions, measure_rows, most_readable
 from insitu.grid.layout.affinity import hash_integers, hash_rows, partition_of_rows, split_of_rows
 from insitu.grid.leftovers import sweep
 from insitu.grid.manifests import prepare_manifest
@@ -341,6 +342,24 @@ def test_a_source_that_changes_while_it_is_read_is_an_error(paths: Paths, images
     assert everything(paths) == [] and Catalog(paths).caches() == []
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
+def test_a_source_that_grows_while_it_is_read_is_an_error(paths: Paths, tmp_path: Path, name: str) -> None:
+    """Lines come at its end after they were counted: some may have been read, so none are taken."""
+    packed = gzip.compress if name.endswith(".gz") else bytes
+    (tmp_path / name).write_bytes(packed(b"x\n" + b"1\n" * 1000))
+
+    def grow(rows: int, done: int, total: int | None) -> None:
+        with (tmp_path / name).open("ab") as file:
+            file.write(packed(b"2\n" * 1000))
+
+    for resume in (False, True):
+        with pytest.raises(SourceError, match=r"must stay as it is.*has changed since the import began"):
+            import_cache(paths, "a", [str(tmp_path / name)], progress=grow, resume=resume)
+        assert Catalog(paths).caches() == []
+    (cache,) = import_cache(paths, "a", [str(tmp_path / name)])
+    assert cache.rows > 2000
+
+
 def test_a_source_that_vanishes_is_named(paths: Paths, images: Path) -> None:
     def remove(rows: int, done: int, total: int | None) -> None:
         (images / "dog.npy").unlink(missing_ok=True)
@@ -377,6 +396,19 @@ def test_what_cannot_fit_is_refused_before_it_is_read(
 def test_partitions_are_of_a_gibibyte(size: int, nodes: int, partitions: int) -> None:
     topology = Topology(tuple(NodeId(f"node-{i}") for i in range(nodes)))
     assert choose_partitions(None, topology, size) == partitions
+
+
+def test_partitions_that_no_process_could_map_are_refused(
+    paths: Paths, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("insitu.grid.import_plan.read_max_mappings", lambda: 65_530)
+    words = r"Received: 40000 partitions, where this system allows 65530 mappings.*sysctl -w vm.max_map_count"
+    with pytest.raises(InputError, match=words):
+        import_cache(paths, "images", [str(images)], partitions=40_000)
+    with pytest.raises(InputError, match=r"in \[1, 65536\]. Received: 100000"):
+        import_cache(paths, "images", [str(images)], partitions=100_000)
+    assert most_readable(65_530) == 30_765 and most_readable(None) == most_readable(1 << 20) == 65_536
+    assert choose_partitions(None, Topology((NodeId("node-0"),)), 1 << 50, most=30_765) == 30_764
 
 
 def test_the_size_of_text_is_judged_by_its_beginning(paths: Paths, tmp_path: Path) -> None:
