@@ -34,19 +34,29 @@ _CLEANING_SECONDS = 0.5
 
 
 @contextlib.contextmanager
-def full_disk_as_error(where: Path, left: str = "Nothing of it was kept") -> Iterator[None]:
-    """Turn the system's errors for "no room" (device, quota, file size limit) into StorageFull.
+def full_disk_as_error(
+    where: Path,
+    left: str = "Nothing of it was kept",
+    advice: str = "Free some space, or put INSITU_HOME on a larger device",
+) -> Iterator[None]:
+    """Turn the system's errors for "no room" (device, quota, file size limit) into StorageFull, and that for
+    a device that fails into GridError.
 
-    `left` says what has become of what was written.
+    `left` says what has become of what was written, `advice` how to make room.
     """
     try:
         yield
     except OSError as error:
+        if error.errno == errno.EIO:
+            raise GridError(
+                f"The disk must take what is written to {where}. Received: {error.strerror}"
+                f"{f' for {error.filename}' if error.filename else ''}. {left}. Look for its errors in the "
+                f"system's log, and replace it or mount it again"
+            ) from error
         if error.errno not in NO_ROOM:
             raise
         raise StorageFull(
-            f"No room is left for {where} ({os.strerror(error.errno or 0)}). {left}. Free some space, or "
-            f"put INSITU_HOME on a larger device"
+            f"No room is left for {where} ({os.strerror(error.errno or 0)}). {left}. {advice}"
         ) from error
 
 
@@ -112,7 +122,8 @@ def cache_locks(paths: Paths, caches: Sequence[str]) -> Iterator[None]:
             file = stack.enter_context(path.open("a"))
             if not _locked(file):
                 raise CacheBusy(
-                    f"Another process is importing into {cache}. Wait for it to end, then try again"
+                    f"Another process is importing into {cache} or moves it to another disk. Wait for it to "
+                    f"end, then try again"
                 )
         yield
 

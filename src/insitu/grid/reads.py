@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import atexit
 import json
+import logging
 import os
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from insitu.errors import GridError
 from insitu.grid.files import publish_file
+
+logger = logging.getLogger("insitu.grid")
 
 
 @dataclass(slots=True)
@@ -34,6 +38,8 @@ class ReadCounter:
         self._target: Path | None = None
         self._lock = threading.Lock()
         self._pid = os.getpid()
+        #: Whether the last `publish` failed. Written by it.
+        self._failed = False
 
     @property
     def reads(self) -> Reads:
@@ -54,9 +60,19 @@ class ReadCounter:
         self._target = target
 
     def publish(self) -> None:
-        """Write the counts, where a target has been named, in one atomic step. A forked child doesn't."""
-        if self._target is not None and os.getpid() == self._pid:
+        """Write the counts, where a target has been named, in one atomic step. A forked child doesn't.
+
+        Training doesn't need them: a disk that is full or fails is a warning, once.
+        """
+        if self._target is None or os.getpid() != self._pid:
+            return
+        try:
             publish_file(self._target, json.dumps(asdict(self.reads)).encode())
+            self._failed = False
+        except (GridError, OSError) as error:
+            if not self._failed:
+                logger.warning("How many rows were read can't be written down: %s. Training goes on.", error)
+            self._failed = True
 
 
 READS = ReadCounter()

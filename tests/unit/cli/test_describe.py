@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,23 @@ def test_how_gradients_travel_is_shown(insitu: Insitu, capsys: pytest.CaptureFix
     publish_choice(Context(insitu.paths), "MirroredStrategy", "outside of all jobs")
     describe(job.root.name)
     assert "Strategy:    MirroredStrategy, gradients: ring\n" in capsys.readouterr().out
+
+
+def test_a_full_disk_does_not_keep_a_strategy_from_being_made(
+    insitu: Insitu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from insitu.context import Context
+    from insitu.train.strategies.communication import publish_choice
+
+    job = make_job(insitu)
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("insitu.durable.os.fsync", refuse)
+    publish_choice(Context(insitu.paths, job_id=job.root.name), "MirroredStrategy", "ring")
+    shown = capsys.readouterr().err
+    assert "No room is left" in shown and str(job.root) in shown and "Training goes on" in shown
 
 
 def test_a_beginning_that_several_jobs_share_is_told_as_such(insitu: Insitu) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from insitu import durable
-from insitu.errors import CacheBusy, StorageFull
+from insitu.errors import CacheBusy, GridError, StorageFull
 from insitu.grid import files
 from insitu.paths import Paths
 
@@ -69,5 +69,8 @@ def test_a_full_disk_leaves_nothing_and_the_old_as_it_was(
 def test_only_a_full_disk_is_called_one(tmp_path: Path) -> None:
     with pytest.raises(StorageFull), files.full_disk_as_error(tmp_path):
         raise OSError(errno.ENOSPC, "full")
+    words = rf"disk must take what is written to {tmp_path}.*system's log"
+    with pytest.raises(GridError, match=words), files.full_disk_as_error(tmp_path):
+        raise OSError(errno.EIO, "Input/output error")
     with pytest.raises(PermissionError), files.full_disk_as_error(tmp_path):
         raise PermissionError(errno.EACCES, "no")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,23 @@ def test_counts_are_written_when_they_are_published(tmp_path: Path) -> None:
         "local_rows": 2,
         "remote_rows": 2,
     }
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES])
+def test_a_disk_that_takes_no_counts_does_not_end_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    counter = ReadCounter()
+    counter.write_to(tmp_path / "reads.json")
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("insitu.durable.os.fsync", refuse)
+        counter.publish()
+        counter.publish()
+    assert len(caplog.records) == 1 and "Training goes on" in caplog.text
+    assert os.strerror(number) in caplog.text
+    counter.publish()
+    assert json.loads((tmp_path / "reads.json").read_text())["local_rows"] == 0

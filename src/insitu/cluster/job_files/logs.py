@@ -70,14 +70,20 @@ class RotatedLog:
         older = rotated_path(self._path)
         drops = older.exists()
         self._path.replace(older)
-        self._file.close()
-        self._file = self._path.open("ab", buffering=0)
+        try:
+            fresh = self._path.open("ab", buffering=0)
+        except OSError:
+            older.replace(self._path)  # what is open is written on
+            raise
+        self.close()
+        self._file = fresh
         if drops:
             kept = f"the log before this is in {older.name}; what came before that was dropped"
             self._file.write(f"[{INSITU_SOURCE}] {kept}\n".encode())
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # some disks say only now that they have failed
+            self._file.close()
 
 
 def bound_controller_log(job: JobPaths) -> None:

@@ -156,7 +156,10 @@ class CheckpointStore:
                     f"No room is left for a checkpoint in {where}. The last published one "
                     "stays. Free some space, or save less often or elsewhere."
                 ) from error
-            raise CheckpointError(f"A checkpoint can't be written to {where}: {error}") from error
+            raise CheckpointError(
+                f"A checkpoint can't be written to {where}: {error}. The last published one stays. Check "
+                f"that disk or folder, or save elsewhere; `insitu resume` lets a job go on from the last one"
+            ) from error
         names = self._folder.names()
         here = names.index(name) + 1
         for other in (*names[here:], *names[: max(0, here - self._keep)]):

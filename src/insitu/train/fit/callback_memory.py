@@ -7,6 +7,7 @@ import functools
 import inspect
 import json
 import logging
+import stat
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import keras
 
-from insitu.durable import replace_file
+from insitu.grid import publish_file
 from insitu.train.collectives import copy_value, encode, keep_serializable
 
 WRITERS = (
@@ -124,7 +125,7 @@ def _drop_rows(path: Path, separator: str, epoch: int) -> None:
 
     kept = [line for line in lines if stays(line)]
     if kept != lines:
-        replace_file(path, "".join(kept).encode())
+        publish_file(path, "".join(kept).encode(), stat.S_IMODE(path.stat().st_mode))
 
 
 def _plain(callback: Any) -> dict[str, Any]:

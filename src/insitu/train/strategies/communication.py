@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from insitu.context import Context
-from insitu.errors import InputError
+from insitu.errors import GridError, InputError
 from insitu.grid import publish_file
 
 
@@ -142,7 +142,10 @@ def publish_choice(context: Context, strategy: str, way: str) -> None:
     """Have `insitu describe` show how the gradients of a job travel."""
     if context.job is not None and context.is_chief:
         choice = {"strategy": strategy, "gradients": way}
-        publish_file(context.job.strategy(context.task), json.dumps(choice).encode())
+        try:
+            publish_file(context.job.strategy(context.task), json.dumps(choice).encode())
+        except (GridError, OSError) as error:
+            tell(f"How gradients travel can't be written down: {error}. Training goes on.", is_chief=True)
 
 
 __all__ = [

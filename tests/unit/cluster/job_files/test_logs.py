@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,3 +94,43 @@ def test_the_log_of_controllers_is_bounded(tmp_path: Path, monkeypatch: pytest.M
     assert job.controller_log.read_bytes() == b"goes on\n"
     assert older.stat().st_mode & 0o077 == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["controller.log", "controller.log.1"]
+
+
+def test_a_disk_that_refuses_a_new_log_costs_lines_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_LOG_BYTES", 100)
+    job = JobPaths(tmp_path)
+    logs = JobLogs(job)
+    logs.open(W0, 1)
+    logs.write(W0, b"x" * 100 + b"\n", 0.0)
+    original = Path.open
+
+    def refuse(path: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        if mode == "ab":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return original(path, mode, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refuse)
+        for _ in range(3):
+            logs.write(W0, b"lost\n", 0.0)
+    logs.write(W0, b"kept\n", 0.0)
+    logs.finish()
+    assert read_rotated(job.task_log(W0, 1)) == b"x" * 100 + b"\nkept\n"
+    assert b"bytes of output could not be written" in job.output.read_bytes()
+
+
+def test_a_disk_that_fails_when_a_log_is_closed_is_no_error(tmp_path: Path) -> None:
+    class Failing:
+        def fileno(self) -> int:
+            return 0
+
+        def close(self) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    logs = JobLogs(JobPaths(tmp_path))
+    logs.open(W0, 1)
+    logs._tasks[W0][0].close()
+    logs._tasks[W0][0]._file = Failing()  # type: ignore[attr-defined]
+    logs.finish()

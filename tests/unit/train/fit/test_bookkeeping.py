@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from insitu.errors import StorageFull
+from insitu.errors import GridError, StorageFull
 from insitu.grid import ShardLedger
 from insitu.paths import JobPaths
 from insitu.train.fit import bookkeeping
@@ -90,6 +92,25 @@ def test_what_can_not_be_written_by_the_end_of_a_fit_is_an_error(
     books.record(step(0))
     with pytest.raises(StorageFull):
         books.end()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_disk_that_is_full_or_fails_is_named_and_older_ledgers_stay(
+    books: Bookkeeper, job: JobPaths, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    books.record(step(0))
+    before = job.epoch_ledger(0, 0).read_bytes()
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("insitu.durable.os.fsync", refuse)
+        with pytest.raises(GridError, match=f"{job.epoch_ledger(1, 0)}.*(Free some space|system's log)"):
+            books.record(step(1))
+            books.end()
+    assert job.epoch_ledger(0, 0).read_bytes() == before
+    assert [path.name for path in job.ledger.iterdir()] == [job.epoch_ledger(0, 0).name]
 
 
 def test_rows_that_were_left_out_are_written_at_once(
