@@ -90,12 +90,14 @@ def make_sticky_folder(home: Path, folder: Path) -> None:
 
 
 def apply_modes(home: Path, folder: Path) -> None:
-    """Give `folder` and everything in it the modes of the home. Raises OSError."""
+    """Give `folder` and everything in it the modes of the home, not what links lead to. Raises OSError."""
     of_folders, of_files = folder_mode(home), file_mode(home)
     for parent, _, names in os.walk(folder):
         os.chmod(parent, of_folders)
         for name in names:
-            os.chmod(os.path.join(parent, name), of_files, follow_symlinks=True)
+            path = os.path.join(parent, name)
+            if not os.path.islink(path):
+                os.chmod(path, of_files)
 
 
 def share_home(paths: Paths, group: str) -> None:
@@ -111,7 +113,8 @@ def share_home(paths: Paths, group: str) -> None:
             make_folder(paths.home, folder)
             for parent, _, names in os.walk(folder):
                 for path in (parent, *(os.path.join(parent, name) for name in names)):
-                    shutil.chown(path, group=group)
+                    if not os.path.islink(path):
+                        shutil.chown(path, group=group)
             apply_modes(paths.home, folder)
         for file in (paths.catalog, paths.topology):
             if file.exists():

@@ -9,8 +9,10 @@
       staging/CACHE~TOKEN/              half-written versions; removed when their import has died
         stores/NODE/                    becomes vVERSION/ of that node's store
       nodes/NODE/store-id               what tells this store from others, wherever its disk is
+      nodes/NODE/store.json             its quota and its second path; see grid/store_settings.py
       nodes/NODE/CACHE/vVERSION/        the store of one node
-        part-00000.arrow
+        part-00000.arrow                a link if the partition lies on the second path
+        last-read                       changed whenever a dataset opens the version here
         part-00000.partial              what has arrived of a copy from another node
         manifest.json                   what this store holds of the version; see grid/manifests.py
         part-00000.verified             the file's stat when its checksum was right; see grid/verification.py
@@ -29,8 +31,9 @@
         checkpoints/                    written by the chief; servers/ by parameter servers
         ledger/                         rows that have entered the model, by epoch and shard
 
-Only checkpoints that a host keeps in memory lie elsewhere, in /dev/shm/insitu-JOB-HASH/ROLE-INDEX/; the hash
-is that of the job's folder.
+Two things lie elsewhere. Checkpoints that a host keeps in memory are in /dev/shm/insitu-JOB-HASH/ROLE-INDEX/;
+the hash is that of the job's folder. The second path of a store has partitions in
+insitu-STORE_ID/CACHE/vVERSION/part-00000.arrow.
 
 A cache's name becomes one folder's name by writing `@` for `/`, which no cache's name contains.
 """
@@ -138,6 +141,9 @@ class Paths:
     def store_id(self, node: str) -> Path:
         return self.node(node) / "store-id"
 
+    def store_settings(self, node: str) -> Path:
+        return self.node(node) / "store.json"
+
     def cache_store(self, node: str, cache: str) -> Path:
         return self.node(node) / cache_folder_name(cache)
 
@@ -149,6 +155,10 @@ class Paths:
 
     def manifest(self, node: str, cache: str, version: int) -> Path:
         return self.version(node, cache, version) / MANIFEST
+
+    def last_read(self, node: str, cache: str, version: int) -> Path:
+        """Return the empty file whose time of change says when a dataset last opened the version there."""
+        return self.version(node, cache, version) / "last-read"
 
     def partial(self, node: str, cache: str, version: int, index: int) -> Path:
         """Return where a copy of the partition arrives from another node."""
@@ -164,6 +174,27 @@ class Paths:
 
     def job(self, job_id: str) -> JobPaths:
         return JobPaths(self.jobs / check_simple_name("A job's id", job_id))
+
+
+@dataclass(frozen=True, slots=True)
+class TierPaths:
+    """Names below the folder that a store has on its second path. It is laid out as the store is."""
+
+    root: Path
+
+    def cache_store(self, cache: str) -> Path:
+        return self.root / cache_folder_name(cache)
+
+    def version(self, cache: str, version: int) -> Path:
+        return self.cache_store(cache) / f"v{version}"
+
+    def partition(self, cache: str, version: int, index: int) -> Path:
+        return self.version(cache, version) / partition_file_name(index)
+
+
+def tier_folder(path: Path, store_id: str) -> Path:
+    """Return the folder on a second path that belongs to a store."""
+    return path / f"insitu-{store_id}"
 
 
 @dataclass(frozen=True, slots=True)

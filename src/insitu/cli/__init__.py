@@ -18,7 +18,7 @@ def build_app() -> object:
     import typer
 
     from insitu._version import __version__
-    from insitu.cli import chaos, data, delete, describe, devices, jobs, repair, scrub
+    from insitu.cli import chaos, data, delete, describe, devices, jobs, repair, scrub, storage
     from insitu.cli.command_group import CommandGroup
 
     app = typer.Typer(
@@ -51,6 +51,7 @@ def build_app() -> object:
     devices.register(app)
     chaos.register(app)
     repair.register(app)
+    storage.register(app)
     return app
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -218,17 +218,18 @@ def describe_cache(name: str, as_json: bool, verify: bool) -> None:
     `verify` reads every copy of every partition and compares it with its checksum. Raises UnknownCache;
     CorruptPartition after all has been printed.
     """
-    from insitu.grid import Catalog, verify_copies
+    from insitu.grid import Catalog, find_slow_copies, verify_copies
 
     paths = Paths.default()
     catalog = Catalog(paths)
     cache = catalog.get(name)
     jobs = catalog.pinned_by(name)
     checks = verify_copies(paths, cache) if verify else []
+    slow = find_slow_copies(paths, cache)
     if as_json:
-        print_json(_cache_details(cache, jobs, checks if verify else None))
+        print_json(_cache_details(cache, jobs, slow, checks if verify else None))
     else:
-        _print_cache(cache, jobs)
+        _print_cache(cache, jobs, slow)
         if verify and not any(problem for _, _, problem in checks):
             typer.echo(f"\nverified: {len(checks)} file(s), all as they were written")
     problems = [problem for _, _, problem in checks if problem is not None]
@@ -239,7 +240,10 @@ def describe_cache(name: str, as_json: bool, verify: bool) -> None:
 
 
 def _cache_details(
-    cache: CacheSpec, jobs: list[str], checks: Sequence[tuple[int, str, Exception | None]] | None
+    cache: CacheSpec,
+    jobs: list[str],
+    slow: Mapping[int, Sequence[str]],
+    checks: Sequence[tuple[int, str, Exception | None]] | None,
 ) -> dict[str, Any]:
     partitions = [
         {
@@ -249,6 +253,7 @@ def _cache_details(
             "checksum": p.checksum,
             "primary": p.owners[0],
             "backups": list(p.owners[1:]),
+            "slow": list(slow.get(p.index, ())),
         }
         for p in cache.partitions
     ]
@@ -269,7 +274,7 @@ def _cache_details(
     return details
 
 
-def _print_cache(cache: CacheSpec, jobs: list[str]) -> None:
+def _print_cache(cache: CacheSpec, jobs: list[str], slow: Mapping[int, Sequence[str]]) -> None:
     made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(cache.created))
     typer.echo(f"cache      {cache.name}, version {cache.version}, made {made}")
     typer.echo(f"rows       {cache.rows:,}")
@@ -282,13 +287,16 @@ def _print_cache(cache: CacheSpec, jobs: list[str]) -> None:
     if jobs:
         typer.echo(f"used by    {', '.join(jobs)}")
     typer.echo()
-    print_table(
-        ("PARTITION", "ROWS", "SIZE", "PRIMARY", "BACKUPS"),
-        [
-            (str(p.index), f"{p.rows:,}", format_size(p.bytes), p.owners[0], ", ".join(p.owners[1:]))
-            for p in cache.partitions
-        ],
-    )
+    rows = [
+        (str(p.index), f"{p.rows:,}", format_size(p.bytes), p.owners[0], ", ".join(p.owners[1:]))
+        for p in cache.partitions
+    ]
+    header = ("PARTITION", "ROWS", "SIZE", "PRIMARY", "BACKUPS")
+    if slow:
+        ends = [", ".join(slow.get(p.index, ())) for p in cache.partitions]
+        print_table((*header, "ON SLOW PATH"), [(*row, end) for row, end in zip(rows, ends, strict=True)])
+    else:
+        print_table(header, rows)
 
 
 def format_column(column: Column) -> str:
@@ -302,6 +310,12 @@ def up(
         str | None, typer.Option(metavar="GROUP", help="Open the caches to the members of this group.")
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="Close them to all others again.")] = False,
+    quota: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="What each store may hold, such as 200GB; or none.")
+    ] = None,
+    tier: Annotated[
+        str | None, typer.Option(metavar="PATH", help="A second path for cold partitions; or none.")
+    ] = None,
 ) -> None:
     """Bring up simulated nodes on this machine, each with a store of its own.
 
@@ -315,24 +329,34 @@ def up(
     ```
     insitu up --nodes 3
     insitu up --shared team
+    insitu up --quota 200GB --tier /slow
     ```
     """
     from insitu.access import close_home, share_home
-    from insitu.grid import Catalog, bring_up, load_topology
+    from insitu.cli.storage import parse_store_settings, report_quotas, report_tiers
+    from insitu.grid import Catalog, apply_tier_modes, bring_up, load_topology, set_up_stores
 
     if shared is not None and private:
         raise InputError(f"--shared and --private exclude each other. Received: --shared {shared} --private")
     paths = Paths.default()
     if nodes is None:
-        nodes = len(load_topology(paths).nodes) if shared is not None or private else 1
+        kept = private or any(option is not None for option in (shared, quota, tier))
+        nodes = len(load_topology(paths).nodes) if kept else 1
+    settings = parse_store_settings(quota, tier)
     topology = bring_up(paths, nodes)
+    set_up_stores(paths, topology.nodes, **settings)
     if shared is not None:
         share_home(paths, shared)
         print_notice(f"{paths.home} is shared with the group {shared}")
     if private:
         close_home(paths)
         print_notice(f"{paths.home} is private")
+    if shared is not None or private:
+        apply_tier_modes(paths)
     print_notice(f"{len(topology.nodes)} node(s) up: {', '.join(topology.nodes)}")
+    report_tiers(paths, topology.nodes, given=tier is not None)
+    if quota is not None:
+        report_quotas(paths, topology.nodes)
     names = [
         cache.name
         for cache in Catalog(paths).caches()
@@ -411,21 +435,6 @@ def _name_unknown_versions(paths: Paths) -> None:
             )
 
 
-def _bytes_on_node(paths: Paths, stored: Sequence[CacheSpec], node: str) -> int:
-    """Return the bytes of all partitions on a node. Those that versions share count once."""
-    sizes: dict[Any, int] = {}
-    for cache in stored:
-        for info in cache.partitions:
-            if node in info.owners:
-                path = paths.partition(node, cache.name, cache.version, info.index)
-                try:
-                    found = path.stat()
-                    sizes[found.st_dev, found.st_ino] = info.bytes
-                except OSError:  # a damaged store; `describe --verify` names what is missing
-                    sizes[path] = info.bytes
-    return sum(sizes.values())
-
-
 def nodes(as_json: JsonOption = False) -> None:
     """List the nodes, with what they store. Removes what imports that were killed have left.
 
@@ -433,7 +442,8 @@ def nodes(as_json: JsonOption = False) -> None:
 
     Example: insitu nodes
     """
-    from insitu.grid import Catalog, check_distinct, load_topology, read_store_id
+    from insitu.cli.storage import measure_copies, print_nodes
+    from insitu.grid import Catalog, check_distinct, load_topology, measure_store, read_store_id
 
     paths = Paths.default()
     _remove_leftovers(paths)
@@ -442,36 +452,24 @@ def nodes(as_json: JsonOption = False) -> None:
     listed: list[dict[str, Any]] = []
     for node, store_id in stores.items():
         owned = [p for cache in stored for p in cache.partitions if node in p.owners]
+        room = measure_store(paths, node)
         listed.append(
             {
                 "node": node,
                 "primaries": sum(p.owners[0] == node for p in owned),
                 "backups": sum(p.owners[0] != node for p in owned),
                 "rows": sum(p.rows for p in owned if p.owners[0] == node),
-                "bytes": _bytes_on_node(paths, stored, node),
+                "bytes": measure_copies(paths, stored, node),
                 "store": str(paths.node(node)),
                 "store_id": store_id,
+                "quota": room.quota,
+                "used": room.used,
+                "slow": None if room.tier is None else str(room.tier),
+                "slow_bytes": room.slow,
             }
         )
     if as_json:
         print_json(listed)
     else:
-        _print_nodes(listed)
+        print_nodes(listed)
     check_distinct(paths, {node: store for node, store in stores.items() if store is not None})
-
-
-def _print_nodes(listed: list[dict[str, Any]]) -> None:
-    print_table(
-        ("NODE", "PRIMARIES", "BACKUPS", "ROWS", "SIZE", "STORE"),
-        [
-            (
-                n["node"],
-                str(n["primaries"]),
-                str(n["backups"]),
-                f"{n['rows']:,}",
-                format_size(n["bytes"]),
-                n["store"],
-            )
-            for n in listed
-        ],
-    )

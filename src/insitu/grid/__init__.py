@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from insitu.grid.ledger import EpochAudit, PartitionAudit, ShardLedger, audit, read_ledgers
     from insitu.grid.leftovers import list_resumable, sweep
     from insitu.grid.manifests import find_unknown_versions
+    from insitu.grid.quotas import StoreRoom, measure_store
     from insitu.grid.repair import RepairReport, repair_catalog
     from insitu.grid.scrubbing import CopyCheck, scrub_cache, verify_copies
     from insitu.grid.store_identity import check_distinct, read_store_id
     from insitu.grid.structure import map_leaves
-    from insitu.grid.topology import bring_up, load_topology, take_down
+    from insitu.grid.tiering import Tier, TierMove, measure_move, move_cache
+    from insitu.grid.tiers import find_slow_copies
+    from insitu.grid.topology import apply_tier_modes, bring_up, load_topology, set_up_stores, take_down
 
 __getattr__, __dir__ = lazy_door(
     __name__,
@@ -41,11 +44,14 @@ __getattr__, __dir__ = lazy_door(
         "layout": ("owners_of_partition", "shard_partitions"),
         "ledger": ("EpochAudit", "PartitionAudit", "ShardLedger", "audit", "read_ledgers"),
         "manifests": ("find_unknown_versions",),
+        "quotas": ("StoreRoom", "measure_store"),
         "repair": ("RepairReport", "repair_catalog"),
         "store_identity": ("check_distinct", "read_store_id"),
         "structure": ("map_leaves",),
         "scrubbing": ("CopyCheck", "scrub_cache", "verify_copies"),
-        "topology": ("bring_up", "load_topology", "take_down"),
+        "tiering": ("Tier", "TierMove", "measure_move", "move_cache"),
+        "tiers": ("find_slow_copies",),
+        "topology": ("apply_tier_modes", "bring_up", "load_topology", "set_up_stores", "take_down"),
     },
 )
 
@@ -58,16 +64,24 @@ __all__ = [
     "PartitionAudit",
     "RepairReport",
     "ShardLedger",
+    "StoreRoom",
+    "Tier",
+    "TierMove",
+    "apply_tier_modes",
     "audit",
     "bring_up",
     "check_distinct",
     "dataset",
     "delete_cache",
+    "find_slow_copies",
     "find_unknown_versions",
     "import_cache",
     "list_resumable",
     "load_topology",
     "map_leaves",
+    "measure_move",
+    "measure_store",
+    "move_cache",
     "owners_of_partition",
     "publish_file",
     "read_ledgers",
@@ -75,6 +89,7 @@ __all__ = [
     "register_converter",
     "repair_catalog",
     "scrub_cache",
+    "set_up_stores",
     "shard_partitions",
     "sweep",
     "take_down",

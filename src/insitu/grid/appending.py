@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 
+from insitu.durable import sync_folder
 from insitu.errors import InputError, SourceError
 from insitu.grid.import_plan import LABEL
 from insitu.grid.partitions import is_ragged
 from insitu.grid.sources import SourceOptions, describe_columns
+from insitu.grid.store_settings import read_settings
+from insitu.grid.tiers import find_slow, link_file, make_tier_folder
 from insitu.paths import Paths, StagedPaths
 from insitu.spec import CacheSpec, Column
 
@@ -60,24 +62,32 @@ def join_labels(base: CacheSpec, found: set[str]) -> tuple[str, ...]:
     return (*base.labels, *sorted(found - set(base.labels)))
 
 
-def share_partitions(paths: Paths, base: CacheSpec, staged: StagedPaths) -> None:
-    """Put the partitions of `base` into a staged version, too, where possible as further names of the files.
+def share_partitions(paths: Paths, base: CacheSpec, staged: StagedPaths, version: int) -> None:
+    """Put the partitions of `base` into the staged `version`, too, where possible as further names of files.
 
-    Either version can be dropped without harm to the other. Raises OSError.
+    What lies on a second path gets a further name there. Either version can be dropped without harm to the
+    other. Raises OSError and GridError.
     """
+    tiers = {owner: read_settings(paths, owner).tier for info in base.partitions for owner in info.owners}
+    folders = set()
     for info in base.partitions:
         for owner in info.owners:
             target = staged.partition(owner, info.index)
             target.parent.mkdir(parents=True, exist_ok=True)
-            source = paths.partition(owner, base.name, base.version, info.index)
-            try:
-                os.link(source, target)
-            except OSError:  # a file system without links, or a file with too many
-                shutil.copyfile(source, target)
-                with target.open("rb") as file:
-                    os.fsync(file.fileno())
+            target.unlink(missing_ok=True)  # of an import that was interrupted here
+            source, tier = paths.partition(owner, base.name, base.version, info.index), tiers[owner]
+            slow = find_slow(source)
+            if slow is None or tier is None:
+                link_file(source.resolve(), target)
             else:
-                # The record says at which time and inode the file was right: these are the same.
-                record = paths.verified(owner, base.name, base.version, info.index)
-                with contextlib.suppress(OSError):
-                    shutil.copyfile(record, target.with_suffix(record.suffix))
+                further = tier.partition(base.name, version, info.index)
+                make_tier_folder(paths, tier, further.parent)
+                link_file(slow, further)
+                folders.add(further.parent)
+                target.symlink_to(further)
+            # The record says at which time and inode the file was right: these are the same for a link.
+            record = paths.verified(owner, base.name, base.version, info.index)
+            with contextlib.suppress(OSError):
+                shutil.copyfile(record, target.with_suffix(record.suffix))
+    for folder in folders:
+        sync_folder(folder)

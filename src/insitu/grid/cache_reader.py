@@ -21,6 +21,7 @@ from insitu.grid.shard_columns import ShardColumns
 from insitu.grid.shard_memory import ShardMemory, bytes_in_memory
 from insitu.grid.store import Copy, announce_opening, open_blocks, open_copy
 from insitu.grid.structure import Structure
+from insitu.grid.tiers import note_read
 from insitu.grid.verification import is_cut_short, is_verified
 from insitu.paths import Paths
 from insitu.processes import memory_bytes
@@ -80,6 +81,8 @@ class CacheReader:
         #: The first window of the next epoch of each shard, and the process that reads it.
         self._prepared: dict[int, tuple[int, WindowedColumns]] = {}
         self._opening = threading.Lock()
+        #: The nodes in whose stores it is noted that the version was opened.
+        self._noted: set[NodeId] = set()
 
     @property
     def exceeds_memory(self) -> bool:
@@ -285,7 +288,7 @@ class CacheReader:
 
     def _open_copy(self, index: int, verify: bool) -> Copy:
         try:
-            return open_copy(self._paths, self.cache, index, self._node, verify=verify)
+            copy = open_copy(self._paths, self.cache, index, self._node, verify=verify)
         except CorruptPartition as error:
             name, version = self.cache.name, self.cache.version
             if Catalog(self._paths).find(name, version) is None:
@@ -294,6 +297,10 @@ class CacheReader:
                     f"reading it. Make a new dataset; a job keeps its version to its end"
                 ) from error
             raise
+        if copy.node not in self._noted:
+            self._noted.add(copy.node)
+            note_read(self._paths, copy.node, self.cache)
+        return copy
 
     def _count(self, opened: Sequence[_Opened], lengths: Sequence[int]) -> None:
         local = local_rows = rows = size = 0.0

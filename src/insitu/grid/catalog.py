@@ -33,6 +33,7 @@ from insitu.grid.catalog_schema import (
     select_versions,
     write_placement,
 )
+from insitu.grid.store_settings import remove_slow_version
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, NodeId, PlacedCopy, check_cache_name
 
@@ -209,6 +210,7 @@ class Catalog:
         for cache in versions:
             for node in {owner for p in cache.partitions for owner in p.owners}:
                 shutil.rmtree(self._paths.version(node, cache.name, cache.version), ignore_errors=True)
+                remove_slow_version(self._paths, node, cache.name, cache.version)
 
     def clear(self) -> None:
         """Forget all caches and pins."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from insitu.errors import InputError, SourceError, StorageFull
+from insitu.grid.layout import owners_of_partition
 from insitu.grid.partition_builder import BUFFER_BYTES
 from insitu.grid.partitions import TEXT, is_ragged, is_variable, row_bytes, rows_per_block, text_buffers
 from insitu.grid.source_blocks import FileState, read_blocks
 from insitu.grid.sources import Source, describe_columns
 from insitu.paths import Paths
-from insitu.spec import CODECS, CacheSpec, Column, Topology
+from insitu.spec import CODECS, CacheSpec, Column, NodeId, Topology
 
 LABEL = "label"
 LEAST_PARTITIONS = 8
@@ -254,6 +256,19 @@ def check_room(paths: Paths, sizes: RowSizes, backups: int, codec: str | None) -
             f"{need} bytes of {sizes.rows} rows{copies}, where {free} are free. Free some space, such as of "
             f"caches that aren't used any more, or put INSITU_HOME on a larger device"
         )
+
+
+def bytes_by_node(plan: ImportPlan) -> dict[NodeId, int]:
+    """Return about how many bytes come into the store of each node. A guess counts half, and what will be
+    compressed."""
+    copies = Counter(
+        owner
+        for partition in plan.new_partitions
+        for owner in owners_of_partition(partition, plan.topology, plan.backups)
+    )
+    is_exact = plan.sizes.is_known and plan.codec is None
+    size = plan.sizes.bytes if is_exact else plan.sizes.bytes // 2
+    return {node: size * count // plan.partitions for node, count in copies.items()}
 
 
 def _nearest_folder(path: Path) -> Path:

@@ -39,6 +39,7 @@ from insitu.grid.import_plan import (
     LEAST_PARTITIONS,
     ImportOptions,
     ImportPlan,
+    bytes_by_node,
     check_key,
     check_partitions_in_all,
     check_room,
@@ -65,6 +66,7 @@ from insitu.grid.partitions import is_variable, text_buffers
 from insitu.grid.source_blocks import FileState, SourceBlocks
 from insitu.grid.sources import Block, Source, SourceOptions, find_sources, open_sources, stem
 from insitu.grid.store_identity import update_stores
+from insitu.grid.tiering import QuotaWatch, make_room
 from insitu.grid.topology import load_topology
 from insitu.grid.verification import record_written
 from insitu.paths import Paths, StagedPaths
@@ -213,6 +215,7 @@ def _choose_token(paths: Paths, plan: ImportPlan, resume: bool) -> tuple[str, Im
         token, block_rows = found
         return token, replace(plan, block_rows=block_rows)
     check_room(paths, plan.sizes, plan.backups, plan.codec)
+    make_room(paths, bytes_by_node(plan), plan.names)
     return f"{host_mark()}-{os.getpid()}-{secrets.token_hex(4)}", plan
 
 
@@ -264,6 +267,7 @@ def _import(
             update_stores(paths, plan.topology.nodes, make_catalog=True)
             plan, written = _write_in_blocks(paths, catalog, plan, options.resume, token, progress)
             versions += written
+            make_room(paths, dict.fromkeys(plan.topology.nodes, 0), plan.names)
             for cache in versions:
                 _move_into_stores(paths, plan, paths.staged(cache.name, token), cache)
             dropped = catalog.publish(versions, overwrite=options.overwrite or options.append)
@@ -316,7 +320,7 @@ def _write_partitions(
         plan.columns, plan.block_rows, targets, drop_pages=not plan.fits_into_memory, codec=plan.codec
     )
     try:
-        _build(plan, builders, journal, progress)
+        _build(plan, builders, journal, progress, QuotaWatch(paths, plan.topology.nodes, plan.names))
         return [
             _complete(paths, catalog, plan, builders, token, index, name)
             for index, name in enumerate(plan.names)
@@ -352,7 +356,11 @@ def _make_targets(paths: Paths, plan: ImportPlan, token: str) -> list[Path]:
 
 
 def _build(
-    plan: ImportPlan, builders: PartitionBuilders, journal: ImportJournal | None, progress: ProgressCallback
+    plan: ImportPlan,
+    builders: PartitionBuilders,
+    journal: ImportJournal | None,
+    progress: ProgressCallback,
+    quotas: QuotaWatch,
 ) -> None:
     """Read all sources into the blocks of partitions (step B)."""
     place = Place(0, 0, 0, 0, ())
@@ -376,6 +384,7 @@ def _build(
             rows += block.rows
             bytes_done = bytes_before[item.source] + block.source_bytes
             progress(rows, bytes_done, plan.source_bytes)
+            quotas.check(bytes_done)
             if journal is not None:
                 journal.note(item.source, block.next_start, rows, bytes_done, builders.rows)
     _refuse_empty_caches(plan, builders)
@@ -476,7 +485,7 @@ def _move_into_stores(paths: Paths, plan: ImportPlan, staged: StagedPaths, cache
         make_folder(paths.home, staged.store(node))
         apply_modes(paths.home, staged.store(node))
     if plan.base is not None:
-        share_partitions(paths, plan.base, staged)
+        share_partitions(paths, plan.base, staged, cache.version)
     for node in nodes:
         source = staged.store(node)
         prepare_manifest(paths, node, cache, staged.manifest(node))

@@ -10,12 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from insitu.access import make_folder
-from insitu.errors import CacheBusy, InputError
+from insitu.errors import CacheBusy, GridError, InputError
 from insitu.grid.catalog import Catalog
 from insitu.grid.files import cache_locks
 from insitu.grid.manifests import is_leftover
-from insitu.paths import Paths, cache_name_of_folder
+from insitu.grid.store_identity import list_nodes_with_stores
+from insitu.grid.store_settings import read_settings
+from insitu.grid.tiers import find_leftovers, sweep_tier
+from insitu.paths import Paths, TierPaths, cache_name_of_folder
 from insitu.processes import read_host
+from insitu.spec import NodeId
 
 
 def sweep(paths: Paths, locked: Sequence[str] = (), *, kept: str | None = None) -> int:
@@ -42,7 +46,37 @@ def sweep(paths: Paths, locked: Sequence[str] = (), *, kept: str | None = None) 
         if not cache_name_of_folder(folder.name):
             removed += sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
             shutil.rmtree(folder, ignore_errors=True)
+    return removed + _sweep_tiers(paths, locked)
+
+
+def _sweep_tiers(paths: Paths, locked: Sequence[str]) -> int:
+    """Remove what dead moves have left of caches, and what versions that were dropped left on second paths.
+    Without a catalogue everything stays. Returns the bytes removed."""
+    removed = 0
+    if not paths.catalog.exists():
+        return removed
+    for node in list_nodes_with_stores(paths):
+        # Who needs settings that can't be read, or a disk that fails, says so.
+        with contextlib.suppress(GridError, OSError):
+            tier = read_settings(paths, node).tier
+            folders = [] if tier is None else [*_folders(tier.root), *_folders(paths.node(node))]
+            for cache in sorted({cache_name_of_folder(folder.name) for folder in folders}):
+                with contextlib.suppress(CacheBusy, InputError):
+                    removed += _sweep_cache(paths, tier, node, cache, locked) if tier is not None else 0
     return removed
+
+
+def _sweep_cache(paths: Paths, tier: TierPaths, node: NodeId, cache: str, locked: Sequence[str]) -> int:
+    if not find_leftovers(paths, tier, node, cache) or _has_foreign(paths, cache):
+        return 0
+    with contextlib.nullcontext() if cache in locked else cache_locks(paths, [cache]):
+        return sweep_tier(paths, tier, node, cache)
+
+
+def _has_foreign(paths: Paths, cache: str) -> bool:
+    """Return whether another host may be importing into the cache: its lock may not be seen here."""
+    staged = [folder for folder in _folders(paths.staging) if cache_name_of_folder(folder.name) == cache]
+    return any(map(is_of_another_host, staged))
 
 
 def _resumable(paths: Paths, cache: str) -> tuple[str, ...]:

@@ -17,6 +17,8 @@ from insitu.durable import staged_file, sync_folder
 from insitu.errors import CorruptPartition
 from insitu.grid.files import full_disk_as_error
 from insitu.grid.partitions import Partition, file_checksum, make_corrupt_error, open_block_reader
+from insitu.grid.quotas import check_quota
+from insitu.grid.tiers import find_slow
 from insitu.grid.verification import verify_file
 from insitu.paths import Paths
 from insitu.spec import CacheSpec, NodeId, PartitionInfo
@@ -122,17 +124,23 @@ def find_damaged_blocks(path: Path, cache: CacheSpec, info: PartitionInfo) -> tu
 
 
 def _repair(paths: Paths, info: PartitionInfo, damaged: CopyCheck, good: CopyCheck) -> CopyCheck:
-    """Put a copy of the good file in the place of the damaged one, in one step."""
-    with full_disk_as_error(paths.home), staged_file(damaged.path) as staged:
+    """Put a copy of the good file in the place of the damaged one, in one step: on the second path where that
+    one lies there, or in the store where the second path is lost. Raises StorageFull."""
+    place = find_slow(damaged.path)
+    if place is None or not place.parent.is_dir():
+        place = damaged.path
+        held = place.stat().st_size if place.is_file() and not place.is_symlink() else 0
+        check_quota(paths, damaged.node, info.bytes - held)
+    with full_disk_as_error(paths.home), staged_file(place) as staged:
         shutil.copyfile(good.path, staged)
         os.chmod(staged, file_mode(paths.home))
         with staged.open("rb") as file:
             os.fsync(file.fileno())
         if file_checksum(staged) != info.checksum:
             return damaged
-        os.replace(staged, damaged.path)
+        os.replace(staged, place)
     with contextlib.suppress(OSError):
-        sync_folder(damaged.path.parent)
+        sync_folder(place.parent)
     return replace(damaged, repaired=True)
 
 

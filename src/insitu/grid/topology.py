@@ -10,14 +10,19 @@ import contextlib
 import json
 import os
 import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
 
 from insitu.access import file_mode, make_folder
 from insitu.errors import CacheBusy, GridError, InputError
 from insitu.grid.catalog import Catalog
-from insitu.grid.files import cache_locks, home_errors, publish_file
+from insitu.grid.files import cache_locks, full_disk_as_error, home_errors, publish_file
 from insitu.grid.leftovers import list_resumable, sweep
-from insitu.grid.store_identity import update_stores
-from insitu.paths import Paths
+from insitu.grid.store_identity import list_nodes_with_stores, make_store_id, update_stores
+from insitu.grid.store_settings import check_tier, read_settings, set_quota, set_tier
+from insitu.grid.tiers import open_tier
+from insitu.paths import Paths, TierPaths
 from insitu.spec import NodeId, Topology
 
 MAX_NODES = 1000
@@ -82,13 +87,67 @@ def take_down(paths: Paths, *, force: bool = False) -> Topology:
             f"{', in use by ' + ', '.join(jobs) if jobs else ''}. `insitu down --force` deletes them"
         )
     with cache_locks(paths, caches):
+        tiers = _find_tiers(paths)
         catalog.clear()
         if paths.nodes.exists():
             dropped = paths.nodes.with_name(f".dropped-{os.getpid()}")
             paths.nodes.rename(dropped)
             shutil.rmtree(dropped)
+        for tier in tiers:
+            shutil.rmtree(tier.root, ignore_errors=True)
         paths.topology.unlink(missing_ok=True)
     for cache in list_resumable(paths):
         with contextlib.suppress(CacheBusy), cache_locks(paths, [cache]):
             sweep(paths, [cache])
     return topology
+
+
+def _find_tiers(paths: Paths) -> list[TierPaths]:
+    """Return the folders of all stores on second paths, as far as their settings can be read."""
+    tiers = []
+    for node in list_nodes_with_stores(paths):
+        with contextlib.suppress(GridError):
+            tiers.append(read_settings(paths, node).tier)
+    return [tier for tier in tiers if tier is not None]
+
+
+def apply_tier_modes(paths: Paths) -> None:
+    """Give what lies on second paths the group and the modes of the home. Raises InputError."""
+    try:
+        for tier in _find_tiers(paths):
+            open_tier(paths, tier)
+    except PermissionError as error:
+        raise InputError(
+            f"What lies on the second path of a store must be yours to be shared. Received: {error.filename} "
+            f"({error.strerror}). Have its owner share it"
+        ) from error
+
+
+def set_up_stores(
+    paths: Paths,
+    nodes: Sequence[NodeId],
+    *,
+    quota: int | Literal["kept"] | None = "kept",
+    tier: Path | Literal["kept"] | None = "kept",
+) -> None:
+    """Set the quota, or the second path, of the stores of some nodes; None takes it away.
+
+    Raises InputError for a node that there isn't, for a path that can't be used, and where partitions lie on
+    the second path that is taken away or changed.
+    """
+    unknown = sorted(set(nodes) - set(load_topology(paths).nodes))
+    if unknown:
+        raise InputError(
+            f"A quota is that of a node that is up: {', '.join(load_topology(paths).nodes)}. Received: "
+            f"{', '.join(unknown)}"
+        )
+    with home_errors(paths.home), full_disk_as_error(paths.home):
+        for node in nodes:
+            make_folder(paths.home, paths.node(node))
+        if tier != "kept":
+            chosen = {node: check_tier(paths, node, tier, make_store_id(paths, node)) for node in nodes}
+            for node, folder in chosen.items():
+                set_tier(paths, node, folder)
+        if quota != "kept":
+            for node in nodes:
+                set_quota(paths, node, quota)

@@ -92,7 +92,8 @@ def check_size(path: Path, info: PartitionInfo) -> None:
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise make_corrupt_error(path, f"it can't be found ({error.strerror})") from error
+        where = f" at {os.readlink(path)}, on the second path of its store" if path.is_symlink() else ""
+        raise make_corrupt_error(path, f"it can't be found{where} ({error.strerror})") from error
     if size != info.bytes:
         raise make_corrupt_error(path, f"it has {size} bytes, expected {info.bytes}")
 

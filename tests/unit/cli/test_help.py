@@ -19,12 +19,14 @@ COMMANDS = [
     "logs",
     "nodes",
     "ps",
+    "quota",
     "repair",
     "resume",
     "scale",
     "scrub",
     "start",
     "stop",
+    "tier",
     "up",
 ]
 

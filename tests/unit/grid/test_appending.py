@@ -66,7 +66,7 @@ def test_where_files_cannot_be_linked_they_are_copied(
     def refuse(*arguments: Any, **options: Any) -> None:
         raise OSError(errno.EMLINK, os.strerror(errno.EMLINK))
 
-    monkeypatch.setattr("insitu.grid.appending.os.link", refuse)
+    monkeypatch.setattr("insitu.grid.tiers.os.link", refuse)
     (new,) = import_cache(paths, "a", [save(tmp_path, "new", 500, 600)], append=True, partitions=3)
     assert len(new.partitions) == 11 and rows_of(paths, new) == list(range(600))
 

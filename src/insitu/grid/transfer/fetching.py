@@ -21,6 +21,7 @@ from insitu.errors import CacheBusy, CorruptPartition, TransferError
 from insitu.grid.files import full_disk_as_error
 from insitu.grid.manifests import add_to_manifest
 from insitu.grid.partitions import checksum_text
+from insitu.grid.tiering import make_room
 from insitu.grid.transfer.client import SILENCE_SECONDS, PartitionClient, ServerAddress, TimedOut
 from insitu.grid.transfer.rate_limit import RateLimit, first_length, next_length
 from insitu.grid.transfer.requests import ReadRequest
@@ -56,7 +57,7 @@ def fetch_partition(
 
     Raises TransferError where no source gives all of it, which leaves what has arrived for the next call;
     CorruptPartition where every source gives wrong bytes; CacheBusy where another process fetches it;
-    StorageFull.
+    StorageFull, also where the quota of the store doesn't allow it.
     """
     info = cache.partitions[index]
     key = (node, cache.name, cache.version, index)
@@ -64,8 +65,9 @@ def fetch_partition(
     with contextlib.suppress(CorruptPartition):
         verify_once(target, info, record)
         return target
-    make_folder(paths.home, target.parent)
     partial = paths.partial(*key)
+    make_room(paths, {node: info.bytes - _size(partial, info.bytes)}, [cache.name])
+    make_folder(paths.home, target.parent)
     with full_disk_as_error(target), _locked(partial, file_mode(paths.home)) as descriptor:
         arrival = _Arrival(descriptor, info, progress or (lambda done, total: None))
         fetch = _Fetch(cache, index, arrival, secret, silence, limit)
@@ -81,6 +83,15 @@ def fetch_partition(
         add_to_manifest(paths, node, cache, index)
     record_written(target, info, record)
     return target
+
+
+def _size(partial: Path, most: int) -> int:
+    """Return how many bytes of a partition have come before; more than `most` are dropped."""
+    try:
+        size = partial.stat().st_size
+    except OSError:
+        return 0
+    return size if size <= most else 0
 
 
 @contextlib.contextmanager

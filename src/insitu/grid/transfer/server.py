@@ -17,8 +17,10 @@ import pyarrow.flight as flight
 from insitu.access import file_mode, make_folder
 from insitu.certificates import Certificate
 from insitu.durable import NO_ROOM, sync_folder
-from insitu.errors import InputError
+from insitu.errors import InputError, StorageFull
 from insitu.grid.partitions import file_checksum
+from insitu.grid.quotas import check_quota
+from insitu.grid.store_settings import read_settings
 from insitu.grid.transfer.authentication import TokenCheck
 from insitu.grid.transfer.client import ServerAddress, format_location
 from insitu.grid.transfer.requests import (
@@ -109,6 +111,7 @@ class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
                     return
                 if have != request.offset:
                     raise InputError(f"The next part begins at byte {have}. Received: {request.offset}")
+                _check_quota(self._paths, self._node, request.bytes - have)
                 try:
                     _append(file, reader, request)
                     have = os.fstat(file).st_size
@@ -129,6 +132,18 @@ class PartitionServer(flight.FlightServerBase):  # type: ignore[misc]
             yield
         finally:
             self._streams.release()
+
+
+def _check_quota(paths: Paths, node: NodeId, need: int) -> None:
+    """Raise InputError where the store may not hold `need` bytes more, without a name of a path."""
+    try:
+        check_quota(paths, node, need)
+    except StorageFull:
+        quota = read_settings(paths, node).quota
+        raise InputError(
+            f"The quota of {node} is {quota} bytes. Received: {need} bytes more, for which it has no room. "
+            f"Allow more with `insitu quota {node} SIZE`, or make room with `insitu tier CACHE --to slow`"
+        ) from None
 
 
 def _append(file: int, reader: Any, request: WriteRequest) -> None:
