@@ -132,6 +132,8 @@ class CacheSpec:
     codec: str | None = None
     #: (bytes without compression, bytes in the files) of each of `columns`; empty without a codec.
     column_bytes: tuple[tuple[int, int], ...] = ()
+    #: Of rows that another system gave: which ones, as JSON; None: they come from files.
+    origin: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.name != NO_CACHE:
@@ -161,6 +163,8 @@ class CacheSpec:
             del data["codec"], data["column_bytes"]
             for partition in data["partitions"]:
                 del partition["raw_bytes"]
+        if self.origin is None:  # in the form that it always had
+            del data["origin"]
         return data
 
     @classmethod

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from insitu.errors import InputError, SourceError, StorageFull
+from insitu.grid.ignite import FieldOptions, is_ignite_address
 from insitu.grid.layout import owners_of_partition
 from insitu.grid.partition_builder import BUFFER_BYTES
 from insitu.grid.partitions import TEXT, is_ragged, is_variable, row_bytes, rows_per_block, text_buffers
@@ -61,6 +62,8 @@ class ImportOptions:
     append: bool
     #: Whether an import that was interrupted is continued, and this one kept where it is interrupted.
     resume: bool
+    #: What is said of the columns of a cache of Ignite.
+    fields: FieldOptions
     #: What columns are compressed with where it is worth it; None: nothing is.
     compress: str | None = None
 
@@ -146,6 +149,32 @@ class ImportPlan:
         """Whether the system's cache may keep what is written, beside all else, for those who read it."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return self.sizes.bytes <= memory // 4
+
+
+def refuse_conflicts(sources: Sequence[str], options: ImportOptions) -> None:
+    """Raise InputError for options that a cache of Ignite excludes, or that are for such a cache alone."""
+    if not any(map(is_ignite_address, sources)):
+        if options.fields.given:
+            raise InputError(
+                f"{options.fields.given} is said of the columns of a cache of Ignite. Received: "
+                f"{', '.join(sources)}. Leave it out"
+            )
+        return
+    given = {
+        "--append": options.append,
+        "--resume": options.resume,
+        "--format": options.format is not None,
+        "--column": options.column is not None,
+        "--label-from-filename": options.label_from_filename,
+    }
+    named = [option for option, is_given in given.items() if is_given]
+    if named:
+        raise InputError(
+            f"A cache of Ignite is imported as a whole, in the order of its keys. Received: "
+            f"{' and '.join(named)} for {', '.join(sources)}. Leave {'it' if len(named) == 1 else 'them'} "
+            f"out; "
+            f"with --overwrite the rows of now make the next version"
+        )
 
 
 def measure_rows(sources: Sequence[Source], columns: tuple[Column, ...]) -> RowSizes:

@@ -33,6 +33,7 @@ from insitu.errors import CacheBusy, CacheExists, GridError, InputError, SourceE
 from insitu.grid.appending import check_base, check_columns, join_labels, options_of_base, share_partitions
 from insitu.grid.catalog import Catalog
 from insitu.grid.files import cache_locks, full_disk_as_error, home_errors
+from insitu.grid.ignite import FieldOptions, IgniteSource, is_ignite_address, open_ignite
 from insitu.grid.import_journal import ImportJournal, Place, find_resumable
 from insitu.grid.import_plan import (
     LABEL,
@@ -49,6 +50,7 @@ from insitu.grid.import_plan import (
     measure_rows,
     most_readable,
     read_max_mappings,
+    refuse_conflicts,
 )
 from insitu.grid.layout import (
     check_split,
@@ -100,6 +102,7 @@ def import_cache(
     append: bool = False,
     resume: bool = False,
     compress: str | None = None,
+    fields: FieldOptions | None = None,
     progress: ProgressCallback | None = None,
 ) -> list[CacheSpec]:
     """Import `sources` as a new version of cache `name`; return what was published.
@@ -113,14 +116,15 @@ def import_cache(
     version with the partitions of the latest one and new ones for the rows of `sources`. `resume` goes on
     with what an interrupted call with the same arguments has done, if there is one, and keeps what it has
     done itself where it is interrupted. `compress` is "lz4" or "zstd": columns that it makes smaller by a
-    tenth are compressed.
+    tenth are compressed. `fields` says more of the columns of a cache of Ignite, which is named by its
+    address.
 
     Raises InputError or SourceError for bad input, CacheExists, CacheBusy while another process imports
     into the cache, StorageFull; after any of them all is as it was before.
     """
     options = ImportOptions(
         *(partitions, backups, format, column, key, label_from_filename, overwrite, split),
-        *(tuple(ragged), append, resume, compress),
+        *(tuple(ragged), append, resume, fields or FieldOptions(), compress),
     )
     with home_errors(paths.home):
         catalog = Catalog(paths)
@@ -136,18 +140,15 @@ def _make_plan(
     paths: Paths, catalog: Catalog, name: str, sources: Sequence[str], options: ImportOptions
 ) -> ImportPlan:
     """Return what is to be done. Nothing is written yet. Raises what `import_cache` does."""
+    refuse_conflicts(sources, options)
     names, fractions = _names_and_fractions(name, options.split)
     base = _find_base(catalog, name, options)
     if base is None:
         _refuse_existing(catalog, names, options.overwrite)
-    files = find_sources(sources, options.format)
-    states = tuple(FileState.of(path) for path, _ in files)
-    read_by = _source_options(files, options.column, options.ragged)
-    opened = open_sources(files, read_by if base is None else options_of_base(base, read_by))
+    opened, states = _open(sources, options, base)
     topology = load_topology(paths)
-    labels = (
-        {stem(path) for path, _ in files} if options.label_from_filename or (base and base.labels) else set()
-    )
+    is_labelled = options.label_from_filename or (base and base.labels)
+    labels = {_label_of(source) for source in opened} if is_labelled else set()
     columns = columns_of_caches(opened[0], bool(labels))
     if base is not None:
         check_columns(base, columns)
@@ -175,6 +176,24 @@ def _make_plan(
         base=base,
         codec=base.codec if base else options.compress,
     )
+
+
+def _open(
+    sources: Sequence[str], options: ImportOptions, base: CacheSpec | None
+) -> tuple[Sequence[Source], tuple[FileState, ...]]:
+    """Return the opened sources, and the state of the file of each before. Raises InputError, SourceError."""
+    if any(map(is_ignite_address, sources)):
+        reading = SourceOptions(ragged_columns=frozenset(options.ragged))
+        source = open_ignite(sources, options.fields, reading)
+        return [source], (FileState(source.expected_bytes, 0, 0),)
+    files = find_sources(sources, options.format)
+    states = tuple(FileState.of(path) for path, _ in files)
+    read_by = _source_options(files, options.column, options.ragged)
+    return open_sources(files, read_by if base is None else options_of_base(base, read_by)), states
+
+
+def _label_of(source: Source) -> str:
+    return stem(Path(source.path))
 
 
 def _find_base(catalog: Catalog, name: str, options: ImportOptions) -> CacheSpec | None:
@@ -404,7 +423,7 @@ def _refuse_empty_caches(plan: ImportPlan, builders: PartitionBuilders) -> None:
 def _labelled(numbers: Mapping[str, int], source: Source, block: Block) -> Block:
     if not numbers:
         return block
-    label = np.full(block.rows, numbers[stem(source.path)], dtype=np.int64)
+    label = np.full(block.rows, numbers[_label_of(source)], dtype=np.int64)
     return replace(block, columns={**block.columns, LABEL: label})
 
 
@@ -475,6 +494,7 @@ def _complete(
         plan.block_rows,
         plan.codec,
         plan.sum_column_bytes(builders.column_bytes(index * plan.partitions, plan.partitions)),
+        next((source.origin for source in plan.sources if isinstance(source, IgniteSource)), None),
     )
 
 

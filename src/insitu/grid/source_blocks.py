@@ -19,7 +19,7 @@ _BLOCKS_AHEAD = 2
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """What tells whether a file is still the one that was looked at."""
+    """What tells whether a file is still the one that was looked at. Of what is no file: its size, about."""
 
     #: Bytes.
     size: int
@@ -124,6 +124,8 @@ class SourceBlocks:
 
     def _refuse_changed(self, number: int) -> None:
         path, before = self._sources[number].path, self._states[number]
+        if not isinstance(path, Path):  # no file: what was read of it is in its origin
+            return
         now = FileState.of(path)
         if now != before:
             raise SourceError(

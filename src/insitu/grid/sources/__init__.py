@@ -19,6 +19,8 @@ from typing import cast
 from insitu.errors import InputError, SourceError
 from insitu.grid.partitions import is_ragged
 from insitu.grid.sources.base import (
+    DTYPES,
+    MOST_ROW_VALUES,
     Block,
     Source,
     SourceOptions,
@@ -26,20 +28,26 @@ from insitu.grid.sources.base import (
     malformed_as_error,
     raw_bytes,
 )
-from insitu.grid.sources.parallel import count_threads
+from insitu.grid.sources.parallel import count_threads, map_ordered
+from insitu.grid.sources.tables import columns_of_batch, values_of_batch
 
 __all__ = [
+    "DTYPES",
     "FORMATS",
+    "MOST_ROW_VALUES",
     "Block",
     "Source",
     "SourceOptions",
+    "columns_of_batch",
     "count_threads",
     "describe_columns",
     "find_sources",
     "malformed_as_error",
+    "map_ordered",
     "open_sources",
     "raw_bytes",
     "stem",
+    "values_of_batch",
 ]
 
 FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {

@@ -37,7 +37,7 @@ _MALFORMED = (
 
 
 @contextlib.contextmanager
-def malformed_as_error(path: Path) -> Iterator[None]:
+def malformed_as_error(path: Path | str) -> Iterator[None]:
     """Raise SourceError, whatever a malformed file makes a library raise."""
     try:
         yield
@@ -83,12 +83,16 @@ class Source(Protocol):
 
     format: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
-    path: Path
     columns: tuple[Column, ...]
     #: How many rows there are, by the header, or else about so many.
     expected_rows: int
 
     def __init__(self, path: Path, options: SourceOptions) -> None: ...
+
+    @property
+    def path(self) -> Path | str:
+        """The file; of what is no file, its address."""
+        ...
 
     def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
         """Yield all rows in order, in blocks of about `block_bytes` bytes, one row at least.

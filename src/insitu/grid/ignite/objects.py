@@ -1,0 +1,164 @@
+"""Pure: binary objects, many at once: where the fields of each lie.
+
+An object is a header of 24 bytes (type code, version, flags, type, hash, length, schema, where the footer
+begins), the fields, and a footer with where each field begins. All numbers of all objects are read by one
+call of NumPy each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from insitu.errors import SourceError
+from insitu.grid.ignite.protocol import BinaryType
+from insitu.grid.ignite.rows import Buffer, Positions
+from insitu.grid.ignite.wire import HANDLE, NULL, OBJECT, WRAPPED, Malformed, name_of_code
+
+HEADER_BYTES = 24
+_HAS_SCHEMA, _HAS_RAW, _ONE_BYTE, _TWO_BYTES, _COMPACT = 0x02, 0x04, 0x08, 0x10, 0x20
+ABSENT = -1
+"""The position of what isn't there."""
+
+
+class UnknownSchema(Exception):
+    """Raised for objects of a schema that isn't known yet. `number` is the type."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def gather(buffer: Buffer, positions: Positions, size: int) -> npt.NDArray[Any]:
+    """Return the `size` bytes at each position, as an array [positions] of void. Raises Malformed."""
+    count = len(positions)
+    if not count or not size:
+        return np.zeros(count, f"V{max(1, size)}")
+    low, high = int(positions.min()), int(positions.max())
+    if low < 0 or high + size > len(buffer):
+        raise Malformed(f"values of {size} bytes at [{low}, {high}] lie outside of {len(buffer)} bytes")
+    step = int(positions[1] - positions[0]) if count > 1 else 0
+    if step > 0 and high - low == step * (count - 1) and (np.diff(positions) == step).all():
+        return np.ndarray((count,), f"V{size}", buffer, offset=low, strides=(step,)).copy()
+    everywhere: npt.NDArray[Any] = np.ndarray((len(buffer) - size + 1,), f"V{size}", buffer, strides=(1,))
+    return everywhere[positions]
+
+
+def gather_numbers(buffer: Buffer, positions: Positions, dtype: str) -> npt.NDArray[Any]:
+    """Return the number at each position."""
+    size = np.dtype(dtype).itemsize
+    return gather(buffer, positions, size).view(np.dtype(dtype).newbyteorder("<"))
+
+
+def gather_codes(buffer: Buffer, positions: Positions) -> npt.NDArray[np.uint8]:
+    """Return the type code of each value; NULL for what is absent."""
+    absent = positions < 0
+    if not absent.any():
+        return gather_numbers(buffer, positions, "u1")
+    codes = np.full(len(positions), NULL, np.uint8)
+    codes[~absent] = gather_numbers(buffer, positions[~absent], "u1")
+    return codes
+
+
+def locate_objects(buffer: Buffer, positions: Positions, what: str) -> Positions:
+    """Return where the object of each value begins; ABSENT for null. Raises SourceError for other values.
+
+    An object may lie in a wrapper, or be one that stands earlier in the same row, to which a handle leads.
+    """
+    codes = gather_codes(buffer, positions)
+    if (codes == OBJECT).all():
+        return positions
+    found = np.where(codes == OBJECT, positions, ABSENT)
+    handles = np.flatnonzero(codes == HANDLE)
+    if len(handles):
+        targets = positions[handles] - gather_numbers(buffer, positions[handles] + 1, "i4")
+        if (gather_codes(buffer, targets) != OBJECT).any():
+            raise Malformed("a handle leads to what is no object")
+        found[handles] = targets
+    wrapped = np.flatnonzero(codes == WRAPPED)
+    if len(wrapped):
+        starts = positions[wrapped]
+        lengths = gather_numbers(buffer, starts + 1, "i4").astype(np.int64)
+        offsets = gather_numbers(buffer, starts + 5 + lengths, "i4")
+        found[wrapped] = starts + 5 + offsets
+    others = np.setdiff1d(codes, [OBJECT, HANDLE, WRAPPED, NULL])
+    if len(others):
+        raise SourceError(
+            f"All {what} must be objects where one is. Received: {name_of_code(int(others[0]))} beside them. "
+            f"Leave it out with --without {what}, or store one type"
+        )
+    return found
+
+
+class ObjectFields:
+    """The headers of some objects: gives where a field of each begins. Raises Malformed for damaged ones."""
+
+    def __init__(self, buffer: Buffer, objects: Positions, type_of: Callable[[int], BinaryType]) -> None:
+        """`objects` are all there: none is ABSENT."""
+        self._buffer, self._objects, self._type_of = buffer, objects, type_of
+        if (gather_numbers(buffer, objects, "u1") != OBJECT).any():
+            raise Malformed("an object doesn't begin with its type code")
+        self._flags = gather_numbers(buffer, objects + 2, "u2")
+        self.types = gather_numbers(buffer, objects + 4, "i4")
+        self._lengths = gather_numbers(buffer, objects + 12, "i4").astype(np.int64)
+        self._schemas = gather_numbers(buffer, objects + 16, "i4")
+        self._footers = gather_numbers(buffer, objects + 20, "i4").astype(np.int64)
+        if (self._lengths < HEADER_BYTES).any() or (objects + self._lengths > len(buffer)).any():
+            raise Malformed("an object is cut off")
+        self._groups = self._group()
+
+    def _group(self) -> list[Positions | None]:
+        """Return the rows of each kind of object: of the same flags, type and schema. None: all rows."""
+        heads = np.stack([self._flags.astype(np.int64), self.types, self._schemas])
+        if (heads == heads[:, :1]).all():
+            return [None] if len(self._objects) else []
+        _, kinds = np.unique(heads, axis=1, return_inverse=True)
+        kinds = kinds.reshape(-1)
+        return [np.flatnonzero(kinds == kind) for kind in range(int(kinds.max()) + 1)]
+
+    def locate(self, field: int) -> Positions:
+        """Return where the value of a field begins in each object; ABSENT where it has no such field."""
+        if len(self._groups) == 1 and self._groups[0] is None:
+            return self._locate_in(field, slice(None), 0)
+        found = np.full(len(self._objects), ABSENT, np.int64)
+        for rows in self._groups:
+            if rows is not None:
+                found[rows] = self._locate_in(field, rows, int(rows[0]))
+        return found
+
+    def _locate_in(self, field: int, rows: Any, first: int) -> Positions:
+        objects, footers, lengths = self._objects[rows], self._footers[rows], self._lengths[rows]
+        flags = int(self._flags[first])
+        width = 1 if flags & _ONE_BYTE else 2 if flags & _TWO_BYTES else 4
+        head = 0 if flags & _COMPACT else 4
+        if not flags & _HAS_SCHEMA:
+            return np.full(len(objects), ABSENT, np.int64)
+        schema = self._schema(first, flags, width + head)
+        if field not in schema:
+            return np.full(len(objects), ABSENT, np.int64)
+        place = footers + schema.index(field) * (width + head) + head
+        if (footers < HEADER_BYTES).any() or (place + width > lengths).any():
+            raise Malformed("the footer of an object lies outside of it")
+        offsets = gather_numbers(self._buffer, objects + place, f"u{width}").astype(np.int64)
+        if (offsets < HEADER_BYTES).any() or (offsets >= lengths).any():
+            raise Malformed("a field of an object lies outside of it")
+        found: Positions = objects + offsets
+        return found
+
+    def _schema(self, row: int, flags: int, width: int) -> tuple[int, ...]:
+        """Return the numbers of an object's fields: of a compact one by its class, else by its footer."""
+        if flags & _COMPACT:
+            number = int(self.types[row])
+            try:
+                return self._type_of(number).schemas[int(self._schemas[row])]
+            except KeyError:
+                raise UnknownSchema(number) from None
+        start = int(self._objects[row] + self._footers[row])
+        end = int(self._objects[row] + self._lengths[row]) - (4 if flags & _HAS_RAW else 0)
+        if end < start:
+            raise Malformed("the footer of an object lies outside of it")
+        places = np.arange(start, end - width + 1, width, dtype=np.int64)
+        return tuple(gather_numbers(self._buffer, places, "i4").tolist())

@@ -1,0 +1,110 @@
+"""Pure: where each row of a page begins, without a Python object for each where rows are of one length."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from insitu.grid.ignite.wire import (
+    ELEMENT_BYTES,
+    FIXED_BYTES,
+    OBJECT,
+    WRAPPED,
+    Malformed,
+    end_of_value,
+)
+
+Positions = npt.NDArray[np.int64]
+Buffer = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows as they came: `data` holds keys and values in turn."""
+
+    #: The bytes.
+    data: Buffer
+    #: Where each key begins.
+    keys: Positions
+    #: Where each value begins.
+    values: Positions
+    #: Where each value ends.
+    ends: Positions
+
+
+def find_rows(data: bytes | bytearray | memoryview, count: int) -> Rows:
+    """Return the `count` rows that `data` consists of. Raises Malformed where they don't fill it."""
+    buffer = np.frombuffer(data, np.uint8)
+    if not count:
+        if len(buffer):
+            raise Malformed(f"{len(buffer)} bytes follow the last row")
+        none = np.empty(0, np.int64)
+        return Rows(buffer, none, none, none)
+    return _find_equal_rows(buffer, data, count) or _walk(buffer, data, count)
+
+
+def _find_equal_rows(buffer: Buffer, data: Any, count: int) -> Rows | None:
+    """Return rows that all have the length of the first one, by induction; None where they don't."""
+    middle = end_of_value(data, 0)
+    length = end_of_value(data, middle)
+    if length * count != len(buffer):
+        return None
+    table = buffer.reshape(count, length)
+    for start in (0, middle):
+        for begin, end in _parts_that_say_length(data, start):
+            if not (table[:, begin:end] == table[0, begin:end]).all():
+                return None
+    keys = np.arange(count, dtype=np.int64) * length
+    return Rows(buffer, keys, keys + middle, keys + length)
+
+
+def _parts_that_say_length(data: Any, position: int) -> list[tuple[int, int]]:
+    """Return the ranges of a value's bytes from which its length follows."""
+    code = data[position]
+    if code in FIXED_BYTES:
+        return [(position, position + 1)]
+    if code in ELEMENT_BYTES or code == WRAPPED:
+        return [(position, position + 5)]
+    if code == OBJECT:
+        return [(position, position + 1), (position + 12, position + 16)]
+    return [(position, end_of_value(data, position))]
+
+
+_INT = struct.Struct("<i")
+
+
+def _walk(buffer: Buffer, data: Any, count: int) -> Rows:
+    """Return rows of any lengths, found one after another."""
+    found = []
+    position, total, unpack = 0, len(buffer), _INT.unpack_from
+    fixed, elements = FIXED_BYTES, ELEMENT_BYTES
+    view = memoryview(data)
+    try:
+        for _ in range(2 * count):
+            found.append(position)
+            code = view[position]
+            if code == OBJECT:
+                length = unpack(view, position + 12)[0]
+                if length < 24:
+                    raise Malformed(f"an object of {length} bytes at {position}")
+                position += length
+            elif code in fixed:
+                position += fixed[code]
+            elif code in elements:
+                length = unpack(view, position + 1)[0]
+                if length < 0:
+                    raise Malformed(f"{length} elements at {position}")
+                position += 5 + length * elements[code]
+            else:
+                position = end_of_value(view, position)
+    except (struct.error, IndexError):
+        raise Malformed(f"row {len(found) // 2} of {count} is cut off") from None
+    if position != total:
+        raise Malformed(f"{count} rows take {position} of {total} bytes")
+    positions = np.array(found, dtype=np.int64)
+    keys, values = positions[::2], positions[1::2]
+    return Rows(buffer, keys, values, np.append(keys[1:], total))

@@ -1,0 +1,350 @@
+"""A cache of Ignite as a Source: its rows by partition, those of a partition in the order of their keys.
+
+The partition of a key doesn't depend on how many nodes there are. So equal rows come in an equal order from
+any cluster whose cache has as many partitions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import xxhash
+
+from insitu.errors import InputError, SourceError
+from insitu.grid.ignite.address import Address, ConnectionSettings, parse_address, read_settings
+from insitu.grid.ignite.arrow_values import unpack_arrow
+from insitu.grid.ignite.cluster import Cluster, Layout
+from insitu.grid.ignite.fields import FieldOptions, RowFields, decode_rows, find_fields
+from insitu.grid.ignite.objects import UnknownSchema
+from insitu.grid.ignite.protocol import BinaryType, CacheConfiguration, Page
+from insitu.grid.ignite.row_order import digest_rows, order_rows, take_rows
+from insitu.grid.ignite.rows import Positions, Rows, find_rows
+from insitu.grid.ignite.wire import Malformed
+from insitu.grid.sources import Block, SourceOptions, map_ordered
+
+PAGE_BYTES = 1 << 20
+"""About how many bytes a server sends at once."""
+_MOST_PAGE_ROWS = 1 << 14
+_SAMPLE_ROWS, _SAMPLE_PARTITIONS = 256, 8
+"""Rows, and partitions that have rows, that tell which columns there are."""
+_COPIES_IN_MEMORY = 4
+"""How often the rows of a partition are in memory while they are read and put into order."""
+WHOLE_CACHE = -1
+"""The partition number by which all rows are read at once."""
+
+
+class TypeBook:
+    """The classes that a cluster knows, each asked for once. Several threads may use it."""
+
+    def __init__(self, cluster: Cluster, known: Mapping[int, BinaryType] | None = None) -> None:
+        self._cluster, self._lock = cluster, threading.Lock()
+        self.known = dict(known or {})
+
+    def find(self, number: int) -> BinaryType:
+        with self._lock:
+            if number not in self.known:
+                self.known[number] = self._cluster.find_type(number)
+            return self.known[number]
+
+    def refresh(self, number: int, *, may_grow: bool = False) -> None:
+        """Ask for a class again, of which objects of a new schema have come.
+
+        Raises SourceError where it has no such schema, and, unless it `may_grow`, where it has new fields.
+        """
+        with self._lock:
+            before, after = self.known[number], self._cluster.find_type(number)
+            added = {part.name for part in after.fields} - {part.name for part in before.fields}
+            if (added and not may_grow) or after.schemas.keys() == before.schemas.keys():
+                raise SourceError(
+                    f"The fields of {before.name} must stay as they are while its objects are read. "
+                    f"Received: "
+                    f"objects of a new schema{f' with {min(added)}' if added else ''}. Import again when no "
+                    f"program adds fields any more"
+                )
+            self.known[number] = after
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The rows of some partitions that follow each other, in order."""
+
+    #: Values by column.
+    columns: Mapping[str, Any]
+    #: How many rows.
+    rows: int
+    #: Their bytes, as Ignite sent them.
+    bytes: int
+    #: (partition, rows in Ignite, digest) of each partition that has rows.
+    digests: list[tuple[int, int, str]] = field(default_factory=list)
+
+
+class IgniteSource:
+    """All rows of a cache. What they are is found when it is made; nothing is kept open.
+
+    Raises SourceError, when it is made or while it is read, where rows can't be had or can't be columns.
+    """
+
+    format: ClassVar[str] = "ignite"
+    suffixes: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        address: Address,
+        settings: ConnectionSettings,
+        options: FieldOptions,
+        reading: SourceOptions,
+        *,
+        partly: bool = False,
+    ) -> None:
+        """With `partly` columns are left out that can't be imported: `fields.problems` names them."""
+        self._settings = settings
+        self.origin: dict[str, Any] | None = None
+        """What was read, after all blocks were: when, which topology version, a digest of each partition."""
+        with Cluster(address, settings) as cluster:
+            self.configuration: CacheConfiguration = cluster.find_cache()
+            self._address = cluster.address
+            self.path = str(self._address)
+            self.ignite_rows = cluster.count_rows()
+            if not self.ignite_rows:
+                raise SourceError(f"{self.path} has no rows. Load the cache first")
+            self.layout = cluster.find_layout()
+            types = TypeBook(cluster)
+            pages = _sample(cluster, self.partitions)
+            data = b"".join(page.data for page in pages)
+            count = sum(page.rows for page in pages)
+            with self._malformed_as_error():
+                rows = find_rows(data, count)
+                self.fields = self._find_fields(rows, types, options, reading, partly)
+            self._types = types.known
+        self.row_bytes = len(data) / count
+        self.columns = self.fields.columns
+        self.expected_rows = int(self.ignite_rows * self._arrow_rows(rows))
+
+    def _find_fields(
+        self, rows: Rows, types: TypeBook, options: FieldOptions, reading: SourceOptions, partly: bool
+    ) -> RowFields:
+        while True:
+            try:
+                return find_fields(rows, self.configuration, types.find, options, reading, partly=partly)
+            except UnknownSchema as unknown:
+                types.refresh(unknown.number, may_grow=True)
+
+    @property
+    def partitions(self) -> Sequence[int]:
+        """The partitions of the cache in Ignite; WHOLE_CACHE alone where its servers don't say them."""
+        return range(len(self.layout.primaries)) if self.layout.primaries else [WHOLE_CACHE]
+
+    @property
+    def expected_bytes(self) -> int:
+        """About how many bytes Ignite will send."""
+        return int(self.ignite_rows * self.row_bytes)
+
+    def _arrow_rows(self, rows: Rows) -> float:
+        """Return how many rows of the cache a row of Ignite makes, by the sample."""
+        arrow = [leaf for leaf in self.fields.leaves if leaf.arrow]
+        if len(arrow) > 1:
+            raise InputError(
+                f"--arrow can name one column: its rows become those of the cache. Received: "
+                f"{' and '.join(leaf.name for leaf in arrow)}. Leave the others out with --without"
+            )
+        if not arrow:
+            return 1.0
+        values = decode_rows(self.fields, rows, self._types.__getitem__)
+        counts, _ = unpack_arrow(values[arrow[0].name], arrow[0].arrow, arrow[0].name)
+        return float(counts.mean())
+
+    @contextlib.contextmanager
+    def _malformed_as_error(self) -> Iterator[None]:
+        try:
+            yield
+        except (Malformed, IndexError) as error:
+            raise SourceError(
+                f"The rows of {self.path} must be in Ignite's binary format. Received: other bytes "
+                f"({error}). "
+                f"Look at the server's log, and at its version: 2.11 to 2.18 are known"
+            ) from error
+
+    def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
+        if start:
+            raise InputError("Rows of Ignite are read from the first one. Received: a place in their middle")
+        self.origin = None
+        began = time.time()
+        with Cluster(self._address, self._settings) as cluster:
+            before = cluster.find_layout()
+            if len(before.primaries) != len(self.layout.primaries):
+                raise SourceError(
+                    f"{self.path} must keep its partitions while it is read. Received: "
+                    f"{len(self.layout.primaries)} and then {len(before.primaries)}"
+                )
+            reader = _PartitionReader(self, cluster, TypeBook(cluster, self._types))
+            digests: list[tuple[int, int, str]] = []
+            done = sent = 0
+            with contextlib.closing(map_ordered(reader.read, self._groups(block_bytes))) as parts:
+                for part in parts:
+                    digests += part.digests
+                    sent += part.bytes
+                    pieces = max(1, part.bytes // block_bytes)
+                    for rows in np.array_split(np.arange(part.rows), pieces) if part.rows else ():
+                        done += len(rows)
+                        cut = slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0, 0)
+                        if len(rows):
+                            yield Block(_cut(part.columns, cut), len(rows), sent, done)
+            after = cluster.find_layout()
+            self._check_loss(before, after, sum(rows for _, rows, _ in digests))
+            self.origin = self._describe_origin(before, after, began, digests)
+
+    def _groups(self, block_bytes: int) -> Iterator[Sequence[int]]:
+        """Yield partitions that follow each other, of about `block_bytes` together."""
+        each = self.expected_bytes / len(self.partitions)
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if each * _COPIES_IN_MEMORY > memory:
+            raise SourceError(
+                f"A partition of a cache in Ignite must fit into memory {_COPIES_IN_MEMORY} times, to be "
+                f"put into "
+                f"the order of its keys. Received: {self.path} with about {int(each)} bytes a partition. "
+                f"Give the "
+                f"cache more partitions; of a replicated cache, read a partitioned copy"
+            )
+        count = max(1, int(block_bytes / max(1.0, each)))
+        for first in range(0, len(self.partitions), count):
+            yield self.partitions[first : first + count]
+
+    def _check_loss(self, before: Layout, after: Layout, rows: int) -> None:
+        """Raise SourceError where rows are missing after a server has left."""
+        lost = set(before.endpoints) - set(after.endpoints)
+        if lost and rows < self.ignite_rows:
+            raise SourceError(
+                f"All rows that {self.path} had must be read. Received: {rows} of {self.ignite_rows} after "
+                f"{len(lost)} server(s) left, with partitions of which Ignite has no other copy, or rows "
+                f"were "
+                f"removed meanwhile. Nothing was imported. Import again what is there now, or give the cache "
+                f"backups"
+            )
+
+    def _describe_origin(
+        self, before: Layout, after: Layout, began: float, digests: Sequence[tuple[int, int, str]]
+    ) -> dict[str, Any]:
+        whole = xxhash.xxh3_128()
+        for partition, rows, digest in digests:
+            whole.update(f"{partition} {rows} {digest}\n".encode())
+        return {
+            "kind": self.format,
+            "address": self.path,
+            "topology": [list(before.topology), list(after.topology)],
+            "read": [began, time.time()],
+            "rows": sum(rows for _, rows, _ in digests),
+            "digest": whole.hexdigest(),
+            "partitions": [list(entry) for entry in digests],
+        }
+
+
+class _PartitionReader:
+    """Reads partitions into columns. Several threads may use it."""
+
+    def __init__(self, source: IgniteSource, cluster: Cluster, types: TypeBook) -> None:
+        self._source, self._cluster, self._types = source, cluster, types
+        self._page_rows = rows_of_page(source.row_bytes)
+
+    def read(self, partitions: Sequence[int]) -> _Part:
+        """Return all rows of these partitions in order."""
+        numbers, counts, pages = [], [], []
+        for partition in partitions:
+            scanned = self._cluster.scan(partition, self._page_rows)
+            if scanned.rows:
+                numbers.append(partition)
+                counts.append(scanned.rows)
+                pages += [page.data for page in scanned.pages]
+        if not numbers:
+            return _Part({}, 0, 0)
+        data = pages[0] if len(pages) == 1 else b"".join(pages)
+        pages.clear()
+        with self._source._malformed_as_error():
+            rows = find_rows(data, sum(counts))
+            values = self._decode(rows)
+            order = order_rows(rows, np.repeat(np.array(numbers), counts))
+        return self._arrange(values, order, numbers, counts, len(data))
+
+    def _decode(self, rows: Rows) -> dict[str, Any]:
+        while True:
+            try:
+                return decode_rows(self._source.fields, rows, self._types.find)
+            except UnknownSchema as unknown:
+                self._types.refresh(unknown.number)
+
+    def _arrange(
+        self, values: dict[str, Any], order: Positions, numbers: list[int], counts: list[int], size: int
+    ) -> _Part:
+        """Return the rows in order, those of Arrow data one by one."""
+        found = {name: take_rows(column, order) for name, column in values.items()}
+        bounds = np.concatenate(([0], np.cumsum(counts)))
+        for leaf in self._source.fields.leaves:
+            if leaf.arrow:
+                repeats, columns = unpack_arrow(found.pop(leaf.name), leaf.arrow, leaf.name)
+                spread = np.repeat(np.arange(len(repeats)), repeats)
+                found = {name: take_rows(column, spread) for name, column in found.items()} | columns
+                bounds = np.concatenate(([0], np.cumsum(repeats)))[bounds]
+        rows = int(bounds[-1])
+        names = [column.name for column in self._source.columns]
+        if not rows:
+            return _Part({}, 0, size)
+        digests = digest_rows(names, found, bounds)
+        return _Part(
+            {name: found[name] for name in names},
+            rows,
+            size,
+            list(zip(numbers, counts, digests, strict=True)),
+        )
+
+
+def _cut(columns: Mapping[str, Any], rows: slice) -> dict[str, Any]:
+    return {
+        name: values[rows]
+        if isinstance(values, np.ndarray)
+        else values.slice(rows.start, rows.stop - rows.start)
+        for name, values in columns.items()
+    }
+
+
+def rows_of_page(row_bytes: float) -> int:
+    """Return how many rows a page has."""
+    return max(1, min(_MOST_PAGE_ROWS, int(PAGE_BYTES / row_bytes)))
+
+
+def _sample(cluster: Cluster, partitions: Sequence[int]) -> list[Page]:
+    """Return some rows of the first partitions that have any. Raises SourceError where none has."""
+    pages: list[Page] = []
+    size = 1
+    for partition in partitions:
+        page = cluster.sample(partition, size)
+        if page.rows and size == 1:
+            size = min(_SAMPLE_ROWS, rows_of_page(len(page.data)))
+            page = cluster.sample(partition, size)
+        pages += [page] if page.rows else []
+        if sum(page.rows for page in pages) >= _SAMPLE_ROWS or len(pages) == _SAMPLE_PARTITIONS:
+            break
+    if not pages:
+        raise SourceError(f"{cluster.address} has no rows that can be read. Load the cache first")
+    return pages
+
+
+def open_ignite(
+    sources: Sequence[str], options: FieldOptions, reading: SourceOptions, *, partly: bool = False
+) -> IgniteSource:
+    """Return the one cache that `sources` names, without what can't be imported if `partly`.
+
+    Raises InputError and SourceError.
+    """
+    if len(sources) != 1:
+        raise InputError(
+            f"A cache of Ignite is imported alone. Received: {len(sources)} sources. Several servers are "
+            f"named in "
+            f"one address: ignite://HOST,HOST/CACHE"
+        )
+    return IgniteSource(parse_address(sources[0]), read_settings(), options, reading, partly=partly)
