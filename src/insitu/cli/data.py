@@ -11,6 +11,7 @@ import typer
 
 from insitu.cli.compression import describe_sizes, summarize_compression
 from insitu.cli.console import format_size, print_json, print_notice, print_table
+from insitu.cli.ignite import ArrowOption, FillOption, TensorOption, WithoutOption, format_origin
 from insitu.cli.import_progress import shown_progress
 from insitu.errors import GridError, InputError, JobEnded
 from insitu.paths import Paths
@@ -23,9 +24,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, in the for
 _IMPORT_HELP = """
 Reads SOURCE files into a new version of CACHE, split into partitions over the nodes.
 
-A SOURCE is a file, a folder or a glob: .npy, .npz, Parquet, CSV or Arrow IPC. The old version stands
-until the new one is whole. Options may also follow SOURCE. Caches lie in the folder $INSITU_HOME, by default
-~/.insitu.
+A SOURCE is a file, a folder or a glob: .npy, .npz, Parquet, CSV or Arrow IPC; or a cache of Apache Ignite,
+as ignite://HOST[:PORT][,HOST...]/CACHE. The old version stands until the new one is whole. Options may also
+follow SOURCE. Caches lie in the folder $INSITU_HOME, by default ~/.insitu.
 
 Examples:
 
@@ -34,6 +35,7 @@ Examples:
     insitu import clicks 'clicks/*.parquet' --key user --partitions 32 --backups 1 --overwrite
     insitu import photos photos-*.npy --resume     # again after a kill: goes on where it was
     insitu import photos today.npy --append        # the rows so far stay where they are
+    insitu import digits ignite://grid-1,grid-2/DIGITS --tensor image=uint8[28,28]
 """
 
 
@@ -75,6 +77,10 @@ def import_command(
         list[str] | None,
         typer.Option(metavar="COLUMN", help="A column of lists of different lengths, such as token ids."),
     ] = None,
+    tensor: TensorOption = None,
+    fill: FillOption = None,
+    arrow: ArrowOption = None,
+    without: WithoutOption = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Put a new version in the place of an existing one.")
     ] = False,
@@ -92,6 +98,7 @@ def import_command(
     as_json: JsonOption = False,
 ) -> None:
     from insitu.grid import import_cache
+    from insitu.grid.ignite import parse_field_options
 
     paths = Paths.default()
     started = time.monotonic()
@@ -112,6 +119,7 @@ def import_command(
             append=append,
             resume=resume,
             compress=compress,
+            fields=parse_field_options(tensor or (), fill or (), arrow or (), without or ()),
             progress=progress.report,
         )
     seconds = max(1e-9, time.monotonic() - started)
@@ -265,7 +273,7 @@ def _cache_details(
         "jobs": jobs,
         "compression": summarize_compression(cache),
         "partition_list": partitions,
-    }
+    } | ({"origin": cache.origin} if cache.origin else {})
     if checks is not None:
         details["verified"] = [
             {"partition": index, "node": node, "problem": str(problem) if problem else None}
@@ -279,6 +287,8 @@ def _print_cache(cache: CacheSpec, jobs: list[str], slow: Mapping[int, Sequence[
     typer.echo(f"cache      {cache.name}, version {cache.version}, made {made}")
     typer.echo(f"rows       {cache.rows:,}")
     typer.echo(f"size       {format_size(cache.bytes)}, each partition counted once")
+    if cache.origin:
+        typer.echo(f"read from  {format_origin(dict(cache.origin))}")
     typer.echo(f"placed by  {'column ' + cache.key if cache.key else 'row index'}, {cache.backups} backup(s)")
     for index, (column, sizes) in enumerate(zip(cache.columns, describe_sizes(cache), strict=True)):
         typer.echo(f"{'columns' if index == 0 else '':10} {format_column(column)}{sizes}")

@@ -50,16 +50,25 @@ def describe(
 ) -> None:
     """Show all about a cache, or about a job. A name that both have means the cache.
 
+    The address of a cache of Apache Ignite means that one; --verify reads it, for the rows of each partition.
+
     Examples:
 
     ```
     insitu describe digits/train --verify
     insitu describe digits-3fa9c1 --ledger
     insitu describe digits-3fa9c1 --json
+    insitu describe ignite://grid-1/DIGITS
     ```
     """
     from insitu.cli.data import describe_cache
+    from insitu.cli.ignite import describe_ignite_cache
+    from insitu.grid.ignite import is_ignite_address
 
+    if is_ignite_address(name):
+        _refuse_options(f"{name} is a cache of Ignite", "a job", {"--ledger": ledger, "--events": events})
+        describe_ignite_cache(name, as_json, verify)
+        return
     job = find_cache_or_job(Paths.default(), name)
     if job is not None:
         _refuse_options(f"{name} is a job", "a cache", {"--verify": verify})
