@@ -14,7 +14,7 @@ PARALLEL ?= --numprocesses 2 --dist loadfile
 # Quiet backends, warnings of our own untouched.
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: help demo test test-torch test-slow test-tls test-keras check sanitize fuzz strategies bench lock clean
+.PHONY: help demo test test-torch test-slow test-tls test-keras test-ignite ignite ignite-down check sanitize fuzz strategies bench lock clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -30,7 +30,7 @@ demo: $(STAMP) ## Import, train on three nodes, kill a worker, recover (DATA=fol
 	$(BIN)/python examples/demo/demo.py $(if $(DATA),--data $(DATA))
 
 test: $(STAMP) ## Run the tests: TensorFlow and JAX on the CPU
-	$(BIN)/python -m pytest -m "not slow and not torch" $(PARALLEL)
+	$(BIN)/python -m pytest -m "not slow and not torch and not ignite" $(PARALLEL)
 
 test-torch: $(STAMP) ## Run the tests that need PyTorch (installs it: the default wheel is several GB)
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet torch==2.13.0
@@ -49,6 +49,20 @@ test-tls: $(STAMP) ## Run the tests of the exchange and of the servers with all 
 test-keras: $(STAMP) ## Run Keras' own tests under strategies (KERAS_OPTIONS=--help lists the choices)
 	$(BIN)/python -m pip install --quiet --requirement tests/support/keras_suite_requirements.txt
 	$(BIN)/python tests/support/keras_suite.py $(KERAS_OPTIONS)
+
+NODES ?= 3
+IGNITE_OPTIONS ?=
+IGNITE_SERVERS := PYTHONPATH=tests/support $(BIN)/python tests/support/ignite_servers.py
+
+ignite: $(STAMP) ## Fetch Apache Ignite and start NODES=3 servers on loopback (IGNITE_OPTIONS=--tls --authentication)
+	$(IGNITE_SERVERS) up --nodes $(NODES) $(IGNITE_OPTIONS)
+
+ignite-down: $(STAMP) ## End the servers that `make ignite` has started
+	$(IGNITE_SERVERS) down
+
+test-ignite: $(STAMP) ## Run the tests with real servers of Apache Ignite (needs Java and Maven)
+	$(IGNITE_SERVERS) fetch
+	$(BIN)/python -m pytest -m ignite --timeout 300 tests/process/test_ignite.py
 
 check: $(STAMP) ## Lint, types, layering, words, commit subjects
 	$(BIN)/ruff check .
