@@ -1,0 +1,147 @@
+"""How fast rows come out of Apache Ignite, beside pyignite and Java's thin client on the same cache.
+
+    python benchmarks/ignite.py            # 100,000 rows of 784 bytes, 200,000 rows of 20 mixed fields
+    python benchmarks/ignite.py --quick
+
+Needs Java and Maven, and `pip install pyignite` for that peer. Three servers on loopback hold the rows in 16
+partitions. Reading gives all rows as columns in memory, in the order of their keys. pyignite gives Python
+objects; it reads a tenth of the rows. Java's client reads each field of each row, after a round that warms it
+up. The last two rows compare whole imports: from Ignite, and from a Parquet file of the same rows.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import common
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "tests" / "support"))
+
+from ignite_servers import FILES, IgniteServers, find_missing, run_java  # noqa: E402
+
+from insitu.grid import import_cache  # noqa: E402
+from insitu.grid.ignite import FieldOptions, IgniteSource, parse_address  # noqa: E402
+from insitu.grid.ignite.address import read_settings  # noqa: E402
+from insitu.grid.sources import SourceOptions  # noqa: E402
+from insitu.paths import Paths  # noqa: E402
+
+BLOCK_BYTES = 4 << 20
+CACHES = {"images": "grid16_images", "mixed": "grid16_mixed"}
+NAMES = {"images": "rows of 784 bytes", "mixed": "rows of 20 mixed fields"}
+
+
+def open_source(servers: IgniteServers, cache: str) -> IgniteSource:
+    address = parse_address(servers.address(cache))
+    return IgniteSource(address, read_settings(), FieldOptions(), SourceOptions())
+
+
+def read_by_insitu(servers: IgniteServers, cache: str) -> Callable[[], float]:
+    def run() -> float:
+        started = time.perf_counter()
+        rows = sum(block.rows for block in open_source(servers, cache).blocks(BLOCK_BYTES))
+        return rows / (time.perf_counter() - started)
+
+    return run
+
+
+def read_by_pyignite(servers: IgniteServers, cache: str, rows: int) -> Callable[[], float]:
+    def run() -> float:
+        try:
+            from pyignite import Client
+        except ImportError:
+            raise common.Unavailable("pyignite isn't installed") from None
+        client: Any = Client()
+        with client.connect([("127.0.0.1", port) for port in servers.ports.values()]):
+            started = time.perf_counter()
+            with client.get_cache(cache).scan(page_size=1024) as cursor:
+                for count, _ in enumerate(cursor, start=1):
+                    if count == rows:
+                        break
+        return rows / (time.perf_counter() - started)
+
+    return run
+
+
+def read_by_java(servers: IgniteServers, cache: str) -> Callable[[], float]:
+    def run() -> float:
+        addresses = ",".join(f"127.0.0.1:{port}" for port in servers.ports.values())
+        return float(run_java(HERE / "ignite_peers" / "Scan.java", addresses, cache, "1").split()[-1])
+
+    return run
+
+
+def import_from(source: str, home: Path, rows: int) -> Callable[[], float]:
+    def run() -> float:
+        started = time.perf_counter()
+        (cache,) = import_cache(Paths(home), "benchmark", [source], overwrite=True)
+        assert cache.rows == rows
+        return rows / (time.perf_counter() - started)
+
+    return run
+
+
+def write_parquet(servers: IgniteServers, cache: str, target: Path) -> None:
+    """Write the rows of a cache as a Parquet file."""
+    writer = None
+    for block in open_source(servers, cache).blocks(BLOCK_BYTES):
+        columns = {}
+        for name, values in block.columns.items():
+            tensor = not isinstance(values, pa.Array) and values.ndim > 1
+            flat = pa.array(values.reshape(-1)) if tensor else pa.array(values)
+            columns[name] = pa.FixedSizeListArray.from_arrays(flat, values.shape[1]) if tensor else flat
+        batch = pa.record_batch(columns)
+        writer = writer or pq.ParquetWriter(target, batch.schema)
+        writer.write_batch(batch)
+    assert writer is not None
+    writer.close()
+
+
+def main() -> None:
+    parser = common.parser(__doc__ or "")
+    options = parser.parse_args()
+    if missing := find_missing():
+        raise SystemExit(missing)
+    sizes = {"images": 2000, "mixed": 4000} if options.quick else {"images": 100_000, "mixed": 200_000}
+    rounds = options.rounds or (1 if options.quick else 5)
+    machine, found = common.machine(), {}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        IgniteServers(Path(folder) / "servers", region_mib=512) as servers,
+    ):
+        servers.start(0, 1, 2)
+        os.environ.update(servers.environment())
+        addresses = ",".join(f"127.0.0.1:{port}" for port in servers.ports.values())
+        loads = [f"{what}:{cache}:{sizes[what]}" for what, cache in CACHES.items()]
+        run_java(FILES / "Load.java", addresses, "", "", "plain", *loads)
+        for what, cache in CACHES.items():
+            parquet = Path(folder) / f"{what}.parquet"
+            write_parquet(servers, cache, parquet)
+            home, rows = Path(folder) / "home", sizes[what]
+            contenders = {
+                "insitu, reading": read_by_insitu(servers, cache),
+                "Java's thin client": read_by_java(servers, cache),
+                "pyignite": read_by_pyignite(servers, cache, rows // 10),
+                "insitu, import": import_from(servers.address(cache), home, rows),
+                "insitu, import from Parquet": import_from(str(parquet), home, rows),
+            }
+            found[what] = common.alternate(contenders, "rows/s", rounds, warm_up=0 if options.quick else 1)
+    print(common.machine_line(machine) + "\n")
+    for what, results in found.items():
+        print(f"{sizes[what]:,} {NAMES[what]}:\n")
+        print(common.results_table(results, "insitu, reading", form="{:,.0f}".format) + "\n")
+    common.save_json(
+        options.json, "ignite", machine, results={what: common.results_json(r) for what, r in found.items()}
+    )
+
+
+if __name__ == "__main__":
+    main()
