@@ -79,8 +79,9 @@ def fetch_jars() -> str:
 def run_java(source: Path, *arguments: str, timeout: float = 300) -> str:
     """Run a Java program of one file with the classes of Ignite. Returns what it prints."""
     command = ["java", "-Xmx1g", *OPENS, "-DIGNITE_QUIET=true", "-DIGNITE_UPDATE_NOTIFIER=false"]
-    command += [f"-DIGNITE_WORK_DIR={CACHE / 'client'}", "-cp", fetch_jars(), str(source), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    command += ["-cp", fetch_jars(), str(source), *arguments]
+    # Ignite's client notes the names of classes in the current folder.
+    done = subprocess.run(command, cwd=CACHE, capture_output=True, text=True, timeout=timeout, check=False)
     if done.returncode:
         raise RuntimeError(f"{source.name} failed: {done.stdout[-2000:]}{done.stderr[-4000:]}")
     return done.stdout

@@ -172,8 +172,7 @@ def refuse_conflicts(sources: Sequence[str], options: ImportOptions) -> None:
         raise InputError(
             f"A cache of Ignite is imported as a whole, in the order of its keys. Received: "
             f"{' and '.join(named)} for {', '.join(sources)}. Leave {'it' if len(named) == 1 else 'them'} "
-            f"out; "
-            f"with --overwrite the rows of now make the next version"
+            f"out; with --overwrite the rows of now make the next version"
         )
 
 

@@ -4,11 +4,14 @@ where one fails.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
@@ -62,6 +65,8 @@ _FAILOVER = 2
 """Timeouts in which a partition is read again before that is an error."""
 _PAUSES = (0.05, 0.2, 0.5, 1.0)
 """Seconds between attempts, so that the cluster can notice what has failed."""
+_SCANS_AHEAD = 4
+"""Partitions that one connection asks for at once."""
 _FEWER_ROWS = 16
 """By how much a page gets fewer rows where it is too large."""
 
@@ -156,7 +161,10 @@ class Cluster:
             try:
                 result = use(connection)
             except ServerFailure:
-                self._give(connection)
+                if connection.is_idle:
+                    self._give(connection)
+                else:
+                    connection.close()
                 raise
             except ConnectionFailed:
                 connection.close()
@@ -200,8 +208,7 @@ class Cluster:
             if self._layout is None or time.monotonic() > deadline:
                 raise SourceError(
                     f"{what} must answer, at {self.address}. Received: {reason}. Look whether the servers "
-                    f"run and "
-                    f"listen for thin clients there"
+                    f"run and listen for thin clients there"
                 )
             logger.warning("%s is read again: %s", what, reason)
             time.sleep(_PAUSES[min(number, len(_PAUSES) - 1)])
@@ -276,7 +283,43 @@ class Cluster:
             self._layout = found
         return found
 
-    def scan(self, partition: int, page_rows: int) -> ScannedPartition:
+    def scan(self, partitions: Sequence[int], page_rows: int) -> list[ScannedPartition]:
+        """Return all rows of each partition (-1: of the cache). Several of one node are asked for at once."""
+        found: dict[int, ScannedPartition] = {}
+        layout = self._layout
+        nodes: dict[str, list[int]] = {}
+        for partition in partitions if layout and layout.primaries else ():
+            nodes.setdefault(layout.primaries[partition] if layout else "", []).append(partition)
+        for node, numbers in nodes.items():
+            endpoint = layout.endpoints.get(node) if layout else None
+            if endpoint is None or len(numbers) == 1 or node in self._unreachable:
+                continue
+            # What fails is read again below.
+            with contextlib.suppress(ConnectionFailed, ServerFailure, TooLarge):
+                use = partial(self._scan_all, partitions=numbers, page_rows=page_rows, found=found)
+                self._run(self._servers_of(endpoint), use)
+        return [found[p] if p in found else self._scan_partition(p, page_rows) for p in partitions]
+
+    def _scan_all(
+        self,
+        connection: Connection,
+        partitions: Sequence[int],
+        page_rows: int,
+        found: dict[int, ScannedPartition],
+    ) -> None:
+        """Read partitions by one connection into `found`. The next ones are asked for while one is read."""
+
+        def ask(partition: int) -> tuple[int, int]:
+            return partition, connection.send(SCAN, encode_scan(self._cache, page_rows, partition))
+
+        waiting = deque(map(ask, partitions[:_SCANS_AHEAD]))
+        for number in range(len(partitions)):
+            partition, request = waiting.popleft()
+            pages = self._pages(connection, request)
+            found[partition] = ScannedPartition(tuple(pages), connection.server)
+            waiting.extend(map(ask, partitions[number + _SCANS_AHEAD : number + _SCANS_AHEAD + 1]))
+
+    def _scan_partition(self, partition: int, page_rows: int) -> ScannedPartition:
         """Return all rows of a partition (-1: of the cache), from its primary node if that can be reached.
 
         Where a server fails, what it has sent is dropped, and the next primary node is asked for all of it.
@@ -308,7 +351,9 @@ class Cluster:
         endpoint = layout.endpoints.get(node) if layout else None
 
         def use(connection: Connection) -> ScannedPartition:
-            pages = self._pages(connection, partition, page_rows)
+            pages = self._pages(
+                connection, connection.send(SCAN, encode_scan(self._cache, page_rows, partition))
+            )
             return ScannedPartition(tuple(pages), connection.server)
 
         if endpoint is not None and node not in self._unreachable:
@@ -324,10 +369,9 @@ class Cluster:
             self.remote_bytes += found.bytes
         return found
 
-    def _pages(self, connection: Connection, partition: int, page_rows: int) -> list[Page]:
-        """Return all pages of a scan. The next one is on its way while one is taken in."""
+    def _pages(self, connection: Connection, request: int) -> list[Page]:
+        """Return all pages of a scan that was asked for. The next one is on its way while one is taken in."""
         pages: list[Page] = []
-        request = connection.send(SCAN, encode_scan(self._cache, page_rows, partition))
         cursor: int | None = None
         while True:
             contents = connection.receive(request)

@@ -18,6 +18,7 @@ from insitu.grid.ignite.protocol import (
     NO_SUCH_CACHE,
     SECURITY_VIOLATION,
     Handshake,
+    Response,
     TopologyVersion,
     decode_handshake,
     decode_response,
@@ -66,6 +67,9 @@ class Connection:
         """The last topology version that the server has said."""
         self._timeout = settings.timeout
         self._requests = 0
+        self._waiting: set[int] = set()
+        self._early: dict[int, tuple[Response, memoryview]] = {}
+        """Responses that came before those of earlier requests."""
         self._socket = self._connect(settings)
         try:
             self.handshake = self._shake_hands(settings)
@@ -95,9 +99,8 @@ class Connection:
         except OSError as error:
             plain.close()
             raise ConnectionFailed(
-                f"{self.name} doesn't speak TLS, or not with this certificate ({_reason(error)}). If it "
-                f"has no "
-                f"TLS, set INSITU_IGNITE_TLS=0; if it wants a certificate, name it by INSITU_IGNITE_CERT"
+                f"{self.name} doesn't speak TLS, or not with this certificate ({_reason(error)}). If it has "
+                f"no TLS, set INSITU_IGNITE_TLS=0; if it wants a certificate, name it by INSITU_IGNITE_CERT"
             ) from None
 
     def _shake_hands(self, settings: ConnectionSettings) -> Handshake:
@@ -142,15 +145,21 @@ class Connection:
         """Send a request. Returns its number. Raises ConnectionFailed."""
         self._requests += 1
         self._send(encode_request(operation, self._requests, contents), time.monotonic() + self._timeout)
+        self._waiting.add(self._requests)
         return self._requests
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether every request has been answered."""
+        return not self._waiting
+
     def receive(self, request: int) -> memoryview:
-        """Return the contents of the response to a request, the oldest one that hasn't been answered.
+        """Return the contents of the response to a request.
 
         Raises ConnectionFailed, ServerFailure and TooLarge.
         """
         deadline = time.monotonic() + self._timeout
-        while True:
+        while request not in self._early:
             size = _LENGTH.unpack(self._receive_exactly(4, deadline))[0]
             if size > MOST_MESSAGE_BYTES:
                 raise TooLarge(size)
@@ -165,11 +174,14 @@ class Connection:
                 self.topology = head.topology
             if head.is_notification:
                 continue
-            if head.request != request:
+            if head.request not in self._waiting:
                 raise ConnectionFailed(f"{self.name} answered request {head.request} instead of {request}")
-            if head.status:
-                raise ServerFailure(head.status, head.message)
-            return body[head.start :]
+            self._waiting.remove(head.request)
+            self._early[head.request] = head, body
+        head, body = self._early.pop(request)
+        if head.status:
+            raise ServerFailure(head.status, head.message)
+        return body[head.start :]
 
     def request(self, operation: int, contents: bytes) -> memoryview:
         """Send a request and return the contents of its response. Raises as `receive` does."""
@@ -219,9 +231,8 @@ def raise_final(failure: ServerFailure, cache: str) -> None:
         raise SourceError(f"Cache {cache} must exist in Ignite. Received: {failure.message[:200]!r}")
     if failure.status in (SECURITY_VIOLATION, AUTHENTICATION_FAILED):
         raise SourceError(
-            f"The user must be allowed to read cache {cache}. Received: {failure.message[:200]!r}. Give "
-            f"the user "
-            f"the permission CACHE_READ, or set INSITU_IGNITE_USERNAME"
+            f"The user must be allowed to read cache {cache}. Received: {failure.message[:200]!r}. Give the "
+            f"user the permission CACHE_READ, or set INSITU_IGNITE_USERNAME"
         )
 
 

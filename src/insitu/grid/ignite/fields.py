@@ -413,7 +413,6 @@ def _null_error(missing: MissingValues, fields: RowFields, rows: Rows, type_of: 
         )
     return SourceError(
         f"Column {missing.name} must have a value in each row. Received: null in {len(missing.rows)} of "
-        f"{len(rows.keys)} rows{where}. Say what takes its place with --fill {missing.name}=VALUE, or "
-        f"leave the "
-        f"column out with --without {missing.name}"
+        f"{len(rows.keys)} rows{where}. Say what takes its place with --fill {missing.name}=VALUE, or leave "
+        f"the column out with --without {missing.name}"
     )

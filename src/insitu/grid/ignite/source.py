@@ -34,6 +34,8 @@ PAGE_BYTES = 1 << 20
 _MOST_PAGE_ROWS = 1 << 14
 _SAMPLE_ROWS, _SAMPLE_PARTITIONS = 256, 8
 """Rows, and partitions that have rows, that tell which columns there are."""
+_LEAST_GROUPS = 8
+"""Into how many groups partitions are divided at least, where there are as many."""
 _COPIES_IN_MEMORY = 4
 """How often the rows of a partition are in memory while they are read and put into order."""
 WHOLE_CACHE = -1
@@ -64,9 +66,8 @@ class TypeBook:
             if (added and not may_grow) or after.schemas.keys() == before.schemas.keys():
                 raise SourceError(
                     f"The fields of {before.name} must stay as they are while its objects are read. "
-                    f"Received: "
-                    f"objects of a new schema{f' with {min(added)}' if added else ''}. Import again when no "
-                    f"program adds fields any more"
+                    f"Received: objects of a new schema{f' with {min(added)}' if added else ''}. Import "
+                    f"again when no program adds fields any more"
                 )
             self.known[number] = after
 
@@ -167,8 +168,7 @@ class IgniteSource:
         except (Malformed, IndexError) as error:
             raise SourceError(
                 f"The rows of {self.path} must be in Ignite's binary format. Received: other bytes "
-                f"({error}). "
-                f"Look at the server's log, and at its version: 2.11 to 2.18 are known"
+                f"({error}). Look at the server's log, and at its version: 2.11 to 2.18 are known"
             ) from error
 
     def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
@@ -191,11 +191,11 @@ class IgniteSource:
                     digests += part.digests
                     sent += part.bytes
                     pieces = max(1, part.bytes // block_bytes)
-                    for rows in np.array_split(np.arange(part.rows), pieces) if part.rows else ():
-                        done += len(rows)
-                        cut = slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0, 0)
+                    for rows in np.array_split(np.arange(part.rows), pieces):
                         if len(rows):
-                            yield Block(_cut(part.columns, cut), len(rows), sent, done)
+                            done += len(rows)
+                            cut = _cut(part.columns, slice(int(rows[0]), int(rows[-1]) + 1))
+                            yield Block(cut, len(rows), min(sent, self.expected_bytes), done)
             after = cluster.find_layout()
             self._check_loss(before, after, sum(rows for _, rows, _ in digests))
             self.origin = self._describe_origin(before, after, began, digests)
@@ -206,13 +206,12 @@ class IgniteSource:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if each * _COPIES_IN_MEMORY > memory:
             raise SourceError(
-                f"A partition of a cache in Ignite must fit into memory {_COPIES_IN_MEMORY} times, to be "
-                f"put into "
-                f"the order of its keys. Received: {self.path} with about {int(each)} bytes a partition. "
-                f"Give the "
-                f"cache more partitions; of a replicated cache, read a partitioned copy"
+                f"A partition of a cache in Ignite must fit into memory {_COPIES_IN_MEMORY} times, to be put "
+                f"into the order of its keys. Received: {self.path} with about {int(each)} bytes a "
+                f"partition. Give the cache more partitions; of a replicated cache, read a partitioned copy"
             )
-        count = max(1, int(block_bytes / max(1.0, each)))
+        # Few rows are read by several threads, too.
+        count = max(1, min(int(block_bytes / max(1.0, each)), len(self.partitions) // _LEAST_GROUPS))
         for first in range(0, len(self.partitions), count):
             yield self.partitions[first : first + count]
 
@@ -223,9 +222,8 @@ class IgniteSource:
             raise SourceError(
                 f"All rows that {self.path} had must be read. Received: {rows} of {self.ignite_rows} after "
                 f"{len(lost)} server(s) left, with partitions of which Ignite has no other copy, or rows "
-                f"were "
-                f"removed meanwhile. Nothing was imported. Import again what is there now, or give the cache "
-                f"backups"
+                f"were removed meanwhile. Nothing was imported. Import again what is there now, or give the "
+                f"cache backups"
             )
 
     def _describe_origin(
@@ -255,8 +253,8 @@ class _PartitionReader:
     def read(self, partitions: Sequence[int]) -> _Part:
         """Return all rows of these partitions in order."""
         numbers, counts, pages = [], [], []
-        for partition in partitions:
-            scanned = self._cluster.scan(partition, self._page_rows)
+        found = self._cluster.scan(partitions, self._page_rows)
+        for partition, scanned in zip(partitions, found, strict=True):
             if scanned.rows:
                 numbers.append(partition)
                 counts.append(scanned.rows)
@@ -265,6 +263,7 @@ class _PartitionReader:
             return _Part({}, 0, 0)
         data = pages[0] if len(pages) == 1 else b"".join(pages)
         pages.clear()
+        found.clear()
         with self._source._malformed_as_error():
             rows = find_rows(data, sum(counts))
             values = self._decode(rows)
@@ -344,7 +343,6 @@ def open_ignite(
     if len(sources) != 1:
         raise InputError(
             f"A cache of Ignite is imported alone. Received: {len(sources)} sources. Several servers are "
-            f"named in "
-            f"one address: ignite://HOST,HOST/CACHE"
+            f"named in one address: ignite://HOST,HOST/CACHE"
         )
     return IgniteSource(parse_address(sources[0]), read_settings(), options, reading, partly=partly)

@@ -154,8 +154,7 @@ def _convert(buffer: Buffer, positions: Positions, leaf: Leaf) -> Any:
         if (gather_numbers(buffer, positions + 1, "i4") == 0).any():
             raise SourceError(
                 f"The class of an enum must be registered in the cluster. Received: column {column.name} "
-                f"with "
-                f"one that isn't. Store its number, or leave it out with --without {column.name}"
+                f"with one that isn't. Store its number, or leave it out with --without {column.name}"
             )
         return _native(gather_numbers(buffer, positions + 5, "i4"))
     if code == UUID:
@@ -192,10 +191,10 @@ def _arrays(buffer: Buffer, positions: Positions, leaf: Leaf) -> Any:
     different = lengths * kind.itemsize != size
     if different.any():
         raise SourceError(
-            f"All rows of column {column.name} must be of one shape. Received: {column.dtype}"
-            f"{list(column.shape)} and {name_of_code(leaf.code)} of {int(lengths[different][0])} elements. "
-            f"Pad "
-            f"them to one length, or import them as they are with --ragged {column.name}"
+            f"All rows of column {column.name} must be of one shape. Received: "
+            f"{column.dtype}{list(column.shape)} and {name_of_code(leaf.code)} of "
+            f"{int(lengths[different][0])} elements. Pad them to one length, or import them as they are with "
+            f"--ragged {column.name}"
         )
     values = gather(buffer, positions + 5, size)
     if dtype == np.bool_:
