@@ -1,5 +1,5 @@
 // Loads caches whose rows follow from their numbers, so that tests know what they must read.
-// java -cp '.cache/ignite/lib/*' tests/ignite/Load.java ADDRESSES USER PASSWORD TLS WHAT...
+// java -cp '.cache/ignite/lib/*' tests/ignite/Load.java ADDRESSES USER PASSWORD KEY_STORE|plain WHAT...
 
 import java.math.BigDecimal;
 import java.math.BigInteger;
@@ -169,8 +169,11 @@ public class Load {
         ClientConfiguration configuration = new ClientConfiguration().setAddresses(arguments[0].split(","));
         if (!arguments[1].isEmpty())
             configuration.setUserName(arguments[1]).setUserPassword(arguments[2]);
-        if (arguments[3].equals("tls"))
-            configuration.setSslMode(SslMode.REQUIRED).setSslTrustAll(true);
+        if (!arguments[3].equals("plain"))
+            configuration.setSslMode(SslMode.REQUIRED).setSslTrustAll(true)
+                .setSslClientCertificateKeyStorePath(arguments[3])
+                .setSslClientCertificateKeyStoreType("PKCS12")
+                .setSslClientCertificateKeyStorePassword("insitu");
         try (IgniteClient client = Ignition.startClient(configuration)) {
             for (int i = 4; i < arguments.length; i++) {
                 String[] what = arguments[i].split(":");

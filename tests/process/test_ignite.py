@@ -32,9 +32,9 @@ def paths(home: Path) -> Paths:
     return Paths(home)
 
 
-def load(servers: IgniteServers, *what: str, user: str = "", password: str = "", tls: bool = False) -> None:
+def load(servers: IgniteServers, *what: str, user: str = "", password: str = "", tls: str = "plain") -> None:
     addresses = ",".join(f"127.0.0.1:{port}" for port in servers.ports.values())
-    run_java(FILES / "Load.java", addresses, user, password, "tls" if tls else "plain", *what)
+    run_java(FILES / "Load.java", addresses, user, password, tls, *what)
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +197,8 @@ def test_tls_and_authentication(paths: Paths, tmp_path: Path, monkeypatch: pytes
         for name, value in cluster.environment().items():
             monkeypatch.setenv(name, value)
         cluster.start(0)
-        load(cluster, "activate", "numbers:grid16_numbers:0:50", user="ignite", password="ignite", tls=True)
+        store = str(cluster.folder / "server.p12")
+        load(cluster, "activate", "numbers:grid16_numbers:0:50", user="ignite", password="ignite", tls=store)
         address = cluster.address("grid16_numbers")
         (cache,) = import_cache(paths, "numbers", [address])
         np.testing.assert_array_equal(rows_of(paths, cache)["value"], range(50))

@@ -164,7 +164,7 @@ class IgniteServers:
             "key.store": self.folder / "server.p12",
             "IGNITE_QUIET": "false",
             "IGNITE_UPDATE_NOTIFIER": "false",
-            "IGNITE_WORK_DIR": work,
+            "work.folder": work,
             "java.net.preferIPv4Stack": "true",
         }
         command = [

@@ -136,6 +136,7 @@ class FakeServer:
         self.requests: dict[int, int] = {}
         self.scanned: list[int] = []
         self.alive = True
+        self.node = node_name(number)
         self._open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -191,7 +192,7 @@ class FakeServer:
         if password and pack_string(password) not in handshake:
             version = struct.pack("<hhh", 1, 7, 0)
             return b"\0" + version + pack_string("The user name or password is incorrect") + pack_int(2000)
-        return b"\1" + pack_byte_array(b"\xff\xff") + bytes([10]) + bytes(16)
+        return b"\1" + pack_byte_array(b"\xff\xff") + bytes([10]) + _uuid(self.node)
 
     def _answer(
         self, operation: int, contents: bytes, cursors: dict[int, tuple[list[tuple[bytes, bytes]], int]]

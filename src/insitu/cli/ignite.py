@@ -79,8 +79,9 @@ def _format_topology(version: list[int]) -> str:
 def format_origin(origin: dict[str, Any]) -> str:
     """Return what `describe CACHE` says of where the rows come from."""
     first, last = origin["topology"]
+    remote = f", {format_size(origin['remote_bytes'])} by other servers" if origin["remote_bytes"] else ""
     versions = _format_topology(first) + (f" to {_format_topology(last)}" if last != first else "")
     return (
         f"{origin['address']}, read {format_time(origin['read'][0])}, topology version {versions}, "
-        f"digest {origin['digest']}"
+        f"digest {origin['digest']}{remote}"
     )

@@ -60,6 +60,8 @@ from insitu.grid.ignite.wire import Malformed, hash_name
 
 logger = logging.getLogger("insitu.grid")
 Result = TypeVar("Result")
+Candidate = tuple[HostPort, str]
+"""A server, and the id of the node that it must be; empty: any."""
 
 _FAILOVER = 2
 """Timeouts in which a partition is read again before that is an error."""
@@ -132,19 +134,26 @@ class Cluster:
         for connection in idle:
             connection.close()
 
-    def _take(self, servers: Sequence[HostPort]) -> Connection:
+    def _take(self, servers: Sequence[Candidate]) -> Connection:
         """Return a connection to the first of `servers` that can be reached. Raises ConnectionFailed."""
+        with self._lock:
+            for server, node in servers:
+                for connection in self._idle.get(server, ()):
+                    if node in ("", connection.handshake.node):
+                        self._idle[server].remove(connection)
+                        return connection
         failures = []
-        for server in servers:
-            with self._lock:
-                found = self._idle.get(server)
-                connection = found.pop() if found else None
-            if connection is not None:
-                return connection
+        for server, node in servers:
             try:
-                return Connection(server, self._settings)
+                connection = Connection(server, self._settings)
             except ConnectionFailed as failure:
                 failures.append(str(failure))
+                continue
+            # Nodes name all their addresses, such as 127.0.0.1, at which this host may run another cluster.
+            if node in ("", connection.handshake.node):
+                return connection
+            failures.append(f"{connection.name} is another node")
+            connection.close()
         raise ConnectionFailed("; ".join(failures))
 
     def _give(self, connection: Connection) -> None:
@@ -154,7 +163,7 @@ class Cluster:
                 return
         connection.close()
 
-    def _run(self, servers: Sequence[HostPort], use: Callable[[Connection], Result]) -> Result:
+    def _run(self, servers: Sequence[Candidate], use: Callable[[Connection], Result]) -> Result:
         """Return what `use` makes of a connection to one of `servers`. An idle one may have died."""
         while True:
             connection = self._take(servers)
@@ -214,21 +223,20 @@ class Cluster:
             time.sleep(_PAUSES[min(number, len(_PAUSES) - 1)])
             number += 1
 
-    def _known_servers(self) -> list[HostPort]:
+    def _known_servers(self) -> list[Candidate]:
         """Return the servers of the address, and those that the cluster has named."""
         layout = self._layout
-        found = list(self.address.servers)
+        found: list[Candidate] = [(server, "") for server in self.address.servers]
         for endpoint in layout.endpoints.values() if layout else ():
-            found += [server for server in self._servers_of(endpoint) if server not in found]
+            found += [(s, node) for s, node in self._servers_of(endpoint) if (s, "") not in found]
         return found
 
-    def _servers_of(self, endpoint: Endpoint) -> list[HostPort]:
+    def _servers_of(self, endpoint: Endpoint) -> list[Candidate]:
         """Return where a node may be reached, first the ways that the user has named."""
-        servers = [(host, endpoint.port) for host in endpoint.hosts if "%" not in host]
+        servers = dict.fromkeys((host, endpoint.port) for host in endpoint.hosts if "%" not in host)
         named = {host for host, _ in self.address.servers}
-        return sorted(
-            dict.fromkeys(servers), key=lambda s: (s not in self.address.servers, s[0] not in named)
-        )
+        ordered = sorted(servers, key=lambda s: (s not in self.address.servers, s[0] not in named))
+        return [(server, endpoint.node) for server in ordered]
 
     def find_cache(self) -> CacheConfiguration:
         """Return the configuration of the cache. Raises SourceError, which names similar caches."""
@@ -366,7 +374,7 @@ class Cluster:
                 raise
         found = self._run(self._known_servers(), use)
         with self._lock:
-            self.remote_bytes += found.bytes
+            self.remote_bytes += found.bytes if node else 0
         return found
 
     def _pages(self, connection: Connection, request: int) -> list[Page]:

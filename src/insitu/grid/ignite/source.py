@@ -26,7 +26,6 @@ from insitu.grid.ignite.objects import UnknownSchema
 from insitu.grid.ignite.protocol import BinaryType, CacheConfiguration, Page
 from insitu.grid.ignite.row_order import digest_rows, order_rows, take_rows
 from insitu.grid.ignite.rows import Positions, Rows, find_rows
-from insitu.grid.ignite.wire import Malformed
 from insitu.grid.sources import Block, SourceOptions, map_ordered
 
 PAGE_BYTES = 1 << 20
@@ -165,7 +164,7 @@ class IgniteSource:
     def _malformed_as_error(self) -> Iterator[None]:
         try:
             yield
-        except (Malformed, IndexError) as error:
+        except (ValueError, LookupError, ArithmeticError) as error:
             raise SourceError(
                 f"The rows of {self.path} must be in Ignite's binary format. Received: other bytes "
                 f"({error}). Look at the server's log, and at its version: 2.11 to 2.18 are known"
@@ -199,6 +198,7 @@ class IgniteSource:
             after = cluster.find_layout()
             self._check_loss(before, after, sum(rows for _, rows, _ in digests))
             self.origin = self._describe_origin(before, after, began, digests)
+            self.origin["remote_bytes"] = cluster.remote_bytes
 
     def _groups(self, block_bytes: int) -> Iterator[Sequence[int]]:
         """Yield partitions that follow each other, of about `block_bytes` together."""

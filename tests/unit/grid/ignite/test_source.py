@@ -14,7 +14,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ignite_wire import FakeCache, FakeCluster, FakeServer, binary_object, binary_type, number
+from ignite_wire import (
+    FakeCache,
+    FakeCluster,
+    FakeServer,
+    binary_object,
+    binary_type,
+    node_name,
+    number,
+)
 
 from insitu.certificates import make_certificate
 from insitu.context import Context
@@ -156,6 +164,15 @@ def test_a_node_that_cant_be_reached_is_read_by_another_one(paths: Paths):
     with cluster:
         (cache,) = import_cache(paths, "digits", [cluster.address(0)])
     assert cache.rows == 50
+
+
+def test_another_cluster_at_the_address_of_a_node_is_left_alone(paths: Paths):
+    """As where nodes name 127.0.0.1, and this host runs another Ignite. The rows come by a known server."""
+    with cluster_of(2, drawings(50)) as cluster:
+        cluster.servers[1].node = node_name(99)
+        (cache,) = import_cache(paths, "digits", [cluster.address(0)])
+        assert cache.rows == 50 and not cluster.servers[1].scanned
+        assert cache.origin is not None and cache.origin["remote_bytes"] > 0
 
 
 def odd(operation: int, answer: bytes, first: int = 1) -> Callable[[FakeServer, int, int], bytes | None]:
