@@ -79,9 +79,9 @@ preload = LD_PRELOAD="$$(gcc -print-file-name=$(1)) $$(gcc -print-file-name=libs
 sanitize: $(STAMP) ## Run the tests of the exchange and of the servers with sanitized C code (needs gcc)
 	INSITU_SANITIZE=address $(call preload,libasan.so) \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
-	  $(BIN)/python -m pytest -q -p no:cacheprovider --timeout 600 $(SANITIZED)
+	  $(BIN)/python -m pytest -q -p no:cacheprovider --capture=sys --timeout 600 $(SANITIZED)
 	INSITU_SANITIZE=thread $(call preload,libtsan.so) TSAN_OPTIONS=allocator_may_return_null=1 setarch -R \
-	  $(BIN)/python -m pytest -q -p no:cacheprovider --timeout 600 $(SANITIZED)
+	  $(BIN)/python -m pytest -q -p no:cacheprovider --capture=sys --timeout 600 $(SANITIZED)
 	$(BIN)/python tests/sanitize/run.py
 
 FUZZ_SECONDS ?= 1200

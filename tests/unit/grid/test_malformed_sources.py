@@ -20,6 +20,7 @@ from insitu.grid import import_cache
 from insitu.grid.sources import open_sources
 from insitu.grid.sources.base import SourceOptions
 from insitu.grid.sources.npz import NpzSource
+from insitu.grid.sources.parquet import ParquetSource
 from insitu.paths import Paths
 
 FILES = make_files()
@@ -201,3 +202,40 @@ def test_text_that_is_none_is_refused(tmp_path: Path, format: str) -> None:
         path.write_bytes(path.read_bytes().replace(b"bcde", b"b\xff\xfee"))
     with pytest.raises(SourceError, match="can't be read"):
         import_cache(Paths(tmp_path / "home"), "a", [str(path)])
+
+
+@pytest.mark.parametrize("place", [0, -1], ids=["footer", "row group"])
+def test_a_parquet_file_whose_counts_of_rows_differ_is_refused(tmp_path: Path, place: int) -> None:
+    """Arrow reads as many rows as the row groups count. The others would be lost in silence."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": list(range(10))}), path, compression="none")
+    data = bytearray(path.read_bytes())
+    begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    # Thrift writes 10 as 20, and 9 as 18.
+    counts = [at for at in range(begin, len(data) - 8) if data[at] == 20]
+    data[counts[place]] = 18
+    path.write_bytes(data)
+    with pytest.raises(
+        SourceError, match=r"its footer counts (9|10) rows, and its row groups (9|10)"
+    ):
+        import_cache(Paths(tmp_path / "home"), "a", [str(path)])
+
+
+def test_a_parquet_file_without_the_rows_that_it_counts_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the fuzzer: StopIteration."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": list(range(10))}), path)
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: iter(()))
+    with pytest.raises(SourceError, match="but they hold none"):
+        import_cache(Paths(tmp_path / "home"), "a", [str(path)])
+
+
+def test_a_parquet_file_that_ends_early_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": list(range(100))}), path)
+    source = ParquetSource(path, SourceOptions())
+    monkeypatch.setattr(ParquetSource, "_groups_from", lambda *_: ([], 0))
+    with pytest.raises(SourceError, match=r"counts 100 rows\. Received: 0"):
+        list(source.blocks(1 << 20))

@@ -39,7 +39,12 @@ class ParquetSource:
             self._group_rows = [group.num_rows for group in groups]
             self._row_bytes = sum(group.total_byte_size for group in groups) / self.expected_rows
             few = min(_SAMPLE_ROWS, rows_per_block(self._row_bytes, _SAMPLE_BYTES))
-            first = next(file.iter_batches(batch_size=few))
+            first = next(file.iter_batches(batch_size=few), None)
+            if first is None or sum(self._group_rows) != self.expected_rows:
+                raise SourceError(
+                    f"{path} is damaged: its footer counts {self.expected_rows} rows, and its row groups "
+                    f"{sum(self._group_rows)}{'' if first else ', but they hold none'}. Fetch it again"
+                )
             # What a dictionary packs may be much larger than the file.
             self._row_bytes = max(self._row_bytes, first.nbytes / max(1, first.num_rows))
             self.columns: tuple[Column, ...] = columns_of_batch(first, path, options.ragged_columns)
@@ -62,6 +67,11 @@ class ParquetSource:
                 batch = batch.slice(max(0, start - before))
                 values = values_of_batch(batch, self.columns, self.path)
                 yield Block(values, batch.num_rows, size * done // self.expected_rows, done)
+        if done != self.expected_rows:
+            raise SourceError(
+                f"{self.path} is damaged: its footer counts {self.expected_rows} rows. Received: {done}. "
+                f"Fetch it again"
+            )
 
     def _groups_from(self, start: int) -> tuple[list[int], int]:
         """Return the row groups that hold row `start` and those after it, and the rows before them."""
