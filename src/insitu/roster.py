@@ -61,6 +61,8 @@ class Roster:
     others: tuple[Member, ...] = ()
     #: Workers whose scripts have ended well before the members' did. The members do without them.
     ended: tuple[TaskId, ...] = ()
+    #: Whether training is over: no task trains any more, and no checkpoint is written.
+    training_over: bool = False
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -81,6 +83,7 @@ class Roster:
             "members": [_to_json(m) for m in self.members],
             "others": [_to_json(m) for m in self.others],
             "ended": [str(task) for task in self.ended],
+            "training_over": self.training_over,
         }
 
     @classmethod
@@ -90,6 +93,7 @@ class Roster:
             tuple(map(_from_json, data["members"])),
             tuple(map(_from_json, data["others"])),
             tuple(map(TaskId.parse, data.get("ended", ()))),
+            bool(data.get("training_over", False)),
         )
 
 

@@ -216,6 +216,8 @@ class JobSpec:
     chief: bool = False
     #: Whether there is an evaluator task.
     evaluator: bool = False
+    #: Seconds that the evaluator has to end by itself once training is over.
+    evaluator_grace: float = 30.0
     #: The name of what runs the tasks.
     engine: str = "local"
     #: How often a failed job is started again.
@@ -249,6 +251,7 @@ class JobSpec:
             ("--max-restarts", self.max_restarts, 0),
             ("--threads", self.threads, 1),
             ("--standby", 0 if self.standby is None else self.standby, 0),
+            ("--evaluator-grace", self.evaluator_grace, 0),
         )
         for option, value, least in rules:
             if value < least:
@@ -260,6 +263,8 @@ class JobSpec:
             )
         if not (math.isfinite(self.stall_timeout) and self.stall_timeout > 0):
             raise JobSpecError(f"--stall-timeout must be positive and finite. Received: {self.stall_timeout}")
+        if not math.isfinite(self.evaluator_grace):
+            raise JobSpecError(f"--evaluator-grace must be finite. Received: {self.evaluator_grace}")
         if self.on_loss not in ("replace", "adopt", "restart"):
             raise JobSpecError(f"--on-loss must be replace, adopt or restart. Received: {self.on_loss}")
         if self.memory_checkpoint and (self.workers < 2 or self.ps):

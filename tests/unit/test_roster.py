@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -20,6 +21,17 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     write_roster(path, ROSTER)
     assert read_roster(path) == ROSTER
     assert [p.name for p in tmp_path.iterdir()] == ["roster.json"]
+
+
+def test_rosters_without_the_end_of_training_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "roster.json"
+    over = Roster(4, (), training_over=True)
+    write_roster(path, over)
+    assert read_roster(path) == over
+    data = json.loads(path.read_text())
+    del data["training_over"]
+    path.write_text(json.dumps(data))
+    assert read_roster(path) == Roster(4, ())
 
 
 def test_a_rank_is_a_position_and_belongs_to_one_life() -> None:

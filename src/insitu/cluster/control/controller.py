@@ -245,7 +245,8 @@ class Controller:
             ]
             workers = tuple(m for m in members if m.task.role == "worker")
             others = tuple(m for m in members if m.task.role != "worker")
-            self._roster = Roster(generation, workers, others, _find_ended(self._state))
+            over = self._state.goal == "finish"
+            self._roster = Roster(generation, workers, others, _find_ended(self._state), over)
             self._reserved.clear()
             self._tasks.publish_roster(self._roster)
             self._unpublished = False

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     )
     from insitu.cluster.decide.job_state import (
         ENDED,
+        EVALUATOR_GRACE,
         EpochStep,
         Failure,
         JobState,
@@ -125,6 +126,7 @@ __getattr__, __dir__ = lazy_door(
         ),
         "job_state": (
             "ENDED",
+            "EVALUATOR_GRACE",
             "EpochStep",
             "Failure",
             "JobState",
@@ -161,6 +163,7 @@ __getattr__, __dir__ = lazy_door(
 
 __all__ = [
     "ENDED",
+    "EVALUATOR_GRACE",
     "Action",
     "ControllerLostEvent",
     "EpochStep",

@@ -17,10 +17,8 @@ seconds and never goes back. When training is over:
 - where worker 0 has ended with 0 and the workers that are left have never reported progress, nobody knows
   whether they train. Once they have neither printed nor computed for the stall timeout, they are stopped
   (see `LeftAloneEvent`). With ps tasks the job has finished; without, it has failed, and isn't tried again;
-- the evaluator has `EVALUATOR_GRACE` from then on to end by itself.
-
-The evaluator trains nothing, so its end never stops, restarts or fails the job. While the job runs it is
-launched again as often as `max_restarts` allows, counted apart from the job's failures, and then given up.
+- the evaluator is told, and has `JobState.evaluator_grace` to score the last checkpoint and end by itself
+  (see `insitu.cluster.decide.evaluator`).
 """
 
 from __future__ import annotations
@@ -32,6 +30,12 @@ from itertools import pairwise
 
 from insitu.cluster.decide import recovery
 from insitu.cluster.decide.causes import find_cause
+from insitu.cluster.decide.evaluator import (
+    bound_evaluation,
+    finish_training,
+    is_evaluating,
+    retry_evaluator,
+)
 from insitu.cluster.decide.events import (
     Action,
     ControllerLostEvent,
@@ -59,6 +63,7 @@ from insitu.cluster.decide.events import (
 )
 from insitu.cluster.decide.job_state import (
     ENDED,
+    EVALUATOR_GRACE,
     Attempt,
     Bug,
     Cause,
@@ -79,12 +84,10 @@ DUMP_GRACE = 2.0
 """Seconds that stalled tasks have to write their stacks before they are stopped."""
 WORKER_GRACE = 10.0
 """Seconds that workers which don't train have to end once training is over."""
-EVALUATOR_GRACE = 30.0
-"""Seconds that the evaluator has to end once training is over."""
 LONGEST_DELAY = max(
     TERM_GRACE, WORKER_GRACE, EVALUATOR_GRACE, recovery.RELEASE_GRACE, recovery.MAX_RESTART_DELAY
 )
-"""Seconds that nothing is due later than when it is decided."""
+"""Seconds that nothing but a longer grace of the evaluator is due later than when it is decided."""
 STALL_CODE = 124
 """Exit code of a job that stood still, as that of timeout(1)."""
 SYSTEM_EXIT = "SystemExit"
@@ -99,11 +102,13 @@ def new_job(
     holders: ShardHolders = (),
     *,
     mirrored: bool = False,
+    evaluator_grace: float = EVALUATOR_GRACE,
 ) -> JobState:
     """Return the state of a job that is to begin."""
     states = tuple(TaskState(t.task, t.node, t.shards) for t in tasks)
     wanted = sum(t.task.role == "worker" for t in tasks)
-    return JobState(max_restarts, states, on_loss, wanted, holders, mirrored=mirrored)
+    state = JobState(max_restarts, states, on_loss, wanted, holders, mirrored=mirrored)
+    return replace(state, evaluator_grace=evaluator_grace)
 
 
 def advance(state: JobState, event: Event, now: float) -> Result:
@@ -199,13 +204,14 @@ def _handle_task_exit(state: JobState, event: TaskExitedEvent, now: float) -> Re
     actions: list[Action] = []
     if event.code != 0 and not before.signal_sent:
         actions.append(Log(describe_exit(after)))
-    if _is_training_over(state) and (state.phase == "running" or state.goal == "finish"):
-        state = recovery.cancel_launches(replace(state, phase="stopping", goal="finish"))
+    if event.task.role == "evaluator" and (state.phase == "running" or state.goal == "finish"):
+        given_up = event.code == 0 or (before.signal_sent and state.goal == "finish")
+        state, more = (state, []) if given_up else retry_evaluator(state, after, now)
+        actions += more
+    elif _is_training_over(state) and (state.phase == "running" or state.goal == "finish"):
+        state, told = finish_training(state) if state.phase == "running" else (state, [])
         state, more = _release_surplus_tasks(state, event.reporting, now)
-        actions += more
-    elif state.phase == "running" and event.task.role == "evaluator":
-        state, more = recovery.retry_evaluator(state, after, now) if event.code != 0 else (state, [])
-        actions += more
+        actions += [*told, *more]
     elif state.phase == "running":
         done = recovery.handle_task_exit(state, after, event, now)
         if done is None:
@@ -241,7 +247,7 @@ def _release_surplus_tasks(state: JobState, reporting: Sequence[TaskId], now: fl
         elif task.task.role == "worker" and task.task not in reporting:
             state = state.with_task(replace(task, escalate_at=now + WORKER_GRACE))
         elif task.task.role == "evaluator" and not workers_left:
-            state = state.with_task(replace(task, escalate_at=now + EVALUATOR_GRACE))
+            state = bound_evaluation(state, task.task, now)
         elif task.task.role == "ps" and not workers_left:
             state, more = _escalate(state, task, now)
             actions += more
@@ -252,11 +258,12 @@ def _handle_launch_failure(state: JobState, event: LaunchFailedEvent, now: float
     for name in event.tasks:
         state = state.with_task(replace(state.task(name), alive=False, code=None, escalate_at=None))
     actions: list[Action] = [Log(f"{_join(event.tasks)} could not be started: {event.message}")]
+    if state.phase == "running" or state.goal == "finish":
+        for name in (name for name in event.tasks if name.role == "evaluator"):
+            state, more = retry_evaluator(state, state.task(name), now)
+            actions += more
     if state.phase != "running":
         return _conclude_if_stopped(state, actions, now)
-    for name in (name for name in event.tasks if name.role == "evaluator"):
-        state, more = recovery.retry_evaluator(state, state.task(name), now)
-        actions += more
     event = replace(event, tasks=tuple(name for name in event.tasks if name.role != "evaluator"))
     if not event.tasks:
         return state, actions
@@ -320,13 +327,11 @@ def _handle_left_alone(state: JobState, event: LeftAloneEvent, now: float) -> Re
             state.with_progress(event.progress), Cause(text, STALL_CODE), "fail", now
         )
         return state, actions + more
-    state = recovery.cancel_launches(
-        replace(state.with_progress(event.progress), phase="stopping", goal="finish")
-    )
-    actions = [Log(f"{text}, which ends the training; stopping the tasks that are left")]
+    state, told = finish_training(state.with_progress(event.progress))
+    actions = [Log(f"{text}, which ends the training; stopping the tasks that are left"), *told]
     for task in state.alive:
         if task.task.role == "evaluator":
-            state = state.with_task(replace(task, escalate_at=now + EVALUATOR_GRACE))
+            state = bound_evaluation(state, task.task, now)
         elif not task.signal_sent:
             state, more = _escalate(state, task, now)
             actions += more
@@ -342,7 +347,8 @@ def _handle_stop_request(state: JobState, now: float) -> Result:
                 actions.append(Signal(task.task, "kill"))
         return state, actions
     if state.goal == "finish":
-        return _terminate_all(state, now)
+        state, actions = _terminate_all(recovery.cancel_launches(state), now)
+        return _conclude_if_stopped(state, actions, now)
     stopping = replace(state, phase="stopping", goal="stop", restart_at=None)
     state, actions = _terminate_all(recovery.cancel_launches(stopping), now)
     return _conclude_if_stopped(state, [Log("stop was asked for; stopping every task"), *actions], now)
@@ -361,7 +367,7 @@ def _handle_controller_loss(state: JobState, event: ControllerLostEvent, now: fl
 def _bound_due_times(state: JobState, now: float) -> JobState:
     """Return `state` with nothing due later than it can be. The controller before may have had another clock:
     the machine's was set back."""
-    latest = now + LONGEST_DELAY
+    latest = now + max(LONGEST_DELAY, state.evaluator_grace)
     tasks = tuple(
         replace(
             task,
@@ -386,6 +392,8 @@ def _handle_tick(state: JobState, now: float) -> Result:
     if due:
         state, more = recovery.relaunch(state, due, now)
         actions += more
+        for name in due:
+            state = bound_evaluation(state, name, now)
     return state, actions
 
 
@@ -417,7 +425,7 @@ def _escalate(state: JobState, task: TaskState, now: float) -> Result:
 
 def _conclude_if_stopped(state: JobState, actions: list[Action], now: float) -> Result:
     """Do what `goal` asks for once nothing of a stopping job runs."""
-    if state.phase != "stopping" or state.alive:
+    if state.phase != "stopping" or state.alive or (state.goal == "finish" and is_evaluating(state)):
         return state, actions
     if state.goal == "finish":
         state, more = _end_job(state, "finished", 0, "", None, now)

@@ -18,6 +18,8 @@ ENDED: frozenset[Phase] = frozenset({"finished", "failed", "stopped"})
 
 EpochStep = tuple[int, int]
 """How far a job has come: (epoch, step), both from 0; -1 before the first."""
+EVALUATOR_GRACE = 30.0
+"""Seconds that an evaluator which doesn't know insitu has to end once training is over."""
 OnLoss = Literal["replace", "adopt", "restart"]
 """What a job does when it loses a task that others can go on without; see `recovery.py`."""
 
@@ -190,6 +192,8 @@ class JobState:
     failure_at: float = 0.0
     #: Failures of the evaluator so far, which have a budget of their own of `max_restarts`.
     evaluator_failures: int = 0
+    #: Seconds that the evaluator has to end by itself once training is over.
+    evaluator_grace: float = EVALUATOR_GRACE
     #: The last failure of the script's own.
     bug: Bug | None = None
     #: The last changes of membership, in order.
@@ -237,11 +241,13 @@ class JobState:
 
 def validate(state: JobState) -> None:
     """Raise ValueError where an invariant doesn't hold. The tests call it after every event."""
+    evaluators = (t for t in state.tasks if t.task.role == "evaluator" and state.goal == "finish")
+    last_scores = {t.task for t in evaluators if t.launch_at is not None}
     rules = {
         "only running and stopping jobs have running tasks": not state.alive
         or state.phase in ("running", "stopping"),
         "a stopping job has a goal and something to wait for": state.phase != "stopping"
-        or bool(state.goal and state.alive),
+        or bool(state.goal and (state.alive or last_scores)),
         "a job that isn't stopping has no goal": state.phase == "stopping" or not state.goal,
         "a restart is due exactly while restarting": (state.restart_at is not None)
         == (state.phase == "restarting"),
@@ -259,8 +265,8 @@ def validate(state: JobState) -> None:
         "a running task has no exit code": all(t.code is None for t in state.alive),
         "only running tasks have deadlines": all(t.alive or t.escalate_at is None for t in state.tasks),
         "a running task is not about to be launched": all(t.launch_at is None for t in state.alive),
-        "only a running job launches single tasks": state.phase == "running"
-        or all(t.launch_at is None for t in state.tasks),
+        "only a running job launches single tasks, but for an evaluator": state.phase == "running"
+        or all(t.launch_at is None for t in state.tasks if t.task not in last_scores),
         "members run each shard once": not state.holders
         or state.phase != "running"
         or sorted(s for t in state.members for s in t.shards) == list(range(len(state.holders))),

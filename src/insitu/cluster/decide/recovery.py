@@ -159,21 +159,6 @@ def go_on_without_ended(state: JobState) -> Result | None:
     return state, [Log(f"{names} ended well; the others go on without: {takers}"), publish]
 
 
-def retry_evaluator(state: JobState, task: TaskState, now: float) -> Result:
-    """Schedule another launch of an evaluator that has failed, or give it up. Training goes on either way."""
-    if state.evaluator_failures >= state.max_restarts:
-        tries = f"{state.evaluator_failures} of {state.max_restarts} restarts of its own were used"
-        return state, [Log(f"{task.task} is not started again: {tries}; training goes on")]
-    delay = min(MAX_RESTART_DELAY, 2.0 ** (state.evaluator_failures - 1)) if state.evaluator_failures else 0.0
-    state = replace(state, evaluator_failures=state.evaluator_failures + 1)
-    count = f"{state.evaluator_failures} of {state.max_restarts}"
-    log = Log(f"starting {task.task} again in {delay:g} s ({count}); training goes on")
-    if delay:
-        return state.with_task(replace(task, launch_at=now + delay)), [log]
-    state, actions = relaunch(state, [task.task], now)
-    return state, [log, *actions]
-
-
 def find_stranded_members(state: JobState, event: TaskExitedEvent) -> tuple[TaskId, ...]:
     """Return the members that need the state of one that has ended well."""
     if state.has_servers:

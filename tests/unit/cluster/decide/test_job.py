@@ -48,6 +48,7 @@ from insitu.cluster.decide.events import (
 )
 from insitu.cluster.decide.job_state import (
     ENDED,
+    EVALUATOR_GRACE,
     Failure,
     JobState,
     OnLoss,
@@ -190,7 +191,7 @@ def test_a_worker_that_fails_after_its_chief_has_ended_costs_nothing() -> None:
 def test_the_evaluator_may_finish_by_itself() -> None:
     run = running(W0, EVALUATOR)
     run.exits(W0)
-    assert run.state.due == run.now + machine.EVALUATOR_GRACE
+    assert run.state.due == run.now + EVALUATOR_GRACE
     assert run.exits(EVALUATOR)[-1] == Finish(0)
 
 
