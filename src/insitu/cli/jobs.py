@@ -34,10 +34,9 @@ Starts a training job on the nodes that hold CACHE, and streams its output. A da
 a script that brings its own data: it then has one worker for each node, unless --workers says otherwise.
 
 JOB_DIR is a folder or a .zip that holds the script; the job runs a copy of it. Options come before CACHE:
-everything after JOB_CMD belongs to the script. --chief and --evaluator are for scripts that use TensorFlow
-alone; with insitu's strategies worker 0 is the chief. Ctrl-C detaches, the job goes on. The exit code is that
-of the training (128 + the signal's number if a signal ended it, 124 if it stood still, 143 if it was
-stopped). Jobs and caches lie in the folder $INSITU_HOME, by default ~/.insitu.
+everything after JOB_CMD belongs to the script. Worker 0 is the chief; --chief adds it to --workers. Ctrl-C
+detaches, the job goes on. The exit code is that of the training (128 + the signal's number if a signal ended
+it, 124 if it stood still, 143 if it was stopped). Jobs and caches lie in $INSITU_HOME, by default ~/.insitu.
 
 Examples:
 
@@ -114,12 +113,11 @@ def start(
     ps_backups: Annotated[
         int, typer.Option(help="Other servers that mirror each server, so that losing one costs nothing.")
     ] = 0,
-    chief: Annotated[
-        bool, typer.Option("--chief", help="Add a chief task (scripts of TensorFlow alone).")
-    ] = False,
-    evaluator: Annotated[
-        bool, typer.Option("--evaluator", help="Add an evaluator task (scripts of TensorFlow alone).")
-    ] = False,
+    chief: Annotated[bool, typer.Option("--chief", help="Add a chief, which trains as well.")] = False,
+    evaluator: Annotated[bool, typer.Option("--evaluator", help="Add a scorer of checkpoints.")] = False,
+    evaluator_grace: Annotated[
+        float | None, typer.Option(metavar="SEC", help="How long it may score on.", show_default="600")
+    ] = None,
     engine: Annotated[str, typer.Option(help="What runs the tasks.")] = "local",
     name: Annotated[
         str | None, typer.Option(help="Beginning of the job's id.", show_default="CACHE's last part")
@@ -189,6 +187,7 @@ def start(
         ps_backups=ps_backups,
         chief=chief,
         evaluator=evaluator,
+        evaluator_grace=evaluator_grace,
         engine=engine,
         name=name,
         max_restarts=max_restarts,

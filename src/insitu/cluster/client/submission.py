@@ -23,7 +23,7 @@ from typing import Literal
 
 from insitu.access import make_sticky_folder
 from insitu.cluster.client.job_code import copy_code
-from insitu.cluster.client.role_check import check_roles
+from insitu.cluster.client.roles import imports_insitu, settle_roles
 from insitu.cluster.control import clean_up, staged_folder
 from insitu.cluster.decide import (
     choose_thread_count,
@@ -70,6 +70,8 @@ class Request:
     chief: bool = False
     #: Whether there is an evaluator task.
     evaluator: bool = False
+    #: Seconds that the evaluator has to end once training is over; None: a default for the script.
+    evaluator_grace: float | None = None
     #: What runs the tasks.
     engine: str = "local"
     #: Beginning of the job's id; None: the last part of the cache's name, without a cache that of the folder.
@@ -103,17 +105,22 @@ def submit(paths: Paths, request: Request) -> str:
     cache = Catalog(paths).get(request.cache) if has_cache else None
     topology = load_topology(paths)
     spec = _spec(request, cache, topology)
-    cache = cache or stand_in_for_cache(spec.shards, topology)
-    placement = place_tasks(spec, cache, topology)
-    clean_up(paths, cache.name)
+    clean_up(paths, request.cache)
     job = paths.job(spec.job_id)
     lock = -1
     try:
         with _staged(paths, spec.job_id) as (staged, lock):
             copy_code(request.job_dir, staged.code, paths.home)
             command = resolve_command(staged.code, spec.command, sys.executable)
-            check_roles(staged.code, command, chief=spec.chief, evaluator=spec.evaluator)
-            _write(staged, spec, placement, cache)
+            spec = settle_roles(
+                spec,
+                knows_insitu=imports_insitu(staged.code, command),
+                shards=request.shards,
+                grace=request.evaluator_grace,
+                cores=_count_cores() if request.threads is None else None,
+            )
+            cache = cache or stand_in_for_cache(spec.shards, topology)
+            _write(staged, spec, place_tasks(spec, cache, topology), cache)
             sync_tree(staged.root)
             if has_cache:
                 Catalog(paths).pin(cache.name, cache.version, spec.job_id)
@@ -146,8 +153,7 @@ def _spec(request: Request, cache: CacheSpec | None, topology: Topology) -> JobS
         workers = min(workers, max(1, request.shards))
     name = request.name or _choose_name(request, cache)
     check_simple_name("A job's name (--name)", name)
-    cores = len(os.sched_getaffinity(0))
-    threads = choose_thread_count(cores, max(1, workers), request.evaluator)
+    threads = choose_thread_count(_count_cores(), max(1, workers), request.evaluator)
     return JobSpec(
         job_id=f"{name[:90]}-{secrets.token_hex(3)}",
         name=name,
@@ -170,6 +176,10 @@ def _spec(request: Request, cache: CacheSpec | None, topology: Topology) -> JobS
         standby=request.standby,
         memory_checkpoint=request.memory_checkpoint,
     )
+
+
+def _count_cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def _list_settings(request: Request) -> dict[str, str]:
@@ -226,7 +236,14 @@ def _write(job: JobPaths, spec: JobSpec, placement: Placement, cache: CacheSpec)
     job.ledger.mkdir()
     job.output.touch(0o600)
     holders = find_shard_holders(placement.shard_map, placement.home_nodes, cache)
-    state = new_job(placement.tasks, spec.max_restarts, spec.on_loss, holders, mirrored=spec.ps_backups > 0)
+    state = new_job(
+        placement.tasks,
+        spec.max_restarts,
+        spec.on_loss,
+        holders,
+        mirrored=spec.ps_backups > 0,
+        evaluator_grace=spec.evaluator_grace,
+    )
     Journal(job.journal).create(state)
 
 
