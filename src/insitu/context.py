@@ -79,6 +79,8 @@ class Context:
     shared_secret: bytes | None = field(default=None, repr=False)
     #: Whether TF_CONFIG has put this process into a cluster without a job.
     by_hand: bool = False
+    #: Whether the process scores checkpoints: the models of its strategies are its own, and aren't trained.
+    evaluates: bool = False
 
     def __post_init__(self) -> None:
         if not _are_shards(self.shards, self.num_shards):
@@ -86,6 +88,14 @@ class Context:
                 "shards must be distinct and in [0, num_shards), with num_shards at least 1. Received: "
                 f"shards={self.shards}, num_shards={self.num_shards}. Outside a job leave both out"
             )
+
+    def for_strategy(self) -> Context:
+        """Return the context of a strategy in this process. In an evaluator that is one replica over
+        everything, without a job: it takes no part in the exchange."""
+        if self.role != "evaluator":
+            return self
+        alone = Context(self.paths, cache=self.cache, node=self.node, seed=self.seed)
+        return replace(alone, stall_timeout=self.stall_timeout, evaluates=True)
 
     def split_over(self, replicas: int) -> Context:
         """Return this context with each shard split into `replicas` of its own, numbered one after the

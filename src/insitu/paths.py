@@ -29,6 +29,9 @@
           fits.json                     of workers with servers: the fits that ended
           servers.json                  of parameter servers: what they hold and have done
         checkpoints/                    written by the chief; servers/ by parameter servers
+        evaluations.jsonl               what the evaluator has found, a line for each checkpoint
+        export/NAME/                    models that an exporter has published
+        summaries/ROLE-INDEX/           event files for TensorBoard
         ledger/                         rows that have entered the model, by epoch and shard
 
 Two things lie elsewhere. Checkpoints that a host keeps in memory are in /dev/shm/insitu-JOB-HASH/ROLE-INDEX/;
@@ -275,6 +278,17 @@ class JobPaths:
     @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.root / "evaluations.jsonl"
+
+    def summaries(self, task: TaskId) -> Path:
+        return self.root / "summaries" / f"{task.role}-{task.index}"
+
+    @property
+    def exports(self) -> Path:
+        return self.root / "export"
 
     @property
     def ledger(self) -> Path:

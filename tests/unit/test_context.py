@@ -29,6 +29,18 @@ def test_the_first_worker_is_the_chief_where_there_is_none() -> None:
     assert chief("chief:0", "worker", "chief") and not chief("worker:0", "worker", "chief")
 
 
+def test_a_strategy_in_an_evaluator_is_alone() -> None:
+    config = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator", "index": 0}}
+    environment = {"INSITU_JOB_ID": "j", "INSITU_TASK": "evaluator:0", "INSITU_SHARDS": "/2"}
+    here = read_context({**environment, "INSITU_SEED": "4", "TF_CONFIG": json.dumps(config)})
+    alone = here.for_strategy()
+    assert (here.role, here.shards, here.evaluates, here.is_chief) == ("evaluator", (), False, False)
+    assert (alone.role, alone.shards, alone.num_shards, alone.workers) == ("worker", (0,), 1, ())
+    assert (alone.job, alone.seed, alone.evaluates) == (None, 4, True)
+    worker = read_context({**environment, "INSITU_TASK": "worker:1", "INSITU_SHARDS": "1/2"})
+    assert worker.for_strategy() is worker
+
+
 def test_shards_are_split_over_replicas() -> None:
     context = Context(Paths(Path("/h")), shards=(0, 2), num_shards=3)
     assert context.split_over(1) is context

@@ -26,6 +26,7 @@ GROUND = {
     "doors",
     "durable",
     "errors",
+    "evaluations",
     "import_hooks",
     "lazy_imports",
     "missing_names",
@@ -65,6 +66,7 @@ INNER = {
         {"custom_loop"},
         {"parameter_server"},
         {"strategies"},
+        {"evaluation"},
     ],
 }
 """The inner rooms, lowest first: each may import those before it. Rooms of one set don't know each other."""

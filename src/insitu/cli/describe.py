@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -19,6 +20,7 @@ from insitu.cli.console import (
 )
 from insitu.cli.jobs import complete_cache, complete_job, summarize_job
 from insitu.errors import InputError, UnknownCache, UnknownJob
+from insitu.evaluations import read_evaluations
 from insitu.paths import Paths
 
 if TYPE_CHECKING:
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
     from insitu.cluster import JobStatus
     from insitu.paths import JobPaths
     from insitu.spec import TaskSpec
+
+
+_SHOWN_EVALUATIONS = 20
+"""How many of the last evaluations are printed; --json has all."""
 
 
 def complete_either(incomplete: str) -> list[str]:
@@ -172,6 +178,7 @@ def build_job_report(job: JobPaths, *, ledger: bool, events: bool) -> dict[str, 
         "attempts": [
             {**attempt, "progress": _name_steps(attempt["progress"])} for attempt in stored["attempts"]
         ],
+        "evaluations": [asdict(each) for each in read_evaluations(job.evaluations)],
         "checkpoints": sorted(e.name for e in os.scandir(job.checkpoints) if not e.name.startswith(".")),
     }
     if ledger:
@@ -322,6 +329,7 @@ def _print_job(job: dict[str, Any]) -> None:
         (_format_attempt(attempt) for attempt in job["attempts"]),
     )
     _print_recoveries(job["recoveries"])
+    _print_evaluations(job["evaluations"])
     _print_servers(job["servers"])
     for straggler in job["stragglers"]:
         behind = f", {straggler['steps']} steps behind" if straggler["steps"] else ""
@@ -396,6 +404,25 @@ def _print_recoveries(recoveries: list[dict[str, Any]]) -> None:
                 entry["text"],
             )
             for entry in recoveries
+        ),
+    )
+
+
+def _print_evaluations(evaluations: list[dict[str, Any]]) -> None:
+    if not evaluations:
+        return
+    typer.echo("")
+    print_table(
+        ("EVALUATION OF", "UPDATES", "WHEN", "TOOK", "SCORES"),
+        (
+            (
+                each["checkpoint"],
+                "-" if each["iterations"] is None else f"{each['iterations']:,}",
+                format_time(each["at"]),
+                f"{each['seconds']:.2f} s",
+                ", ".join(f"{name} {value:.6g}" for name, value in each["metrics"].items()),
+            )
+            for each in evaluations[-_SHOWN_EVALUATIONS:]
         ),
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from insitu.context import Context
 from insitu.context import context as context_of_process
@@ -27,14 +29,18 @@ def dataset(
 
     A batch is `(features, label)` where the cache has column `label`, else `features`; features are one
     array for one column, a dict of arrays by column's name for several. `features` names the columns;
-    None: all but the label. `shards` overrides which shards this task iterates (an evaluator takes all of
-    them with `range(num_shards)`). Outside a job there is one shard with all partitions, of the latest
-    version. Raises UnknownCache, and InputError for an unknown column, or no name where no job has a cache.
+    None: all but the label. `shards` overrides which shards this task iterates. In the evaluator there is
+    one shard with all partitions, of the job's version; so there is outside a job, of the latest version.
+    Raises UnknownCache, and InputError for an unknown column, or no name where no job has a cache.
     """
     context = context or context_of_process()
     paths = paths or context.paths
     name = name or _cache_of_job(context)
     cache, shard_map = resolve(name, paths, context)
+    job, task = context.job, context.task
+    if context.role == "evaluator" and shards is None:
+        context = context.for_strategy()
+        shard_map = replace(shard_map, shards=(tuple(sorted(itertools.chain(*shard_map.shards))),))
     named = [column.name for column in cache.columns]
     if label is not None and label not in named:
         if label != "label":
@@ -50,8 +56,8 @@ def dataset(
     held = tuple(context.shards if shards is None else shards)
     if any(not 0 <= shard < len(shard_map.shards) for shard in held):
         raise InputError(f"Shards are in [0, {len(shard_map.shards)}). Received: {held}")
-    if context.job is not None:
-        READS.write_to(context.job.reads(context.task))
+    if job is not None:
+        READS.write_to(job.reads(task))
     reader = CacheReader(paths, cache, shard_map, held, context.node, chosen, label)
     return Dataset(reader, context)
 

@@ -1,8 +1,8 @@
 """Strategies, and what makes Keras train under them. The only room that imports Keras and a backend.
 
-Inner rooms, each of which may import those to its right: `strategies`, `parameter_server`, `custom_loop`,
-then `placement`, `spmd`, `replicated` and `checkpoint` side by side, `fit`, `elastic`, `replica`,
-`collectives`, `devices`. Begin reading with `fit/trainer.py`.
+Inner rooms, each of which may import those to its right: `evaluation`, `strategies`,
+`parameter_server`, `custom_loop`, then `placement`, `spmd`, `replicated` and `checkpoint` side by side,
+`fit`, `elastic`, `replica`, `collectives`, `devices`. Begin reading with `fit/trainer.py`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         has_strategy,
         in_cross_replica_context,
     )
+    from insitu.train.evaluation import SidecarEvaluator
     from insitu.train.strategies import (
         CentralStorageStrategy,
         HierarchicalCopyAllReduce,
@@ -61,6 +62,7 @@ __getattr__, __dir__ = lazy_door(
             "has_strategy",
             "in_cross_replica_context",
         ),
+        "evaluation": ("SidecarEvaluator",),
         "strategies": (
             "CentralStorageStrategy",
             "HierarchicalCopyAllReduce",
@@ -100,6 +102,7 @@ __all__ = [
     "ReductionToOneDevice",
     "ReplicaContext",
     "RunOptions",
+    "SidecarEvaluator",
     "Strategy",
     "TPUStrategy",
     "get_replica_context",

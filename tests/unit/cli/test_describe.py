@@ -17,6 +17,7 @@ from insitu.cluster.client import submission
 from insitu.cluster.decide.events import SubmittedEvent, TaskExitedEvent
 from insitu.cluster.decide.job import advance
 from insitu.errors import UnknownJob
+from insitu.evaluations import Evaluation, append_evaluation
 from insitu.paths import JobPaths
 from insitu.spec import TaskId
 
@@ -54,6 +55,20 @@ def test_json_has_the_documented_names_and_counts_from_zero(
     assert shown["attempts"][0]["progress"] == {"epoch": 1, "step": 4}
     assert [e["event"]["event"] for e in shown["events"]] == ["Submitted", "TaskExited"]
     assert shown["events"][0]["actions"][0] == {"action": "Publish", "generation": 1}
+
+
+def test_what_the_evaluator_has_found_is_shown(insitu: Insitu, capsys: pytest.CaptureFixture[str]) -> None:
+    job = make_job(insitu)
+    for epoch in range(1, 31):
+        scores = {"loss": 1.5 / epoch, "accuracy": 0.25}
+        append_evaluation(job.evaluations, Evaluation(f"epoch {epoch}", epoch, 0, None, scores, 1e9, 0.5))
+    describe(job.root.name, as_json=True)
+    shown = json.loads(capsys.readouterr().out)["evaluations"]
+    assert [each["epoch"] for each in shown] == list(range(1, 31))
+    assert shown[2]["metrics"] == {"loss": 0.5, "accuracy": 0.25} and shown[2]["iterations"] is None
+    describe(job.root.name)
+    text = capsys.readouterr().out
+    assert "loss 0.05, accuracy 0.25" in text and "epoch 11 " in text and "epoch 10 " not in text
 
 
 def test_people_read_it_counted_as_keras_counts(insitu: Insitu, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from insitu.grid.partitions import Partition
 from insitu.grid.reads import READS
 from insitu.grid.structure import ArraySpec
 from insitu.paths import Paths
+from insitu.spec import TaskId
 
 
 def ids(ds: Dataset, shard: int, epoch: int, start: int = 0) -> list[list[int]]:
@@ -116,6 +117,13 @@ def test_a_task_without_shards_gets_nothing_unless_it_asks(paths: Paths, cache: 
     assert list(dataset(cache, context=without).batch(10)) == []
     every = dataset(cache, features="id", label=None, context=without, shards=range(2)).batch(10)
     assert sorted(i for b in every for i in b.tolist()) == list(range(ROWS))
+
+
+def test_an_evaluator_has_all_rows_in_one_shard(paths: Paths, cache: str) -> None:
+    here = context(paths, (), 2, task=TaskId("evaluator", 0))
+    ds = dataset(cache, features="id", label=None, context=here).batch(10)
+    assert sorted(i for b in ds.shard_batches(0, 0) for i in b.data.tolist()) == list(range(ROWS))
+    assert sorted(i for b in ds for i in b.tolist()) == list(range(ROWS))
 
 
 def test_features_and_label(paths: Paths, cache: str) -> None:

@@ -126,7 +126,8 @@ class BackupAndRestore(keras.callbacks.Callback):
             return
         if trainer.strategy.save_elsewhere():
             return
-        writer.submit(Checkpoint(epoch, step, views(trainer.state), trainer.loop.checkpoint_extras()))
+        extras = {**trainer.loop.checkpoint_extras(), "final": epoch >= self.params["epochs"]}
+        writer.submit(Checkpoint(epoch, step, views(trainer.state), extras))
 
     def _restore(self, trainer: KerasTrainer, store: CheckpointStore, memory: CheckpointStore | None) -> None:
         """Load the newest state that any task holds. The first task reads the disk, which others may not see,

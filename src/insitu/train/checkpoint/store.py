@@ -33,6 +33,7 @@ from insitu.train.collectives import decode, encode
 
 FORMAT = 4
 _NAME = re.compile(r"epoch-(\d+)\.step-(\d+)")
+_FIT = re.compile(r"fit-(\d+)")
 _SLICE_BYTES = 4 << 20
 _UNREADABLE = (
     *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError),
@@ -146,7 +147,7 @@ class CheckpointStore:
         Newer checkpoints are removed too: training is here again because they were damaged.
         Raises StorageFull where no room is left: nothing half-written and all older checkpoints stay.
         """
-        name = f"epoch-{encoded.epoch:05d}.step-{encoded.step:08d}"
+        name = _name((encoded.epoch, encoded.step))
         where = self.path
         try:
             self._folder.write(name, encoded.buffer, encoded.sign(self._key))
@@ -165,6 +166,25 @@ class CheckpointStore:
         for other in (*names[here:], *names[: max(0, here - self._keep)]):
             self._folder.remove(other)
         return self._folder.path(name)
+
+    def positions(self) -> list[tuple[int, int]]:
+        """Return the (epoch, step) of the published checkpoints, oldest first."""
+        found = (_NAME.fullmatch(name) for name in self._folder.names())
+        return [(int(match[1]), int(match[2])) for match in found if match]
+
+    def load(self, position: tuple[int, int]) -> Checkpoint | None:
+        """Return the checkpoint of an (epoch, step), or None where it isn't there any more, or isn't whole,
+        which a warning says. May be called while another process writes. Raises CheckpointError for one that
+        was signed with another key."""
+        name = _name(position)
+        try:
+            return self._load(name)
+        except _OtherWriter:
+            raise
+        except CheckpointError as error:
+            if name in self._folder.names():
+                _LOG.warning("%s", error)
+            return None
 
     def load_latest(self) -> Checkpoint | None:
         """Return the newest checkpoint that is whole, or None. One that is damaged or forged is named in a
@@ -204,6 +224,25 @@ class CheckpointStore:
             ) from error
         except _UNREADABLE as error:
             raise CheckpointError(f"The checkpoint {path} can't be read: {error}.") from error
+
+
+def find_fits(directory: str | Path) -> list[int]:
+    """Return the numbers of the fits that have a folder of checkpoints in `directory`, ascending."""
+    text = os.fspath(directory).removeprefix("file://")
+    if "://" not in text:
+        names = [entry.name for entry in os.scandir(text)] if os.path.isdir(text) else []
+    else:
+        import fsspec
+
+        system, root = fsspec.core.url_to_fs(text)
+        system.invalidate_cache()
+        listed = system.ls(root, detail=False) if system.isdir(root) else []
+        names = [path.rstrip("/").rpartition("/")[2] for path in listed]
+    return sorted(int(match[1]) for name in names if (match := _FIT.fullmatch(name)))
+
+
+def _name(position: tuple[int, int]) -> str:
+    return f"epoch-{position[0]:05d}.step-{position[1]:08d}"
 
 
 def _read_user_key() -> bytes:

@@ -37,7 +37,6 @@ CHECK_EVERY = 1000
 
 _ADVICE_BY_HAND = {
     "ps": "Start parameter servers by `insitu start --ps M - JOB_DIR SCRIPT`.",
-    "evaluator": "Run the evaluation in a process without TF_CONFIG.",
 }
 """What to do about a role in a TF_CONFIG that the user has written."""
 

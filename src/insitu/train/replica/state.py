@@ -217,6 +217,18 @@ def load_snapshot(state: ModelState, values: Mapping[str, NDArray[Any]], *, dona
         variable.assign(_as_tensor(values[name]) if donate else values[name])
 
 
+def load_weights(state: ModelState, values: Mapping[str, NDArray[Any]]) -> None:
+    """Set what a model predicts by to its values in a snapshot: the weights, and state that the forward pass
+    reads. Optimizer and metrics stay. Raises CheckpointError as `load_snapshot` does."""
+    groups = ("trainable", "mean", "seeds", "first")
+    predicts = ModelState(**{name: getattr(state, name) for name in groups}, **_NO_OTHERS)
+    kept = {name: value for name, value in values.items() if name.partition("/")[0] in groups}
+    load_snapshot(predicts, kept)
+
+
+_NO_OTHERS: dict[str, tuple[Any, ...]] = {"sums": (), "metric_first": (), "optimizer": ()}
+
+
 def _as_tensor(array: NDArray[Any]) -> Any:
     """Return a tensor that a variable takes without a copy, on TensorFlow, which would copy an array twice;
     elsewhere the array."""

@@ -163,7 +163,14 @@ class Strategy:
         """Raise TrainingError for a callback that does the wrong thing here. There is none."""
 
     def check_open(self, model: Any) -> None:
-        """Raise TrainingError where `model`, of this strategy, is trained in the scope of another."""
+        """Raise TrainingError where `model`, of this strategy, is trained in the scope of another, or in an
+        evaluator."""
+        if self._membership.context.evaluates:
+            raise TrainingError(
+                f"An evaluator scores checkpoints and trains nothing. Received: a fit of {model.name!r} in "
+                "the evaluator task. Let the role decide: `if insitu.context().role == 'evaluator': "
+                "insitu.SidecarEvaluator(model, data).start()`, else the fit."
+            )
         current = find_strategy()
         if current not in (None, self):
             raise TrainingError(

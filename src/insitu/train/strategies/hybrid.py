@@ -59,6 +59,7 @@ class HybridStrategy(SynchronousStrategy):
     ) -> None:
         context = context or read_context()
         rules = ConsistencyPolicy("async", context.num_shards)
+        context = context.for_strategy()
         self._server_config = serve_or_configure(
             context, rules, nan, "A HybridStrategy keeps tables in ps tasks."
         )
@@ -78,7 +79,8 @@ class HybridStrategy(SynchronousStrategy):
 
     @property
     def delegates_to_keras(self) -> bool:
-        return False  # the servers hold the tables
+        # The servers hold the tables; an evaluator has none.
+        return self.membership.context.evaluates
 
     def check_recompile(self, model: Any) -> None:
         if self._session is not None:

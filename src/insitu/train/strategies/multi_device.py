@@ -36,7 +36,7 @@ class MultiDeviceStrategy(SynchronousStrategy):
     def __init__(self, devices: Sequence[Device], home: Device | None, context: Context | None) -> None:
         self.devices = tuple(devices)
         self._home = home
-        context = context or read_context()
+        context = (context or read_context()).for_strategy()
         if len(self.devices) > 1 and len(context.shards) != 1:
             raise TrainingError(
                 f"A task with several devices has one shard, which it splits over them. Received: the shards "

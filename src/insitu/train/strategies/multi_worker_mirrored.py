@@ -80,6 +80,7 @@ class MultiWorkerMirroredStrategy(SynchronousStrategy):
         if isinstance(cluster_resolver, str):  # communication was the first argument before
             cluster_resolver, communication = None, cluster_resolver
         check_cluster(cluster_resolver, context)
+        context = context.for_strategy()
         if isinstance(communication, enum.Enum):  # as scripts for TensorFlow's old strategy pass it
             chosen: Any = communication
             communication_options, communication = CommunicationOptions(implementation=chosen), "auto"

@@ -116,6 +116,7 @@ class ParameterServerStrategy(Strategy):
         check_partitioner(variable_partitioner)
         rules = ConsistencyPolicy(mode, context.num_shards, replicas_to_aggregate, max_staleness)
         check_min_piece_bytes(min_piece_bytes)
+        context = context.for_strategy()
         self._server_config = serve_or_configure(
             context, rules, nan, "A ParameterServerStrategy needs ps tasks."
         )
@@ -147,7 +148,8 @@ class ParameterServerStrategy(Strategy):
 
     @property
     def delegates_to_keras(self) -> bool:
-        return False  # the servers hold the variables
+        # The servers hold the variables; an evaluator's model has its own.
+        return self.membership.context.evaluates
 
     def check_recompile(self, model: Any) -> None:
         if self._session is not None:

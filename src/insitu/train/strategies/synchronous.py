@@ -39,7 +39,8 @@ class SynchronousStrategy(Strategy):
     def __init__(
         self, *, transport: str = "auto", compression: str = "none", context: Context | None = None
     ) -> None:
-        super().__init__(SynchronousMembership(context or read_context(), transport, compression))
+        context = (context or read_context()).for_strategy()
+        super().__init__(SynchronousMembership(context, transport, compression))
 
     def make_step(self, model: Any, example: Any, *, first: bool) -> StepExecutor:
         """Return the step of `model`. The first time, all replicas get the state of rank 0."""

@@ -1,0 +1,182 @@
+"""Find and read checkpoints of a training that goes on: of insitu.BackupAndRestore, or .keras files.
+
+Neither is ever read half. The first are published by one rename, and are signed over a checksum; a .keras
+file is written in its place, but has an index at its end and a checksum of each part.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import tempfile
+import zipfile
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from insitu.errors import TrainingError
+from insitu.train.checkpoint import Checkpoint, CheckpointStore, find_fits
+from insitu.train.replica import load_weights, read_state, to_numpy
+
+_LOG = logging.getLogger("insitu")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A published checkpoint."""
+
+    #: Names it for users: the same for the same state of the training.
+    name: str
+    #: Number of the fit in its script; None for a file.
+    fit: int | None = None
+    #: The epoch and the step that come next in the training, from 0; None for a file.
+    position: tuple[int, int] | None = None
+    #: The file; None for a checkpoint of insitu's.
+    path: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What is known of a checkpoint whose weights a model has now."""
+
+    #: Updates of the model until then; None where they aren't known.
+    iterations: int | None
+    #: Whether its fit ended with it.
+    is_final: bool
+
+
+class CheckpointSource(Protocol):
+    """Checkpoints of one kind in one folder."""
+
+    def find(self) -> Sequence[Candidate]:
+        """Return the published checkpoints, oldest first."""
+
+    def load(self, candidate: Candidate, model: Any) -> Loaded | None:
+        """Give `model` the weights of a checkpoint. Returns None, with the model unchanged, where it is gone
+        or isn't whole. Raises TrainingError where it is another model's."""
+
+
+def choose_next(
+    found: Sequence[Candidate], done: Collection[str], skipped: Collection[str]
+) -> Candidate | None:
+    """Return the checkpoint to score next: the newest, unless it is done. Older ones are passed over, so that
+    an evaluator that is slower than the training doesn't fall behind. `skipped` can't be read."""
+    readable = [candidate for candidate in found if candidate.name not in skipped]
+    if not readable or readable[-1].name in done:
+        return None
+    return readable[-1]
+
+
+class BackupCheckpoints:
+    """Checkpoints of insitu.BackupAndRestore. `fit` is the number of one fit; None: of all, in order."""
+
+    def __init__(self, directory: str | Path, key: bytes | None, fit: int | None) -> None:
+        self._directory = directory
+        self._key = key
+        self._fit = fit
+
+    def find(self) -> Sequence[Candidate]:
+        fits = [fit for fit in find_fits(self._directory) if self._fit in (None, fit)]
+        return [
+            Candidate(_describe(fit, position), fit, position)
+            for fit in fits
+            for position in self._store(fit).positions()
+        ]
+
+    def _store(self, fit: int) -> CheckpointStore:
+        return CheckpointStore(self._directory, fit, key=self._key)
+
+    def load(self, candidate: Candidate, model: Any) -> Loaded | None:
+        checkpoint = self._store(candidate.fit or 0).load(candidate.position or (0, 0))
+        if checkpoint is None:
+            return None
+        load_weights(read_state(model), checkpoint.values)
+        iterations = _read_iterations(checkpoint)
+        if iterations is not None and model.optimizer is not None:
+            model.optimizer.iterations.assign(iterations)
+        return Loaded(iterations, bool((checkpoint.more or {}).get("final")))
+
+
+def _describe(fit: int, position: tuple[int, int]) -> str:
+    """Return where a training was, as Keras counts for users: epochs from 1."""
+    epoch, step = position
+    which = f"fit {fit + 1}, " if fit else ""
+    return f"{which}epoch {epoch + 1}, step {step}" if step else f"{which}epoch {epoch}"
+
+
+def _read_iterations(checkpoint: Checkpoint) -> int | None:
+    """Return the optimizer's count of updates, the first of its variables; None without an optimizer."""
+    value = checkpoint.values.get("optimizer/0")
+    return int(value) if value is not None and value.ndim == 0 and value.dtype.kind in "iu" else None
+
+
+class FileCheckpoints:
+    """The .keras files of Keras' ModelCheckpoint. Of one that isn't whole, its end or a checksum is wrong."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self._directory = Path(directory)
+
+    def find(self) -> Sequence[Candidate]:
+        found = []
+        for path in self._directory.glob("*.keras"):
+            try:
+                stat = path.stat()
+            except FileNotFoundError:
+                continue
+            found.append((stat.st_mtime_ns, Candidate(f"{path.name} of {stat.st_mtime_ns}", path=path)))
+        return [candidate for _, candidate in sorted(found, key=lambda each: (each[0], each[1].name))]
+
+    def load(self, candidate: Candidate, model: Any) -> Loaded | None:
+        path = candidate.path or self._directory
+        try:
+            data = path.read_bytes()
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                if archive.testzip() is not None:
+                    return None
+        except (OSError, zipfile.BadZipFile):
+            return None
+        optimizer = model.optimizer
+        if optimizer is not None and not optimizer.built:
+            # Without its variables Keras would leave out the count of updates, with a warning.
+            optimizer.build(model.trainable_variables)
+        with tempfile.TemporaryDirectory(prefix="insitu-") as folder:
+            copy = os.path.join(folder, "model.keras")
+            Path(copy).write_bytes(data)
+            try:
+                model.load_weights(copy)
+            except (ValueError, KeyError) as error:
+                raise TrainingError(
+                    f"A checkpoint must be of the model that is scored. Received: {path}, which "
+                    f"doesn't fit {model.name!r}: {error}. Build the model that was saved."
+                ) from error
+        iterations = None if optimizer is None else int(to_numpy(optimizer.iterations))
+        return Loaded(iterations, is_final=False)
+
+
+class AnyCheckpoints:
+    """Checkpoints of the kind that comes first to lie in a folder; of both, those of insitu."""
+
+    def __init__(self, directory: str | Path, key: bytes | None, fit: int | None) -> None:
+        self._directory = directory
+        self._backups = BackupCheckpoints(directory, key, fit)
+        self._files = FileCheckpoints(directory)
+
+    def find(self) -> Sequence[Candidate]:
+        if (found := self._backups.find()) or "://" in os.fspath(self._directory):
+            return found
+        if found := self._files.find():
+            return found
+        weights = sorted(Path(self._directory).glob("*.weights.h5"))
+        if weights:
+            raise TrainingError(
+                "The evaluator reads checkpoints that tell whether they are whole: those of "
+                f"insitu.BackupAndRestore and .keras files. Received: {weights[0]}. Pass "
+                "insitu.BackupAndRestore() to fit, or a ModelCheckpoint whose filepath ends with .keras."
+            )
+        return []
+
+    def load(self, candidate: Candidate, model: Any) -> Loaded | None:
+        source = self._backups if candidate.path is None else self._files
+        return source.load(candidate, model)
