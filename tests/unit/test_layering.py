@@ -67,6 +67,7 @@ INNER = {
         {"parameter_server"},
         {"strategies"},
         {"evaluation"},
+        {"estimator"},
     ],
 }
 """The inner rooms, lowest first: each may import those before it. Rooms of one set don't know each other."""

@@ -1,6 +1,6 @@
 """Strategies, and what makes Keras train under them. The only room that imports Keras and a backend.
 
-Inner rooms, each of which may import those to its right: `evaluation`, `strategies`,
+Inner rooms, each of which may import those to its right: `estimator`, `evaluation`, `strategies`,
 `parameter_server`, `custom_loop`, then `placement`, `spmd`, `replicated` and `checkpoint` side by side,
 `fit`, `elastic`, `replica`, `collectives`, `devices`. Begin reading with `fit/trainer.py`.
 """

@@ -1,0 +1,110 @@
+"""Hooks that end a training by the scores of its evaluations: the evaluator's, or those made in turn.
+
+The chief looks at each checkpoint, and all workers end at the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from insitu.errors import InputError
+from insitu.evaluations import Evaluation
+from insitu.train.estimator.agreement import agree
+from insitu.train.estimator.hooks import is_chief
+from insitu.train.fit import trainer_of
+
+Scored = tuple[int, float]
+"""Updates of the model, and a score that it had then."""
+Rule = Callable[[Sequence[Scored]], bool]
+"""Takes the scores, oldest first; returns whether to end."""
+
+
+class StopIfHook(keras.callbacks.Callback):
+    """Ends the training where a rule over the scores says so. Made by the functions below."""
+
+    def __init__(self, metric_name: str, rule: Rule, min_steps: int) -> None:
+        super().__init__()
+        self._metric = metric_name
+        self._rule = rule
+        self._min_steps = min_steps
+        self._read: Callable[[], Sequence[Evaluation]] | None = None
+
+    def watch(self, read: Callable[[], Sequence[Evaluation]]) -> None:
+        """Take the evaluations from `read`. Called by `train_and_evaluate`."""
+        self._read = read
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self._read is None:
+            raise InputError(
+                "This hook reads the evaluations of train_and_evaluate. Received: a fit without. Pass it in "
+                "TrainSpec.hooks; for fit there is keras.callbacks.EarlyStopping"
+            )
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        trainer = trainer_of(self.model)
+        if trainer is not None and agree(trainer, is_chief(self.model) and self._wants_end()):
+            self.model.stop_training = True
+
+    def _wants_end(self) -> bool:
+        found = self._read() if self._read is not None else ()
+        return self._rule(find_scores(found, self._metric, self._min_steps))
+
+
+def find_scores(found: Sequence[Evaluation], metric: str, min_steps: int) -> list[Scored]:
+    """Return the scores by one metric from `min_steps` updates on. Raises InputError where there is none of
+    that name."""
+    scores = []
+    for evaluation in found:
+        if metric not in evaluation.metrics:
+            raise InputError(
+                f"Training ends by a metric of its evaluations: {', '.join(evaluation.metrics)}. Received: "
+                f"{metric!r}"
+            )
+        if evaluation.iterations is not None and evaluation.iterations >= min_steps:
+            scores.append((evaluation.iterations, evaluation.metrics[metric]))
+    return scores
+
+
+def stop_if_higher_hook(metric_name: str, threshold: float, min_steps: int = 0) -> StopIfHook:
+    """Return a hook that ends the training once a score is above `threshold`."""
+    return StopIfHook(metric_name, lambda scores: any(s > threshold for _, s in scores), min_steps)
+
+
+def stop_if_lower_hook(metric_name: str, threshold: float, min_steps: int = 0) -> StopIfHook:
+    """Return a hook that ends the training once a score is below `threshold`."""
+    return StopIfHook(metric_name, lambda scores: any(s < threshold for _, s in scores), min_steps)
+
+
+def stop_if_no_decrease_hook(
+    metric_name: str, max_steps_without_decrease: int, min_steps: int = 0
+) -> StopIfHook:
+    """Return a hook that ends the training once a score hasn't become less for so many steps."""
+    return StopIfHook(
+        metric_name, lambda scores: has_stagnated(scores, max_steps_without_decrease), min_steps
+    )
+
+
+def stop_if_no_increase_hook(
+    metric_name: str, max_steps_without_increase: int, min_steps: int = 0
+) -> StopIfHook:
+    """Return a hook that ends the training once a score hasn't become more for so many steps."""
+
+    def rule(scores: Sequence[Scored]) -> bool:
+        return has_stagnated([(step, -score) for step, score in scores], max_steps_without_increase)
+
+    return StopIfHook(metric_name, rule, min_steps)
+
+
+def has_stagnated(scores: Sequence[Scored], max_steps: int) -> bool:
+    """Return whether the least score is `max_steps` updates old or older at some evaluation. What is no
+    number is never the least."""
+    best: Scored | None = None
+    for step, score in scores:
+        if best is None or score < best[1] or best[1] != best[1]:
+            best = (step, score)
+        elif step - best[0] >= max_steps:
+            return True
+    return False

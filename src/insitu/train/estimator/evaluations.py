@@ -1,0 +1,186 @@
+"""Evaluations as an EvalSpec asks for: beside the training in the evaluator task, or in turn with it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from insitu.context import Context
+from insitu.errors import InputError, InsituError
+from insitu.evaluations import Evaluation, append_evaluation, read_evaluations
+from insitu.train.estimator.agreement import agree
+from insitu.train.estimator.hooks import read_global_step
+from insitu.train.estimator.specs import EvalSpec
+from insitu.train.evaluation import BATCH_SIZE, SidecarEvaluator, expect_ends
+from insitu.train.fit import trainer_of
+
+_LOG = logging.getLogger("insitu")
+
+
+class Pace:
+    """Tells when the next evaluation is due, by the clock of this process."""
+
+    def __init__(self, spec: EvalSpec, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._throttle = spec.throttle_secs
+        #: The time, in seconds of the clock, from which on an evaluation is due.
+        self._due = clock() + spec.start_delay_secs
+
+    def is_due(self) -> bool:
+        return self._clock() >= self._due
+
+    def begin(self) -> None:
+        """Begin an evaluation."""
+        self._due = self._clock() + self._throttle
+
+
+class Publisher:
+    """Runs exporters over evaluations, and remembers what they have published."""
+
+    def __init__(self, spec: EvalSpec, folder: Path | None) -> None:
+        self.exporters = spec.all_exporters
+        self._input_fn = spec.input_fn
+        self._folder = folder
+        #: The files, in the order of their publication.
+        self.published: list[Path] = []
+        if self.exporters and folder is None:
+            raise InputError(
+                "Exporters write to a folder of this machine. Received: a RunConfig whose model_dir is a URL."
+                " Give a path, or leave the exporters out"
+            )
+
+    def export(self, model: Any, step: int, scores: Any, *, is_final: bool) -> None:
+        """Have each exporter publish `model` if it is its turn. Training goes on where one can't."""
+        if not self.exporters or self._folder is None:
+            return
+        example = find_inputs(self._input_fn())
+        for exporter in self.exporters:
+            try:
+                path = exporter.export(model, self._folder, step, scores, example, is_final=is_final)
+            except InsituError as error:
+                _LOG.error("The exporter %r published nothing: %s", exporter.name, error)
+                continue
+            if path is not None:
+                self.published.append(path)
+                sys.stdout.write(f"[insitu] published {path}\n")
+                sys.stdout.flush()
+
+
+def find_inputs(data: Any) -> Any:
+    """Return the inputs of the first batch of `data`."""
+    if isinstance(data, keras.utils.PyDataset):
+        data = data[0]
+    elif isinstance(data, tuple):
+        data = keras.tree.map_structure(lambda rows: rows[:BATCH_SIZE], data)
+    else:
+        data = next(iter(data))
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+    return x
+
+
+class SpecEvaluator(SidecarEvaluator):
+    """The evaluator task of `train_and_evaluate`."""
+
+    def __init__(self, model: Any, spec: EvalSpec, directory: Any, publisher: Publisher) -> None:
+        data = spec.input_fn()
+        super().__init__(model, data, directory, count_steps(data, spec.steps), None, list(spec.hooks))
+        self._pace = Pace(spec)
+        self._publisher = publisher
+        self._is_exported = False
+        if publisher.exporters and self._context.job is not None:
+            # An incarnation before may have ended between a score and its export.
+            for last in read_evaluations(self._context.job.evaluations)[-1:]:
+                self._done.discard(last.checkpoint)
+
+    def _is_due(self) -> bool:
+        return self._pace.is_due()
+
+    def _publish(self, evaluation: Evaluation) -> None:
+        self._pace.begin()
+        super()._publish(evaluation)
+        self._export(evaluation, is_final=self._training_over)
+
+    def _end(self) -> None:
+        super()._end()
+        if self.evaluations and not self._is_exported:
+            self._export(self.evaluations[-1], is_final=True)
+
+    def _export(self, evaluation: Evaluation, *, is_final: bool) -> None:
+        self._is_exported = is_final
+        self._publisher.export(self.model, evaluation.iterations or 0, evaluation.metrics, is_final=is_final)
+
+
+class InTurnEvaluator(keras.callbacks.Callback):
+    """Evaluates between the steps of a training, in all its tasks together, behind its checkpoints.
+
+    The chief's clock decides when. All tasks run it.
+    """
+
+    def __init__(self, spec: EvalSpec, publisher: Publisher, context: Context) -> None:
+        super().__init__()
+        self._spec = spec
+        self._publisher = publisher
+        self._context = context
+        self._pace = Pace(spec)
+        self.found: list[Evaluation] = []
+        """Those of this process, oldest first; empty but in the chief."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self.model.stop_training:
+            return  # the last evaluation follows the training
+        trainer = trainer_of(self.model)
+        wanted = self._context.is_chief and self._pace.is_due() and self._has_new_weights()
+        if trainer is not None and agree(trainer, wanted):
+            self.evaluate(self.model)
+
+    def _has_new_weights(self) -> bool:
+        """Return whether a step was done since the last evaluation: data may end where an epoch begins."""
+        return not self.found or read_global_step(self.model) != self.found[-1].iterations
+
+    def evaluate(self, model: Any, *, is_final: bool = False) -> dict[str, float]:
+        """Return the scores of `model` as it is. Collective."""
+        began = time.monotonic()
+        self._pace.begin()
+        data = self._spec.input_fn()
+        parts = data if isinstance(data, tuple) else (data,)
+        with expect_ends():
+            found = model.evaluate(
+                **dict(zip(("x", "y", "sample_weight"), parts, strict=False)),
+                batch_size=BATCH_SIZE if isinstance(data, tuple) else None,
+                steps=count_steps(data, self._spec.steps),
+                callbacks=list(self._spec.hooks),
+                verbose=0,
+                return_dict=True,
+            )
+        scores = {name: float(value) for name, value in found.items()}
+        if self._context.is_chief:
+            step = read_global_step(model)
+            self._note(step, scores, time.monotonic() - began)
+            self._publisher.export(model, step, scores, is_final=is_final)
+        return scores
+
+    def _note(self, step: int, scores: dict[str, float], seconds: float) -> None:
+        evaluation = Evaluation(f"step {step}", None, None, step, scores, time.time(), seconds)
+        self.found.append(evaluation)
+        job = self._context.job
+        if job is not None and evaluation.checkpoint not in {
+            each.checkpoint for each in read_evaluations(job.evaluations)
+        }:
+            append_evaluation(job.evaluations, evaluation)
+        sys.stdout.write(f"[insitu] evaluation of {evaluation.describe()}\n")
+        sys.stdout.flush()
+
+
+def count_steps(data: Any, steps: int | None) -> int | None:
+    """Return the number of batches to evaluate on: at most those that arrays have."""
+    if steps is None or not isinstance(data, tuple):
+        return steps
+    rows = len(keras.tree.flatten(data)[0])
+    return min(steps, math.ceil(rows / BATCH_SIZE))

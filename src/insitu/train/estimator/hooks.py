@@ -1,0 +1,259 @@
+"""Hooks: what is done before and after a step, by names of its values. They are Keras callbacks as well.
+
+A step's values are its logs, as Keras shows them: `loss` and the metrics, as means over the rows since the
+epoch began. They are of all workers' rows, the same in each task, so a hook that stops the training for a
+value stops it in all tasks at the same step.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from insitu.errors import InputError, TrainingError
+from insitu.train.fit import trainer_of
+from insitu.train.replica import to_numpy
+
+_LOG = logging.getLogger("insitu")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRunArgs:
+    """What `before_run` asks for: the name of a value, a list of names, or a dict of them."""
+
+    #: Names of a step's values, such as "loss".
+    fetches: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRunValues:
+    """What `after_run` is given."""
+
+    #: The values, in the structure of `SessionRunArgs.fetches`.
+    results: Any
+
+
+class SessionRunContext:
+    """What a hook may do about the training."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    @property
+    def model(self) -> Any:
+        """The model that is trained."""
+        return self._model
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a hook has asked for the end."""
+        return bool(self._model.stop_training)
+
+    def request_stop(self) -> None:
+        """End the training after this step. Ask in each task at the same step."""
+        self._model.stop_training = True
+
+
+class SessionRunHook(keras.callbacks.Callback):
+    """The base of hooks. Override `begin`, `before_run`, `after_run` and `end`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Updates of the model so far, over all workers and runs.
+        self.global_step = 0
+
+    def begin(self) -> None:
+        """Prepare for a training. `self.global_step` is where it begins."""
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Return which of the step's values `after_run` is to get, or None."""
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Hear of a step that was done; `self.global_step` counts it."""
+
+    def end(self) -> None:
+        """Hear of the end of the training."""
+
+    # Of Keras
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self.model.steps_per_execution != 1:
+            raise InputError(
+                "Hooks hear of each step. Received: a model compiled with steps_per_execution="
+                f"{self.model.steps_per_execution}. Compile it without"
+            )
+        self.global_step = read_global_step(self.model)
+        self.begin()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.global_step += 1
+        context = SessionRunContext(self.model)
+        asked = self.before_run(context)
+        values = None if asked is None else _fetch(asked.fetches, logs or {})
+        self.after_run(context, SessionRunValues(values))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.end()
+
+
+def read_global_step(model: Any) -> int:
+    """Return how many updates `model` has had."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None:
+        raise TrainingError(
+            "A training is counted in updates of an optimizer. Received: "
+            f"{model.name!r} without one. Compile it with an optimizer."
+        )
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return int(to_numpy(inner.iterations))
+
+
+def _fetch(names: Any, logs: Mapping[str, Any]) -> Any:
+    """Return the values of `names`, in their structure."""
+    if names is None:
+        return None
+    if isinstance(names, Mapping):
+        return {key: _fetch(name, logs) for key, name in names.items()}
+    if isinstance(names, (list, tuple)):
+        return type(names)(_fetch(name, logs) for name in names)
+    if names not in logs:
+        raise InputError(
+            f"A hook asks for values of a step by name: {', '.join(sorted(logs))}. Received: {names!r}"
+        )
+    return float(np.asarray(logs[names]))
+
+
+class StopAtStepHook(SessionRunHook):
+    """Ends the training after `num_steps` steps, or when the model has had `last_step` updates."""
+
+    def __init__(self, num_steps: int | None = None, last_step: int | None = None) -> None:
+        super().__init__()
+        if (num_steps is None) == (last_step is None):
+            raise InputError(
+                "StopAtStepHook takes one of num_steps and last_step. Received: "
+                f"num_steps={num_steps}, last_step={last_step}"
+            )
+        self._num_steps = num_steps
+        self._last = last_step
+
+    def begin(self) -> None:
+        if self._num_steps is not None:
+            self._last = self.global_step + self._num_steps
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        if self._last is not None and self.global_step >= self._last:
+            run_context.request_stop()
+
+
+class LoggingTensorHook(SessionRunHook):
+    """Prints values every `every_n_iter` steps, in the chief: `step 200: loss = 0.42, accuracy = 0.9`.
+
+    `tensors` are names of a step's values; a dict gives them other names. `formatter` makes the text of them.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, str] | Sequence[str],
+        every_n_iter: int = 100,
+        *,
+        at_end: bool = False,
+        formatter: Callable[[dict[str, float]], str] | None = None,
+    ) -> None:
+        super().__init__()
+        self._names = dict(tensors) if isinstance(tensors, Mapping) else {name: name for name in tensors}
+        self._every = every_n_iter
+        self._at_end = at_end
+        self._format = formatter or _format_values
+        self._newest: dict[str, float] = {}
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        due = self.global_step % self._every == 0
+        return SessionRunArgs(self._names) if due or self._at_end else None
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        if run_values.results is not None:
+            self._newest = run_values.results
+            if self.global_step % self._every == 0:
+                self._print()
+
+    def end(self) -> None:
+        if self._at_end and self._newest:
+            self._print()
+
+    def _print(self) -> None:
+        if is_chief(self.model):
+            sys.stdout.write(f"step {self.global_step}: {self._format(self._newest)}\n")
+            sys.stdout.flush()
+
+
+class StepCounterHook(SessionRunHook):
+    """Prints how many steps a second were done, every `every_n_steps` steps, in the chief."""
+
+    def __init__(self, every_n_steps: int = 100) -> None:
+        super().__init__()
+        self._every = every_n_steps
+        #: When the last line was printed, by the monotonic clock; None before. An object, so that it stays in
+        #: this process.
+        self._since: Callable[[], float] | None = None
+
+    def begin(self) -> None:
+        self._since = _stopwatch()
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        if self.global_step % self._every:
+            return
+        seconds = self._since() if self._since is not None else 0.0
+        self._since = _stopwatch()
+        if seconds and is_chief(self.model):
+            sys.stdout.write(f"step {self.global_step}: {self._every / seconds:.4g} steps/s\n")
+            sys.stdout.flush()
+
+
+class NanLossDuringTrainingError(TrainingError):
+    """Raised by NanTensorHook: the loss isn't a number, or infinite."""
+
+
+class NanTensorHook(SessionRunHook):
+    """Ends the training where the loss of a step isn't finite: with an error, or well."""
+
+    def __init__(self, loss_tensor: str = "loss", fail_on_nan_loss: bool = True) -> None:
+        super().__init__()
+        self._name = loss_tensor
+        self._fails = fail_on_nan_loss
+
+    def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
+        return SessionRunArgs(self._name)
+
+    def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        if math.isfinite(run_values.results):
+            return
+        if self._fails:
+            raise NanLossDuringTrainingError(
+                f"The loss of a step must be finite. Received: {self._name} = {run_values.results} at step "
+                f"{self.global_step}. Lower the learning rate, clip gradients, or look at the data."
+            )
+        _LOG.warning("%s is %s at step %d: training ends", self._name, run_values.results, self.global_step)
+        run_context.request_stop()
+
+
+def is_chief(model: Any) -> bool:
+    """Return whether this process does what one task does for all."""
+    trainer = trainer_of(model)
+    return trainer is None or trainer.membership.context.is_chief
+
+
+def _format_values(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} = {value:.6g}" for name, value in values.items())
+
+
+def _stopwatch() -> Callable[[], float]:
+    began = time.monotonic()
+    return lambda: time.monotonic() - began

@@ -1,0 +1,93 @@
+"""What `train_and_evaluate` is given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from insitu.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """Where and how often a training saves."""
+
+    #: The folder for checkpoints and exports, a path or a URL; None: the job's own, outside a job a temporary
+    #: one.
+    model_dir: str | Path | None = None
+    #: Steps between two checkpoints.
+    save_checkpoints_steps: int = 1000
+    #: Checkpoints to keep.
+    keep_checkpoint_max: int = 5
+
+    def __post_init__(self) -> None:
+        for name in ("save_checkpoints_steps", "keep_checkpoint_max"):
+            _check_positive("RunConfig", name, getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSpec:
+    """How to train."""
+
+    #: Returns the data: what `fit` takes as `x`, or a tuple `(x, y)` or `(x, y, sample_weight)` of arrays.
+    #: When it ends it is read again.
+    input_fn: Callable[[], Any]
+    #: Updates of the model, counted over all workers and runs, after which training ends; None: it goes on
+    #: until a hook or `insitu stop` ends it.
+    max_steps: int | None = None
+    #: Hooks and Keras callbacks. Given in every task.
+    hooks: Sequence[Any] = ()
+
+    def __post_init__(self) -> None:
+        _check_input("TrainSpec", self.input_fn)
+        if self.max_steps is not None:
+            _check_positive("TrainSpec", "max_steps", self.max_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSpec:
+    """How to evaluate."""
+
+    #: As that of `TrainSpec`. Read anew for each evaluation.
+    input_fn: Callable[[], Any]
+    #: Batches to evaluate on; None: all.
+    steps: int | None = 100
+    #: Keras callbacks for `evaluate`.
+    hooks: Sequence[Any] = ()
+    #: Called with each evaluation's model and scores, to publish the model.
+    exporters: Any = ()
+    #: Seconds from the start until the first evaluation.
+    start_delay_secs: float = 120
+    #: Seconds between the beginnings of two evaluations, at least. The last checkpoint is scored at once.
+    throttle_secs: float = 600
+
+    def __post_init__(self) -> None:
+        _check_input("EvalSpec", self.input_fn)
+        if self.steps is not None:
+            _check_positive("EvalSpec", "steps", self.steps)
+        for name in ("start_delay_secs", "throttle_secs"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise InputError(f"EvalSpec.{name} must be a number of seconds, 0 or more. Received: {value}")
+
+    @property
+    def all_exporters(self) -> tuple[Any, ...]:
+        """The exporters, of which there may be one alone or a sequence."""
+        given = self.exporters
+        return tuple(given) if isinstance(given, (list, tuple)) else (given,) if given else ()
+
+
+def _check_input(owner: str, input_fn: Any) -> None:
+    if not callable(input_fn):
+        raise InputError(
+            f"{owner}.input_fn must be a function that returns the data. Received: "
+            f"{type(input_fn).__name__}. Write `lambda: data`"
+        )
+
+
+def _check_positive(owner: str, name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"{owner}.{name} must be a whole number above 0. Received: {value!r}")

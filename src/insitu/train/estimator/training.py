@@ -1,0 +1,181 @@
+"""Train and evaluate by global steps: one script for chief, workers and evaluator."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import types
+from pathlib import Path
+from typing import Any
+
+from insitu.context import Context
+from insitu.context import context as read_context
+from insitu.errors import TrainingError
+from insitu.evaluations import Evaluation, read_evaluations
+from insitu.roster import read_roster
+from insitu.train.checkpoint import BackupAndRestore
+from insitu.train.estimator.early_stopping import StopIfHook
+from insitu.train.estimator.evaluations import InTurnEvaluator, Publisher, SpecEvaluator
+from insitu.train.estimator.hooks import StopAtStepHook, read_global_step
+from insitu.train.estimator.specs import EvalSpec, RunConfig, TrainSpec
+from insitu.train.evaluation import BATCH_SIZE, expect_ends
+from insitu.train.fit import KerasTrainer, trainer_of
+from insitu.train.strategies import HybridStrategy, ParameterServerStrategy
+
+ENDLESS = 1 << 31
+"""Epochs of a training without max_steps."""
+_LOG = logging.getLogger("insitu")
+
+Scores = dict[str, float]
+
+
+def train_and_evaluate(
+    model: Any, train_spec: TrainSpec, eval_spec: EvalSpec, *, config: RunConfig | None = None
+) -> tuple[Scores | None, list[Path]]:
+    """Train `model` for `max_steps` updates, counted over all workers, and evaluate it meanwhile.
+
+    Call it in each task of a job, with the same arguments. With `insitu start --evaluator` the evaluator task
+    scores the checkpoints beside the training. Otherwise all workers evaluate in turn: behind a checkpoint,
+    where `start_delay_secs` and `throttle_secs` have passed, and at the end. The training ends at `max_steps`
+    alone: data that ends is read again. It goes on from the last checkpoint in `model_dir`.
+
+    `model` is a Keras model that was compiled in a strategy's scope. `config` says where and how often to
+    save.
+
+    Returns the scores of the last evaluation, and the files that exporters have published, in the task that
+    evaluates or, in turn, in the chief; (None, []) elsewhere.
+
+    Raises:
+        TrainingError: for a model that wasn't compiled in a strategy's scope, one on parameter servers, one
+            with steps_per_execution, or data that can be read once.
+        NanLossDuringTrainingError: from a NanTensorHook.
+    """
+    config, context = config or RunConfig(), read_context()
+    trainer = _check_model(model)
+    directory = _choose_directory(config, context)
+    publisher = Publisher(eval_spec, _find_export_folder(directory, context))
+    if context.role == "evaluator":
+        evaluator = SpecEvaluator(model, eval_spec, directory, publisher)
+        evaluator.start()
+        scores = dict(evaluator.evaluations[-1].metrics) if evaluator.evaluations else None
+        return scores, publisher.published
+    in_turn = None if _has_evaluator(context) else InTurnEvaluator(eval_spec, publisher, context)
+    _train(trainer, train_spec, config, directory, in_turn)
+    if in_turn is None:
+        return None, []
+    scores = in_turn.evaluate(model, is_final=True)
+    return (scores, publisher.published) if context.is_chief else (None, [])
+
+
+class _MaxStepsReached(Exception):
+    """Internal: the checkpoint that was restored has all updates already."""
+
+
+class _StopAtMaxSteps(StopAtStepHook):
+    """Ends the training at a number of updates. Raises _MaxStepsReached where it would begin there."""
+
+    def __init__(self, max_steps: int) -> None:
+        super().__init__(last_step=max_steps)
+        self._max_steps = max_steps
+
+    def begin(self) -> None:
+        if self.global_step >= self._max_steps:
+            raise _MaxStepsReached
+
+
+def _train(
+    trainer: KerasTrainer,
+    spec: TrainSpec,
+    config: RunConfig,
+    directory: str | Path | None,
+    in_turn: InTurnEvaluator | None,
+) -> None:
+    model, max_steps = trainer.model, spec.max_steps
+    if max_steps is not None and read_global_step(model) >= max_steps:
+        _LOG.warning("The model has had %d updates: max_steps is reached already", read_global_step(model))
+        return
+    data = spec.input_fn()
+    if isinstance(data, types.GeneratorType):
+        raise TrainingError(
+            "Training ends at max_steps, so data that ends is read again. Received: a generator. Return an "
+            "insitu.Dataset, a tf.data.Dataset, a keras.utils.PyDataset or arrays from input_fn."
+        )
+    parts = data if isinstance(data, tuple) else (data,)
+    for hook in spec.hooks:
+        if isinstance(hook, StopIfHook):
+            hook.watch(lambda: _read_evaluations(in_turn))
+    stop = () if max_steps is None else (_StopAtMaxSteps(max_steps),)
+    backup = BackupAndRestore(directory, keep=config.keep_checkpoint_max)
+    try:
+        # The next epoch, up to the next checkpoint, reads them again.
+        with expect_ends():
+            model.fit(
+                **dict(zip(("x", "y", "sample_weight"), parts, strict=False)),
+                batch_size=BATCH_SIZE if isinstance(data, tuple) else None,
+                epochs=max_steps or ENDLESS,
+                steps_per_epoch=config.save_checkpoints_steps,
+                # The order of batches is that of input_fn.
+                shuffle=isinstance(data, tuple),
+                callbacks=[backup, *spec.hooks, *stop, *([in_turn] if in_turn is not None else [])],
+                verbose=0,
+            )
+    except _MaxStepsReached:
+        _LOG.warning("The checkpoint in %s has max_steps updates already", directory or "the job's folder")
+
+
+def _read_evaluations(in_turn: InTurnEvaluator | None) -> list[Evaluation]:
+    """Return what is known of the training's scores, oldest first."""
+    job = read_context().job
+    if job is not None:
+        return read_evaluations(job.evaluations)
+    return in_turn.found if in_turn is not None else []
+
+
+def _check_model(model: Any) -> KerasTrainer:
+    trainer = trainer_of(model)
+    if trainer is None:
+        raise TrainingError(
+            "train_and_evaluate trains a Keras model that was compiled in a strategy's scope. Received: "
+            f"{getattr(model, 'name', model)!r}. Make and compile it in `with strategy.scope():`, such as "
+            "that of insitu.OneDeviceStrategy()."
+        )
+    if isinstance(trainer.strategy, ParameterServerStrategy | HybridStrategy):
+        raise TrainingError(
+            "train_and_evaluate counts and scores updates that all workers do together. Received: a model "
+            f"under {type(trainer.strategy).__name__}, whose weights lie on servers. Use "
+            "MultiWorkerMirroredStrategy, or fit with validation_data."
+        )
+    if model.steps_per_execution != 1:
+        raise TrainingError(
+            "max_steps and hooks count single steps. Received: a model compiled with steps_per_execution="
+            f"{model.steps_per_execution}. Compile it without."
+        )
+    return trainer
+
+
+def _choose_directory(config: RunConfig, context: Context) -> str | Path | None:
+    """Return the folder for checkpoints; None for that of the job."""
+    if config.model_dir is not None or context.job is not None:
+        return config.model_dir
+    if context.by_hand:
+        raise TrainingError(
+            "The processes of a cluster by TF_CONFIG save to one folder. Received: a RunConfig without "
+            "model_dir. Pass config=RunConfig(model_dir=...)."
+        )
+    folder = tempfile.mkdtemp(prefix="insitu-")
+    _LOG.warning("No model_dir was given: checkpoints lie in %s", folder)
+    return folder
+
+
+def _find_export_folder(directory: str | Path | None, context: Context) -> Path | None:
+    if directory is None:
+        return context.job.exports if context.job is not None else None
+    text = os.fspath(directory).removeprefix("file://")
+    return None if "://" in text else Path(text) / "export"
+
+
+def _has_evaluator(context: Context) -> bool:
+    """Return whether the job has an evaluator task."""
+    roster = read_roster(context.job.roster) if context.job is not None else None
+    return roster is not None and any(member.task.role == "evaluator" for member in roster.others)

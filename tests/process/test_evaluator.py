@@ -1,0 +1,125 @@
+"""A job with an evaluator: it scores the last checkpoint whoever is killed, and the job ends with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PATIENCE = 170.0
+PAGE = Path(__file__).parents[2] / "docs" / "estimators.md"
+
+KILLED = """
+import json, os, signal, sys
+from pathlib import Path
+import keras
+import numpy as np
+import insitu
+
+out, me = Path(sys.argv[1]), insitu.context()
+keras.utils.set_random_seed(5)
+x = np.random.default_rng(0).normal(size=(230, 6)).astype("float32")
+y = (x[:, 0] > 0).astype("int64")
+strategy = insitu.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    layers = [keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization(), keras.layers.Dense(2)]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+
+
+def die(place):
+    if me.incarnation == 1:
+        (out / f"killed-{place}").write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Kill(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 1 and me.is_chief:
+            die("chief")
+
+    def on_test_end(self, logs=None):
+        if me.role == "evaluator":
+            die("evaluator")
+
+
+if me.role == "evaluator":
+    insitu.SidecarEvaluator(model, (x[:100], y[:100]), callbacks=[Kill()], poll_seconds=0.1).start()
+else:
+    model.fit(x, y, batch_size=50, epochs=4, verbose=0, callbacks=[insitu.BackupAndRestore(), Kill()])
+    scores = model.evaluate(x[:100], y[:100], verbose=0, return_dict=True)
+    if me.is_chief:
+        (out / "scores.json").write_text(json.dumps(scores))
+"""
+
+
+class Jobs:
+    """`insitu start` of one script in a home of its own."""
+
+    def __init__(self, root: Path, script: str) -> None:
+        self.out = root / "out"
+        self.out.mkdir()
+        self._folder = root / "job"
+        self._folder.mkdir()
+        (self._folder / "train.py").write_text(script)
+        self._environment = {**os.environ, "INSITU_HOME": str(root / "home"), "NO_COLOR": "1"}
+
+    def insitu(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "insitu", *arguments],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        return done
+
+    def run(self, *options: str) -> tuple[dict[str, Any], str]:
+        """(what `describe` says of the job, its output)."""
+        done = self.insitu("start", *options, "-", str(self._folder), "train.py", str(self.out))
+        job_id = done.stderr.splitlines()[0].strip()
+        return json.loads(self.insitu("describe", job_id, "--json").stdout), done.stdout
+
+
+def test_the_last_checkpoint_is_scored_though_the_evaluator_and_the_chief_are_killed(tmp_path: Path) -> None:
+    jobs = Jobs(tmp_path, KILLED)
+    job, output = jobs.run("--workers", "2", "--evaluator", "--threads", "1")
+    assert {path.name for path in jobs.out.glob("killed-*")} == {"killed-chief", "killed-evaluator"}
+    assert job["state"] == "finished" and job["exit_code"] == 0
+    attempts = {task["task"]: task["attempt"] for task in job["task_list"]}
+    assert attempts == {"worker:0": 2, "worker:1": 1, "evaluator:0": 2}
+    names = [evaluation["checkpoint"] for evaluation in job["evaluations"]]
+    assert names[-1] == "epoch 4" and len(set(names)) == len(names)
+    expected = json.loads((jobs.out / "scores.json").read_text())
+    assert job["evaluations"][-1]["metrics"] == pytest.approx(expected, rel=1e-5)
+    assert "evaluation of epoch 4 (20 updates): " in output
+    assert list((Path(job["folder"]) / "summaries" / "evaluator-0").iterdir())
+
+
+def examples() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+def test_the_example_beside_fit_runs_as_written(tmp_path: Path) -> None:
+    job, _ = Jobs(tmp_path, examples()[0]).run("--workers", "2", "--evaluator")
+    assert job["state"] == "finished"
+    assert job["evaluations"][-1]["checkpoint"] == "epoch 4"
+    assert set(job["evaluations"][-1]["metrics"]) == {"loss", "mae"}
+
+
+@pytest.mark.parametrize("evaluator", [True, False])
+def test_the_example_of_train_and_evaluate_runs_as_written(tmp_path: Path, evaluator: bool) -> None:
+    options = ("--evaluator",) if evaluator else ()
+    job, output = Jobs(tmp_path, examples()[1]).run("--chief", "--workers", "1", *options)
+    assert job["state"] == "finished" and job["tasks"]["worker"] == 2
+    assert job["evaluations"][-1]["iterations"] == 100
+    assert "step 50: loss = " in output and output.count("step 100: loss = ") == 1
+    final = Path(job["folder"]) / "export" / "final" / "00000100.keras"
+    assert final.exists() and f"published {final}" in output

@@ -1,0 +1,72 @@
+"""When an evaluation is due, on what, and what becomes of exporters that fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from insitu.errors import InputError, TrainingError
+from insitu.train.estimator.evaluations import Pace, Publisher, count_steps, find_inputs
+from insitu.train.estimator.exporters import Exporter, LatestExporter
+from insitu.train.estimator.specs import EvalSpec
+
+# Keras, as it saves
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+X = np.arange(100, dtype="float32").reshape(50, 2)
+
+
+def test_the_first_evaluation_is_delayed_and_the_others_are_throttled() -> None:
+    now = [0.0]
+    pace = Pace(EvalSpec(lambda: X, start_delay_secs=5, throttle_secs=20), lambda: now[0])
+    due = []
+    for second in range(50):
+        now[0] = float(second)
+        if pace.is_due():
+            due.append(second)
+            pace.begin()
+    assert due == [5, 25, 45]
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return X[index * 4 : index * 4 + 4], X[:4]
+
+
+@pytest.mark.parametrize(
+    ("data", "rows"),
+    [((X, X), 32), ((X[:5],), 5), (Batches(), 4), ([(X[:3], X[:3])], 3), ([X[:2]], 2)],
+)
+def test_the_inputs_of_the_first_batch_are_found(data: Any, rows: int) -> None:
+    assert np.array_equal(find_inputs(data), X[:rows])
+
+
+def test_arrays_have_as_many_batches_as_they_have() -> None:
+    assert count_steps((X, X), 100) == 2 and count_steps((X, X), 1) == 1
+    assert count_steps((X, X), None) is None and count_steps(Batches(), 100) == 100
+
+
+class Failing(Exporter):
+    def export(self, *args: Any, **kwargs: Any) -> Path | None:
+        raise TrainingError("Received: nothing good.")
+
+
+def test_an_exporter_that_fails_harms_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    publisher = Publisher(EvalSpec(lambda: (X, X), exporters=[Failing("f"), LatestExporter()]), tmp_path)
+    publisher.export(model, 7, {}, is_final=False)
+    assert publisher.published == [tmp_path / "latest" / "00000007.keras"]
+    assert "'f' published nothing: Received: nothing good." in caplog.text
+
+
+def test_exports_need_a_folder() -> None:
+    with pytest.raises(InputError, match="model_dir is a URL"):
+        Publisher(EvalSpec(lambda: X, exporters=LatestExporter()), None)
+    Publisher(EvalSpec(lambda: X), None).export(None, 0, {}, is_final=True)

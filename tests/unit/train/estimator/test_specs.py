@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from insitu.errors import InputError
+from insitu.train.estimator.exporters import FinalExporter
+from insitu.train.estimator.specs import EvalSpec, RunConfig, TrainSpec
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: TrainSpec([1]), r"TrainSpec.input_fn must be a function .* Received: list"),
+        (lambda: TrainSpec(lambda: 0, max_steps=0), "TrainSpec.max_steps .* Received: 0"),
+        (lambda: TrainSpec(lambda: 0, max_steps=1.5), "Received: 1.5"),
+        (lambda: EvalSpec(3), "EvalSpec.input_fn"),
+        (lambda: EvalSpec(lambda: 0, steps=-1), "EvalSpec.steps"),
+        (lambda: EvalSpec(lambda: 0, throttle_secs=-1), "throttle_secs .* Received: -1"),
+        (lambda: EvalSpec(lambda: 0, start_delay_secs=float("nan")), "start_delay_secs"),
+        (lambda: RunConfig(save_checkpoints_steps=0), "save_checkpoints_steps"),
+        (lambda: RunConfig(keep_checkpoint_max=True), "keep_checkpoint_max"),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Any, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        make()
+
+
+def test_one_exporter_may_stand_alone() -> None:
+    one = FinalExporter()
+    assert EvalSpec(lambda: 0, exporters=one).all_exporters == (one,)
+    assert EvalSpec(lambda: 0, exporters=[one]).all_exporters == (one,)
+    assert EvalSpec(lambda: 0).all_exporters == EvalSpec(lambda: 0, exporters=None).all_exporters == ()
