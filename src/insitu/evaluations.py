@@ -19,8 +19,9 @@ class Evaluation:
 
     #: Names the checkpoint in its folder.
     checkpoint: str
-    #: The epoch and the step that come next in the training, from 0; None where they aren't known.
+    #: The epoch that comes next in the training, from 0; None where it isn't known.
     epoch: int | None
+    #: The step of that epoch that comes next, from 0; None where it isn't known.
     step: int | None
     #: Updates of the model until then; None where they aren't known.
     iterations: int | None

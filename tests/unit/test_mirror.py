@@ -52,6 +52,7 @@ TESTED_BY = {
     "grid/conversion.py": "unit/train/fit/test_tf_dataset.py",
     "train/custom_loop/spmd.py": "unit/train/spmd/test_program.py",
     "train/custom_loop/torch.py": "process/test_strategies_matrix.py",
+    "train/estimator/agreement.py": "process/test_evaluator.py",
     "train/parameter_server/server_table.py": "unit/train/parameter_server/test_layers.py",
     "train/placement/torch.py": "unit/train/placement/test_layers.py",
     "train/replica/base.py": "unit/train/strategies/test_multi_worker_mirrored.py",

@@ -1,4 +1,4 @@
-"""Settles what --chief and --evaluator mean for a job's script.
+"""Decides what --chief and --evaluator mean for a job's script.
 
 To insitu's strategies a chief is worker 0, which trains a shard and does what one does for all; an evaluator
 reads checkpoints. Scripts that use TensorFlow alone have a chief task that coordinates. So what counts is
@@ -25,7 +25,7 @@ def imports_insitu(folder: Path, command: ResolvedCommand) -> bool:
     return find_insitu_import(folder.absolute(), [s.absolute() for s in starts]) is not None
 
 
-def settle_roles(
+def assign_roles(
     spec: JobSpec, *, knows_insitu: bool, shards: int | None, grace: float | None, cores: int | None
 ) -> JobSpec:
     """Return `spec` with the tasks that --chief and --evaluator stand for.

@@ -23,7 +23,7 @@ from typing import Literal
 
 from insitu.access import make_sticky_folder
 from insitu.cluster.client.job_code import copy_code
-from insitu.cluster.client.roles import imports_insitu, settle_roles
+from insitu.cluster.client.roles import assign_roles, imports_insitu
 from insitu.cluster.control import clean_up, staged_folder
 from insitu.cluster.decide import (
     choose_thread_count,
@@ -112,7 +112,7 @@ def submit(paths: Paths, request: Request) -> str:
         with _staged(paths, spec.job_id) as (staged, lock):
             copy_code(request.job_dir, staged.code, paths.home)
             command = resolve_command(staged.code, spec.command, sys.executable)
-            spec = settle_roles(
+            spec = assign_roles(
                 spec,
                 knows_insitu=imports_insitu(staged.code, command),
                 shards=request.shards,

@@ -1,6 +1,6 @@
 """Decides about the evaluator, which trains nothing: its end never stops, restarts or fails a job.
 
-It has failures of its own, as many as `max_restarts`. When training is over it is told so by the roster, and
+It has failures of its own, as many as `max_restarts`. The roster says when training is over. From then on it
 has `JobState.evaluator_grace` seconds to score the last checkpoint and end by itself; if it fails meanwhile
 it is launched again as before. The job ends with it.
 """

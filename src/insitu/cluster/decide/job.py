@@ -17,8 +17,8 @@ seconds and never goes back. When training is over:
 - where worker 0 has ended with 0 and the workers that are left have never reported progress, nobody knows
   whether they train. Once they have neither printed nor computed for the stall timeout, they are stopped
   (see `LeftAloneEvent`). With ps tasks the job has finished; without, it has failed, and isn't tried again;
-- the evaluator is told, and has `JobState.evaluator_grace` to score the last checkpoint and end by itself
-  (see `insitu.cluster.decide.evaluator`).
+- the roster says so to the evaluator, which has `JobState.evaluator_grace` to score the last checkpoint and
+  end by itself (see `insitu.cluster.decide.evaluator`).
 """
 
 from __future__ import annotations
@@ -209,9 +209,9 @@ def _handle_task_exit(state: JobState, event: TaskExitedEvent, now: float) -> Re
         state, more = (state, []) if given_up else retry_evaluator(state, after, now)
         actions += more
     elif _is_training_over(state) and (state.phase == "running" or state.goal == "finish"):
-        state, told = finish_training(state) if state.phase == "running" else (state, [])
+        state, notices = finish_training(state) if state.phase == "running" else (state, [])
         state, more = _release_surplus_tasks(state, event.reporting, now)
-        actions += [*told, *more]
+        actions += [*notices, *more]
     elif state.phase == "running":
         done = recovery.handle_task_exit(state, after, event, now)
         if done is None:
@@ -327,8 +327,8 @@ def _handle_left_alone(state: JobState, event: LeftAloneEvent, now: float) -> Re
             state.with_progress(event.progress), Cause(text, STALL_CODE), "fail", now
         )
         return state, actions + more
-    state, told = finish_training(state.with_progress(event.progress))
-    actions = [Log(f"{text}, which ends the training; stopping the tasks that are left"), *told]
+    state, notices = finish_training(state.with_progress(event.progress))
+    actions = [Log(f"{text}, which ends the training; stopping the tasks that are left"), *notices]
     for task in state.alive:
         if task.task.role == "evaluator":
             state = bound_evaluation(state, task.task, now)

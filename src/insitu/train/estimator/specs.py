@@ -51,7 +51,7 @@ class TrainSpec:
 class EvalSpec:
     """How to evaluate."""
 
-    #: As that of `TrainSpec`. Read anew for each evaluation.
+    #: As that of `TrainSpec`. Read again for each evaluation.
     input_fn: Callable[[], Any]
     #: Batches to evaluate on; None: all.
     steps: int | None = 100

@@ -49,7 +49,7 @@ class SidecarEvaluator:
     Args:
         model: the model that is trained, compiled with the loss and metrics to evaluate.
         data: what `model.evaluate` takes as `x`, or a tuple `(x, y)` or `(x, y, sample_weight)` of arrays.
-            Read anew for each checkpoint.
+            Read again for each checkpoint.
         checkpoint_dir: where the training saves; None: the folder of the job.
         steps: batches to evaluate on; None: all.
         max_evaluations: ends after so many; None: with the training. Outside a job that is known of
@@ -229,7 +229,7 @@ def _check(model: Any, data: Any, directory: str | Path | None, max_evaluations:
         )
     if isinstance(data, types.GeneratorType):
         raise TrainingError(
-            "The evaluator reads its data anew for each checkpoint. Received: a generator, which ends once. "
+            "The evaluator reads its data again for each checkpoint. Received: a generator, which ends once. "
             "Pass arrays, an insitu.Dataset, a tf.data.Dataset, a keras.utils.PyDataset or a DataLoader."
         )
     if directory is None:
