@@ -167,14 +167,7 @@ def build_job_report(job: JobPaths, *, ledger: bool, events: bool) -> dict[str, 
         "stragglers": _measure_stragglers(job, status),
         "strategy": _read_strategy(job, placement.tasks),
         "servers": _read_servers(job, placement.tasks),
-        "recoveries": [
-            {
-                **{name: entry[name] for name in ("how", "tasks", "text", "at", "generation")},
-                "steps": _name_steps(entry["steps"]),
-                "seconds": entry["ended"] and entry["ended"] - entry["at"],
-            }
-            for entry in stored["recoveries"]
-        ],
+        "recoveries": list(map(_describe_recovery, stored["recoveries"])),
         "attempts": [
             {**attempt, "progress": _name_steps(attempt["progress"])} for attempt in stored["attempts"]
         ],
@@ -188,6 +181,14 @@ def build_job_report(job: JobPaths, *, ledger: bool, events: bool) -> dict[str, 
             {"at": e.at, "event": e.event, "actions": e.actions} for e in Journal(job.journal).entries()[1:]
         ]
     return report
+
+
+def _describe_recovery(entry: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **{name: entry[name] for name in ("how", "tasks", "text", "at", "generation")},
+        "steps": _name_steps(entry["steps"]),
+        "seconds": entry["ended"] and entry["ended"] - entry["at"],
+    }
 
 
 def _name_steps(progress: list[int] | None) -> dict[str, int] | None:
