@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 
 from insitu.cluster.decide import Failure
@@ -11,6 +12,9 @@ from insitu.paths import JobPaths
 from insitu.progress import Progress, read_progress
 from insitu.roster import Roster, write_roster
 from insitu.spec import TaskId
+
+_ROOM_OF_RECORDS = 64 << 10
+"""Bytes that must be free for a task to write down why it ended."""
 
 
 class TaskFiles:
@@ -39,4 +43,18 @@ class TaskFiles:
         return {task: record for task, record in found.items() if record is not None}
 
     def read_failure(self, task: TaskId) -> Failure | None:
-        return read_failure(self._job.failure(task))
+        """Return what a task wrote about its end; where it wrote nothing, whether the disk is full."""
+        failure = read_failure(self._job.failure(task))
+        if failure is not None or not self._is_full():
+            return failure
+        text = (
+            f"no room is left for what the task wrote about its end in {self._job.root}. Free some space, "
+            f"then `insitu resume {self._job.root.name}` goes on from the last checkpoint"
+        )
+        return Failure("", text, "")
+
+    def _is_full(self) -> bool:
+        try:
+            return shutil.disk_usage(self._job.root).free < _ROOM_OF_RECORDS
+        except OSError:
+            return False

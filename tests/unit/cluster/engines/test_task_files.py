@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,6 +46,22 @@ def test_records_are_read_until_they_are_cleared(job: JobPaths):
 
     files.clear_records([W0, W1])
     assert files.read_progress([W0]) == {} and files.read_failure(W0) is None
+
+
+@pytest.mark.parametrize("free", [0, 1 << 30])
+def test_a_full_disk_is_named_where_a_task_could_not_say_why_it_ended(
+    job: JobPaths, monkeypatch: pytest.MonkeyPatch, free: int
+):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))
+    files = TaskFiles(job)
+    files.clear_records([W0, W1])
+    job.failure(W1).write_text('{"type": "ValueError", "message": "no", "fingerprint": "abc"}')
+    failure = files.read_failure(W0)
+    assert (failure is not None) == (free == 0)
+    if failure is not None:
+        assert str(job.root) in failure.message and f"insitu resume {job.root.name}" in failure.message
+        assert (failure.fingerprint, failure.peer_lost, failure.final) == ("", False, False)
+    assert files.read_failure(W1) == Failure("ValueError", "no", "abc")
 
 
 def test_the_roster_is_what_tasks_read(job: JobPaths):
