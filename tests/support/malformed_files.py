@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from record_writer import encode_example, frame
 
 from insitu.errors import SourceError
 from insitu.grid.source_blocks import read_blocks
@@ -79,6 +81,38 @@ def write_npz(save: Callable[..., None]) -> bytes:
     return sink.getvalue()
 
 
+RECORD_FEATURES = "raw:uint8[6],number:int64,values:float32[2],ids:int32[*],text:str"
+
+
+def make_records() -> list[bytes]:
+    """Return records of tf.train.Example with the features that RECORD_FEATURES names."""
+    return [
+        encode_example(
+            {
+                "raw": ("bytes", [bytes(range(i, i + 6))]),
+                "number": ("int64", [i * 100 - 50]),
+                "values": ("float", [i / 2, 1.0]),
+                "ids": ("int64", [i, 300] * (i % 3)),
+                "text": ("bytes", [f"t{i} \u00e9".encode()]),
+            }
+        )
+        for i in range(ROWS)
+    ]
+
+
+def write_tfrecord(records: list[bytes] | None = None) -> bytes:
+    return b"".join(map(frame, make_records() if records is None else records))
+
+
+def write_ndjson() -> bytes:
+    drawing = [[[0, 9, 255], [1, 2, 3]], [[4], [5]]]
+    rows = [
+        {"i": i, "x": None if i % 5 == 0 else i / 2, "t": f"t {i}", "v": [i, 1], "drawing": drawing[: i % 3]}
+        for i in range(ROWS)
+    ]
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
 def make_files() -> dict[str, bytes]:
     """Return whole files by name; the suffix says the format."""
     return {
@@ -93,18 +127,27 @@ def make_files() -> dict[str, bytes]:
         "text.npy": write_npy(np.array([f"t{i}" for i in range(ROWS)])),
         "plain.npz": write_npz(np.savez),
         "packed.npz": write_npz(np.savez_compressed),
+        "rows.tfrecord": write_tfrecord(),
+        "packed.tfrecord.gz": gzip.compress(write_tfrecord(), mtime=0),
+        "lines.ndjson": write_ndjson(),
+        "packed.ndjson.gz": gzip.compress(write_ndjson(), mtime=0),
     }
 
 
 def format_of(name: str) -> str:
-    return {"arrows": "arrow", "gz": "csv"}.get(name.rpartition(".")[2], name.rpartition(".")[2])
+    suffix = name.removesuffix(".gz").rpartition(".")[2]
+    return {"arrows": "arrow"}.get(suffix, suffix)
 
 
 def read_all(path: Path, format: str) -> int:
     """Use every value of a source as an import does. Returns its rows, -1 for a file that is refused."""
+    options = {
+        "tfrecord": SourceOptions(features=RECORD_FEATURES),
+        "ndjson": SourceOptions(render=8),
+    }.get(format, SourceOptions())
     rows = 0
     try:
-        for source in open_sources([(path, format)], SourceOptions()):
+        for source in open_sources([(path, format)], options):
             for block in read_blocks(source, 8 << 20):
                 rows += block.rows
                 for values in block.columns.values():

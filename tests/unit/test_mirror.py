@@ -39,6 +39,7 @@ TESTED_BY = {
     "grid/partitions/ipc_message.py": "unit/grid/partitions/test_compression.py",
     "grid/dataset_opening.py": "unit/grid/test_datasets.py",
     "grid/import_plan.py": "unit/grid/test_importer.py",
+    "grid/import_sources.py": "unit/grid/test_importer.py",
     "grid/ignite/arrow_values.py": "unit/grid/ignite/test_fields.py",
     "grid/ignite/cluster.py": "unit/grid/ignite/test_source.py",
     "grid/ignite/connection.py": "unit/grid/ignite/test_source.py",

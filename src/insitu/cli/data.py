@@ -24,15 +24,17 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, in the for
 _IMPORT_HELP = """
 Reads SOURCE files into a new version of CACHE, split into partitions over the nodes.
 
-A SOURCE is a file, a folder or a glob: .npy, .npz, Parquet, CSV or Arrow IPC; or a cache of Apache Ignite,
-as ignite://HOST[:PORT][,HOST...]/CACHE. The old version stands until the new one is whole. Options may also
-follow SOURCE. Caches lie in the folder $INSITU_HOME, by default ~/.insitu.
+A SOURCE is a file, a folder or a glob: .npy, .npz, Parquet, CSV, Arrow IPC, TFRecord or JSON lines; or a
+cache of Apache Ignite, as ignite://HOST[:PORT][,HOST...]/CACHE. The old version stands until the new one is
+whole. Options may also follow SOURCE. Caches lie in the folder $INSITU_HOME, by default ~/.insitu.
 
 Examples:
 
     insitu import digits digits.npz
     insitu import quickdraw data/quickdraw --label-from-filename --split train=0.9,test=0.1
     insitu import clicks 'clicks/*.parquet' --key user --partitions 32 --backups 1 --overwrite
+    insitu import mnist train.tfrecord --features image:uint8[28,28]=image_raw,label:int64
+    insitu import sketches cat.ndjson dog.ndjson --render 28
     insitu import photos photos-*.npy --resume     # again after a kill: goes on where it was
     insitu import photos today.npy --append        # the rows so far stay where they are
     insitu import digits ignite://grid-1,grid-2/DIGITS --tensor image=uint8[28,28]
@@ -57,7 +59,9 @@ def import_command(
     backups: Annotated[int, typer.Option(help="Copies of each partition on further nodes.")] = 0,
     format: Annotated[
         str | None,
-        typer.Option(help="npy, npz, parquet, csv or arrow.", show_default="by the files' suffixes"),
+        typer.Option(
+            help="npy, npz, parquet, csv, arrow, tfrecord or ndjson.", show_default="by the files' suffixes"
+        ),
     ] = None,
     column: Annotated[
         str | None, typer.Option(help="The column that the values of .npy files make.", show_default="x")
@@ -81,6 +85,13 @@ def import_command(
     fill: FillOption = None,
     arrow: ArrowOption = None,
     without: WithoutOption = None,
+    features: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMNS", help="Of TFRecord files: image:uint8[28,28]=image_raw,label:int64."),
+    ] = None,
+    render: Annotated[
+        int | None, typer.Option(metavar="PIXELS", help="Make images of the drawings in .ndjson files.")
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Put a new version in the place of an existing one.")
     ] = False,
@@ -115,6 +126,8 @@ def import_command(
             label_from_filename=label_from_filename,
             split=None if split is None else parse_split(split),
             ragged=ragged or (),
+            features=features,
+            render=render,
             overwrite=overwrite,
             append=append,
             resume=resume,

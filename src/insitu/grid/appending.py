@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from dataclasses import replace
 
 from insitu.durable import sync_folder
 from insitu.errors import InputError, SourceError
@@ -45,7 +46,7 @@ def options_of_base(base: CacheSpec, options: SourceOptions) -> SourceOptions:
     floats = frozenset(column.name for column in base.columns if column.dtype == "float64")
     ragged = frozenset(column.name for column in base.columns if is_ragged(column))
     name = own[0] if len(own) == 1 and options.column == SourceOptions().column else options.column
-    return SourceOptions(name, floats, ragged | options.ragged_columns)
+    return replace(options, column=name, float_columns=floats, ragged_columns=ragged | options.ragged_columns)
 
 
 def check_columns(base: CacheSpec, columns: tuple[Column, ...]) -> None:

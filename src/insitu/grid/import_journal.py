@@ -96,6 +96,8 @@ def fingerprint(plan: ImportPlan) -> str:
         "nodes": plan.topology.nodes,
         "base": None if plan.base is None else plan.base.version,
     }
+    if (plan.features, plan.render) != (None, None):
+        described["reading"] = [plan.features, plan.render]
     if plan.codec is not None:
         described["codec"] = plan.codec
     return f"{zlib.crc32(json.dumps(described).encode()):08x}"

@@ -58,6 +58,10 @@ class ImportOptions:
     split: Mapping[str, float] | None
     #: Columns whose rows are lists of different lengths.
     ragged: tuple[str, ...]
+    #: Which columns the features of TFRecord files become; None: none are named.
+    features: str | None
+    #: Pixels of a side of the images that drawings become; None: they aren't rendered.
+    render: int | None
     #: Whether the new version has the rows of the latest one, too.
     append: bool
     #: Whether an import that was interrupted is continued, and this one kept where it is interrupted.
@@ -114,6 +118,9 @@ class ImportPlan:
     block_rows: int
     #: How large the rows of the sources are.
     sizes: RowSizes
+    #: `--features` and `--render`, as they are given.
+    features: str | None = None
+    render: int | None = None
     #: The version that rows are appended to, whose partitions the new one shares; None: none.
     base: CacheSpec | None = None
     #: What columns are compressed with where it is worth it; None: nothing is.

@@ -29,11 +29,11 @@ import numpy.typing as npt
 
 from insitu.access import apply_modes, make_folder
 from insitu.durable import sync_folder, sync_tree
-from insitu.errors import CacheBusy, CacheExists, GridError, InputError, SourceError
-from insitu.grid.appending import check_base, check_columns, join_labels, options_of_base, share_partitions
+from insitu.errors import CacheBusy, CacheExists, GridError, SourceError
+from insitu.grid.appending import check_base, check_columns, join_labels, share_partitions
 from insitu.grid.catalog import Catalog
 from insitu.grid.files import cache_locks, full_disk_as_error, home_errors
-from insitu.grid.ignite import FieldOptions, IgniteSource, is_ignite_address, open_ignite
+from insitu.grid.ignite import FieldOptions, IgniteSource
 from insitu.grid.import_journal import ImportJournal, Place, find_resumable
 from insitu.grid.import_plan import (
     LABEL,
@@ -52,6 +52,7 @@ from insitu.grid.import_plan import (
     read_max_mappings,
     refuse_conflicts,
 )
+from insitu.grid.import_sources import open_sources_of
 from insitu.grid.layout import (
     check_split,
     hash_integers,
@@ -65,8 +66,8 @@ from insitu.grid.leftovers import host_mark, sweep
 from insitu.grid.manifests import commit_manifests, next_version, prepare_manifest
 from insitu.grid.partition_builder import PartitionBuilders, TextsTooLong
 from insitu.grid.partitions import is_variable, text_buffers
-from insitu.grid.source_blocks import FileState, SourceBlocks
-from insitu.grid.sources import Block, Source, SourceOptions, find_sources, open_sources, stem
+from insitu.grid.source_blocks import SourceBlocks
+from insitu.grid.sources import Block, Source, stem
 from insitu.grid.store_identity import update_stores
 from insitu.grid.tiering import QuotaWatch, make_room
 from insitu.grid.topology import load_topology
@@ -99,6 +100,8 @@ def import_cache(
     overwrite: bool = False,
     split: Mapping[str, float] | None = None,
     ragged: Sequence[str] = (),
+    features: str | None = None,
+    render: int | None = None,
     append: bool = False,
     resume: bool = False,
     compress: str | None = None,
@@ -112,19 +115,20 @@ def import_cache(
     row's partition; None: its index in all sources, in the order of their paths. `label_from_filename` adds
     an int64 column `label`, the index of the file's name (without suffix) among all of them, sorted. `split`
     such as {"train": 0.9, "test": 0.1} makes NAME/train and NAME/test instead, by a hash of the same,
-    published together. `ragged` are columns whose rows are lists of different lengths. `append` makes a
-    version with the partitions of the latest one and new ones for the rows of `sources`. `resume` goes on
-    with what an interrupted call with the same arguments has done, if there is one, and keeps what it has
-    done itself where it is interrupted. `compress` is "lz4" or "zstd": columns that it makes smaller by a
-    tenth are compressed. `fields` says more of the columns of a cache of Ignite, which is named by its
-    address.
+    published together. `ragged` are columns whose rows are lists of different lengths. `features` says which
+    columns the features of TFRecord files become, as in "image:uint8[28,28]=image_raw,label:int64". `render`
+    makes images of so many pixels a side of the drawings in JSON lines. `append` makes a version with the
+    partitions of the latest one and new ones for the rows of `sources`. `resume` goes on with what an
+    interrupted call with the same arguments has done, if there is one, and keeps what it has done itself
+    where it is interrupted. `compress` is "lz4" or "zstd": columns that it makes smaller by a tenth are
+    compressed. `fields` says more of the columns of a cache of Ignite, which is named by its address.
 
     Raises InputError or SourceError for bad input, CacheExists, CacheBusy while another process imports
     into the cache, StorageFull; after any of them all is as it was before.
     """
     options = ImportOptions(
         *(partitions, backups, format, column, key, label_from_filename, overwrite, split),
-        *(tuple(ragged), append, resume, fields or FieldOptions(), compress),
+        *(tuple(ragged), features, render, append, resume, fields or FieldOptions(), compress),
     )
     with home_errors(paths.home):
         catalog = Catalog(paths)
@@ -145,7 +149,7 @@ def _make_plan(
     base = _find_base(catalog, name, options)
     if base is None:
         _refuse_existing(catalog, names, options.overwrite)
-    opened, states = _open(sources, options, base)
+    opened, states = open_sources_of(sources, options, base)
     topology = load_topology(paths)
     is_labelled = options.label_from_filename or (base and base.labels)
     labels = {_label_of(source) for source in opened} if is_labelled else set()
@@ -175,21 +179,9 @@ def _make_plan(
         sizes=sizes,
         base=base,
         codec=base.codec if base else options.compress,
+        features=options.features,
+        render=options.render,
     )
-
-
-def _open(
-    sources: Sequence[str], options: ImportOptions, base: CacheSpec | None
-) -> tuple[Sequence[Source], tuple[FileState, ...]]:
-    """Return the opened sources, and the state of the file of each before. Raises InputError, SourceError."""
-    if any(map(is_ignite_address, sources)):
-        reading = SourceOptions(ragged_columns=frozenset(options.ragged))
-        source = open_ignite(sources, options.fields, reading)
-        return [source], (FileState(source.expected_bytes, 0, 0),)
-    files = find_sources(sources, options.format)
-    states = tuple(FileState.of(path) for path, _ in files)
-    read_by = _source_options(files, options.column, options.ragged)
-    return open_sources(files, read_by if base is None else options_of_base(base, read_by)), states
 
 
 def _label_of(source: Source) -> str:
@@ -236,20 +228,6 @@ def _choose_token(paths: Paths, plan: ImportPlan, resume: bool) -> tuple[str, Im
     check_room(paths, plan.sizes, plan.backups, plan.codec)
     make_room(paths, bytes_by_node(plan), plan.names)
     return f"{host_mark()}-{os.getpid()}-{secrets.token_hex(4)}", plan
-
-
-def _source_options(
-    files: Sequence[tuple[Path, str]], column: str | None, ragged: Sequence[str]
-) -> SourceOptions:
-    if column is None:
-        return SourceOptions(ragged_columns=frozenset(ragged))
-    other = next((f"{path} of format {kind}" for path, kind in files if kind != "npy"), None)
-    if other is not None:
-        raise InputError(
-            f"--column names the values of .npy files; other files name their columns themselves. Received: "
-            f"--column {column} for {other}. Leave it out"
-        )
-    return SourceOptions(column=column, ragged_columns=frozenset(ragged))
 
 
 def _names_and_fractions(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import typer.testing
+from record_writer import image_records, write_records
 
 from insitu.access import is_shared
 from insitu.cli import build_app, data
@@ -42,6 +43,20 @@ def test_column_names_the_values_of_npy_files_alone(home: Path, source: str, tmp
     (tmp_path / "b.csv").write_text("x\n1\n")
     with pytest.raises(InputError, match=r"--column names.*Received: --column zz for .*b\.csv of format csv"):
         run("import", "c", str(tmp_path / "b.csv"), "--column", "zz")
+
+
+def test_records_and_drawings_are_imported(home: Path, tmp_path: Path) -> None:
+    write_records(tmp_path / "a.tfrecord", image_records(20)[2])
+    run("import", "a", str(tmp_path / "a.tfrecord"), "--features", "image:uint8[4,4]=image_raw,label:int64")
+    assert Catalog(Paths(home)).get("a").rows == 20
+    (tmp_path / "b.ndjson").write_text('{"word": "cat", "drawing": [[[1, 200], [3, 4]]]}\n')
+    run("import", "b", str(tmp_path / "b.ndjson"), "--render", "8")
+    assert [(c.name, c.shape) for c in Catalog(Paths(home)).get("b").columns] == [
+        ("word", ()),
+        ("drawing", (8, 8)),
+    ]
+    with pytest.raises(InputError, match="--features lists columns as NAME:DTYPE"):
+        run("import", "c", str(tmp_path / "a.tfrecord"), "--features", "image")
 
 
 @pytest.mark.parametrize("option", ["--ledger", "--events"])

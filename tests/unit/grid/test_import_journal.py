@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from record_writer import encode_example, write_records
 
 from insitu.durable import unseal
 from insitu.errors import GridError, InputError, SourceError, StorageFull
@@ -23,6 +25,8 @@ from insitu.paths import Paths
 from insitu.spec import Column
 
 ROWS = 3000
+LINES = ["ndjson", "ndjson.gz", "tfrecord", "tfrecord.gz"]
+FEATURES = "id:int64,name:str"
 
 
 def table(start: int) -> dict[str, Any]:
@@ -43,6 +47,17 @@ def write_sources(folder: Path, kind: str) -> str:
         elif kind == "arrow":
             with pa.ipc.new_file(str(path), pa.table(rows).schema) as file:
                 file.write_table(pa.table(rows), max_chunksize=700)
+        elif kind.startswith("ndjson"):
+            columns = {name: values.tolist() for name, values in rows.items()}
+            lines = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+            text = "".join(json.dumps(line) + "\n" for line in lines)
+            path.write_bytes(gzip.compress(text.encode()) if kind.endswith("gz") else text.encode())
+        elif kind.startswith("tfrecord"):
+            features = (
+                {"id": ("int64", [i]), "other": ("int64", [0]), "name": ("bytes", [b"row %d" % i])}
+                for i in rows["id"].tolist()
+            )
+            write_records(path, list(map(encode_example, features)))
         else:
             text = "id,half,name\n" + "".join(f"{i},{i / 2},row {i}\n" for i in rows["id"])
             path.write_bytes(gzip.compress(text.encode()) if kind == "csv.gz" else text.encode())
@@ -71,15 +86,16 @@ def import_until(paths: Paths, source: str, rows: int, **options: Any) -> None:
         import_cache(paths, "a", [source], partitions=3, resume=True, progress=stop, **options)
 
 
-@pytest.mark.parametrize("kind", ["npy", "npz", "parquet", "arrow", "csv", "csv.gz"])
+@pytest.mark.parametrize("kind", ["npy", "npz", "parquet", "arrow", "csv", "csv.gz", *LINES])
 @pytest.mark.usefixtures("small_blocks")
 def test_what_was_written_is_kept_and_the_same_files_come_out(
     kind: str, paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_sources(tmp_path, kind)
-    (whole,) = import_cache(paths, "whole", [source], partitions=3)
+    options = {"features": FEATURES} if kind.startswith("tfrecord") else {}
+    (whole,) = import_cache(paths, "whole", [source], partitions=3, **options)
     for rows in (1, whole.rows // 3, whole.rows * 2 // 3, whole.rows):
-        import_until(paths, source, rows)
+        import_until(paths, source, rows, **options)
     began: list[int] = []
     written: list[int] = []
     original = PartitionWriter.write
@@ -89,7 +105,13 @@ def test_what_was_written_is_kept_and_the_same_files_come_out(
         lambda self, rows, values: (written.append(rows), original(self, rows, values)),
     )
     (cache,) = import_cache(
-        paths, "a", [source], partitions=3, resume=True, progress=lambda rows, *rest: began.append(rows)
+        paths,
+        "a",
+        [source],
+        partitions=3,
+        resume=True,
+        progress=lambda rows, *rest: began.append(rows),
+        **options,
     )
     assert cache.partitions == whole.partitions
     assert sum(written) < whole.rows / 2 and began[0] > whole.rows / 2
@@ -148,6 +170,14 @@ def test_other_sources_and_options_are_refused(paths: Paths, tmp_path: Path) -> 
         import_cache(paths, "a", [source], partitions=3, resume=True)
     assert import_cache(paths, "a", [source], partitions=4)[0].rows == 2 * ROWS + 1
     assert not list(paths.staging.iterdir())
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_other_features_are_refused(paths: Paths, tmp_path: Path) -> None:
+    source = write_sources(tmp_path, "tfrecord")
+    import_until(paths, source, 4000, features="x:int64=id")
+    with pytest.raises(InputError, match="with the same options"):
+        import_cache(paths, "a", [source], partitions=3, resume=True, features="x:int64=other")
 
 
 @pytest.mark.usefixtures("small_blocks")

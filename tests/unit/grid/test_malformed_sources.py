@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from malformed_files import ROWS, format_of, make_files, read_all
+from malformed_files import ROWS, format_of, make_files, make_records, read_all, write_tfrecord
 
 from insitu.errors import SourceError
 from insitu.grid import import_cache
@@ -76,6 +76,15 @@ def test_whole_files_are_read(tmp_path: Path, name: str) -> None:
 def test_a_changed_file_is_read_or_refused(tmp_path: Path, name: str, edits) -> None:
     (tmp_path / name).write_bytes(edit(FILES[name], edits))
     read_all(tmp_path / name, format_of(name))
+
+
+@settings(max_examples=200, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@given(edits=EDITS, number=st.integers(0, ROWS - 1))
+def test_a_changed_record_with_right_checksums_is_read_or_refused(tmp_path: Path, edits, number: int) -> None:
+    records = make_records()
+    records[number] = edit(records[number], edits)
+    (tmp_path / "a.tfrecord").write_bytes(write_tfrecord(records))
+    read_all(tmp_path / "a.tfrecord", "tfrecord")
 
 
 def write_lying(path: Path, kind: str, place: str) -> None:
@@ -215,9 +224,7 @@ def test_a_parquet_file_whose_counts_of_rows_differ_is_refused(tmp_path: Path, p
     counts = [at for at in range(begin, len(data) - 8) if data[at] == 20]
     data[counts[place]] = 18
     path.write_bytes(data)
-    with pytest.raises(
-        SourceError, match=r"its footer counts (9|10) rows, and its row groups (9|10)"
-    ):
+    with pytest.raises(SourceError, match=r"its footer counts (9|10) rows, and its row groups (9|10)"):
         import_cache(Paths(tmp_path / "home"), "a", [str(path)])
 
 

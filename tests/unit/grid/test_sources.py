@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import zipfile
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
+from record_writer import encode_example, write_records
 
 from insitu.errors import InputError, SourceError
 from insitu.grid.sources import FORMATS, find_sources, open_sources, stem
@@ -115,6 +117,34 @@ def write_csv_zst(path: Path) -> dict[str, Any]:
     return values
 
 
+def write_tfrecord(path: Path) -> dict[str, Any]:
+    values = mixed()
+    rows = zip(*values.values(), strict=True)
+    records = [
+        encode_example(
+            {
+                "image": ("bytes", [image.tobytes()]),
+                "name": ("bytes", [name.encode()]),
+                "a": ("int64", [int(a)]),
+                "b_raw": ("bytes", [b.tobytes()]),
+                "c": ("int64", [int(c)]),
+            }
+        )
+        for image, name, a, b, c in rows
+    ]
+    write_records(path, records)
+    return values
+
+
+def write_ndjson(path: Path) -> dict[str, Any]:
+    values = mixed()
+    del values["image"]
+    rows = zip(*(column.tolist() for column in values.values()), strict=True)
+    data = "".join(json.dumps(dict(zip(values, row, strict=True))) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(data) if path.name.endswith(".gz") else data)
+    return values
+
+
 WRITERS: dict[str, tuple[str, Callable[[Path], dict[str, Any]]]] = {
     "npy": ("a.npy", write_npy),
     "npy, column order, big-endian": ("a.npy", write_npy_columns),
@@ -128,10 +158,16 @@ WRITERS: dict[str, tuple[str, Callable[[Path], dict[str, Any]]]] = {
     "csv": ("a.csv", write_csv),
     "csv, compressed": ("a.csv.gz", write_csv_gz),
     "csv, compressed by zstd": ("a.csv.zst", write_csv_zst),
+    "tfrecord": ("a.tfrecord", write_tfrecord),
+    "tfrecord, compressed": ("a.tfrecords.gz", write_tfrecord),
+    "ndjson": ("a.ndjson", write_ndjson),
+    "ndjson, compressed": ("a.jsonl.gz", write_ndjson),
 }
 
 
 def opened(path: Path, **options: Any) -> Source:
+    if ".tfrecord" in path.name:
+        options.setdefault("features", "image:uint8[4,3],name:str,a:int64,b:float64=b_raw,c:bool")
     (source,) = open_sources(find_sources([str(path)], None), SourceOptions(**options))
     return source
 
@@ -443,11 +479,11 @@ def bad_mixed_formats(path: Path) -> Path:
         (bad_not_npz, r"not a whole \.npy"),
         (bad_dates, "timestamp"),
         (bad_twice, "name of its own"),
-        (bad_unknown, "format .* is unknown.*--format.*JSON lines.*aren't supported"),
+        (bad_unknown, "format .* is unknown.*--format.*Images and other formats aren't supported"),
         (bad_missing, "doesn't exist"),
         (bad_glob, "No file matches"),
         (bad_folder, "holds no file"),
-        (bad_images, r"Received: 2 \.png, 1 \.txt\. Images, TFRecord, JSON lines.*aren't supported"),
+        (bad_images, r"Received: 2 \.png, 1 \.txt\. Images and other formats aren't supported"),
         (bad_fifo, "must be a file or a folder. Received: a FIFO"),
         (bad_utf16, "encoded in UTF-8. Received: the mark of UTF-16.*iconv -f UTF-16"),
         (bad_utf16_gz, "encoded in UTF-8. Received: the mark of UTF-16"),

@@ -29,6 +29,7 @@ from insitu.grid.sources.base import (
     raw_bytes,
 )
 from insitu.grid.sources.parallel import count_threads, map_ordered
+from insitu.grid.sources.requested_features import check_reading
 from insitu.grid.sources.tables import columns_of_batch, values_of_batch
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "Block",
     "Source",
     "SourceOptions",
+    "check_reading",
     "columns_of_batch",
     "count_threads",
     "describe_columns",
@@ -56,10 +58,14 @@ FORMATS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "parquet": ("parquet", "ParquetSource", (".parquet", ".pq")),
     "csv": ("csv", "CsvSource", (".csv", ".csv.gz", ".csv.zst")),
     "arrow": ("ipc", "IpcSource", (".arrow", ".feather", ".ipc", ".arrows")),
+    "tfrecord": ("tfrecord", "TfrecordSource", (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")),
+    "ndjson": ("ndjson", "NdjsonSource", (".ndjson", ".jsonl", ".ndjson.gz", ".jsonl.gz")),
 }
 """Format -> (module, class, suffixes). A test checks it against the classes."""
+_NUMBER_OF_SHARDS = re.compile(r"-[0-9]{5,}-of-[0-9]{5,}$")
+"""Ends the name of a file that is one of several, behind the suffix, as in train.tfrecord-00000-of-00010."""
 _CONVERT = (
-    "Images, TFRecord, JSON lines and other formats aren't supported: convert them, such as images to one "
+    "Images and other formats aren't supported: convert them, such as images to one "
     ".npy [rows, height, width, channels] per class, and tables to Parquet"
 )
 
@@ -174,7 +180,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _format_of(path: Path) -> str | None:
-    name = path.name.lower()
+    name = _NUMBER_OF_SHARDS.sub("", path.name.lower())
     return next((kind for kind, (*_, suffixes) in FORMATS.items() if name.endswith(suffixes)), None)
 
 
@@ -226,7 +232,7 @@ def _check_ragged(source: Source, ragged: frozenset[str]) -> None:
     lists = {column.name for column in source.columns if is_ragged(column)}
     if ragged - lists:
         raise InputError(
-            f"--ragged names columns of lists in Parquet or Arrow files. Received: --ragged "
+            f"--ragged names columns of lists in Parquet or Arrow files, or JSON lines. Received: --ragged "
             f"{min(ragged - lists)} for {source.path} with {describe_columns(source.columns)}"
         )
 
@@ -235,6 +241,6 @@ def _columns_of_any_number(opened: Sequence[Source]) -> frozenset[str]:
     """Return the columns that are int64 in some and float64 in others of files whose types are inferred."""
     dtypes: dict[str, set[str]] = {}
     for source in opened:
-        for column in source.columns if source.format == "csv" else ():
+        for column in source.columns if source.format in ("csv", "ndjson") else ():
             dtypes.setdefault(column.name, set()).add(column.dtype)
     return frozenset(name for name, found in dtypes.items() if found == {"int64", "float64"})

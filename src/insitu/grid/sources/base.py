@@ -58,6 +58,10 @@ class SourceOptions:
     float_columns: frozenset[str] = frozenset()
     #: Columns whose rows are lists of different lengths.
     ragged_columns: frozenset[str] = frozenset()
+    #: What makes columns of the features of TFRecord files: NAME:DTYPE[SHAPE]=FEATURE, separated by commas.
+    features: str | None = None
+    #: Pixels of a side of the images that drawings in JSON lines become; None: drawings aren't looked for.
+    render: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

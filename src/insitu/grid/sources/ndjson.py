@@ -1,0 +1,317 @@
+"""JSON lines: an object on each line. `.gz` is unpacked on the way.
+
+Whole numbers, numbers, bools and text are columns, as are lists of numbers or bools of equal length, or of
+any
+length with `--ragged`. Types follow from the first 2 MiB of each file; where files differ, int64 gives way to
+float64. A number that is missing or null in a float64 column is NaN. With `--render N` a key `drawing`, which
+holds strokes as in the Quick, Draw! data set, becomes an image.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import re
+import zlib
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pa_json
+
+from insitu.errors import SourceError
+from insitu.grid.sources.base import Block, SourceOptions
+from insitu.grid.sources.drawings import Strokes, fit_square, render
+from insitu.grid.sources.parallel import map_ordered
+from insitu.grid.sources.tables import columns_of_batch, is_of_the_system, values_of_batch
+from insitu.spec import Column
+
+DRAWING = "drawing"
+"""The key of strokes, as the data set has it."""
+MOST_LINE_BYTES = 1 << 30
+"""Arrow parses less than 2 GiB at once."""
+_SAMPLE_BYTES = 2 << 20
+"""Bytes from which types follow."""
+_CHUNK_BYTES = 4 << 20
+"""Bytes of text that are parsed at once, unless a line is longer."""
+_MOST_DEPTH = 64
+"""Brackets that may be open at once: a type of more would overflow the stack of Arrow."""
+_MOST_COORDINATE = 1_000_000
+_IMAGES_BYTES = 8 << 20
+"""Bytes of images that one chunk makes, about."""
+_STROKES = pa.list_(pa.list_(pa.list_(pa.float64())))
+
+
+class NdjsonSource:
+    format: ClassVar[str] = "ndjson"
+    suffixes: ClassVar[tuple[str, ...]] = (".ndjson", ".jsonl", ".ndjson.gz", ".jsonl.gz")
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        self.path = path
+        self._side = options.render
+        with contextlib.closing(self._lines(_SAMPLE_BYTES, 0)) as lines:
+            sample = next((chunk for chunk in lines if chunk.text.strip()), None)
+        if sample is None:
+            raise SourceError(f"{path} has no lines. Leave it out")
+        _check_text(sample.text, path)
+        self._schema = self._infer_schema(sample, options)
+        batch = self._parse(sample)
+        if isinstance(batch, Exception):
+            raise self._explain(batch, 0, sample) from batch
+        plain = batch.drop_columns([DRAWING]) if self._side else batch
+        found = (
+            {c.name: c for c in columns_of_batch(plain, path, options.ragged_columns)}
+            if plain.schema.names
+            else {}
+        )
+        if self._side:
+            found[DRAWING] = Column(DRAWING, "uint8", (self._side, self._side))
+        self.columns: tuple[Column, ...] = tuple(found[name] for name in batch.schema.names)
+        unpacked = sample.end / max(1, sample.source_bytes) if _is_packed(path) else 1.0
+        # Small drawings make large images.
+        each = sample.end / max(1, batch.num_rows)
+        fitting = _IMAGES_BYTES // self._side**2 * each if self._side else _CHUNK_BYTES
+        self._chunk_bytes = max(1, min(_CHUNK_BYTES, int(fitting)))
+        total = max(sample.end, path.stat().st_size * max(1.0, unpacked))
+        self.expected_rows = max(1, round(batch.num_rows * total / sample.end))
+
+    def blocks(self, block_bytes: int, start: int = 0) -> Iterator[Block]:
+        rows_before: int | None = None if start else 0
+        with contextlib.ExitStack() as stack:
+            chunks = stack.enter_context(
+                contextlib.closing(self._lines(min(block_bytes, self._chunk_bytes), start))
+            )
+            read = stack.enter_context(contextlib.closing(map_ordered(self._read, chunks)))
+            for chunk, rows, values in read:
+                if isinstance(values, Exception):
+                    raise self._explain(values, rows_before, chunk) from values
+                if rows:
+                    yield Block(values, rows, chunk.source_bytes, chunk.end)
+                rows_before = None if rows_before is None else rows_before + rows
+
+    def _read(self, chunk: _Lines) -> tuple[_Lines, int, Any]:
+        """Return (chunk, its rows, their values as a Block holds them, or what parsing raised)."""
+        if not chunk.text.strip():
+            return chunk, 0, {}
+        batch = self._parse(chunk)
+        if isinstance(batch, Exception):
+            return chunk, 0, batch
+        plain = tuple(column for column in self.columns if not (self._side and column.name == DRAWING))
+        values = values_of_batch(batch, plain, self.path)
+        if self._side:
+            values[DRAWING] = render(self._strokes(batch.column(DRAWING)), self._side)
+        return chunk, batch.num_rows, values
+
+    def _parse(self, chunk: _Lines) -> Any:
+        """Return the objects of a chunk as a record batch, or what parsing raised."""
+        read = pa_json.ReadOptions(use_threads=False, block_size=len(chunk.text) + 1)
+        parse = pa_json.ParseOptions(explicit_schema=self._schema, unexpected_field_behavior="error")
+        try:
+            with pa.BufferReader(chunk.text) as stream:
+                return pa_json.read_json(stream, read, parse).combine_chunks().to_batches()[0]
+        except (pa.ArrowException, OSError, IndexError) as error:
+            return error
+
+    def _infer_schema(self, sample: _Lines, options: SourceOptions) -> Any:
+        """Return the types that the columns are read with. Raises SourceError."""
+        _check_depth(sample.text, self.path)
+        read = pa_json.ReadOptions(use_threads=False, block_size=len(sample.text) + 1)
+        try:
+            with pa.BufferReader(sample.text) as stream:
+                inferred = pa_json.read_json(stream, read).schema
+        except (pa.ArrowException, OSError) as error:
+            raise self._explain(error, 0, sample) from error
+        if self._side and DRAWING not in inferred.names:
+            raise SourceError(
+                f"--render makes an image of the key {DRAWING!r}. Received: {self.path} with the keys "
+                f"{', '.join(inferred.names) or 'none'}. Leave --render out"
+            )
+        fields = []
+        for field in inferred:
+            kind = field.type
+            if self._side and field.name == DRAWING:
+                kind = _STROKES
+            elif not self._side and field.name == DRAWING and _depth_of_lists(kind) == 3:
+                raise SourceError(
+                    f"{self.path}: column {DRAWING!r} holds strokes, lists of different lengths. Make "
+                    f"images of "
+                    f"them by --render 28, or leave the key out of the file"
+                )
+            elif pa.types.is_timestamp(kind):
+                kind = pa.large_utf8()
+            elif pa.types.is_null(kind) or (pa.types.is_int64(kind) and field.name in options.float_columns):
+                kind = pa.float64()
+            fields.append(pa.field(field.name, kind))
+        return pa.schema(fields)
+
+    def _strokes(self, values: Any) -> Strokes:
+        """Return the strokes of drawings. Raises SourceError where they aren't lists of lists x and y."""
+        if values.null_count or values.flatten().null_count or values.flatten().flatten().null_count:
+            raise SourceError(
+                f"{self.path}: each object needs a {DRAWING!r}, a list of strokes. Drop those without"
+            )
+        strokes = values.flatten()
+        axes = strokes.flatten()
+        counts = pc.list_value_length(strokes).to_numpy(zero_copy_only=False)
+        lengths = pc.list_value_length(axes).to_numpy(zero_copy_only=False)
+        # The third axis of drawings that aren't simplified is time.
+        firsts = np.cumsum(counts) - counts
+        uneven = (counts < 2) | (counts > 3)
+        if not uneven.any():
+            uneven = lengths[firsts] != lengths[firsts + 1]
+        if uneven.any():
+            stroke = int(np.argmax(uneven))
+            raise SourceError(
+                f"{self.path}: a stroke is a list of x coordinates and one of as many y coordinates. "
+                f"Received: "
+                f"{str(strokes[stroke].as_py())[:80]}. Correct it, or drop the drawing"
+            )
+        numbers = axes.flatten().to_numpy(zero_copy_only=False)
+        begins = np.cumsum(lengths) - lengths
+        x, y = (_pick(numbers, begins[firsts + axis], lengths[firsts + axis]) for axis in (0, 1))
+        for axis in (x, y):
+            wrong = ~(np.abs(axis) <= _MOST_COORDINATE)
+            if wrong.any():
+                raise SourceError(
+                    f"{self.path}: coordinates of {DRAWING!r} are numbers in [-{_MOST_COORDINATE}, "
+                    f"{_MOST_COORDINATE}]. Received: {axis[wrong][0]}. Correct it, or drop the drawing"
+                )
+        per_drawing = pc.list_value_length(values).to_numpy(zero_copy_only=False)
+        return fit_square(Strokes(x, y, _bounds(lengths[firsts]), _bounds(per_drawing)))
+
+    def _lines(self, chunk_bytes: int, start: int) -> Generator[_Lines, None, None]:
+        """Yield the file from byte `start` of its text on, in chunks of whole lines."""
+        with _opened(self.path) as (stream, file):
+            _skip(stream, start, _is_packed(self.path))
+            buffer = bytearray()
+            while True:
+                piece = stream.read(min(chunk_bytes, _CHUNK_BYTES))
+                searched = max(0, len(buffer) - 1)
+                buffer += piece
+                end = buffer.rfind(b"\n", searched) + 1 if piece else len(buffer)
+                if end:
+                    yield _Lines(bytes(buffer[:end]), start, start + end, file.tell())
+                    del buffer[:end]
+                    start += end
+                elif len(buffer) > MOST_LINE_BYTES:
+                    raise SourceError(
+                        f"{self.path}: a line must have at most {MOST_LINE_BYTES} bytes. Received: one of "
+                        f"more "
+                        f"from byte {start} on. JSON lines have an object on each line"
+                    )
+                if not piece:
+                    return
+
+    def _explain(self, error: Exception, rows_before: int | None, chunk: _Lines) -> Exception:
+        """Return what to raise for an error of parsing, with the row's number in the file, not the chunk."""
+        if isinstance(error, OSError) and is_of_the_system(error):
+            return error
+
+        def number(found: re.Match[str]) -> str:
+            return "" if rows_before is None else f"{found[1]}{int(found[2]) + rows_before}"
+
+        text = re.sub("( in row )([0-9]+)", number, str(error)) or type(error).__name__
+        if " in row " not in text:
+            text += f", in the lines from byte {chunk.start} to {chunk.end}"
+        return SourceError(
+            f"{self.path}: {text}. Each line is a JSON object, with the same keys and types, which follow "
+            f"from the "
+            f"first {_SAMPLE_BYTES >> 20} MiB of each file. Correct that row, or name the format with "
+            f"--format"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """Whole lines of a file."""
+
+    #: The lines as they are in the file.
+    text: bytes
+    #: The byte of the unpacked file at which the text begins.
+    start: int
+    #: The byte of the unpacked file at which the text ends.
+    end: int
+    #: Bytes of the file that have been read.
+    source_bytes: int
+
+
+def _is_packed(path: Path) -> bool:
+    return path.suffix.lower() == ".gz"
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, IO[bytes]]]:
+    """Yield (stream of the text, the file below it, whose position shows how much has been read)."""
+    with path.open("rb", buffering=0) as file:
+        if not _is_packed(path):
+            yield file, file
+            return
+        try:
+            with gzip.GzipFile(fileobj=file, mode="rb") as stream:
+                yield stream, file
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise SourceError(
+                f"{path} can't be unpacked: {error}. It is truncated or damaged; fetch it again"
+            ) from error
+
+
+def _skip(stream: Any, size: int, packed: bool) -> None:
+    if not packed:
+        stream.seek(size)
+        return
+    while size:
+        part = len(stream.read(min(size, _CHUNK_BYTES)))
+        if not part:
+            return
+        size -= part
+
+
+def _check_text(text: bytes, path: Path) -> None:
+    if text.lstrip()[:1] != b"{":
+        raise SourceError(
+            f"{path} must have a JSON object on each line. Received: {text.lstrip()[:20]!r} at its "
+            f"beginning. If it "
+            f"is one JSON document, write its objects on lines of their own"
+        )
+
+
+def _check_depth(text: bytes, path: Path) -> None:
+    """Raise SourceError where brackets are open too deep on a line. Those within texts count, too."""
+    data = np.frombuffer(text, np.uint8)
+    steps = np.zeros(256, np.int32)
+    steps[[ord("["), ord("{")]], steps[[ord("]"), ord("}")]] = 1, -1
+    depth = np.cumsum(steps[data], dtype=np.int32)
+    ends = np.flatnonzero(data == ord("\n"))
+    starts = np.concatenate(([0], ends + 1))
+    starts = starts[starts < len(data)]
+    before = np.where(starts > 0, depth[starts - 1], 0)
+    if (np.maximum.reduceat(depth, starts) - before).max() > _MOST_DEPTH:
+        raise SourceError(
+            f"{path}: lists in lists may be {_MOST_DEPTH} deep. Received: a line of more opening brackets. "
+            f"Keep "
+            f"numbers, text, and lists of numbers"
+        )
+
+
+def _depth_of_lists(kind: Any) -> int:
+    depth = 0
+    while pa.types.is_list(kind):
+        kind, depth = kind.value_type, depth + 1
+    return depth
+
+
+def _bounds(lengths: Any) -> npt.NDArray[np.int64]:
+    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+
+
+def _pick(values: Any, begins: Any, lengths: Any) -> npt.NDArray[np.float64]:
+    """Return the values of ranges, one after another."""
+    bounds = _bounds(lengths)
+    places = np.repeat(begins - bounds[:-1], lengths) + np.arange(bounds[-1])
+    picked: npt.NDArray[np.float64] = values[places.astype(np.int64)]
+    return picked

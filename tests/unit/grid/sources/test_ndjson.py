@@ -1,0 +1,184 @@
+"""What is particular to JSON lines; `test_sources.py` has what all formats do."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from insitu.errors import InputError, SourceError
+from insitu.grid import import_cache
+from insitu.grid.sources import open_sources
+from insitu.grid.sources.base import SourceOptions
+from insitu.grid.sources.drawings import Strokes, render
+from insitu.grid.sources.ndjson import NdjsonSource
+from insitu.paths import Paths
+from insitu.spec import Column
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.write_bytes(gzip.compress(data) if path.name.endswith(".gz") else data)
+    return path
+
+
+def read(path: Path, block_bytes: int = 1 << 20, start: int = 0, **options: Any) -> dict[str, list[Any]]:
+    source = NdjsonSource(path, SourceOptions(**options))
+    found: dict[str, list[Any]] = {column.name: [] for column in source.columns}
+    for block in source.blocks(block_bytes, start):
+        for name, values in block.columns.items():
+            found[name].extend(values.to_pylist() if hasattr(values, "to_pylist") else values.tolist())
+    return found
+
+
+ROWS = [
+    {
+        "i": i,
+        "f": i / 2,
+        "flag": i % 2 == 0,
+        "when": "2017-03-01 20:41:36.70725 UTC",
+        "day": "2020-01-01",
+        "v": [i, 1],
+    }
+    for i in range(300)
+]
+
+
+@pytest.mark.parametrize("name", ["a.ndjson", "a.jsonl.gz"])
+@pytest.mark.parametrize("block_bytes", [1, 700, 1 << 20])
+def test_scalars_and_lists_are_columns(tmp_path: Path, name: str, block_bytes: int):
+    path = write(tmp_path / name, ROWS)
+    source = NdjsonSource(path, SourceOptions())
+    assert source.columns == (
+        Column("i", "int64"),
+        Column("f", "float64"),
+        Column("flag", "bool"),
+        Column("when", "str"),
+        Column("day", "str"),
+        Column("v", "int64", (2,)),
+    )
+    assert source.expected_rows == 300
+    found = read(path, block_bytes)
+    assert [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)] == ROWS
+    blocks = list(source.blocks(block_bytes))
+    rest = read(path, block_bytes, blocks[0].next_start)
+    assert rest["i"] == list(range(blocks[0].rows, 300))
+
+
+def test_keys_in_another_order_missing_numbers_and_empty_lines(tmp_path: Path):
+    path = tmp_path / "a.ndjson"
+    path.write_text('\n{"x": 1.5, "t": "a"}\n\n{"t": "b", "x": null}\r\n{"t": "c"}')
+    found = read(path)
+    assert found["t"] == ["a", "b", "c"] and found["x"][0] == 1.5 and np.isnan(found["x"][1:]).all()
+
+
+def test_whole_numbers_give_way_to_others_in_further_files(tmp_path: Path):
+    paths = [write(tmp_path / "a.ndjson", [{"x": 1}]), write(tmp_path / "b.ndjson", [{"x": 1.5}])]
+    opened = open_sources([(path, "ndjson") for path in paths], SourceOptions())
+    assert [source.columns for source in opened] == [(Column("x", "float64"),)] * 2
+
+
+def test_lists_of_any_length(tmp_path: Path):
+    path = write(tmp_path / "a.ndjson", [{"x": [1, 2]}, {"x": []}, {"x": [3]}])
+    source = NdjsonSource(path, SourceOptions(ragged_columns=frozenset({"x"})))
+    assert source.columns == (Column("x", "int64[*]"),)
+    with pytest.raises(SourceError, match="--ragged x"):
+        list(NdjsonSource(path, SourceOptions()).blocks(1 << 20))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1, 2]\n", "a JSON object on each line"),
+        ('{"x": 1}\n{"x": 1\n', "a.ndjson: JSON parse error"),
+        ('{"x": 1}\n{"x": "a"}\n', "JSON parse error"),
+        ('{"x": {"y": 1}}\n', "column 'x' is of type struct"),
+        ('{"x": ' + "[" * 100 + "]" * 100 + "}\n", "may be 64 deep"),
+        ("\n\n", "no lines"),
+        ('{"x": 1}\n{}\n', "misses 1 value"),
+    ],
+)
+def test_what_makes_no_columns_is_refused(tmp_path: Path, text: str, message: str):
+    path = tmp_path / "a.ndjson"
+    path.write_text(text)
+    with pytest.raises(SourceError, match=message):
+        list(NdjsonSource(path, SourceOptions()).blocks(1 << 20))
+
+
+@pytest.mark.parametrize("line", ['{"x": "a"}', '{"x": 1, "y": 2}', '{"x": ' + "[" * 5000 + "}", '{"x": 1'])
+def test_a_later_row_that_doesnt_fit_is_named(tmp_path: Path, line: str):
+    rows = [{"x": i, "pad": "p" * 5000} for i in range(900)]
+    path = write(tmp_path / "a.ndjson", rows)
+    with path.open("a") as file:
+        file.write(line[:-1] + ', "pad": ""}\n' if line.endswith("}") else line + "\n")
+    source = NdjsonSource(path, SourceOptions())
+    with pytest.raises(
+        SourceError,
+        match=r"a\.ndjson: JSON parse error.*( in row 900|, in the lines from byte \d+ to \d+)",
+    ):
+        list(source.blocks(1 << 20))
+
+
+def test_a_truncated_packed_file_is_refused(tmp_path: Path):
+    path = write(tmp_path / "a.ndjson.gz", ROWS)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(SourceError, match="can't be unpacked"):
+        list(NdjsonSource(path, SourceOptions()).blocks(1 << 20))
+
+
+CAT = [[[0, 100, 255], [0, 50, 7]], [[9], [9]]]
+DRAWINGS = [
+    {"word": "cat", "recognized": True, "key_id": "5201136883597312", "drawing": CAT},
+    {"word": "dog", "recognized": False, "key_id": "4", "drawing": [[[1, 2], [3, 4], [0, 17.5]]]},
+    {"word": "dog", "recognized": False, "key_id": "5", "drawing": []},
+]
+
+
+def test_drawings_become_images(tmp_path: Path):
+    path = write(tmp_path / "a.ndjson", DRAWINGS)
+    (source,) = open_sources([(path, "ndjson")], SourceOptions(render=28))
+    assert source.columns[-1] == Column("drawing", "uint8", (28, 28))
+    (block,) = source.blocks(1 << 20)
+    expected = render(
+        Strokes(
+            np.array([0.0, 100, 255, 9]), np.array([0.0, 50, 7, 9]), np.array([0, 3, 4]), np.array([0, 2])
+        ),
+        28,
+    )
+    np.testing.assert_array_equal(block.columns["drawing"][:1], expected)
+    assert block.columns["drawing"][2].sum() == 0
+    assert block.columns["word"].to_pylist() == ["cat", "dog", "dog"]
+    (cache,) = import_cache(Paths(tmp_path / "home"), "draw", [str(path)], render=28, partitions=1)
+    assert cache.rows == 3
+
+
+@pytest.mark.parametrize(
+    ("drawing", "message"),
+    [
+        ([[[1, 2]]], "a list of x coordinates"),
+        ([[[1, 2], [1]]], "a list of x coordinates"),
+        (None, "each object needs a 'drawing'"),
+        ([[[1], None]], "each object needs a 'drawing'"),
+        ([[[None], [1]]], "coordinates of 'drawing' are numbers"),
+        ([[["a"], [1]]], "JSON parse error"),
+        ("x", "JSON parse error"),
+    ],
+)
+def test_what_is_no_drawing_is_refused(tmp_path: Path, drawing: Any, message: str):
+    path = write(tmp_path / "a.ndjson", [{"drawing": CAT}, {"drawing": drawing}])
+    with pytest.raises(SourceError, match=message):
+        list(open_sources([(path, "ndjson")], SourceOptions(render=28))[0].blocks(1 << 20))
+
+
+def test_rendering_is_asked_for_where_there_are_drawings(tmp_path: Path):
+    with pytest.raises(SourceError, match="by --render 28"):
+        NdjsonSource(write(tmp_path / "a.ndjson", DRAWINGS), SourceOptions())
+    with pytest.raises(SourceError, match="with the keys x"):
+        NdjsonSource(write(tmp_path / "b.ndjson", [{"x": 1}]), SourceOptions(render=28))
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    with pytest.raises(InputError, match="--render makes images"):
+        import_cache(Paths(tmp_path / "home"), "a", [str(tmp_path / "a.npy")], render=28)
