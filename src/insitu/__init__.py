@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         has_strategy,
         in_cross_replica_context,
     )
+    from insitu.train.features import feature_column
     from insitu.train.parameter_server import coordinator, layers
     from insitu.train.parameter_server.script_server import Server
     from insitu.train.strategies import cluster_resolver, experimental
@@ -62,6 +63,7 @@ _load, _ = lazy_door(
         "exchange": ("exchange",),
         "grid": ("Dataset", "dataset"),
         "insitu.train.estimator": ("estimator",),
+        "insitu.train.features.feature_column": ("feature_column",),
         "insitu.train.parameter_server.coordinator": ("coordinator",),
         "insitu.train.parameter_server.layers": ("layers",),
         "insitu.train.parameter_server.script_server": ("Server",),
@@ -138,6 +140,7 @@ __all__ = [
     "estimator",
     "exchange",
     "experimental",
+    "feature_column",
     "get_replica_context",
     "get_strategy",
     "has_strategy",

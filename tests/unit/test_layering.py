@@ -57,7 +57,7 @@ BELOW = {
 INNER = {
     "cluster": [{"decide"}, {"job_files"}, {"task"}, {"engines"}, {"control"}, {"client"}, {"chaos"}],
     "train": [
-        {"devices"},
+        {"devices", "features"},
         {"collectives"},
         {"replica"},
         {"elastic"},
@@ -312,6 +312,7 @@ def test_the_public_names_are_there():
         "estimator",
         "exchange",
         "experimental",
+        "feature_column",
         "get_replica_context",
         "get_strategy",
         "has_strategy",

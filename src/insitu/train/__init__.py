@@ -2,7 +2,8 @@
 
 Inner rooms, each of which may import those to its right: `estimator`, `evaluation`, `strategies`,
 `parameter_server`, `custom_loop`, then `placement`, `spmd`, `replicated` and `checkpoint` side by side,
-`fit`, `elastic`, `replica`, `collectives`, `devices`. Begin reading with `fit/trainer.py`.
+`fit`, `elastic`, `replica`, `collectives`, then `devices` and `features` side by side. Begin reading with
+`fit/trainer.py`.
 """
 
 from __future__ import annotations

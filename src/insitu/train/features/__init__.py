@@ -1,0 +1,9 @@
+"""Feature columns: how features of the data become inputs of a model.
+
+Numbers, ids and hashes are made by NumPy before the graph; embeddings and the like by a Keras layer.
+Begin reading with `feature_column.py`, which has the names that users see.
+"""
+
+from insitu.train.features import feature_column
+
+__all__ = ["feature_column"]

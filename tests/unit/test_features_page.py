@@ -1,0 +1,31 @@
+"""The examples of docs/features.md run as written, one after another."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from insitu import feature_column as fc
+
+PAGE = (Path(__file__).parents[2] / "docs" / "features.md").read_text()
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras, as it saves
+def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "__main__"}
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    assert len(blocks) >= 4
+    for block in blocks:
+        exec(compile(block, "docs/features.md", "exec"), names)
+
+
+def test_the_page_has_all_columns() -> None:
+    listed = set(re.findall(r"^\| `(\w+)\(", PAGE, re.M))
+    others = {"input_layer", "make_inputs", "raw_keys", "shared_embedding_columns", "FeatureTransform"} | {
+        "DenseFeatures",
+        "SequenceFeatures",
+    }
+    assert listed == set(fc.__all__) - others
