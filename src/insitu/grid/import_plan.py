@@ -118,8 +118,9 @@ class ImportPlan:
     block_rows: int
     #: How large the rows of the sources are.
     sizes: RowSizes
-    #: `--features` and `--render`, as they are given.
+    #: Which columns the features of TFRecord files become; None: none are named.
     features: str | None = None
+    #: Pixels of a side of the images that drawings become; None: they aren't rendered.
     render: int | None = None
     #: The version that rows are appended to, whose partitions the new one shares; None: none.
     base: CacheSpec | None = None
