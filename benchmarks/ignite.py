@@ -74,7 +74,7 @@ def read_by_pyignite(servers: IgniteServers, cache: str, rows: int) -> Callable[
 def read_by_java(servers: IgniteServers, cache: str) -> Callable[[], float]:
     def run() -> float:
         addresses = ",".join(f"127.0.0.1:{port}" for port in servers.ports.values())
-        return float(run_java(HERE / "ignite_peers" / "Scan.java", addresses, cache, "1").split()[-1])
+        return float(run_java(HERE / "ignite_peers" / "Scan.java", addresses, cache, "16", "1").split()[-1])
 
     return run
 

@@ -95,10 +95,19 @@ class IgniteServers:
     """Servers of one cluster. Use it in a `with` statement, which ends them."""
 
     def __init__(
-        self, folder: Path, *, tls: bool = False, authentication: bool = False, region_mib: int = 128
+        self,
+        folder: Path,
+        *,
+        tls: bool = False,
+        authentication: bool = False,
+        region_mib: int = 128,
+        outlive: bool = False,
     ) -> None:
+        """With `outlive` the servers run on after this process, else they end with it."""
         self.folder = folder
         self._tls, self._authentication, self._region_mib = tls, authentication, region_mib
+        ends_with_parent = shutil.which("setpriv") and not outlive
+        self._prefix = ["setpriv", "--pdeathsig", "KILL"] if ends_with_parent else []
         (self._discovery,) = find_ports(1)
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self.ports: dict[int, int] = {}
@@ -178,7 +187,7 @@ class IgniteServers:
         command += ["-cp", fetch_jars(), "org.apache.ignite.startup.cmdline.CommandLineStartup"]
         with (self.folder / f"server-{number}.log").open("ab") as log:
             self.processes[number] = subprocess.Popen(
-                [*command, str(FILES / "server.xml")],
+                [*self._prefix, *command, str(FILES / "server.xml")],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -240,6 +249,7 @@ def _up(options: argparse.Namespace) -> None:
         tls=options.tls,
         authentication=options.authentication,
         region_mib=options.region_mib,
+        outlive=True,
     )
     try:
         servers.start(*range(options.nodes))

@@ -44,7 +44,8 @@ def find_rows(data: bytes | bytearray | memoryview, count: int) -> Rows:
             raise Malformed(f"{len(buffer)} bytes follow the last row")
         none = np.empty(0, np.int64)
         return Rows(buffer, none, none, none)
-    return _find_equal_rows(buffer, data, count) or _walk(buffer, data, count)
+    equal = _find_equal_rows(buffer, data, count)
+    return equal or _walk_objects(buffer, data, count) or _walk(buffer, data, count)
 
 
 def _find_equal_rows(buffer: Buffer, data: Any, count: int) -> Rows | None:
@@ -75,6 +76,35 @@ def _parts_that_say_length(data: Any, position: int) -> list[tuple[int, int]]:
 
 
 _INT = struct.Struct("<i")
+_LEAST_OBJECT = 24
+"""Bytes of the header of an object."""
+_LENGTHS = {OBJECT: (12, 0), WRAPPED: (1, 9)}
+"""Where an object, and one in a wrapper, says its length, and how many bytes there are beside that."""
+
+
+def _walk_objects(buffer: Buffer, data: Any, count: int) -> Rows | None:
+    """Return rows whose values are objects and whose keys are of one fixed length; None for others."""
+    view, code = memoryview(data), int(buffer[0])
+    key = FIXED_BYTES.get(code)
+    if key is None or key >= len(buffer) or buffer[key] not in _LENGTHS:
+        return None
+    kind, total, unpack = int(buffer[key]), len(buffer), _INT.unpack_from
+    place, more = _LENGTHS[kind]
+    position, found = key, []
+    try:
+        for _ in range(count):
+            found.append(position)
+            position += key + more + unpack(view, position + place)[0]
+    except (struct.error, OverflowError):
+        return None
+    values = np.array(found, dtype=np.int64)
+    keys = values - key
+    ends = np.append(keys[1:], total)
+    if position - key != total or (ends - values < _LEAST_OBJECT).any():
+        return None
+    if (buffer[values] != kind).any() or (buffer[keys] != code).any():
+        return None
+    return Rows(buffer, keys, values, ends)
 
 
 def _walk(buffer: Buffer, data: Any, count: int) -> Rows:
@@ -89,9 +119,14 @@ def _walk(buffer: Buffer, data: Any, count: int) -> Rows:
             code = view[position]
             if code == OBJECT:
                 length = unpack(view, position + 12)[0]
-                if length < 24:
+                if length < _LEAST_OBJECT:
                     raise Malformed(f"an object of {length} bytes at {position}")
                 position += length
+            elif code == WRAPPED:
+                length = unpack(view, position + 1)[0]
+                if length < _LEAST_OBJECT:
+                    raise Malformed(f"an object of {length} bytes at {position}")
+                position += 9 + length
             elif code in fixed:
                 position += fixed[code]
             elif code in elements:
