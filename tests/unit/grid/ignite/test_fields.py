@@ -349,7 +349,8 @@ def test_rows_of_one_length_and_of_many_are_found_alike():
     kind = binary_type("Row", [("a", 3), ("t", 9)])
     equal = [binary_object(kind, [("a", number(3, "i", i)), ("t", pack_string("xy"))]) for i in range(5)]
     other = binary_object(kind, [("a", number(3, "i", 5)), ("t", pack_string("long text"))])
-    for values in (equal, [*equal, other]):
+    wrapped = [bytes([27]) + pack_int(len(value)) + value + pack_int(0) for value in [*equal, other]]
+    for values in (equal, [*equal, other], wrapped, [*wrapped, other]):
         rows = find_rows(b"".join(key(i) + value for i, value in enumerate(values)), len(values))
         assert rows.ends[-1] == len(rows.data)
         assert [bytes(rows.data[a:b]) for a, b in zip(rows.values, rows.ends, strict=True)] == values
@@ -357,3 +358,5 @@ def test_rows_of_one_length_and_of_many_are_found_alike():
         find_rows(key(0) + equal[0][:-1], 1)
     with pytest.raises(Malformed):
         find_rows(key(0) + equal[0] + b"\0", 1)
+    with pytest.raises(Malformed):
+        find_rows(key(0) + wrapped[0] + key(1) + wrapped[-1][:-1], 2)
