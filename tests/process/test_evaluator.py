@@ -114,6 +114,36 @@ def test_the_example_beside_fit_runs_as_written(tmp_path: Path) -> None:
     assert set(job["evaluations"][-1]["metrics"]) == {"loss", "mae"}
 
 
+KILL = """
+import os, signal, sys
+from pathlib import Path
+
+
+class Kill(estimator.SessionRunHook):
+    def after_run(self, run_context, run_values):
+        me = insitu.context()
+        if self.global_step == 60 and me.is_chief and me.incarnation == 1:
+            Path(sys.argv[1], "killed").write_text(str(me.task))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+"""
+
+
+def test_a_chief_that_is_killed_changes_no_score_of_train_and_evaluate(tmp_path: Path) -> None:
+    before, strategy, after = examples()[1].partition("with insitu.MultiWorkerMirroredStrategy()")
+    killing = before + KILL + strategy + after.replace("hooks=[", "hooks=[Kill(), ", 1)
+    scores = []
+    for name, script in (("whole", examples()[1]), ("killed", killing)):
+        (tmp_path / name).mkdir()
+        jobs = Jobs(tmp_path / name, script)
+        job, _ = jobs.run("--chief", "--workers", "1", "--evaluator", "--threads", "1")
+        assert job["evaluations"][-1]["iterations"] == 100
+        scores.append(job["evaluations"][-1]["metrics"])
+    assert (jobs.out / "killed").read_text() == "worker:0"
+    assert scores[0] == scores[1]
+
+
 @pytest.mark.parametrize("evaluator", [True, False])
 def test_the_example_of_train_and_evaluate_runs_as_written(tmp_path: Path, evaluator: bool) -> None:
     options = ("--evaluator",) if evaluator else ()
