@@ -11,12 +11,14 @@ from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
     from insitu.grid.catalog import Catalog
+    from insitu.grid.catalog_copy import CatalogWatch, install_catalog_copy, is_catalog_copy
     from insitu.grid.conversion import register_converter
     from insitu.grid.dataset_opening import dataset
     from insitu.grid.datasets import Batch, Dataset
     from insitu.grid.deletion import delete_cache
     from insitu.grid.files import publish_file
     from insitu.grid.importer import import_cache
+    from insitu.grid.inventory import list_held, reconcile_store
     from insitu.grid.layout import owners_of_partition, shard_partitions
     from insitu.grid.ledger import EpochAudit, PartitionAudit, ShardLedger, audit, read_ledgers
     from insitu.grid.leftovers import list_resumable, sweep
@@ -24,7 +26,13 @@ if TYPE_CHECKING:
     from insitu.grid.quotas import StoreRoom, measure_store
     from insitu.grid.repair import RepairReport, repair_catalog
     from insitu.grid.scrubbing import CopyCheck, scrub_cache, verify_copies
-    from insitu.grid.store_identity import check_distinct, read_store_id
+    from insitu.grid.store_identity import (
+        check_distinct,
+        list_nodes_with_stores,
+        make_store_id,
+        read_store_id,
+        read_stores,
+    )
     from insitu.grid.structure import map_leaves
     from insitu.grid.tiering import Tier, TierMove, measure_move, move_cache
     from insitu.grid.tiers import find_slow_copies
@@ -34,19 +42,27 @@ __getattr__, __dir__ = lazy_door(
     __name__,
     {
         "catalog": ("Catalog",),
+        "catalog_copy": ("CatalogWatch", "install_catalog_copy", "is_catalog_copy"),
         "conversion": ("register_converter",),
         "dataset_opening": ("dataset",),
         "datasets": ("Batch", "Dataset"),
         "deletion": ("delete_cache",),
         "files": ("publish_file",),
         "importer": ("import_cache",),
+        "inventory": ("list_held", "reconcile_store"),
         "leftovers": ("list_resumable", "sweep"),
         "layout": ("owners_of_partition", "shard_partitions"),
         "ledger": ("EpochAudit", "PartitionAudit", "ShardLedger", "audit", "read_ledgers"),
         "manifests": ("find_unknown_versions",),
         "quotas": ("StoreRoom", "measure_store"),
         "repair": ("RepairReport", "repair_catalog"),
-        "store_identity": ("check_distinct", "read_store_id"),
+        "store_identity": (
+            "check_distinct",
+            "list_nodes_with_stores",
+            "make_store_id",
+            "read_store_id",
+            "read_stores",
+        ),
         "structure": ("map_leaves",),
         "scrubbing": ("CopyCheck", "scrub_cache", "verify_copies"),
         "tiering": ("Tier", "TierMove", "measure_move", "move_cache"),
@@ -58,6 +74,7 @@ __getattr__, __dir__ = lazy_door(
 __all__ = [
     "Batch",
     "Catalog",
+    "CatalogWatch",
     "CopyCheck",
     "Dataset",
     "EpochAudit",
@@ -76,8 +93,13 @@ __all__ = [
     "find_slow_copies",
     "find_unknown_versions",
     "import_cache",
+    "install_catalog_copy",
+    "is_catalog_copy",
+    "list_held",
+    "list_nodes_with_stores",
     "list_resumable",
     "load_topology",
+    "make_store_id",
     "map_leaves",
     "measure_move",
     "measure_store",
@@ -86,6 +108,8 @@ __all__ = [
     "publish_file",
     "read_ledgers",
     "read_store_id",
+    "read_stores",
+    "reconcile_store",
     "register_converter",
     "repair_catalog",
     "scrub_cache",

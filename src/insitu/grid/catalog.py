@@ -24,6 +24,7 @@ from insitu.errors import (
     StorageFull,
     UnknownCache,
 )
+from insitu.grid.catalog_copy import refuse_copy
 from insitu.grid.catalog_schema import (
     SCHEMA_VERSION,
     bring_up_to_date,
@@ -47,7 +48,8 @@ R = TypeVar("R")
 class Catalog:
     """The catalogue at `paths.catalog`. Each call is one transaction of its own connection.
 
-    Every method raises CorruptCatalog where the file can't be read, StorageFull where it can't grow.
+    Every method raises CorruptCatalog where the file can't be read, StorageFull where it can't grow. Changes
+    raise GridError where it is the copy of a head's.
     """
 
     def __init__(self, paths: Paths) -> None:
@@ -259,6 +261,7 @@ class Catalog:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
+        refuse_copy(self._paths)
         make_folder(self._paths.home, self._paths.home)
         try:
             make_file(self._paths.home, self._paths.catalog)

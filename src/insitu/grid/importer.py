@@ -32,6 +32,7 @@ from insitu.durable import sync_folder, sync_tree
 from insitu.errors import CacheBusy, CacheExists, GridError, SourceError
 from insitu.grid.appending import check_base, check_columns, join_labels, share_partitions
 from insitu.grid.catalog import Catalog
+from insitu.grid.catalog_copy import refuse_copy
 from insitu.grid.files import cache_locks, full_disk_as_error, home_errors
 from insitu.grid.ignite import FieldOptions, IgniteSource
 from insitu.grid.import_journal import ImportJournal, Place, find_resumable
@@ -130,6 +131,7 @@ def import_cache(
         *(partitions, backups, format, column, key, label_from_filename, overwrite, split),
         *(tuple(ragged), features, render, append, resume, fields or FieldOptions(), compress),
     )
+    refuse_copy(paths)
     with home_errors(paths.home):
         catalog = Catalog(paths)
         plan = _make_plan(paths, catalog, name, sources, options)

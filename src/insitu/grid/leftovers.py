@@ -12,6 +12,7 @@ from pathlib import Path
 from insitu.access import make_folder
 from insitu.errors import CacheBusy, GridError, InputError
 from insitu.grid.catalog import Catalog
+from insitu.grid.catalog_copy import is_catalog_copy
 from insitu.grid.files import cache_locks
 from insitu.grid.manifests import is_leftover
 from insitu.grid.store_identity import list_nodes_with_stores
@@ -28,7 +29,11 @@ def sweep(paths: Paths, locked: Sequence[str] = (), *, kept: str | None = None) 
     Leaves alone what belongs to an import that is alive. `locked` are caches that the caller has locked;
     others are locked for the instant that it takes to rename what is dead. What can be continued with
     --resume is removed for `locked` caches only, unless its token is `kept`. Returns the bytes removed.
+
+    Removes nothing beside a copy of the catalogue, which may be older than what lies in the store.
     """
+    if is_catalog_copy(paths):
+        return 0
     caches = {cache_name_of_folder(store.name) for node in _folders(paths.nodes) for store in _folders(node)}
     caches |= {cache_name_of_folder(folder.name) for folder in _folders(paths.staging)}
     for cache in sorted(caches - {""}):

@@ -24,6 +24,7 @@ from pathlib import Path
 from insitu.access import file_mode
 from insitu.errors import CorruptCatalog, CorruptManifest, CorruptPartition, GridError
 from insitu.grid.catalog import Catalog
+from insitu.grid.catalog_copy import refuse_copy
 from insitu.grid.catalog_schema import SCHEMA_VERSION, read_schema_version
 from insitu.grid.files import cache_locks, full_disk_as_error, home_errors, publish_file
 from insitu.grid.manifests import Manifest, StoredVersion, find_versions, read_manifest, write_manifest
@@ -93,8 +94,10 @@ def repair_catalog(
 
     `with_unpublished` publishes complete versions whose import died before it did. Raises CacheBusy during
     an import, GridError where one store is a copy of another, CorruptCatalog for a catalogue of a newer
-    insitu, which is left as it is.
+    insitu, which is left as it is. An agent's copy isn't repaired: GridError.
     """
+    if not dry_run:
+        refuse_copy(paths)
     report = RepairReport()
     with home_errors(paths.home), full_disk_as_error(paths.home):
         stored = _read_catalog(paths, report)

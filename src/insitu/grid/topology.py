@@ -17,6 +17,7 @@ from typing import Literal
 from insitu.access import file_mode, make_folder
 from insitu.errors import CacheBusy, GridError, InputError
 from insitu.grid.catalog import Catalog
+from insitu.grid.catalog_copy import refuse_copy
 from insitu.grid.files import cache_locks, full_disk_as_error, home_errors, publish_file
 from insitu.grid.leftovers import list_resumable, sweep
 from insitu.grid.store_identity import list_nodes_with_stores, make_store_id, update_stores
@@ -52,6 +53,7 @@ def bring_up(paths: Paths, nodes: int) -> Topology:
     """
     if not 1 <= nodes <= MAX_NODES:
         raise InputError(f"--nodes must be in [1, {MAX_NODES}]. Received: {nodes}")
+    refuse_copy(paths)
     topology = Topology(tuple(NodeId(f"node-{i}") for i in range(nodes)))
     update_stores(paths, ())
     owning = {
@@ -77,6 +79,7 @@ def take_down(paths: Paths, *, force: bool = False) -> Topology:
 
     Raises InputError where stores hold caches and `force` is not given, CacheBusy during an import.
     """
+    refuse_copy(paths)
     topology = load_topology(paths)
     catalog = Catalog(paths)
     caches = sorted({cache.name for cache in catalog.stored()})

@@ -14,7 +14,7 @@ from insitu.grid.layout.affinity import (
     split_of_rows,
     splitmix64,
 )
-from insitu.grid.layout.copies import flip_copies
+from insitu.grid.layout.copies import flip_copies, reconcile_copies
 from insitu.grid.layout.move_states import RebalanceState, advance, begin_rebalancing
 from insitu.grid.layout.order import (
     MOST_SORTED,
@@ -69,6 +69,7 @@ __all__ = [
     "owners_of_partition",
     "partition_of_rows",
     "plan_rebalancing",
+    "reconcile_copies",
     "rows_before",
     "shard_partitions",
     "shuffled",

@@ -6,7 +6,7 @@ it, in the catalogue.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from insitu.spec import NodeId, PlacedCopy
 
@@ -34,3 +34,20 @@ def flip_copies(
             raise ValueError(f"{source} has no copy of partition {partition}")
         result[place] = live
     return result
+
+
+def reconcile_copies(
+    copies: Sequence[PlacedCopy], node: NodeId, held: Collection[int]
+) -> tuple[list[PlacedCopy], list[int], list[int]]:
+    """Return (`copies` as they are when the store of `node` holds the partitions `held`, the partitions whose
+    copy there is lost now, those whose copy is live again). Copies that are on their way stay so."""
+    result, lost, found = [], [], []
+    for copy in copies:
+        if copy.node == node and copy.state == "live" and copy.partition not in held:
+            lost.append(copy.partition)
+            copy = PlacedCopy(copy.partition, node, "lost")
+        elif copy.node == node and copy.state == "lost" and copy.partition in held:
+            found.append(copy.partition)
+            copy = PlacedCopy(copy.partition, node, "live")
+        result.append(copy)
+    return result, lost, found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from insitu.grid.layout import flip_copies
+from insitu.grid.layout import flip_copies, reconcile_copies
 from insitu.spec import NodeId, PlacedCopy
 
 A, B, C = (NodeId(name) for name in "abc")
@@ -21,3 +21,11 @@ def test_a_flip_needs_a_copy_that_has_arrived_and_one_to_replace(move: tuple[int
     copies = [PlacedCopy(0, A), PlacedCopy(0, B), PlacedCopy(0, C, "copying")]
     with pytest.raises(ValueError, match="partition"):
         flip_copies(copies, [move])
+
+
+def test_copies_follow_what_a_store_holds():
+    copies = [PlacedCopy(0, A), PlacedCopy(0, B), PlacedCopy(1, A, "lost"), PlacedCopy(2, A, "copying")]
+    changed = [PlacedCopy(0, A, "lost"), PlacedCopy(0, B), PlacedCopy(1, A), PlacedCopy(2, A, "copying")]
+    assert reconcile_copies(copies, A, {1, 2}) == (changed, [0], [1])
+    assert reconcile_copies(changed, A, {1, 2}) == (changed, [], [])
+    assert reconcile_copies(copies, C, ()) == (copies, [], [])

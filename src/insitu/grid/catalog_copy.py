@@ -1,0 +1,86 @@
+"""The copy of the catalogue that each agent keeps: read as any catalogue, and never changed.
+
+The head's file is sent whole after each change, and put in place by a rename. A mark in the file's header
+tells a copy from a catalogue of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+
+from insitu.access import file_mode, make_folder
+from insitu.durable import replace_file
+from insitu.errors import CorruptCatalog, GridError
+from insitu.paths import Paths
+
+_MAGIC = b"SQLite format 3\0"
+_HEADER_BYTES = 100
+_MARK_AT = 68
+"""Where SQLite's header has the id of the application that wrote the file."""
+_MARK = b"insC"
+
+
+def is_catalog_copy(paths: Paths) -> bool:
+    """Return whether the catalogue of this home is a copy of the head's."""
+    try:
+        with paths.catalog.open("rb") as file:
+            return file.read(_HEADER_BYTES)[_MARK_AT : _MARK_AT + len(_MARK)] == _MARK
+    except OSError:
+        return False
+
+
+def refuse_copy(paths: Paths) -> None:
+    """Raise GridError where the catalogue of this home is a copy, which must not be changed here."""
+    if is_catalog_copy(paths):
+        raise GridError(
+            f"The head alone changes the catalogue. Received: a change to the copy in {paths.home}. Run the "
+            f"command on the machine of the head"
+        )
+
+
+def install_catalog_copy(paths: Paths, data: bytes) -> None:
+    """Put the head's catalogue in the place of this home's copy. Raises GridError, OSError."""
+    if len(data) < _HEADER_BYTES or not data.startswith(_MAGIC):
+        raise GridError(f"A catalogue is a file of SQLite. Received: {len(data)} bytes of something else")
+    make_folder(paths.home, paths.home)
+    # What an interrupted change of another file has left would be taken for part of this one.
+    paths.catalog.with_name(f"{paths.catalog.name}-journal").unlink(missing_ok=True)
+    marked = data[:_MARK_AT] + _MARK + data[_MARK_AT + len(_MARK) :]
+    replace_file(paths.catalog, marked, sync=True, mode=file_mode(paths.home))
+
+
+class CatalogWatch:
+    """Reads the catalogue of this home after each change."""
+
+    def __init__(self, paths: Paths) -> None:
+        self._paths = paths
+        self._seen: tuple[int, int, int] | None = None
+        #: The file as it was last read; None: there is none.
+        self.data: bytes | None = None
+
+    def poll(self) -> bool:
+        """Return whether `data` is new. Raises CorruptCatalog where the file can't be read."""
+        try:
+            found = self._paths.catalog.stat()
+        except OSError:
+            return False
+        now = (found.st_ino, found.st_size, found.st_mtime_ns)
+        if now == self._seen:
+            return False
+        self._seen = now
+        before, self.data = self.data, self._read()
+        return self.data != before
+
+    def _read(self) -> bytes:
+        try:
+            with contextlib.closing(sqlite3.connect(self._paths.catalog, isolation_level=None)) as database:
+                # Holds off writers until the whole file is read.
+                database.execute("BEGIN")
+                database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+                return database.serialize()
+        except sqlite3.Error as error:
+            raise CorruptCatalog(
+                f"The catalogue at {self._paths.catalog} can't be read ({error}). `insitu repair` makes a "
+                f"new one from what lies in the stores"
+            ) from error
