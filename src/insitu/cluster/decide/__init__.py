@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from insitu.doors import lazy_door
 
 if TYPE_CHECKING:
+    from insitu.cluster.decide import membership
     from insitu.cluster.decide.environment import (
         build_task_environment,
     )
@@ -59,6 +60,12 @@ if TYPE_CHECKING:
     from insitu.cluster.decide.layout import (
         assign_contiguous_shards,
         find_shard_holders,
+    )
+    from insitu.cluster.decide.membership import (
+        AgentFacts,
+        AgentLoad,
+        Member,
+        Membership,
     )
     from insitu.cluster.decide.placement import (
         choose_thread_count,
@@ -136,6 +143,13 @@ __getattr__, __dir__ = lazy_door(
             "assign_contiguous_shards",
             "find_shard_holders",
         ),
+        "membership": (
+            "AgentFacts",
+            "AgentLoad",
+            "Member",
+            "Membership",
+            "membership",
+        ),
         "placement": (
             "choose_thread_count",
             "choose_worker_count",
@@ -165,6 +179,8 @@ __all__ = [
     "ENDED",
     "EVALUATOR_GRACE",
     "Action",
+    "AgentFacts",
+    "AgentLoad",
     "ControllerLostEvent",
     "EpochStep",
     "Event",
@@ -176,6 +192,8 @@ __all__ = [
     "LaunchedEvent",
     "LeftAloneEvent",
     "Log",
+    "Member",
+    "Membership",
     "PeersLostEvent",
     "Publish",
     "QuietWatch",
@@ -211,6 +229,7 @@ __all__ = [
     "find_stragglers",
     "find_waiting_for_ended",
     "has_recovered",
+    "membership",
     "new_job",
     "place_tasks",
     "stand_in_for_cache",
